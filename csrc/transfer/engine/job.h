@@ -40,20 +40,11 @@ typedef struct cm_host_run {
     uint64_t asked_ns; /* when it was last asked whether to go on; 0: not yet */
 } cm_host_run;
 
-/* What it works in on a device that is not its stream's. */
-typedef struct cm_other_device {
-    cm_stream *stream; /* held; NULL until needed */
-    bool is_lent;      /* ... by the engine */
-    cm_block *block;   /* owned: packed bytes of a piece */
-} cm_other_device;
-
-/* What a job works in on devices beside its ends and its stream. */
+/* What a job works in on a device beside its ends and its stream. */
 typedef struct cm_device_side {
-    cm_stream *stream;       /* lent; PEER, and pairs of pieces; NULL until needed */
-    bool is_joined;          /* the job's stream comes after all that it was given */
-    bool has_pair;           /* `block` is for two pieces; counted in the engine */
-    cm_block *block;         /* owned: packed bytes of a piece, or of two */
-    cm_other_device *others; /* owned: one for each device; NULL: there are none */
+    cm_stream *stream; /* held; NULL until needed */
+    bool is_ahead;     /* it was given what the job's stream does not come after */
+    cm_block *block;   /* owned: packed bytes of a piece; not of the stream's device */
 } cm_device_side;
 
 typedef struct cm_job {
@@ -87,10 +78,12 @@ typedef struct cm_job {
     uint64_t start_event;      /* lent, of stream->device */
     uint64_t idle_event;       /* the same, while cm_job_wait_stream() runs */
     uint32_t after_count;
-    cm_after *afters;     /* owned array; events lent */
-    void *host_temporary; /* owned: the source of an overlapping copy, read whole */
-    cm_block *temporary;  /* the same on the device */
-    cm_device_side side;
+    cm_after *afters;      /* owned array; events lent */
+    void *host_temporary;  /* owned: the source of an overlapping copy, read whole */
+    cm_block *temporary;   /* the same on the device */
+    cm_block *block;       /* owned: packed bytes on the device, of a piece or of two */
+    bool has_pair;         /* ... of two; counted in the engine */
+    cm_device_side *sides; /* owned: one for each device; NULL: none is needed yet */
     cm_host_run host;
     struct cm_many *many;     /* owned; runs that go together, instead of dst and src */
     struct cm_file_job *file; /* borrowed; ranges of a file, in the same way */

@@ -161,10 +161,10 @@ copy_runs(cm_job *job, const cm_file_chunk *chunk, const cm_stream *stream)
 
 /* The device is current. */
 static cm_status
-queue_chunk(cm_job *job, const cm_slot *s, const cm_file_chunk *chunk)
+queue_chunk(cm_job *job, const cm_slot *s, const cm_file_chunk *chunk,
+            const cm_stream *stream)
 {
     cm_runtime *rt = job->engine->rt;
-    const cm_stream *stream = cm_job_stream_on(job, chunk->device);
     if (s->plain != NULL && stream != job->stream) { /* else it has been waited for */
         CM_TRY(cm_rt_event_record(rt, s->event, stream->handle));
         CM_TRY(cm_job_wait_event(job, chunk->device, s->event));
@@ -188,10 +188,12 @@ move_on_device(cm_job *job, cm_slot *s)
     if (s->skips_device) {
         return cm_ok();
     }
+    cm_stream *stream;
     CM_TRY(cm_job_open_stream_on(job, chunk->device,
-                                 job->file->request->streams[chunk->device]));
+                                 job->file->request->streams[chunk->device], &stream));
     CM_TRY(cm_slot_set_device(job, s, chunk->device));
-    return CM_ON_DEVICE(job->engine->rt, chunk->device, queue_chunk(job, s, chunk));
+    return CM_ON_DEVICE(job->engine->rt, chunk->device,
+                        queue_chunk(job, s, chunk, stream));
 }
 
 /* -- the file's half, and all of it ------------------------------------------------------ */

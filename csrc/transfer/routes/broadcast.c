@@ -10,16 +10,13 @@
 
 typedef struct target {
     cm_region dst;
-    uint32_t from;  /* of a replica: which one it is copied from */
-    uint64_t event; /* lent; recorded after each piece */
+    uint32_t from; /* of a replica: which one it is copied from */
 } target;
 
 /* First the job's own target; then one for each other device, which is sent what the
  * job packs on the host, on a stream of its own; then replicas, which are copied from
  * one of those on their device once it has been queued. */
 struct cm_targets {
-    bool begun;
-    cm_stream *join; /* lent, of the job's device: is told when a slot's copies end */
     uint32_t sent_count; /* the job's own among them */
     uint32_t count;
     target all[];
@@ -102,20 +99,14 @@ cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
 
 /* -- other devices -------------------------------------------------------------------- */
 
+/* On the job's own device it is told when a slot's copies end. */
 cm_status
 cm_targets_begin(cm_job *job)
 {
-    cm_targets *targets = job->targets;
-    cm_engine *engine = job->engine;
-    if (targets == NULL || targets->begun || targets->sent_count == 1) {
-        return cm_ok();
-    }
-    targets->begun = true;
-    CM_TRY(cm_cache_take_stream(engine, job->stream->device, &targets->join));
-    for (uint32_t i = 0; i < targets->sent_count; i++) {
-        target *t = &targets->all[i];
-        CM_TRY(cm_cache_take_event(engine, t->dst.device, CM_WAITED, &t->event));
-        CM_TRY(cm_job_open_stream_on(job, t->dst.device, NULL));
+    const cm_targets *targets = job->targets;
+    bool others = targets != NULL && targets->sent_count > 1;
+    for (uint32_t i = 0; others && i < targets->sent_count; i++) {
+        CM_TRY(cm_job_open_side(job, targets->all[i].dst.device, NULL));
     }
     return cm_ok();
 }
@@ -123,7 +114,7 @@ cm_targets_begin(cm_job *job)
 static cm_status
 send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
 {
-    const cm_stream *stream = cm_job_stream_on(job, t->dst.device);
+    const cm_stream *stream = cm_job_use_side(job, t->dst.device);
     cm_address from = (uintptr_t)s->host;
     if (unpack->ndim > 0) {
         cm_address block;
@@ -139,22 +130,20 @@ send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
 cm_status
 cm_targets_send(cm_job *job, cm_slot *s)
 {
-    cm_targets *targets = job->targets;
-    cm_runtime *rt = job->engine->rt;
+    const cm_targets *targets = job->targets;
     cm_layout unpack;
     if (targets->sent_count == 1) {
-        return cm_rt_event_record(rt, s->event, job->stream->handle);
+        return cm_stream_record(job->stream, s->event);
     }
+    cm_stream *join = job->sides[job->stream->device].stream;
     cm_slot_unpack(job, s, &unpack);
-    for (uint32_t i = 0; i < targets->sent_count; i++) {
+    CM_TRY(cm_job_chain_streams(job, job->stream, join)); /* the job's own has them */
+    for (uint32_t i = 1; i < targets->sent_count; i++) {
         const target *t = &targets->all[i];
-        if (i > 0) { /* the job's own has them */
-            CM_TRY(send_to(job, t, &unpack, s));
-        }
-        CM_TRY(cm_stream_record(cm_job_stream_on(job, t->dst.device), t->event));
-        CM_TRY(cm_stream_wait_event(targets->join, t->event));
+        CM_TRY(send_to(job, t, &unpack, s));
+        CM_TRY(cm_job_chain_streams(job, job->sides[t->dst.device].stream, join));
     }
-    return cm_rt_event_record(rt, s->event, targets->join->handle);
+    return cm_stream_record(join, s->event);
 }
 
 /* -- replicas ------------------------------------------------------------------------- */
@@ -170,30 +159,11 @@ cm_targets_end(cm_job *job)
         const target *t = &targets->all[i];
         const cm_region *from = &targets->all[t->from].dst;
         cm_layout layout;
+        cm_stream *stream;
         /* where the source's device has written the job's target, it is another */
-        CM_TRY(cm_job_open_stream_on(job, from->device, NULL));
+        CM_TRY(cm_job_open_stream_on(job, from->device, NULL, &stream));
         CM_TRY(cm_layout_init(&t->dst, from, &layout));
-        CM_TRY(cm_job_copy_layout(job, cm_job_stream_on(job, from->device), &layout,
-                                  t->dst.address, from->address));
+        CM_TRY(cm_job_copy_layout(job, stream, &layout, t->dst.address, from->address));
     }
-    return cm_job_join_streams(job);
-}
-
-/* -- the end -------------------------------------------------------------------------- */
-
-void
-cm_targets_destroy(cm_job *job)
-{
-    cm_targets *targets = job->targets;
-    cm_engine *engine = job->engine;
-    if (targets == NULL) {
-        return;
-    }
-    for (uint32_t i = 0; i < targets->sent_count; i++) {
-        const target *t = &targets->all[i];
-        cm_cache_give_event(engine, t->dst.device, CM_WAITED, t->event);
-    }
-    cm_cache_give_stream(engine, targets->join);
-    free(targets);
-    job->targets = NULL;
+    return cm_job_join_sides(job);
 }

@@ -27,6 +27,5 @@ CM_NODISCARD cm_status cm_targets_send(cm_job *job, cm_slot *s);
 /* All is queued but copies on the same device; the job's stream then comes after all
  * others. */
 CM_NODISCARD cm_status cm_targets_end(cm_job *job);
-void cm_targets_destroy(cm_job *job);
 
 #endif

@@ -68,35 +68,6 @@ cm_job_chain_streams(cm_job *job, const cm_stream *worker, cm_stream *waiter)
     return status;
 }
 
-cm_status
-cm_job_open_gather_stream(cm_job *job, int device)
-{
-    if (job->side.stream != NULL) {
-        return cm_ok();
-    }
-    cm_stream *stream;
-    CM_TRY(cm_cache_take_side(job->engine, device, job->stream, &stream));
-    cm_status status = cm_job_chain_streams(job, job->stream, stream);
-    if (!cm_is_ok(status)) {
-        cm_stream_release(stream);
-        return status;
-    }
-    job->side.stream = stream;
-    job->side.is_joined = true;
-    return cm_ok();
-}
-
-cm_status
-cm_job_join_side(cm_job *job)
-{
-    cm_device_side *side = &job->side;
-    if (side->stream != NULL && !side->is_joined) {
-        CM_TRY(cm_job_chain_streams(job, side->stream, job->stream));
-        side->is_joined = true;
-    }
-    return cm_ok();
-}
-
 void
 cm_job_set_route(cm_job *job, cm_route route)
 {
@@ -106,40 +77,44 @@ cm_job_set_route(cm_job *job, cm_route route)
     cm_mutex_unlock(&job->engine->lock);
 }
 
-/* -- other devices -------------------------------------------------------------------- */
+/* -- more streams than one ------------------------------------------------------------- */
 
 cm_status
-cm_job_open_stream_on(cm_job *job, int device, cm_stream *given)
+cm_job_open_side(cm_job *job, int device, cm_stream *given)
 {
-    cm_device_side *side = &job->side;
-    if (device == job->stream->device) {
-        return cm_ok();
+    if (job->sides == NULL) {
+        job->sides = calloc(CM_MAX_DEVICES, sizeof(*job->sides));
+        CM_TRY(cm_allocated(job->sides != NULL, CM_MAX_DEVICES * sizeof(*job->sides)));
     }
-    if (side->others == NULL) {
-        side->others = calloc(CM_MAX_DEVICES, sizeof(*side->others));
-        CM_TRY(
-            cm_allocated(side->others != NULL, CM_MAX_DEVICES * sizeof(*side->others)));
-    }
-    cm_other_device *other = &side->others[device];
-    if (other->stream != NULL) {
+    cm_device_side *side = &job->sides[device];
+    if (side->stream != NULL) {
         return cm_ok();
     }
     if (given != NULL) {
-        other->stream = cm_stream_hold(given);
+        side->stream = cm_stream_hold(given);
     }
     else {
-        CM_TRY(cm_cache_take_stream(job->engine, device, &other->stream));
-        other->is_lent = true;
+        CM_TRY(cm_cache_take_side(job->engine, device, job->stream, &side->stream));
     }
-    return cm_job_chain_streams(job, job->stream, other->stream);
+    return cm_job_chain_streams(job, job->stream, side->stream);
 }
 
 cm_stream *
-cm_job_stream_on(const cm_job *job, int device)
+cm_job_use_side(cm_job *job, int device)
 {
-    const cm_other_device *others = job->side.others;
-    return others != NULL && others[device].stream != NULL ? others[device].stream
-                                                           : job->stream;
+    job->sides[device].is_ahead = true;
+    return job->sides[device].stream;
+}
+
+cm_status
+cm_job_open_stream_on(cm_job *job, int device, cm_stream *given, cm_stream **out)
+{
+    *out = job->stream;
+    if (device != job->stream->device) {
+        CM_TRY(cm_job_open_side(job, device, given));
+        *out = cm_job_use_side(job, device);
+    }
+    return cm_ok();
 }
 
 cm_status
@@ -148,74 +123,48 @@ cm_job_take_block_on(cm_job *job, int device, cm_address *out)
     if (device == job->stream->device) {
         return cm_job_take_device_block(job, 0, out);
     }
-    cm_other_device *other = &job->side.others[device];
-    if (other->block == NULL) {
-        CM_TRY(cm_job_alloc_block(job, job->plan.piece_nbytes, other->stream,
-                                  &other->block));
+    cm_device_side *side = &job->sides[device];
+    if (side->block == NULL) {
+        CM_TRY(cm_job_alloc_block(job, job->plan.piece_nbytes, side->stream,
+                                  &side->block));
     }
-    *out = other->block->address;
+    *out = side->block->address;
     return cm_ok();
 }
 
-static cm_stream *
-other_stream(const cm_job *job, int device)
-{
-    return job->side.others == NULL ? NULL : job->side.others[device].stream;
-}
-
 cm_status
-cm_job_join_streams(cm_job *job)
+cm_job_join_sides(cm_job *job)
 {
     cm_status first = cm_ok();
-    for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        const cm_stream *stream = other_stream(job, device);
-        if (stream != NULL) {
-            first =
-                cm_first_failure(first, cm_job_chain_streams(job, stream, job->stream));
+    for (int device = 0; job->sides != NULL && device < CM_MAX_DEVICES; device++) {
+        cm_device_side *side = &job->sides[device];
+        if (side->is_ahead) {
+            cm_status status = cm_job_chain_streams(job, side->stream, job->stream);
+            side->is_ahead = !cm_is_ok(status);
+            first = cm_first_failure(first, status);
         }
     }
     return first;
 }
 
 cm_status
-cm_job_abandon_streams(cm_job *job)
+cm_job_abandon_sides(cm_job *job)
 {
+    cm_runtime *rt = job->engine->rt;
     cm_status first = cm_ok();
-    if (cm_is_ok(cm_job_join_streams(job))) {
+    if (cm_is_ok(cm_job_join_sides(job))) {
         return first;
     }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
-        const cm_stream *stream = other_stream(job, device);
-        if (stream != NULL) {
+        const cm_device_side *side = &job->sides[device];
+        if (side->is_ahead) {
             first = cm_first_failure(
-                first, CM_ON_DEVICE(
-                           job->engine->rt, device,
-                           cm_rt_stream_synchronize(job->engine->rt, stream->handle)));
+                first,
+                CM_ON_DEVICE(rt, device,
+                             cm_rt_stream_synchronize(rt, side->stream->handle)));
         }
     }
     return first;
-}
-
-static void
-free_others(cm_job *job)
-{
-    cm_engine *engine = job->engine;
-    cm_other_device *others = job->side.others;
-    for (int device = 0; device < CM_MAX_DEVICES && others != NULL; device++) {
-        cm_other_device *other = &others[device];
-        if (other->block != NULL) {
-            cm_pool_free(engine->device_pools[device], other->block, &other->stream,
-                         cm_job_is_idle(job) ? 0 : 1,
-                         job->lost_track ? CM_POOL_FREE_FENCE : 0u);
-        }
-        if (other->is_lent) {
-            cm_cache_give_stream(engine, other->stream);
-        }
-        else if (other->stream != NULL) {
-            cm_stream_release(other->stream);
-        }
-    }
-    free(others);
 }
 
 /* -- blocks --------------------------------------------------------------------------- */
@@ -269,7 +218,7 @@ cm_job_try_pair(cm_job *job)
     enum { PLENTY = 8 }; /* as much for so many more */
     cm_engine *engine = job->engine;
     cm_pool *pool;
-    if (job->side.block != NULL || job->plan.is_download || job->plan.piece_count < 2
+    if (job->block != NULL || job->plan.is_download || job->plan.piece_count < 2
         || job->targets != NULL || atomic_load(&engine->pair_wish_count) > 0) {
         return cm_ok();
     }
@@ -279,9 +228,9 @@ cm_job_try_pair(cm_job *job)
         return cm_ok();
     }
     atomic_fetch_add(&engine->pair_count, 1);
-    cm_status status = cm_pool_alloc(pool, nbytes, job->stream, NULL, &job->side.block);
-    job->side.has_pair = cm_is_ok(status);
-    if (!job->side.has_pair) {
+    cm_status status = cm_pool_alloc(pool, nbytes, job->stream, NULL, &job->block);
+    job->has_pair = cm_is_ok(status);
+    if (!job->has_pair) {
         atomic_fetch_sub(&engine->pair_count, 1);
     }
     return cm_pool_is_short(status) ? cm_ok() : status;
@@ -292,8 +241,7 @@ get_single(cm_job *job)
 {
     cm_pool *pool;
     CM_TRY(find_pool(job, job->plan.device, &pool));
-    return alloc_block(job, pool, job->plan.piece_nbytes, job->stream,
-                       &job->side.block);
+    return alloc_block(job, pool, job->plan.piece_nbytes, job->stream, &job->block);
 }
 
 /* Memory is short while others have more than they must: none takes more from now on,
@@ -325,27 +273,30 @@ cm_status
 cm_job_take_device_block(cm_job *job, uint64_t number, cm_address *out)
 {
     CM_TRY(cm_job_try_pair(job));
-    if (job->side.block == NULL) {
+    if (job->block == NULL) {
         cm_status status = get_single(job);
         if (cm_pool_is_short(status) && !job->plan.is_turned) {
             status = wait_for_pairs(job, status);
         }
         if (cm_pool_is_short(status)) {
             status = cm_job_alloc_block(job, job->plan.piece_nbytes, job->stream,
-                                        &job->side.block);
+                                        &job->block);
         }
         CM_TRY(status);
     }
-    *out = job->side.block->address
-           + (job->side.has_pair ? number % 2 * pair_pitch(job) : 0);
+    *out = job->block->address + (job->has_pair ? number % 2 * pair_pitch(job) : 0);
     return cm_ok();
 }
 
 void
 cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block)
 {
-    cm_stream *uses[2] = {job->stream, job->side.stream};
-    uint32_t use_count = job->side.stream == NULL || job->side.is_joined ? 1 : 2;
+    int device = job->plan.src_device;
+    cm_stream *uses[2] = {job->stream};
+    uint32_t use_count = 1;
+    if (job->sides != NULL && job->sides[device].is_ahead) {
+        uses[use_count++] = job->sides[device].stream;
+    }
     if (block != NULL) {
         cm_pool_free(pool, block, uses, cm_job_is_idle(job) ? 0 : use_count,
                      job->lost_track ? CM_POOL_FREE_FENCE : 0u);
@@ -356,16 +307,20 @@ void
 cm_job_free_device_side(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    free_others(job);
+    for (int device = 0; job->sides != NULL && device < CM_MAX_DEVICES; device++) {
+        const cm_device_side *side = &job->sides[device];
+        cm_job_free_block(job, engine->device_pools[device], side->block);
+        if (side->stream != NULL) { /* which the ticket may have too, if submitted */
+            cm_stream_release(side->stream);
+        }
+    }
     if (job->plan.device >= 0) { /* set once before the first use */
         cm_pool *pool = engine->device_pools[job->plan.device];
-        cm_job_free_block(job, pool, job->side.block);
+        cm_job_free_block(job, pool, job->block);
         cm_job_free_block(job, pool, job->temporary);
     }
-    if (job->side.has_pair) {
+    if (job->has_pair) {
         atomic_fetch_sub(&engine->pair_count, 1);
     }
-    if (job->side.stream != NULL) { /* which the ticket has too, if submitted */
-        cm_stream_release(job->side.stream);
-    }
+    free(job->sides);
 }

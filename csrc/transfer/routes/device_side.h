@@ -26,27 +26,26 @@ CM_NODISCARD cm_status cm_job_copy_over_edges(cm_job *job, bool to_device,
  * Fails: event_create, event_record, stream_wait_event. */
 CM_NODISCARD cm_status cm_job_chain_streams(cm_job *job, const cm_stream *worker,
                                             cm_stream *waiter);
-/* job->side.stream, of `device`, which comes after what the job's own was given;
- * once. Fails: as that, stream_create. */
-CM_NODISCARD cm_status cm_job_open_gather_stream(cm_job *job, int device);
-/* The job's stream comes after all that one was given. Fails: as cm_job_chain_streams. */
-CM_NODISCARD cm_status cm_job_join_side(cm_job *job);
 
-/* -- devices other than that of its stream, each with one stream -- */
+/* -- more streams than one: beside the job's own there may be another on each device,
+ * also on that of the job's own -- */
 
-/* From here on there is one of `device`: `given`, or (NULL) one lent to the job. It
- * comes after what the job's own was given. Once; fails as cm_job_chain_streams,
- * stream_create, CM_ENOMEM. */
-CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream *given);
-/* That one, or the job's own. */
-cm_stream *cm_job_stream_on(const cm_job *job, int device);
+/* From here on there is one on `device`, which comes after what the job's own was
+ * given: `given`, or (NULL) one that the engine has for that. Once; fails as
+ * cm_job_chain_streams, stream_create, CM_ENOMEM. */
+CM_NODISCARD cm_status cm_job_open_side(cm_job *job, int device, cm_stream *given);
+/* That one, which is about to be given something. */
+cm_stream *cm_job_use_side(cm_job *job, int device);
+/* The same, but for the device of the job's own stream, which is that itself. */
+CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream *given,
+                                             cm_stream **out);
 /* A block for packed bytes of a piece there, taken at first need. */
 CM_NODISCARD cm_status cm_job_take_block_on(cm_job *job, int device, cm_address *out);
-/* The job's stream comes after all others. */
-CM_NODISCARD cm_status cm_job_join_streams(cm_job *job);
+/* The job's stream comes after all that the others were given. */
+CM_NODISCARD cm_status cm_job_join_sides(cm_job *job);
 /* The same after a failure, or they are waited for. Fails: stream_synchronize: nobody
  * knows what still runs. */
-CM_NODISCARD cm_status cm_job_abandon_streams(cm_job *job);
+CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);
 
 /* It goes another way than was planned, and its ticket says so. */
 void cm_job_set_route(cm_job *job, cm_route route);
@@ -57,16 +56,16 @@ CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,
 /* The same, if there is one: nothing is waited for. */
 CM_NODISCARD cm_status cm_job_try_block(cm_job *job, uint64_t nbytes, cm_stream *stream,
                                         cm_block **out);
-/* Where the piece of that number lies on the device: in job->side.block, which is
+/* Where the piece of that number lies on the device: in job->block, which is
  * taken at first need. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
                                                 cm_address *out);
-/* The same for two pieces (job->side.has_pair), if there is plenty of room; nothing is
+/* The same for two pieces (job->has_pair), if there is plenty of room; nothing is
  * waited for. */
 CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
 /* At the job's end, with the streams that may still work on it. NULL: nothing. */
 void cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block);
-/* Those that are the job's own, its gather stream, and what is on other devices. */
+/* Those that are the job's own, and its other streams. */
 void cm_job_free_device_side(cm_job *job);
 
 #endif

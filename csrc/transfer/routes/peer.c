@@ -42,13 +42,12 @@ take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
 /* What a piece is packed in, on both devices. Where memory is short for another slot
  * the piece goes through one that has it. */
 static cm_status
-take_blocks(cm_job *job, bool packs, bool unpacks, cm_slot **slot)
+take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **slot)
 {
     cm_ring *ring = job->ring;
     for (;;) {
         cm_slot *s = *slot;
-        cm_status status =
-            packs ? take_block(job, s, job->side.stream, &s->blocks[0]) : cm_ok();
+        cm_status status = packs ? take_block(job, s, stream, &s->blocks[0]) : cm_ok();
         if (cm_is_ok(status) && unpacks) {
             status = take_block(job, s, job->stream, &s->blocks[1]);
         }
@@ -64,9 +63,9 @@ take_blocks(cm_job *job, bool packs, bool unpacks, cm_slot **slot)
 /* Packed, to where the target's device can have it: down to the host on the source's
  * link, while earlier pieces go up on the target's, or in a block on the source's. */
 static cm_status
-gather(cm_job *job, const cm_slot *s, const cm_layout *pack, cm_address *from)
+gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
+       cm_address *from)
 {
-    cm_stream *stream = job->side.stream;
     *from = job->src.address + (uint64_t)pack->offset[CM_SRC];
     if (pack->ndim == 0 && s->pinned == NULL) {
         return cm_ok();
@@ -83,7 +82,7 @@ gather(cm_job *job, const cm_slot *s, const cm_layout *pack, cm_address *from)
         CM_TRY(cm_job_copy_run(job, stream, (uintptr_t)s->host, *from,
                                cm_layout_nbytes(pack)));
     }
-    return cm_job_join_side(job);
+    return cm_job_join_sides(job);
 }
 
 static cm_status
@@ -106,13 +105,13 @@ move_piece(cm_job *job, cm_slot *s)
         job->ring->all_cut = true; /* there is nothing to be gained by pieces */
         return copy_whole(job);
     }
-    CM_TRY(cm_job_open_gather_stream(job, job->plan.src_device));
+    CM_TRY(cm_job_open_side(job, job->plan.src_device, NULL));
+    cm_stream *stream = cm_job_use_side(job, job->plan.src_device);
     cm_slot_pack(s, &pack);
     cm_slot_unpack(job, s, &unpack);
-    CM_TRY(take_blocks(job, pack.ndim > 0, unpack.ndim > 0, &s));
-    job->side.is_joined = false;
+    CM_TRY(take_blocks(job, stream, pack.ndim > 0, unpack.ndim > 0, &s));
     cm_address to = job->dst.address + (uint64_t)unpack.offset[CM_DST];
-    CM_TRY(gather(job, s, &pack, &from));
+    CM_TRY(gather(job, stream, s, &pack, &from));
     if (unpack.ndim > 0) {
         to = s->blocks[1]->address;
     }

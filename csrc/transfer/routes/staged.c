@@ -117,17 +117,16 @@ fill_block(cm_job *job, cm_address from, uint64_t nbytes, cm_address *block)
 {
     cm_ring *ring = job->ring;
     CM_TRY(cm_job_take_device_block(job, ring->passed, block));
-    if (!job->side.has_pair) {
+    if (!job->has_pair) {
         return cm_job_copy_run(job, job->stream, *block, from, nbytes);
     }
-    CM_TRY(cm_job_open_gather_stream(job, job->plan.device));
-    cm_stream *side = job->side.stream;
+    CM_TRY(cm_job_open_side(job, job->plan.device, NULL));
+    cm_stream *side = cm_job_use_side(job, job->plan.device);
     if (ring->passed >= 2) { /* the last kernel that reads this half */
         CM_TRY(cm_stream_wait_event(side, cm_slot_at(ring, ring->passed - 2)->event));
     }
-    job->side.is_joined = false;
     CM_TRY(cm_job_copy_run(job, side, *block, from, nbytes));
-    return cm_job_join_side(job);
+    return cm_job_join_sides(job);
 }
 
 /* Packed bytes on the host to their places on the device, or in host memory that the
@@ -164,7 +163,7 @@ send_runs(cm_job *job, const cm_slot *s)
     if (together) {
         CM_TRY(cm_job_try_pair(job));
     }
-    if (together && job->side.has_pair) {
+    if (together && job->has_pair) {
         CM_TRY(fill_block(job, (uintptr_t)s->host, s->piece.run_nbytes, &block));
     }
     return cm_many_move_slot(job, s, block);

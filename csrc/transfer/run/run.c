@@ -30,7 +30,8 @@ submit_end(cm_job *job, cm_status outcome)
     CM_TRY(cm_engine_need_watcher(job->engine));
     CM_TRY(cm_ticket_submit(
         job->ticket, job->stream, job->request_stream, job->start_event,
-        cm_job_has_own_stream(job) ? job->stream : NULL, job->side.stream, outcome));
+        cm_job_has_own_stream(job) ? job->stream : NULL,
+        job->sides == NULL ? NULL : job->sides[job->plan.src_device].stream, outcome));
     job->start_event = 0;
     job->step = CM_JOB_SUBMITTED;
     return cm_ok();
@@ -135,17 +136,12 @@ abandon(cm_job *job, cm_status status)
     if (!job->has_queued) {
         return;
     }
-    job->lost_track = !cm_is_ok(cm_job_abandon_streams(job));
-    if (by_ticket && cm_is_ok(cm_job_join_side(job))
-        && cm_is_ok(submit_end(job, status))) {
+    job->lost_track = !cm_is_ok(cm_job_abandon_sides(job));
+    if (by_ticket && cm_is_ok(submit_end(job, status))) {
         return;
     }
-    cm_status waited = cm_rt_stream_synchronize(rt, job->stream->handle);
-    if (job->side.stream != NULL) {
-        waited = cm_first_failure(
-            waited, cm_rt_stream_synchronize(rt, job->side.stream->handle));
-    }
-    job->lost_track = job->lost_track || !cm_is_ok(waited);
+    bool waited = cm_is_ok(cm_rt_stream_synchronize(rt, job->stream->handle));
+    job->lost_track = job->lost_track || !waited;
 }
 
 /* What is queued already has to be looked after: such a job tries twice. */
@@ -213,7 +209,7 @@ destroy(cm_job *job)
     atomic_fetch_add_explicit(&engine->counts.routes[job->plan.route], 1,
                               memory_order_relaxed);
     cm_ring_destroy(job);
-    cm_targets_destroy(job);
+    free(job->targets);
     cm_job_free_device_side(job);
     if (job->stream != NULL) {
         cm_cache_give_event(engine, job->stream->device, CM_WAITED, job->start_event);
