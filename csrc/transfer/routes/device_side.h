@@ -15,12 +15,10 @@ CM_NODISCARD cm_status cm_job_copy_layout(cm_job *job, const cm_stream *stream,
                                           const cm_layout *layout, cm_address dst,
                                           cm_address src);
 /* How far one runtime copy or fill may go from `at` on: up to where a registration
- * begins or ends. */
-uint64_t cm_job_run_of(const cm_job *job, bool on_device, cm_address at,
-                       uint64_t nbytes);
+ * begins or ends, which is never within memory of a device. */
+uint64_t cm_job_run_of(const cm_job *job, cm_address at, uint64_t nbytes);
 /* Queue a run that such edges may cut, on the job's stream. Fails: as copy_async. */
-CM_NODISCARD cm_status cm_job_copy_over_edges(cm_job *job, bool to_device,
-                                              cm_address dst, bool from_device,
+CM_NODISCARD cm_status cm_job_copy_over_edges(cm_job *job, cm_address dst,
                                               cm_address src, uint64_t nbytes);
 /* Let `waiter` wait for what `worker` has been given so far.
  * Fails: event_create, event_record, stream_wait_event. */

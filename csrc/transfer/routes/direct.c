@@ -85,9 +85,7 @@ cm_job_copy_direct(cm_job *job)
         CM_TRY(cm_job_wait_stream(job));
     }
     return cm_job_copy_over_edges(
-        job, cm_region_is_on_device(&job->dst),
-        cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],
-        cm_region_is_on_device(&job->src),
+        job, cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],
         cm_region_copy_address(&job->src) + (uint64_t)layout->offset[CM_SRC],
         layout->run_nbytes);
 }
@@ -141,8 +139,7 @@ cm_job_fill(cm_job *job)
     cm_address at =
         cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST];
     for (uint64_t left = cm_layout_nbytes(layout); left > 0;) {
-        uint64_t nbytes =
-            cm_job_run_of(job, cm_region_is_on_device(&job->dst), at, left);
+        uint64_t nbytes = cm_job_run_of(job, at, left);
         CM_TRY(fill_run(job, dst, nbytes));
         dst += nbytes;
         at += nbytes;

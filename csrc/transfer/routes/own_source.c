@@ -73,9 +73,7 @@ replace_source_on_device(cm_job *job, const cm_layout *pack)
     cm_address to = job->temporary->address;
     CM_TRY(pack->ndim > 0
                ? cm_job_copy_layout(job, job->stream, pack, to, job->src.address)
-               : cm_job_copy_over_edges(job, true, to,
-                                        cm_region_is_on_device(&job->src), from,
-                                        pack->run_nbytes));
+               : cm_job_copy_over_edges(job, to, from, pack->run_nbytes));
     cm_job_plan_own_source(job, NULL, to);
     return cm_ok();
 }

@@ -108,17 +108,6 @@ cm_many_share_locked(cm_job *job)
     return cm_ok();
 }
 
-/* -- the copy engine ---------------------------------------------------------------------- */
-
-static cm_status
-copy_long(cm_job *job, const cm_piece *piece)
-{
-    return cm_job_copy_over_edges(job, cm_piece_end_is_on_device(&piece->dst),
-                                  cm_piece_end_address(&piece->dst),
-                                  cm_piece_end_is_on_device(&piece->src),
-                                  cm_piece_end_address(&piece->src), piece->nbytes);
-}
-
 /* -- the kernel --------------------------------------------------------------------------- */
 
 /* Some drivers come without what turns a kernel's text into code. */
@@ -147,7 +136,9 @@ cm_many_copy_by_table(cm_job *job)
     for (uint64_t i = 0; i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
         if (by_engine || piece->nbytes >= LONG_NBYTES) {
-            CM_TRY(copy_long(job, piece));
+            CM_TRY(cm_job_copy_over_edges(job, cm_piece_end_address(&piece->dst),
+                                          cm_piece_end_address(&piece->src),
+                                          piece->nbytes));
         }
         else {
             CM_TRY(cm_table_add(&table, piece->dst.address, piece->src.address,
@@ -243,36 +234,22 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
     return false;
 }
 
-/* The bytes from `at` of the packed space on; only packed copies have `packed`. */
-static void
-move_range(const cm_many *many, uint64_t at, uint64_t nbytes, char *packed, bool wide)
-{
-    slice p;
-    for (uint64_t next = cm_many_find(many, at);
-         next_slice(many, at, nbytes, &next, &p);) {
-        char *dst =
-            many->way == CM_MANY_UP ? packed + p.at : p.piece->dst.host + p.from;
-        const char *src =
-            many->way == CM_MANY_DOWN ? packed + p.at : p.piece->src.host + p.from;
-        move_run(dst, src, p.nbytes, wide);
-    }
-}
-
+/* HOST: both offsets are the same, and there is no block. */
 void
 cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                   const void *src, bool wide)
 {
     const cm_many *many = context;
-    if (many->way == CM_MANY_UP) {
-        move_range(many, (uint64_t)part->offset[CM_SRC], part->run_nbytes,
-                   (char *)dst + part->offset[CM_DST], wide);
-    }
-    else { /* HOST: both offsets are the same, and there is no block */
-        move_range(many, (uint64_t)part->offset[CM_DST], part->run_nbytes,
-                   many->way == CM_MANY_HOST
-                       ? NULL
-                       : (char *)(uintptr_t)src + part->offset[CM_SRC],
-                   wide);
+    bool up = many->way == CM_MANY_UP;
+    bool down = many->way == CM_MANY_DOWN;
+    uint64_t at = (uint64_t)part->offset[up ? CM_SRC : CM_DST];
+    char *to = up ? (char *)dst + part->offset[CM_DST] : NULL;
+    const char *from = down ? (const char *)src + part->offset[CM_SRC] : NULL;
+    slice p;
+    for (uint64_t next = cm_many_find(many, at);
+         next_slice(many, at, part->run_nbytes, &next, &p);) {
+        move_run(up ? to + p.at : p.piece->dst.host + p.from,
+                 down ? from + p.at : p.piece->src.host + p.from, p.nbytes, wide);
     }
 }
 
