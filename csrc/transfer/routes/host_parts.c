@@ -58,6 +58,18 @@ cm_job_open_group(cm_job *job, cm_task_group *group)
     }
 }
 
+void
+cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
+             cm_copy_way way)
+{
+    cm_task_group group;
+    cm_copy_task task = {.next = 0};
+    cm_job_open_group(job, &group);
+    cm_task_group_post(&group, &task, layout, dst, src, way);
+    cm_task_group_wait(&group, &task);
+    cm_task_group_close(&group);
+}
+
 cm_status
 cm_job_moved_status(const cm_job *job)
 {

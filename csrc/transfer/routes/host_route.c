@@ -41,18 +41,18 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
 }
 
 uint32_t
-cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
-                     const cm_tuning *tuning, bool in_background, bool overlaps)
+cm_host_thread_count(const cm_job *job, bool in_background)
 {
+    const cm_layout *layout = &job->plan.layout;
     uint64_t nbytes = cm_layout_nbytes(layout);
     uint64_t most = piece_limit(layout, in_background);
-    cm_tuning all = *tuning;
+    cm_tuning all = job->tuning;
     nbytes = nbytes < most ? nbytes : most;
-    if (nbytes < SHARED_NBYTES || (overlaps && layout->ndim == 0)) {
+    if (nbytes < SHARED_NBYTES || (job->overlaps && layout->ndim == 0)) {
         return 1;
     }
-    if (is_fresh(layout, dst)) {
-        all.thread_count = tuning->fresh_thread_count;
+    if (is_fresh(layout, &job->dst)) {
+        all.thread_count = all.fresh_thread_count;
     }
     return cm_tuning_piece_threads(&all, nbytes);
 }
@@ -97,19 +97,6 @@ cm_job_count_moved(cm_job *job, uint64_t nbytes)
     }
 }
 
-/* By all threads, each part of the target written by one. */
-static void
-share_piece(cm_job *job, const cm_layout *piece)
-{
-    cm_task_group group;
-    cm_copy_task task = {.next = 0};
-    cm_job_open_group(job, &group);
-    cm_task_group_post(&group, &task, piece, job->dst.host, job->src.host,
-                       job->host.way);
-    cm_task_group_wait(&group, &task);
-    cm_task_group_close(&group);
-}
-
 /* The next piece of a run that overlaps its source: from the end that is not in the way
  * of the rest. */
 static bool
@@ -147,7 +134,7 @@ copy_pieces(cm_job *job)
             CM_TRY(cm_job_look(job, first ? &job->plan.layout : &piece));
         }
         if (shared) {
-            share_piece(job, &piece);
+            cm_job_share(job, &piece, job->dst.host, job->src.host, job->host.way);
         }
         else if (cm_job_has_file(job) || cm_job_converts(job)) {
             cm_job_move_part(job, &piece, job->dst.host, job->src.host, false);

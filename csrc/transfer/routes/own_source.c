@@ -2,7 +2,6 @@
 /* A source that overlaps its target is read whole first, into memory of our own. */
 #include <stdlib.h>
 
-#include "transfer/host/host_copy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
@@ -44,21 +43,7 @@ replace_source_on_host(cm_job *job, const cm_layout *pack)
     }
     job->host_temporary = malloc((size_t)job->plan.nbytes);
     CM_TRY(cm_allocated(job->host_temporary != NULL, job->plan.nbytes));
-    if (cm_job_has_file(job)) {
-        CM_TRY(cm_host_populate(pack, NULL, job->src.host));
-    }
-    cm_task_group group;
-    cm_copy_task task = {.next = 0};
-    if (cm_job_converts(job)) {
-        cm_job_open_group(job, &group);
-    }
-    else {
-        cm_task_group_open(&group, &job->engine->workers, &job->tuning);
-    }
-    cm_task_group_post(&group, &task, pack, job->host_temporary, job->src.host,
-                       CM_COPY_PLAIN_ALL);
-    cm_task_group_wait(&group, &task);
-    cm_task_group_close(&group);
+    cm_job_share(job, pack, job->host_temporary, job->src.host, CM_COPY_PLAIN_ALL);
     CM_TRY(cm_job_moved_status(job));
     cm_job_plan_own_source(job, job->host_temporary, 0);
     return cm_ok();

@@ -28,11 +28,8 @@ CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 bool cm_job_can_own_on_device(const cm_job *job);
 /* That memory, packed, is the source from now on; the plan follows. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
-/* host_route.c: the threads among which HOST shares its largest piece. `overlaps`: dst
- * with the source. */
-uint32_t cm_host_thread_count(const cm_layout *layout, const cm_region *dst,
-                              const cm_tuning *tuning, bool in_background,
-                              bool overlaps);
+/* host_route.c: the threads among which HOST shares its largest piece. */
+uint32_t cm_host_thread_count(const cm_job *job, bool in_background);
 /* A piece is over, `nbytes` of the target: the ticket is told. */
 void cm_job_count_moved(cm_job *job, uint64_t nbytes);
 /* Before the host or the runtime touches ordinary memory at the ends of `layout`, the
@@ -46,6 +43,10 @@ void cm_job_move_part(const void *context, const cm_layout *part, void *dst,
                       const void *src, bool wide);
 /* A group for the job's parts, which are moved as it wants them. */
 void cm_job_open_group(cm_job *job, cm_task_group *group);
+/* Move what `layout` describes by all threads, each part of the target written by one.
+ * Blocks. */
+void cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
+                  cm_copy_way way);
 /* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's). */
 CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 

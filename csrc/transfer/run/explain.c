@@ -71,8 +71,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     }
     if (plan->route == CM_ROUTE_HOST) {
         bool in_background = !request->blocking && request->stream == NULL;
-        plan->thread_count = cm_host_thread_count(
-            &plan->layout, &job->dst, &job->tuning, in_background, job->overlaps);
+        plan->thread_count = cm_host_thread_count(job, in_background);
     }
     out->plan = *plan;
     if (plan->route != CM_ROUTE_NOTHING) {

@@ -87,19 +87,6 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
     return status;
 }
 
-static void
-join_threads(cm_engine *engine)
-{
-    cm_mutex_lock(&engine->lock);
-    int count = engine->thread_count;
-    engine->stop = true;
-    cm_cond_signal_all(&engine->work);
-    cm_mutex_unlock(&engine->lock);
-    for (int i = 0; i < count; i++) {
-        cm_thread_join(engine->threads[i]);
-    }
-}
-
 /* -- cancelling --------------------------------------------------------------------- */
 
 void
@@ -170,8 +157,13 @@ cm_engine_close(cm_engine *engine)
     while (engine->caller_count > 0 || engine->pending_count > 0) {
         cm_cond_wait(&engine->changed, &engine->lock);
     }
+    int thread_count = engine->thread_count; /* and no more are started */
+    engine->stop = true;
+    cm_cond_signal_all(&engine->work);
     cm_mutex_unlock(&engine->lock);
-    join_threads(engine);
+    for (int i = 0; i < thread_count; i++) {
+        cm_thread_join(engine->threads[i]);
+    }
     cm_engine_join_watcher(engine);
     cm_workers_fini(&engine->workers);
     cm_status first = cm_kernels_fini(&engine->kernels);

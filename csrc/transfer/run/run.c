@@ -37,15 +37,6 @@ submit_end(cm_job *job, cm_status outcome)
     return cm_ok();
 }
 
-/* The stream asked for goes on once another has done the work. */
-static cm_status
-join_request_stream(cm_job *job)
-{
-    return job->request_stream == job->stream || job->request_stream == NULL
-               ? cm_ok()
-               : cm_job_chain_streams(job, job->stream, job->request_stream);
-}
-
 /* All is queued: what tells when it is over? */
 static cm_status
 end_asynchronously(cm_job *job)
@@ -53,7 +44,9 @@ end_asynchronously(cm_job *job)
     if (!job->plan.is_download && !job->is_fill) {
         return submit_end(job, cm_ok());
     }
-    CM_TRY(join_request_stream(job));
+    if (cm_job_has_own_stream(job) && job->request_stream != NULL) {
+        CM_TRY(cm_job_chain_streams(job, job->stream, job->request_stream));
+    }
     job->step = job->is_fill ? CM_JOB_DETACHED : CM_JOB_DRAIN;
     return cm_ok();
 }
