@@ -427,15 +427,29 @@ def test_copy_that_nothing_helps_fails_or_goes_another_way(small, way) -> None:
     before = cumem.asnumpy(dst)
     held = fill_device()
     calls: list[object] = []
+    # the host can turn it, and a kernel reads and writes page-locked memory itself
+    has_another = way in ("turned", "up", "down")
     with cumem.on_out_of_memory(lambda *what: calls.append(what)):
-        if way == "turned":  # the host can do that
+        if has_another:
             cumem.copy(dst, src)
         else:
             with pytest.raises(cumem.OutOfMemoryError):
                 cumem.copy(dst, src)
     assert len(calls) == 1
     held.clear()
-    assert (cumem.asnumpy(dst) == (expected if way == "turned" else before)).all()
+    assert (cumem.asnumpy(dst) == (expected if has_another else before)).all()
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_copy_without_memory_on_either_side_fails(small, way) -> None:
+    dst, src, _ = ends_of(way)
+    before = cumem.asnumpy(dst)
+    held = fill_device()
+    cumem.trim("pinned")
+    with cumem.limit("pinned", 0), pytest.raises(cumem.OutOfMemoryError):
+        cumem.copy(dst, src)
+    held.clear()
+    assert (cumem.asnumpy(dst) == before).all()
 
 
 def test_file_short_of_device_memory_calls_the_callbacks(small, tmp_path) -> None:
@@ -492,7 +506,7 @@ def test_callback_of_a_copy_may_copy(small) -> None:
 
 def test_background_copy_short_of_device_memory_tells_its_handle(small) -> None:
     """Its worker runs no Python code."""
-    dst, src, _ = ends_of("up")
+    dst, src, _ = ends_of("peers")
     held = fill_device()
     with cumem.on_out_of_memory(lambda *_: pytest.fail("by a worker")):
         transfer = cumem.copy_async(dst, src)

@@ -159,8 +159,8 @@ def test_none_needs_the_memory_of_two_blocks(shut) -> None:
     del fillers
 
 
-def test_short_memory_is_waited_for_where_others_have_two_blocks(emulated) -> None:
-    """Two threads whose copies have no way round, and memory for one block each."""
+def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> None:
+    """Two threads whose copies the host cannot do, and memory for one block each."""
     array = numbers(1600, 1500)
     streams = [cumem.Stream() for _ in range(2)]
     targets = [

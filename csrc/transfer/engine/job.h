@@ -78,12 +78,13 @@ typedef struct cm_job {
     uint64_t start_event;      /* lent, of stream->device */
     uint64_t idle_event;       /* the same, while cm_job_wait_stream() runs */
     uint32_t after_count;
-    cm_after *afters;      /* owned array; events lent */
-    void *host_temporary;  /* owned: the source of an overlapping copy, read whole */
-    cm_block *temporary;   /* the same on the device */
-    cm_block *block;       /* owned: packed bytes on the device, of a piece or of two */
-    bool has_pair;         /* ... of two; counted in the engine */
-    cm_device_side *sides; /* owned: one for each device; NULL: none is needed yet */
+    cm_after *afters;     /* owned array; events lent */
+    void *host_temporary; /* owned: the source of an overlapping copy, read whole */
+    cm_block *temporary;  /* the same on the device */
+    cm_block *block;      /* owned: packed bytes on the device, of a piece or of two */
+    bool has_pair;        /* ... of two */
+    cm_status block_status; /* why there is none; asked for once */
+    cm_device_side *sides;  /* owned: one for each device; NULL: none is needed yet */
     cm_host_run host;
     struct cm_many *many;     /* owned; runs that go together, instead of dst and src */
     struct cm_file_job *file; /* borrowed; ranges of a file, in the same way */

@@ -23,10 +23,8 @@ enum {
      * many. */
     CM_LOOK_NBYTES = 64 << 10,
     CM_LOOK_HOST_NBYTES = 1 << 20,
-    CM_PARK_AFTER_NS = 1000 * 1000, /* a job thread that has waited so long goes on to
-                                       another job */
-    CM_PAIR_PATIENCE_NS = 1000 * 1000 * 1000, /* for memory that neighbours can do
-                                                 without */
+    CM_PARK_AFTER_NS = 1000 * 1000,   /* a job thread that has waited so long goes on to
+                                         another job */
     CM_DRAIN_NS = 1000 * 1000 * 1000, /* an interrupted call waits so long for what it
                                           has queued */
 };
@@ -75,8 +73,6 @@ struct cm_engine {
     _Atomic uint64_t failed_count;           /* tickets: see cm_engine_count_failed */
     _Atomic uint64_t short_end_ns;           /* of the last shared short copy */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
-    atomic_uint pair_count;                  /* jobs whose block is for two pieces */
-    atomic_uint pair_wish_count;             /* ... that got none for one */
     cm_kernels kernels;
     cm_peer_access peers;
     cm_workers workers;

@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "base/backoff.h"
 #include "base/checked_math.h"
 
 /* -- streams -------------------------------------------------------------------------- */
@@ -176,19 +175,12 @@ find_pool(cm_job *job, int device, cm_pool **out)
     return *out == NULL ? cm_fail(CM_EINVALID, (uint64_t)device) : cm_ok();
 }
 
-static cm_status
-alloc_block(const cm_job *job, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
-            cm_block **out)
-{
-    return cm_pool_alloc(pool, nbytes, stream, &job->hooks, out);
-}
-
 cm_status
 cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, cm_block **out)
 {
     cm_pool *pool;
     CM_TRY(find_pool(job, stream->device, &pool));
-    cm_status status = alloc_block(job, pool, nbytes, stream, out);
+    cm_status status = cm_pool_alloc(pool, nbytes, stream, &job->hooks, out);
     return job->hooks.interrupted == NULL || job->capturing
                ? status
                : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
@@ -214,10 +206,9 @@ cm_status
 cm_job_try_pair(cm_job *job)
 {
     enum { PLENTY = 8 }; /* as much for so many more */
-    cm_engine *engine = job->engine;
     cm_pool *pool;
     if (job->block != NULL || job->plan.is_download || job->plan.piece_count < 2
-        || job->targets != NULL || atomic_load(&engine->pair_wish_count) > 0) {
+        || job->targets != NULL) {
         return cm_ok();
     }
     CM_TRY(find_pool(job, job->plan.device, &pool));
@@ -225,62 +216,20 @@ cm_job_try_pair(cm_job *job)
     if (cm_pool_room(pool) / PLENTY < nbytes) {
         return cm_ok();
     }
-    atomic_fetch_add(&engine->pair_count, 1);
     cm_status status = cm_pool_alloc(pool, nbytes, job->stream, NULL, &job->block);
     job->has_pair = cm_is_ok(status);
-    if (!job->has_pair) {
-        atomic_fetch_sub(&engine->pair_count, 1);
-    }
     return cm_pool_is_short(status) ? cm_ok() : status;
-}
-
-static cm_status
-get_single(cm_job *job)
-{
-    cm_pool *pool;
-    CM_TRY(find_pool(job, job->plan.device, &pool));
-    return alloc_block(job, pool, job->plan.piece_nbytes, job->stream, &job->block);
-}
-
-/* Memory is short while others have more than they must: none takes more from now on,
- * and what they have comes back when they end, if not on a stream that stands still. */
-static cm_status
-wait_for_pairs(cm_job *job, cm_status status)
-{
-    cm_engine *engine = job->engine;
-    uint64_t begin_ns = cm_now_ns();
-    uint64_t asked_ns = begin_ns;
-    uint64_t waited_ns = 0;
-    atomic_fetch_add(&engine->pair_wish_count, 1);
-    unsigned seen = atomic_load(&engine->pair_count);
-    while (cm_pool_is_short(status) && seen > 0 && waited_ns < CM_PAIR_PATIENCE_NS
-           && cm_is_ok(cm_job_ask(job, &asked_ns))) {
-        cm_nap_after(waited_ns);
-        waited_ns = cm_now_ns() - begin_ns;
-        unsigned count = atomic_load(&engine->pair_count);
-        if (count != seen) {
-            seen = count;
-            status = get_single(job);
-        }
-    }
-    atomic_fetch_sub(&engine->pair_wish_count, 1);
-    return status;
 }
 
 cm_status
 cm_job_take_device_block(cm_job *job, uint64_t number, cm_address *out)
 {
+    CM_TRY(job->block_status);
     CM_TRY(cm_job_try_pair(job));
     if (job->block == NULL) {
-        cm_status status = get_single(job);
-        if (cm_pool_is_short(status) && !job->plan.is_turned) {
-            status = wait_for_pairs(job, status);
-        }
-        if (cm_pool_is_short(status)) {
-            status = cm_job_alloc_block(job, job->plan.piece_nbytes, job->stream,
-                                        &job->block);
-        }
-        CM_TRY(status);
+        job->block_status =
+            cm_job_alloc_block(job, job->plan.piece_nbytes, job->stream, &job->block);
+        CM_TRY(job->block_status);
     }
     *out = job->block->address + (job->has_pair ? number % 2 * pair_pitch(job) : 0);
     return cm_ok();
@@ -316,9 +265,6 @@ cm_job_free_device_side(cm_job *job)
         cm_pool *pool = engine->device_pools[job->plan.device];
         cm_job_free_block(job, pool, job->block);
         cm_job_free_block(job, pool, job->temporary);
-    }
-    if (job->has_pair) {
-        atomic_fetch_sub(&engine->pair_count, 1);
     }
     free(job->sides);
 }

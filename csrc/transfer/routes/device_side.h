@@ -54,8 +54,8 @@ CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,
 /* The same, if there is one: nothing is waited for. */
 CM_NODISCARD cm_status cm_job_try_block(cm_job *job, uint64_t nbytes, cm_stream *stream,
                                         cm_block **out);
-/* Where the piece of that number lies on the device: in job->block, which is
- * taken at first need. */
+/* Where the piece of that number lies on the device: in job->block, which is taken at
+ * first need; where there is none then there is none later. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
                                                 cm_address *out);
 /* The same for two pieces (job->has_pair), if there is plenty of room; nothing is

@@ -129,6 +129,22 @@ fill_block(cm_job *job, cm_address from, uint64_t nbytes, cm_address *block)
     return cm_job_join_sides(job);
 }
 
+/* A kernel may read or write the slot itself: where it is the host's memory that it
+ * reaches in the order of the stream, and where the device has no memory for a block.
+ */
+static cm_status
+move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status refused)
+{
+    bool up = !job->plan.is_download;
+    if (s->pinned == NULL) {
+        return refused;
+    }
+    return cm_kernels_launch(&job->engine->kernels, job->plan.device, layout,
+                             up ? job->dst.address : s->pinned->address,
+                             up ? s->pinned->address : job->src.address,
+                             job->stream->handle);
+}
+
 /* Packed bytes on the host to their places on the device, or in host memory that the
  * device writes for us. What is repeated is read again and again: not over the bus. */
 static cm_status
@@ -140,15 +156,14 @@ send_piece(cm_job *job, const cm_slot *s)
     cm_slot_unpack(job, s, &unpack);
     bool repeats = cm_layout_nbytes(&unpack) > nbytes;
     if (!cm_region_is_on_device(&job->dst) && !repeats) {
-        if (s->pinned == NULL) {
-            return job->ring->refused;
-        }
-        return cm_kernels_launch(&job->engine->kernels, job->plan.device, &unpack,
-                                 job->dst.address, s->pinned->address,
-                                 job->stream->handle);
+        return move_over_bus(job, s, &unpack, job->ring->refused);
     }
     if (unpack.ndim > 0) {
-        CM_TRY(fill_block(job, from, nbytes, &from));
+        cm_status status = fill_block(job, from, nbytes, &from);
+        if (cm_pool_is_short(status)) {
+            return move_over_bus(job, s, &unpack, status);
+        }
+        CM_TRY(status);
     }
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }
@@ -208,18 +223,17 @@ fetch_piece(cm_job *job, const cm_slot *s)
     cm_slot_pack(s, &pack);
     cm_layout_drop_items(&pack); /* converted when it is here */
     if (!cm_region_is_on_device(&job->src)) {
-        if (s->pinned == NULL) {
-            return job->ring->refused;
-        }
-        return cm_kernels_launch(&job->engine->kernels, job->plan.device, &pack,
-                                 s->pinned->address, job->src.address,
-                                 job->stream->handle);
+        return move_over_bus(job, s, &pack, job->ring->refused);
     }
     if (pack.ndim == 0) {
         return cm_job_copy_layout(job, job->stream, &pack, (uintptr_t)s->host,
                                   job->src.address);
     }
-    CM_TRY(cm_job_take_device_block(job, 0, &block));
+    cm_status status = cm_job_take_device_block(job, 0, &block);
+    if (cm_pool_is_short(status)) {
+        return move_over_bus(job, s, &pack, status);
+    }
+    CM_TRY(status);
     CM_TRY(cm_job_copy_layout(job, job->stream, &pack, block, job->src.address));
     return cm_job_copy_run(job, job->stream, (uintptr_t)s->host, block,
                            cm_layout_nbytes(&pack));
