@@ -116,23 +116,3 @@ cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout
                      CM_HUGE_PAGE_NBYTES);
     }
 }
-
-/* Each copy may have one slot, whatever others have, so that all go on. */
-uint64_t
-cm_ring_policy_budget(const cm_tuning *tuning, bool is_first)
-{
-    return is_first ? UINT64_MAX : tuning->ring_nbytes;
-}
-
-cm_ring_shortage
-cm_ring_policy_shortage(const cm_plan *plan, bool is_first, bool is_short)
-{
-    if (!is_first) {
-        return CM_SHORTAGE_FEWER_SLOTS;
-    }
-    if (!is_short) {
-        return CM_SHORTAGE_FAIL;
-    }
-    return cm_routes[plan->route].crosses ? CM_SHORTAGE_BY_RUNTIME
-                                          : CM_SHORTAGE_UNLOCKED;
-}

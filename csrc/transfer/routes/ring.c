@@ -110,29 +110,28 @@ static cm_status
 make_do(cm_job *job, cm_slot *s, cm_status refused, bool *out)
 {
     cm_ring *ring = job->ring;
-    bool is_short = cm_pool_is_short(refused) || refused.code == CM_EINVALID;
-    switch (cm_ring_policy_shortage(&job->plan, s == ring->slots, is_short)) {
-    case CM_SHORTAGE_FEWER_SLOTS:
+    if (s != ring->slots) {
         /* Only while slots are used for the first time, so that begun is the index. */
         ring->slot_count = (uint32_t)(s - ring->slots);
         *out = false;
         return cm_ok();
-    case CM_SHORTAGE_BY_RUNTIME:
+    }
+    if (!cm_pool_is_short(refused) && refused.code != CM_EINVALID) {
+        return refused; /* the call itself failed */
+    }
+    if (cm_routes[job->plan.route].crosses) { /* the runtime finds a way */
         ring->needs_host = false;
         cm_job_set_route(job, CM_ROUTE_PEER);
         return cm_ok();
-    case CM_SHORTAGE_UNLOCKED:
-        ring->refused = refused;
-        ring->slot_count = 1;
-        /* no page of it is locked for a neighbour: the runtime copies it on the spot */
-        s->plain = aligned_alloc(
-            cm_page_nbytes(),
-            (size_t)cm_round_up_to(job->plan.piece_nbytes, cm_page_nbytes()));
-        s->host = s->plain;
-        return s->plain == NULL ? refused : cm_ok();
-    default:
-        return refused;
     }
+    ring->refused = refused;
+    ring->slot_count = 1;
+    /* no page of it is locked for a neighbour: the runtime copies it on the spot */
+    s->plain =
+        aligned_alloc(cm_page_nbytes(),
+                      (size_t)cm_round_up_to(job->plan.piece_nbytes, cm_page_nbytes()));
+    s->host = s->plain;
+    return s->plain == NULL ? refused : cm_ok();
 }
 
 /* Give a free slot what it needs. False: no more blocks, and slot_count is less now. */
@@ -149,9 +148,10 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     if (s->host != NULL || !ring->needs_host) {
         return cm_ok();
     }
-    cm_status status = cm_cache_take_pinned(
-        engine, job->plan.piece_nbytes,
-        cm_ring_policy_budget(&job->tuning, s == ring->slots), &s->pinned);
+    /* Each copy may have one slot, whatever others have, so that all go on. */
+    uint64_t most = s == ring->slots ? UINT64_MAX : job->tuning.ring_nbytes;
+    cm_status status =
+        cm_cache_take_pinned(engine, job->plan.piece_nbytes, most, &s->pinned);
     if (!cm_is_ok(status)) {
         return make_do(job, s, status, out);
     }

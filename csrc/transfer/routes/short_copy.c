@@ -9,7 +9,6 @@
 #include "base/fresh_pages.h"
 #include "runtime/scope.h"
 #include "transfer/engine/job.h"
-#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/routes.h"
 
 enum {
@@ -138,8 +137,8 @@ static bool
 is_short(const cm_engine *engine, const cm_copy_request *request,
          const cm_tuning *tuning, short_copy *out)
 {
-    uint64_t budget = cm_ring_policy_budget(tuning, false);
-    uint64_t most = tuning->quick_nbytes < budget ? tuning->quick_nbytes : budget;
+    uint64_t most = tuning->quick_nbytes < tuning->ring_nbytes ? tuning->quick_nbytes
+                                                               : tuning->ring_nbytes;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
     if (!request->blocking || request->stream == NULL
@@ -446,8 +445,7 @@ look(const short_copy *c)
 static cm_pool *
 take_block(short_copy *c)
 {
-    cm_pool *pool = cm_cache_enter_ring(c->engine, c->nbytes,
-                                        cm_ring_policy_budget(c->tuning, false));
+    cm_pool *pool = cm_cache_enter_ring(c->engine, c->nbytes, c->tuning->ring_nbytes);
     if (pool == NULL) {
         return NULL;
     }
