@@ -110,40 +110,28 @@ cm_job_fill_period(const cm_job *job)
     return 0;
 }
 
-static cm_status
-fill_run(const cm_job *job, cm_address dst, uint64_t nbytes)
-{
-    cm_runtime *rt = job->engine->rt;
-    uint64_t stream = job->stream->handle;
-    const unsigned char *p = job->src.host;
-    switch (cm_job_fill_period(job)) {
-    case 1:
-        return cm_rt_fill_8_async(rt, dst, p[0], nbytes, stream);
-    case 2:
-        return cm_rt_fill_16_async(rt, dst, (uint16_t)(p[0] | p[1] << 8), nbytes / 2,
-                                   stream);
-    default:
-        return cm_rt_fill_32_async(rt, dst,
-                                   (uint32_t)p[0] | (uint32_t)p[1] << 8
-                                       | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24,
-                                   nbytes / 4, stream);
-    }
-}
-
-/* Registrations end at pages, so each run is whole patterns. */
+/* Registrations end at pages, so each run is whole patterns. Every host is
+ * little-endian. */
 cm_status
 cm_job_fill(cm_job *job)
 {
-    const cm_layout *layout = &job->plan.layout;
-    cm_address dst = job->dst.address + (uint64_t)layout->offset[CM_DST];
-    cm_address at =
-        cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST];
-    for (uint64_t left = cm_layout_nbytes(layout); left > 0;) {
-        uint64_t nbytes = cm_job_run_of(job, at, left);
-        CM_TRY(fill_run(job, dst, nbytes));
-        dst += nbytes;
-        at += nbytes;
-        left -= nbytes;
+    cm_runtime *rt = job->engine->rt;
+    uint64_t stream = job->stream->handle;
+    uint64_t offset = (uint64_t)job->plan.layout.offset[CM_DST];
+    uint64_t length = cm_layout_nbytes(&job->plan.layout);
+    uint32_t period = cm_job_fill_period(job);
+    uint32_t value = 0;
+    memcpy(&value, job->src.host, period);
+    for (uint64_t done = 0; done < length;) {
+        cm_address dst = job->dst.address + offset + done;
+        uint64_t nbytes = cm_job_run_of(
+            job, cm_region_copy_address(&job->dst) + offset + done, length - done);
+        CM_TRY(period == 1
+                   ? cm_rt_fill_8_async(rt, dst, (unsigned char)value, nbytes, stream)
+               : period == 2
+                   ? cm_rt_fill_16_async(rt, dst, (uint16_t)value, nbytes / 2, stream)
+                   : cm_rt_fill_32_async(rt, dst, value, nbytes / 4, stream));
+        done += nbytes;
     }
     return cm_ok();
 }
