@@ -122,7 +122,7 @@ cm_job_take_block_on(cm_job *job, int device, cm_address *out)
     }
     cm_device_side *side = &job->sides[device];
     if (side->block == NULL) {
-        CM_TRY(cm_job_alloc_block(job, job->plan.piece_nbytes, side->stream,
+        CM_TRY(cm_job_alloc_block(job, job->plan.piece_nbytes, side->stream, true,
                                   &side->block));
     }
     *out = side->block->address;
@@ -176,22 +176,16 @@ find_pool(cm_job *job, int device, cm_pool **out)
 }
 
 cm_status
-cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, cm_block **out)
+cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
+                   cm_block **out)
 {
     cm_pool *pool;
     CM_TRY(find_pool(job, stream->device, &pool));
-    cm_status status = cm_pool_alloc(pool, nbytes, stream, &job->hooks, out);
-    return job->hooks.interrupted == NULL || job->capturing
+    cm_status status =
+        cm_pool_alloc(pool, nbytes, stream, waits ? &job->hooks : NULL, out);
+    return !waits || job->hooks.interrupted == NULL || job->capturing
                ? status
                : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
-}
-
-cm_status
-cm_job_try_block(cm_job *job, uint64_t nbytes, cm_stream *stream, cm_block **out)
-{
-    cm_pool *pool;
-    CM_TRY(find_pool(job, stream->device, &pool));
-    return cm_pool_alloc(pool, nbytes, stream, NULL, out);
 }
 
 /* From one piece of two to the other. */
@@ -216,7 +210,7 @@ cm_job_try_pair(cm_job *job)
     if (cm_pool_room(pool) / PLENTY < nbytes) {
         return cm_ok();
     }
-    cm_status status = cm_pool_alloc(pool, nbytes, job->stream, NULL, &job->block);
+    cm_status status = cm_job_alloc_block(job, nbytes, job->stream, false, &job->block);
     job->has_pair = cm_is_ok(status);
     return cm_pool_is_short(status) ? cm_ok() : status;
 }
@@ -227,8 +221,8 @@ cm_job_take_device_block(cm_job *job, uint64_t number, cm_address *out)
     CM_TRY(job->block_status);
     CM_TRY(cm_job_try_pair(job));
     if (job->block == NULL) {
-        job->block_status =
-            cm_job_alloc_block(job, job->plan.piece_nbytes, job->stream, &job->block);
+        job->block_status = cm_job_alloc_block(job, job->plan.piece_nbytes, job->stream,
+                                               true, &job->block);
         CM_TRY(job->block_status);
     }
     *out = job->block->address + (job->has_pair ? number % 2 * pair_pitch(job) : 0);

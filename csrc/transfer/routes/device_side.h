@@ -48,12 +48,11 @@ CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);
 /* It goes another way than was planned, and its ticket says so. */
 void cm_job_set_route(cm_job *job, cm_route route);
 
-/* A block of the pool of the stream's device. Fails: CM_EINVALID without a pool. */
+/* A block of the pool of the stream's device; unless it `waits`, if there is one.
+ * Fails: CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,
-                                          cm_stream *stream, cm_block **out);
-/* The same, if there is one: nothing is waited for. */
-CM_NODISCARD cm_status cm_job_try_block(cm_job *job, uint64_t nbytes, cm_stream *stream,
-                                        cm_block **out);
+                                          cm_stream *stream, bool waits,
+                                          cm_block **out);
 /* Where the piece of that number lies on the device: in job->block, which is taken at
  * first need; where there is none then there is none later. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,

@@ -54,7 +54,8 @@ replace_source_on_device(cm_job *job, const cm_layout *pack)
 {
     cm_address from =
         cm_region_copy_address(&job->src) + (uint64_t)pack->offset[CM_SRC];
-    CM_TRY(cm_job_alloc_block(job, job->plan.nbytes, job->stream, &job->temporary));
+    CM_TRY(
+        cm_job_alloc_block(job, job->plan.nbytes, job->stream, true, &job->temporary));
     cm_address to = job->temporary->address;
     CM_TRY(pack->ndim > 0
                ? cm_job_copy_layout(job, job->stream, pack, to, job->src.address)

@@ -33,10 +33,10 @@ copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
 static cm_status
 take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
 {
-    uint64_t nbytes = job->plan.piece_nbytes;
-    return *block != NULL          ? cm_ok()
-           : s == job->ring->slots ? cm_job_alloc_block(job, nbytes, stream, block)
-                                   : cm_job_try_block(job, nbytes, stream, block);
+    bool is_first = s == job->ring->slots;
+    return *block != NULL ? cm_ok()
+                          : cm_job_alloc_block(job, job->plan.piece_nbytes, stream,
+                                               is_first, block);
 }
 
 /* What a piece is packed in, on both devices. Where memory is short for another slot
