@@ -221,20 +221,6 @@ cm_many_find(const cm_many *many, uint64_t at)
     return low;
 }
 
-uint64_t
-cm_many_count_payload(cm_many *many, uint64_t at)
-{
-    while (many->counted < many->count && many->starts[many->counted + 1] <= at) {
-        many->counted_nbytes += many->pieces[many->counted++].nbytes;
-    }
-    uint64_t begin = many->starts[many->counted];
-    if (many->counted == many->count || at <= begin) {
-        return many->counted_nbytes;
-    }
-    uint64_t rest = many->pieces[many->counted].nbytes;
-    return many->counted_nbytes + (at - begin < rest ? at - begin : rest);
-}
-
 /* -- do runs of addresses touch? ---------------------------------------------------- */
 
 static bool

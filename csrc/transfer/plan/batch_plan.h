@@ -53,10 +53,8 @@ typedef struct cm_many {
     uint64_t count;
     uint64_t nbytes; /* of all pieces */
     uint64_t span;
-    cm_piece *pieces;        /* owned */
-    uint64_t *starts;        /* owned; HOST, UP and DOWN; else NULL */
-    uint64_t counted;        /* pieces that cm_many_count_payload() has passed */
-    uint64_t counted_nbytes; /* ... and their bytes */
+    cm_piece *pieces; /* owned */
+    uint64_t *starts; /* owned; HOST, UP and DOWN; else NULL */
 } cm_many;
 
 /* Does one span of `dst` share an address with another of them or with one of `src`?
@@ -81,10 +79,6 @@ bool cm_many_is_rows(const cm_many *many, uint64_t *dst_pitch, uint64_t *src_pit
 
 /* Which piece `at` of the packed space belongs to: the last that begins no later. */
 uint64_t cm_many_find(const cm_many *many, uint64_t at);
-
-/* Bytes of pieces that lie before `at`, which does not become less from call to call.
- */
-uint64_t cm_many_count_payload(cm_many *many, uint64_t at);
 
 cm_address cm_piece_end_address(const cm_piece_end *end); /* what copies take */
 bool cm_piece_end_is_on_device(const cm_piece_end *end);

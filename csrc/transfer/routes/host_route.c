@@ -76,22 +76,14 @@ choose_way(const cm_job *job)
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
-/* Of what the first bytes of the layout hold. */
-static uint64_t
-payload_of(cm_job *job, uint64_t nbytes)
-{
-    if (job->many != NULL) {
-        return cm_many_count_payload(job->many, nbytes);
-    }
-    uint64_t repeats = cm_layout_nbytes(&job->plan.layout) / job->plan.nbytes;
-    return nbytes / repeats;
-}
-
+/* The layout also has what is repeated, and the gaps between many runs. */
 void
 cm_job_count_moved(cm_job *job, uint64_t nbytes)
 {
+    double payload =
+        (double)job->plan.nbytes / (double)cm_layout_nbytes(&job->plan.layout);
     job->moved_nbytes += nbytes;
-    uint64_t moved = payload_of(job, job->moved_nbytes);
+    uint64_t moved = (uint64_t)((double)job->moved_nbytes * payload);
     if (moved < job->plan.nbytes) { /* the last piece is told of when nothing failed */
         cm_ticket_set_moved(job->ticket, moved);
     }
