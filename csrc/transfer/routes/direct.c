@@ -2,7 +2,6 @@
 /* Copies and fills that one call of the runtime makes, or one kernel. */
 #include <string.h>
 
-#include "transfer/plan/batch_plan.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
@@ -136,28 +135,10 @@ cm_job_fill(cm_job *job)
     return cm_ok();
 }
 
-/* Rows that are the runs of many copies. */
-static cm_status
-copy_many_rows(cm_job *job)
-{
-    const cm_many *many = job->many;
-    const cm_piece *first = many->pieces;
-    uint64_t dst_pitch, src_pitch;
-    if (!cm_many_is_rows(many, &dst_pitch, &src_pitch)) {
-        return cm_fail(CM_EINVALID, many->count);
-    }
-    return cm_rt_copy_2d_async(job->engine->rt, cm_piece_end_address(&first->dst),
-                               dst_pitch, cm_piece_end_address(&first->src), src_pitch,
-                               first->nbytes, many->count, job->stream->handle);
-}
-
 cm_status
 cm_job_copy_2d(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    if (job->many != NULL) {
-        return copy_many_rows(job);
-    }
     return cm_rt_copy_2d_async(
         job->engine->rt,
         cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],

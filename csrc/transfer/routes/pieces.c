@@ -19,24 +19,6 @@ enum {
 
 /* -- the plan ----------------------------------------------------------------------------- */
 
-/* One pitched copy may not cross the edge of a registration. */
-static bool
-can_go_as_rows(const cm_job *job, const cm_many *many)
-{
-    uint64_t dst_pitch, src_pitch;
-    if (!cm_many_is_rows(many, &dst_pitch, &src_pitch)) {
-        return false;
-    }
-    const cm_piece *first = many->pieces;
-    uint64_t last = many->count - 1;
-    return cm_engine_facts_of_end(job->engine, &first->dst,
-                                  last * dst_pitch + first->nbytes)
-               .whole
-           && cm_engine_facts_of_end(job->engine, &first->src,
-                                     last * src_pitch + first->nbytes)
-                  .whole;
-}
-
 /* The call for many finds no other way between devices. Pieces of one allocation, one
  * after the other, are alike. */
 static bool
@@ -65,7 +47,7 @@ route_of(const cm_job *job, const cm_many *many)
     case CM_MANY_HOST:
         return CM_ROUTE_HOST;
     case CM_MANY_TABLE:
-        return can_go_as_rows(job, many) ? CM_ROUTE_DIRECT_2D : CM_ROUTE_TABLE;
+        return CM_ROUTE_TABLE;
     case CM_MANY_PEER: /* graphs do not take the call for many */
         return !job->capturing && can_go_in_batches(job, many) ? CM_ROUTE_BATCH
                                                                : CM_ROUTE_PEER;
