@@ -246,13 +246,11 @@ settle(short_copy *c)
 }
 
 static cm_status
-take_events(short_copy *c, unsigned count)
+record_event(short_copy *c, unsigned index)
 {
-    for (unsigned i = 0; i < count; i++) {
-        CM_TRY(cm_cache_take_event(c->engine, c->stream->device, CM_POLLED,
-                                   &c->events[i]));
-    }
-    return cm_ok();
+    uint64_t *event = &c->events[index];
+    CM_TRY(cm_cache_take_event(c->engine, c->stream->device, CM_POLLED, event));
+    return cm_rt_event_record(c->engine->rt, *event, c->stream->handle);
 }
 
 static void
@@ -275,7 +273,7 @@ copy_whole(short_copy *c)
                                            request->src.device, c->nbytes,
                                            c->stream->handle)
                    : cm_rt_copy_async(rt, to, from, c->nbytes, c->stream->handle));
-    CM_TRY(cm_rt_event_record(rt, c->events[0], c->stream->handle));
+    CM_TRY(record_event(c, 0));
     return wait_or_leave(c, 0);
 }
 
@@ -334,7 +332,7 @@ send_pieces(short_copy *c)
                                 (uintptr_t)c->block->host + offset,
                                 length_of_piece(c, i), c->stream->handle));
     }
-    CM_TRY(cm_rt_event_record(rt, c->events[0], c->stream->handle));
+    CM_TRY(record_event(c, 0));
     return wait_or_leave(c, 0);
 }
 
@@ -350,7 +348,7 @@ fetch_pieces(short_copy *c)
         CM_TRY(cm_rt_copy_async(rt, (uintptr_t)c->block->host + offset,
                                 request->src.address + offset, length_of_piece(c, i),
                                 c->stream->handle));
-        CM_TRY(cm_rt_event_record(rt, c->events[i], c->stream->handle));
+        CM_TRY(record_event(c, i));
     }
     wake_helpers(c); /* while the first piece is on its way */
     for (unsigned i = 0; i < c->piece_count; i++) {
@@ -468,12 +466,9 @@ copy(short_copy *c)
 {
     CM_TRY(look(c));
     cm_pool *pool = is_worth_a_block(c) ? take_block(c) : NULL;
-    cm_status status = take_events(c, pool != NULL && c->down ? c->piece_count : 1);
-    if (cm_is_ok(status)) {
-        status = pool != NULL ? move_pieces(c) : copy_whole(c);
-        if (!cm_is_ok(status)) {
-            settle(c);
-        }
+    cm_status status = pool != NULL ? move_pieces(c) : copy_whole(c);
+    if (!cm_is_ok(status)) {
+        settle(c);
     }
     give_events(c);
     if (pool != NULL) {
