@@ -252,57 +252,34 @@ oldest_in(cm_ring *ring, bool second)
     return at < (second ? ring->passed : ring->begun) ? cm_slot_at(ring, at) : NULL;
 }
 
-/* Of the oldest piece in it. */
+/* That half of it, if it is over: *out. Where `waits`, the device's is waited for, the
+ * only wait that may park. */
 static cm_status
-end_half(cm_job *job, const cm_ring_way *way, bool second)
+end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *out)
 {
     cm_ring *ring = job->ring;
+    cm_slot *s = oldest_in(ring, second);
+    bool at_host = second != way->host_first;
+    *out = s != NULL && (at_host ? cm_copy_task_is_done(&s->task) : s->skips_device);
+    if (s != NULL && !at_host && !*out) {
+        CM_TRY(waits ? cm_job_wait_event(job, s->device, s->event)
+                     : cm_slot_look(job, s, out));
+        *out = *out || waits;
+    }
+    if (!*out) {
+        return cm_ok();
+    }
+    if (at_host) {
+        CM_TRY(cm_job_moved_status(job));
+    }
     if (second) {
-        const cm_slot *s = cm_slot_at(ring, ring->ended++);
+        ring->ended++;
         cm_job_count_moved(job, cm_layout_nbytes(&s->piece));
         return cm_ok();
     }
-    CM_TRY(way->pass(job, cm_slot_at(ring, ring->passed)));
+    CM_TRY(way->pass(job, s));
     ring->passed++;
     return cm_ok();
-}
-
-/* The host's half of all pieces for which it is over. */
-static cm_status
-end_tasks(cm_job *job, const cm_ring_way *way)
-{
-    bool second = !way->host_first;
-    for (;;) {
-        const cm_slot *s = oldest_in(job->ring, second);
-        if (s == NULL || !cm_copy_task_is_done(&s->task)) {
-            return cm_ok();
-        }
-        CM_TRY(cm_job_moved_status(job));
-        CM_TRY(end_half(job, way, second));
-    }
-}
-
-/* The device's half of the oldest piece; *out: it is over. Waits where the host has
- * nothing else to do: the only wait that may park. */
-static cm_status
-end_on_device(cm_job *job, const cm_ring_way *way, bool waits, bool *out)
-{
-    bool second = way->host_first;
-    const cm_slot *s = oldest_in(job->ring, second);
-    *out = false;
-    if (s == NULL) {
-        return cm_ok();
-    }
-    if (waits && !s->skips_device) {
-        CM_TRY(cm_job_wait_event(job, s->device, s->event));
-    }
-    if (waits || s->skips_device) {
-        *out = true;
-    }
-    else {
-        CM_TRY(cm_slot_look(job, s, out));
-    }
-    return *out ? end_half(job, way, second) : cm_ok();
 }
 
 /* There is nothing to do but to wait for the oldest of the tasks, if there is one. */
@@ -327,8 +304,11 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
                                              : &ring->begun;
     for (;;) {
         cm_slot *s;
+        bool over;
         CM_TRY(cm_job_ask(job, &ring->asked_ns));
-        CM_TRY(end_tasks(job, way));
+        do { /* the host's halves */
+            CM_TRY(end_oldest(job, way, !way->host_first, false, &over));
+        } while (over);
         CM_TRY(begin_piece(job, &s));
         if (s != NULL) {
             CM_TRY(way->begin(job, s));
@@ -342,9 +322,8 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
             return cm_ok();
         }
         cm_slot *at_host = oldest_in(ring, !way->host_first);
-        bool over = false;
         if (!way->host_first || !ring->all_cut || drain) { /* else nobody needs it */
-            CM_TRY(end_on_device(job, way, at_host == NULL, &over));
+            CM_TRY(end_oldest(job, way, way->host_first, at_host == NULL, &over));
         }
         if (!over) {
             wait_for_tasks(ring, way, at_host);

@@ -82,29 +82,25 @@ choose_way(const cm_job *job, const cm_layout *layout)
     return by_all ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
 
-/* Bytes from their places to the slot, by the workers. */
+/* Bytes from their places to the slot, or what came down to where it belongs, by the
+ * workers. */
 static cm_status
-pack_slot(cm_job *job, cm_slot *s)
+move_on_host(cm_job *job, cm_slot *s)
 {
-    cm_layout pack;
-    cm_slot_pack(s, &pack);
-    CM_TRY(cm_job_look(job, &s->piece));
-    cm_task_group_post(&job->ring->group, &s->task, &pack, s->host, job->src.host,
-                       choose_way(job, &pack));
-    return cm_ok();
-}
-
-/* What came down goes to where it belongs. */
-static cm_status
-unpack_slot(cm_job *job, cm_slot *s)
-{
-    cm_layout unpack;
-    cm_slot_unpack(job, s, &unpack);
-    if (!job->plan.is_fresh) {
-        CM_TRY(cm_job_look(job, &unpack));
+    bool down = job->plan.is_download;
+    cm_layout layout;
+    if (down) {
+        cm_slot_unpack(job, s, &layout);
     }
-    cm_task_group_post(&job->ring->group, &s->task, &unpack, job->dst.host, s->host,
-                       choose_way(job, &unpack));
+    else {
+        cm_slot_pack(s, &layout);
+    }
+    if (!job->plan.is_fresh) {
+        CM_TRY(cm_job_look(job, &layout));
+    }
+    cm_task_group_post(&job->ring->group, &s->task, &layout,
+                       down ? job->dst.host : s->host, down ? s->host : job->src.host,
+                       choose_way(job, &layout));
     return cm_ok();
 }
 
@@ -252,8 +248,8 @@ static const cm_ring_way *
 way_of(const cm_job *job)
 {
     static const cm_ring_way up = {
-        .host_first = true, .begin = pack_slot, .pass = send_slot};
-    static const cm_ring_way down = {.begin = fetch_slot, .pass = unpack_slot};
+        .host_first = true, .begin = move_on_host, .pass = send_slot};
+    static const cm_ring_way down = {.begin = fetch_slot, .pass = move_on_host};
     return job->plan.is_download ? &down : &up;
 }
 

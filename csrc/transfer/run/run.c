@@ -12,16 +12,6 @@
 
 /* -- the run ------------------------------------------------------------------------ */
 
-static cm_status
-move_bytes(cm_job *job)
-{
-    const cm_route_row *route = &cm_routes[job->plan.route];
-    if (!cm_job_waits_for_source(job)) {
-        CM_TRY(cm_job_begin(job));
-    }
-    return route->move == NULL ? cm_ok() : route->move(job);
-}
-
 /* The end of what is queued becomes the ticket's. */
 static cm_status
 submit_end(cm_job *job, cm_status outcome)
@@ -92,7 +82,10 @@ run_on_stream(cm_job *job)
     }
     if (job->step == CM_JOB_MOVE) {
         CM_TRY(cm_targets_begin(job));
-        CM_TRY(move_bytes(job));
+        if (!cm_job_waits_for_source(job)) {
+            CM_TRY(cm_job_begin(job));
+        }
+        CM_TRY(cm_routes[job->plan.route].move(job));
         CM_TRY(cm_targets_end(job));
         job->step = CM_JOB_END;
     }
