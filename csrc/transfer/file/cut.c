@@ -55,46 +55,27 @@ cm_file_find_next(cm_file_job *file)
     }
 }
 
+/* Most bytes of a chunk whose memory is that device's. */
+static uint64_t
+limit_of(const cm_file_job *file, int device, bool is_strided)
+{
+    return device < 0 && !is_strided ? CM_FILE_SPAN_NBYTES
+                                     : file->job->tuning.file_chunk_nbytes;
+}
+
 /* -- past the page cache or not ----------------------------------------------------- */
 
 /* What is in the page cache is read through it, and so is what is short; much that is
  * not goes past it, where the file system lets us, and else is announced. */
-enum {
-    DIRECT_LEAST_RUN = 256 << 10,
-    STRETCH_NBYTES = 64 << 20, /* asked about at a time, */
-    PROBE_COUNT = 4,           /* by so many probes of */
-    PROBE_NBYTES = 64 << 10,
-    SHORT_COUNT = 16, /* so many short ranges are taken to be like the first of them */
-};
+enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 
+/* By its middle, which is further on than the kernel reads ahead for the chunk before.
+ */
 static bool
-probe_stretch(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
+is_cold(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
 {
-    int cached = 0;
-    nbytes = nbytes < STRETCH_NBYTES ? nbytes : STRETCH_NBYTES;
-    if (nbytes <= (uint64_t)PROBE_COUNT * PROBE_NBYTES) {
-        return cm_file_is_cached(file, offset, nbytes);
-    }
-    uint64_t step = nbytes / PROBE_COUNT;
-    for (uint64_t i = 0; i < PROBE_COUNT; i++) {
-        cached += cm_file_is_cached(file, offset + i * step, PROBE_NBYTES);
-    }
-    return cached * 2 >= PROBE_COUNT;
-}
-
-/* Asked once for each stretch of a long range, and for some of the short ones. */
-static bool
-is_cold(cm_file_job *file, uint64_t offset, uint64_t nbytes)
-{
-    cm_file_cursor *cursor = &file->cursor;
-    bool is_short = nbytes < DIRECT_LEAST_RUN && cursor->cut.done_nbytes == 0;
-    uint64_t stretch = is_short ? cursor->range / SHORT_COUNT : offset / STRETCH_NBYTES;
-    stretch = 1 + (stretch << 1 | is_short);
-    if (cursor->stretch != stretch) {
-        cursor->stretch = stretch;
-        cursor->is_cold = !probe_stretch(file, offset, nbytes);
-    }
-    return cursor->is_cold;
+    uint64_t probe = cm_least(nbytes, PROBE_NBYTES);
+    return !cm_file_is_cached(file, offset + (nbytes - probe) / 2, probe);
 }
 
 static bool
@@ -107,7 +88,7 @@ can_go_direct(cm_file_job *file)
 }
 
 /* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset` of the
- * file. Looks at that, or opens it again, now and then. */
+ * file. */
 static void
 look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
@@ -115,7 +96,8 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        chunk->is_cold = is_cold(file, offset, nbytes);
+        chunk->is_cold = is_cold(
+            file, offset, cm_least(nbytes, limit_of(file, chunk->device, false)));
         pays = chunk->is_cold && request->direct == CM_FILE_DIRECT_AUTO
                && file->nbytes >= file->job->tuning.direct_nbytes
                && nbytes >= DIRECT_LEAST_RUN;
@@ -124,14 +106,6 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
 }
 
 /* -- chunks ------------------------------------------------------------------------------- */
-
-/* Most bytes of a chunk whose memory is that device's. */
-static uint64_t
-limit_of(const cm_file_job *file, int device, bool is_strided)
-{
-    return device < 0 && !is_strided ? CM_FILE_SPAN_NBYTES
-                                     : file->job->tuning.file_chunk_nbytes;
-}
 
 /* With the file as the target: a region of the same shape in C order. What is one run
  * is cut where pages of the file end. */

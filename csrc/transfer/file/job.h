@@ -59,8 +59,6 @@ typedef struct cm_file_cursor {
     bool has_begun;   /* that one: what is left of it is that of the cut */
     cm_layout layout; /* which is cut */
     cm_cut cut;
-    uint64_t stretch; /* of the file, that was last asked about; 0: none */
-    bool is_cold;     /* they are not in the page cache */
 } cm_file_cursor;
 
 typedef struct cm_file_job {
