@@ -294,20 +294,11 @@ cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
 bool
 cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize)
 {
-    switch (itemsize) {
-    case 1:
-        transpose_1(dst, stride, src);
-        return true;
-    case 2:
-        transpose_2(dst, stride, src);
-        return true;
-    case 4:
-        transpose_4(dst, stride, src);
-        return true;
-    case 8:
-        transpose_8(dst, stride, src);
-        return true;
-    default:
+    static void (*const all[])(char *, int64_t, const char *) = {
+        [1] = transpose_1, [2] = transpose_2, [4] = transpose_4, [8] = transpose_8};
+    if (itemsize >= sizeof(all) / sizeof(all[0]) || all[itemsize] == NULL) {
         return false;
     }
+    all[itemsize](dst, stride, src);
+    return true;
 }

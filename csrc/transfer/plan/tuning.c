@@ -3,7 +3,7 @@
 
 const cm_tuning_row cm_tuning_rows[] = {
 #define CM_TUNING_ROW(name, value, least, most)                                        \
-    {#name, offsetof(cm_tuning, name), (uint64_t)(least), (uint64_t)(most)},
+    {#name, (uint64_t)(value), (uint64_t)(least), (uint64_t)(most)},
     CM_TUNING(CM_TUNING_ROW)
 #undef CM_TUNING_ROW
 };
@@ -11,11 +11,9 @@ const cm_tuning_row cm_tuning_rows[] = {
 void
 cm_tuning_init(cm_tuning *tuning)
 {
-    *tuning = (cm_tuning){
-#define CM_TUNING_DEFAULT(name, value, least, most) .name = (uint64_t)(value),
-        CM_TUNING(CM_TUNING_DEFAULT)
-#undef CM_TUNING_DEFAULT
-    };
+    for (int i = 0; i < CM_TUNING_COUNT; i++) {
+        *cm_tuning_at(tuning, i) = cm_tuning_rows[i].value;
+    }
 }
 
 void

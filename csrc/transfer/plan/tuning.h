@@ -80,17 +80,12 @@ typedef struct cm_tuning {
 #undef CM_TUNING_FIELD
 } cm_tuning;
 
-enum {
-#define CM_TUNING_INDEX(name, value, least, most) CM_TUNING_##name,
-    CM_TUNING(CM_TUNING_INDEX)
-#undef CM_TUNING_INDEX
-        CM_TUNING_COUNT
-};
+enum { CM_TUNING_COUNT = sizeof(cm_tuning) / sizeof(uint64_t) };
 
 /* One value of it, by its place in the list. */
 typedef struct cm_tuning_row {
     const char *name;
-    size_t offset; /* in cm_tuning */
+    uint64_t value; /* the default */
     uint64_t least;
     uint64_t most;
 } cm_tuning_row;
@@ -100,7 +95,7 @@ extern const cm_tuning_row cm_tuning_rows[CM_TUNING_COUNT];
 static inline uint64_t *
 cm_tuning_at(cm_tuning *tuning, int index)
 {
-    return (uint64_t *)((char *)tuning + cm_tuning_rows[index].offset);
+    return (uint64_t *)tuning + index;
 }
 
 void cm_tuning_init(cm_tuning *tuning);
