@@ -276,7 +276,6 @@ move_strided(const cm_file_chunk *chunk, cm_layout part)
     cm_file_piece p = chunk->pieces[0];
     int64_t *packed =
         chunk->file->request->writes ? &part.offset[CM_DST] : &part.offset[CM_SRC];
-    p.host = chunk->host;
     p.nbytes = cm_layout_nbytes(&part);
     p.offset += (uint64_t)*packed;
     *packed = 0;

@@ -159,13 +159,12 @@ take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
     chunk->nbytes = piece->at + piece->nbytes;
     cm_layout_pack(layout, CM_DST);
     chunk->is_strided = layout->ndim > 0;
-    chunk->host = range->host;
-    chunk->address = range->address;
-    if (!chunk->is_strided && chunk->device < 0) {
-        piece->host = chunk->host + layout->offset[CM_SRC];
+    int64_t at = chunk->is_strided ? 0 : layout->offset[CM_SRC];
+    if (chunk->device < 0) {
+        piece->host = (char *)range->host + at;
     }
-    else if (!chunk->is_strided) {
-        piece->address = chunk->address + (uint64_t)layout->offset[CM_SRC];
+    else {
+        piece->address = range->address + (uint64_t)at;
     }
     if (!file->request->writes) {
         turn_layout(layout);
@@ -210,7 +209,7 @@ cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
     take_piece(file, range, chunk);
     const cm_file_piece *first = &chunk->pieces[0];
     chunk->bounces =
-        chunk->is_direct && first->host != NULL
+        chunk->is_direct && chunk->device < 0 && !chunk->is_strided
         && ((uintptr_t)first->host - first->offset) % CM_FILE_PAGE_NBYTES != 0;
     while ((range = find_neighbour(file, chunk)) != NULL) {
         CM_TRY(begin_range(file, range));

@@ -139,9 +139,9 @@ copy_strided(cm_job *job, const cm_file_chunk *chunk, const cm_stream *stream)
     CM_TRY(cm_job_take_block_on(job, chunk->device, &block));
     if (!job->file->request->writes) {
         CM_TRY(cm_job_copy_run(job, stream, block, here, piece->nbytes));
-        return cm_job_copy_layout(job, stream, layout, chunk->address, block);
+        return cm_job_copy_layout(job, stream, layout, piece->address, block);
     }
-    CM_TRY(cm_job_copy_layout(job, stream, layout, block, chunk->address));
+    CM_TRY(cm_job_copy_layout(job, stream, layout, block, piece->address));
     return cm_job_copy_run(job, stream, here, block, piece->nbytes);
 }
 
@@ -211,7 +211,7 @@ look_at_host(const cm_file_chunk *chunk)
 {
     bool writes = chunk->file->request->writes;
     cm_layout run = {.run_nbytes = chunk->nbytes - chunk->pieces[0].at};
-    char *host = chunk->is_strided ? chunk->host : chunk->pieces[0].host;
+    char *host = chunk->pieces[0].host;
     return cm_host_look(chunk->is_strided ? &chunk->layout : &run, writes ? NULL : host,
                         writes ? host : NULL, CM_LOOK_NBYTES);
 }

@@ -38,7 +38,7 @@ typedef struct cm_file_piece {
 typedef struct cm_file_chunk {
     struct cm_file_job *file;
     int device;      /* whose memory; -1: the host's */
-    bool is_strided; /* one piece, whose memory `layout` describes from `host` or
+    bool is_strided; /* one piece, whose memory `layout` describes from its `host` or
                         `address` on */
     bool is_direct;  /* past the page cache, as far as its pages are whole */
     bool is_cold;    /* else: not in it, as far as is known */
@@ -47,8 +47,6 @@ typedef struct cm_file_chunk {
     uint64_t nbytes; /* up to the end of the last piece */
     char *memory;    /* the slot's, if it has any */
     cm_file_piece pieces[CM_FILE_PIECE_COUNT];
-    char *host; /* of element 0, as is the next; is_strided */
-    cm_address address;
     cm_layout layout; /* the user's memory on its side, packed on the other */
 } cm_file_chunk;
 
