@@ -103,7 +103,10 @@ forget_some_pending(cm_storage *storage)
 {
     enum { FEW = 8 };
     cm_engine *engine = storage->state->engine;
-    uint64_t failed = engine == NULL ? 0 : cm_engine_count_failed(engine);
+    uint64_t failed = engine == NULL
+                          ? 0
+                          : atomic_load_explicit(&cm_engine_counts(engine)->failed,
+                                                 memory_order_relaxed);
     if (storage->writer_count < storage->forget_at && failed == storage->failed_total) {
         return;
     }

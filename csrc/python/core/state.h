@@ -187,7 +187,10 @@ static inline bool
 cm_state_is_quiet(const cm_state *state)
 {
     return !atomic_load_explicit(&state->has_deferred, memory_order_relaxed)
-           && (state->engine == NULL || !cm_engine_has_unread(state->engine));
+           && (state->engine == NULL
+               || atomic_load_explicit(&cm_engine_counts(state->engine)->unread,
+                                       memory_order_relaxed)
+                      == 0);
 }
 
 /* The default pool of a kind, made on first need. Borrowed; NULL with an exception. */

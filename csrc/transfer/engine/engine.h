@@ -141,18 +141,16 @@ CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
 
 /* The next failure that nobody read (CM_OK if none): for the unraisable hook. */
 cm_status cm_engine_take_unread(cm_engine *engine);
-/* A look without the lock whether there is one. */
-bool cm_engine_has_unread(const cm_engine *engine);
 
-/* Transfers that have failed or were cancelled, ever. No lock. */
-uint64_t cm_engine_count_failed(const cm_engine *engine);
-
-/* What copies have done so far, for tests and benchmarks. */
+/* What copies have done so far; any thread may look. All but the last two are for tests
+ * and benchmarks. */
 typedef struct cm_copy_counts {
     _Atomic uint64_t routes[CM_ROUTE_COUNT]; /* copies that ended, failed ones too */
     _Atomic uint64_t quick; /* short ones made by the calling thread: not among these */
     _Atomic uint64_t bounced; /* of them, through a page-locked block */
     _Atomic uint64_t pieces;  /* of all that were cut */
+    _Atomic uint64_t failed;  /* transfers that did, or were cancelled */
+    _Atomic uint64_t unread;  /* failures that cm_engine_take_unread() has to tell */
 } cm_copy_counts;
 
 const cm_copy_counts *cm_engine_counts(const cm_engine *engine);

@@ -70,7 +70,6 @@ struct cm_engine {
     cm_relief *relief;     /* with its argument; set once; NULL: none */
     void *relief_argument;
     cm_copy_counts counts;
-    _Atomic uint64_t failed_count;           /* tickets: see cm_engine_count_failed */
     _Atomic uint64_t short_end_ns;           /* of the last shared short copy */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
     cm_kernels kernels;
@@ -87,10 +86,9 @@ struct cm_engine {
     cm_list watched; /* tickets that wait for an event: their own, or their job's */
     uint64_t pending_count;
     uint64_t watched_count;
-    cm_list unread;         /* failed tickets without a holder */
-    atomic_bool has_unread; /* perhaps: set and cleared under the lock */
-    cm_list going_on;       /* order.c's: tickets that may have nothing to wait for */
-    cm_list short_jobs;     /* that can go on, oldest first */
+    cm_list unread;     /* failed tickets without a holder */
+    cm_list going_on;   /* order.c's: tickets that may have nothing to wait for */
+    cm_list short_jobs; /* that can go on, oldest first */
     cm_list long_jobs;
     uint64_t job_count;     /* of both */
     uint64_t pick_count;    /* of jobs by job threads */

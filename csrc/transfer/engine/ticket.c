@@ -81,7 +81,7 @@ queue_unread_locked(cm_ticket *ticket)
     ticket->read = true;
     atomic_fetch_add_explicit(&ticket->refs, 1, memory_order_relaxed);
     cm_list_push_back(&ticket->engine->unread, &ticket->node);
-    atomic_store_explicit(&ticket->engine->has_unread, true, memory_order_relaxed);
+    atomic_fetch_add_explicit(&ticket->engine->counts.unread, 1, memory_order_relaxed);
     return true;
 }
 
@@ -128,12 +128,6 @@ cm_ticket_hand_over(cm_ticket *ticket, cm_status status, cm_ticket **out)
     return status;
 }
 
-bool
-cm_engine_has_unread(const cm_engine *engine)
-{
-    return atomic_load_explicit(&engine->has_unread, memory_order_relaxed);
-}
-
 cm_status
 cm_engine_take_unread(cm_engine *engine)
 {
@@ -142,12 +136,11 @@ cm_engine_take_unread(cm_engine *engine)
     }
     cm_mutex_lock(&engine->lock);
     cm_list *node = cm_list_pop_front(&engine->unread);
-    bool more = !cm_list_is_empty(&engine->unread);
-    atomic_store_explicit(&engine->has_unread, more, memory_order_relaxed);
     cm_mutex_unlock(&engine->lock);
     if (node == NULL) {
         return cm_ok();
     }
+    atomic_fetch_sub_explicit(&engine->counts.unread, 1, memory_order_relaxed);
     cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
     cm_status status = ticket->status;
     cm_ticket_release(ticket);
@@ -341,7 +334,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
         cm_ticket_set_moved(ticket, ticket->nbytes);
     }
     else {
-        atomic_fetch_add_explicit(&engine->failed_count, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&engine->counts.failed, 1, memory_order_relaxed);
     }
     cm_notice *notices = ticket->notices;
     ticket->notices = NULL;
@@ -478,12 +471,6 @@ cm_ticket_count_moved(const cm_ticket *ticket)
         return moved > 0 ? moved : parts;
     }
     return ticket->nbytes - 1; /* it is not done yet, though they are */
-}
-
-uint64_t
-cm_engine_count_failed(const cm_engine *engine)
-{
-    return atomic_load_explicit(&engine->failed_count, memory_order_relaxed);
 }
 
 uint64_t
