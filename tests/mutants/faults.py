@@ -180,7 +180,7 @@ FAULTS = [
     ),
     Fault(
         "overlap unseen",
-        "csrc/transfer/plan/overlap.c",
+        "csrc/transfer/plan/region.c",
         "emulated memory and its view on the host pass for two",
         "return alias != NULL ? (uintptr_t)alias : at;",
         "return alias == NULL ? 0 : at;",

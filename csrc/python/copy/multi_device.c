@@ -8,7 +8,7 @@
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/errors.h"
-#include "transfer/plan/overlap.h"
+#include "transfer/engine/engine.h"
 
 /* -- ends --------------------------------------------------------------------------------- */
 

@@ -6,7 +6,6 @@
 
 #include <stdlib.h>
 
-#include "transfer/plan/overlap.h"
 #include "transfer/run/run.h"
 
 enum {

@@ -7,7 +7,6 @@
 #include "base/fresh_pages.h"
 #include "runtime/scope.h"
 #include "transfer/file/job.h"
-#include "transfer/plan/overlap.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
