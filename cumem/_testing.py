@@ -6,8 +6,11 @@ The extension tells where functions of the core are; their types are said here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
+import os
 import time
 from ctypes import c_bool, c_char_p, c_int, c_int32, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -50,7 +53,6 @@ class _FileFaults(ctypes.Structure):
         ("count", c_uint64),
         ("direct_count", c_uint64),
         ("advised_count", c_uint64),
-        ("open_count", c_int),
         ("error", c_int),
         ("is_on", c_bool),
         ("repeat", c_bool),
@@ -369,7 +371,7 @@ def file_plan(**plan: Any) -> None:
     they wait.
     """
     faults = _file_faults()
-    made = _FileFaults(is_on=True, is_shut=True, open_count=faults.open_count, **plan)
+    made = _FileFaults(is_on=True, is_shut=True, **plan)
     ctypes.memmove(
         ctypes.addressof(faults), ctypes.addressof(made), ctypes.sizeof(made)
     )
@@ -379,10 +381,16 @@ def file_counts() -> tuple[int, int, int, int]:
     """Reads and writes since the plan; those past the page cache; announcements; and
     descriptors past the page cache that are open now."""
     faults = _file_faults()
-    return (
-        *(faults.count, faults.direct_count),
-        *(faults.advised_count, faults.open_count),
-    )
+    return faults.count, faults.direct_count, faults.advised_count, _count_direct()
+
+
+def _count_direct() -> int:
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # listdir's own
+            flags = fcntl.fcntl(int(number), fcntl.F_GETFL)
+            count += flags & os.O_DIRECT != 0
+    return count
 
 
 def file_await() -> None:

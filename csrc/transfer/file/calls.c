@@ -70,30 +70,13 @@ int
 cm_file_open_direct(const cm_file_job *file)
 {
     char path[64];
-    cm_file_faults *faults = faults_of(file);
+    const cm_file_faults *faults = faults_of(file);
     if (faults != NULL && faults->no_direct) {
         return -1;
     }
     (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", file->request->fd);
     int access = file->request->writes ? O_WRONLY : O_RDONLY;
-    int fd = open(path, access | O_DIRECT | O_CLOEXEC);
-    if (fd >= 0 && faults != NULL) {
-        atomic_fetch_add(&faults->open_count, 1);
-    }
-    return fd;
-}
-
-void
-cm_file_close_direct(cm_file_job *file)
-{
-    cm_file_faults *faults = faults_of(file);
-    if (file->direct_fd < 0) {
-        return;
-    }
-    (void)close(file->direct_fd);
-    if (faults != NULL) {
-        atomic_fetch_sub(&faults->open_count, 1);
-    }
+    return open(path, access | O_DIRECT | O_CLOEXEC);
 }
 
 /* As cachestat(2) has them. */

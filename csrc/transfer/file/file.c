@@ -2,6 +2,7 @@
 #include "transfer/file/file.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "transfer/file/job.h"
 #include "transfer/host/host_copy.h"
@@ -77,7 +78,9 @@ settle_failure(cm_file_job *file)
 void
 cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
 {
-    cm_file_close_direct(file);
+    if (file->direct_fd >= 0) {
+        (void)close(file->direct_fd);
+    }
     settle_failure(file);
     *failure = file->failure;
     cm_mutex_fini(&file->lock);

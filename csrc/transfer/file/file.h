@@ -19,7 +19,6 @@ typedef struct cm_file_faults {
     _Atomic uint64_t count; /* reads and writes so far */
     _Atomic uint64_t direct_count;  /* those past the page cache */
     _Atomic uint64_t advised_count; /* announcements */
-    atomic_int open_count;          /* descriptors past the page cache that are open */
     int error;                      /* of the nth: errno; 0: it moves nothing */
     bool is_on;                     /* else all of it is ignored */
     bool repeat;                    /* later ones than the nth fail too */

@@ -102,7 +102,6 @@ void cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task
 uint64_t cm_file_size(int fd);
 /* Another descriptor of the file, past the page cache; -1: there is none. */
 int cm_file_open_direct(const cm_file_job *file);
-void cm_file_close_direct(cm_file_job *file);
 /* Are most pages of it in the page cache? True where that is not known. */
 bool cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes);
 /* Memory of so many bytes and two pages has a page's beginning here. */
