@@ -42,8 +42,6 @@ static void
 watch(cm_ticket *ticket, bool is_watched)
 {
     cm_engine *engine = ticket->engine;
-    engine->watched_count -= !cm_list_is_empty(&ticket->node);
-    engine->watched_count += is_watched;
     cm_list_remove(&ticket->node);
     if (is_watched) {
         cm_list_push_back(&engine->watched, &ticket->node);

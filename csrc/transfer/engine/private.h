@@ -59,9 +59,8 @@ typedef struct cm_resource_cache {
 } cm_resource_cache;
 
 /* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
- * pending_count = tickets that are not done; watched_count = those of them in
- * `watched`; waiting_count = jobs whose ticket is watched or in the `waiters` of
- * another; 0 <= idle_count <= thread_count. */
+ * pending_count = tickets that are not done; waiting_count = jobs whose ticket is
+ * watched or in the `waiters` of another; 0 <= idle_count <= thread_count. */
 struct cm_engine {
     atomic_uint refs;
     atomic_bool over;      /* closed to the end: `rt` may be gone */
@@ -85,7 +84,6 @@ struct cm_engine {
     uint64_t caller_count; /* threads that may call the runtime for the engine now */
     cm_list watched; /* tickets that wait for an event: their own, or their job's */
     uint64_t pending_count;
-    uint64_t watched_count;
     cm_list unread;     /* failed tickets without a holder */
     cm_list going_on;   /* order.c's: tickets that may have nothing to wait for */
     cm_list short_jobs; /* that can go on, oldest first */

@@ -19,10 +19,11 @@ update_some(cm_engine *engine, int limit)
     cm_ticket *batch[BATCH];
     int count = 0;
     cm_mutex_lock(&engine->lock);
-    uint64_t left = engine->watched_count;
-    for (; left > 0 && count < limit && count < BATCH; left--) {
+    const cm_list *last = engine->watched.prev;
+    cm_list *node = &engine->watched;
+    while (node != last && count < limit && count < BATCH) {
         /* Whoever was looked at goes to the end: each gets its turn. */
-        cm_list *node = cm_list_pop_front(&engine->watched);
+        node = cm_list_pop_front(&engine->watched);
         cm_list_push_back(&engine->watched, node);
         cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
         if (!ticket->busy) {
@@ -56,7 +57,7 @@ watch(void *argument)
     cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
     for (;;) {
         cm_mutex_lock(&engine->lock);
-        while (!engine->stop && engine->watched_count == 0) {
+        while (!engine->stop && cm_list_is_empty(&engine->watched)) {
             cm_cond_wait(&engine->watch, &engine->lock);
             pause = FIRST_PAUSE_NS;
         }
