@@ -85,17 +85,15 @@ bool
 cm_job_fits_stream(const cm_job *job)
 {
     const cm_stream *stream = job->request_stream;
-    if (stream == NULL || job->plan.route == CM_ROUTE_HOST) {
-        return false;
-    }
-    if (cm_routes[job->plan.route].needs_stream && cm_stream_is_legacy(stream)) {
+    const cm_route_row *route = &cm_routes[job->plan.route];
+    if (stream == NULL || job->plan.route == CM_ROUTE_HOST
+        || (route->needs_stream && cm_stream_is_legacy(stream))) {
         return false;
     }
     if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {
         return false; /* in a job thread the handle means another */
     }
     int device = stream->device;
-    const cm_route_row *route = &cm_routes[job->plan.route];
     bool is_plain_peer = job->plan.layout.ndim == 0 && route->crosses
                          && (!route->uses_ring || job->capturing);
     return device == job->plan.device

@@ -182,12 +182,4 @@ cm_job_src_is_ordered(const cm_job *job)
            || !job->src_facts.whole;
 }
 
-/* Such a source is waited for before the copy begins. */
-static inline bool
-cm_job_waits_for_source(const cm_job *job)
-{
-    return cm_routes[job->plan.route].packs && !job->plan.is_download
-           && cm_job_src_is_ordered(job);
-}
-
 #endif

@@ -2,7 +2,6 @@
 #include "transfer/engine/job.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -557,8 +556,8 @@ reach(cm_ticket *ticket, unsigned states, uint64_t timeout_ns)
             (void)cm_cond_wait_until(&engine->changed, &engine->lock, until);
         }
         cm_mutex_unlock(&engine->lock);
-        while (!sleeps && cm_now_ns() < until) {
-            (void)sched_yield();
+        if (!sleeps) {
+            cm_pause_until(until);
         }
     }
 }

@@ -81,11 +81,14 @@ run_on_stream(cm_job *job)
         job->step = CM_JOB_MOVE;
     }
     if (job->step == CM_JOB_MOVE) {
+        const cm_route_row *route = &cm_routes[job->plan.route];
+        bool waits_for_source =
+            route->packs && !job->plan.is_download && cm_job_src_is_ordered(job);
         CM_TRY(cm_targets_begin(job));
-        if (!cm_job_waits_for_source(job)) {
+        if (!waits_for_source) {
             CM_TRY(cm_job_begin(job));
         }
-        CM_TRY(cm_routes[job->plan.route].move(job));
+        CM_TRY(route->move(job));
         CM_TRY(cm_targets_end(job));
         job->step = CM_JOB_END;
     }
