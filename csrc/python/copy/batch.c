@@ -24,18 +24,15 @@ typedef struct many_storage {
     bool written;
 } many_storage;
 
-/* Where the driver must say what kind of memory an array has. */
-typedef struct many_question {
-    uint64_t piece;
-    bool is_dst;
-} many_question;
-
-typedef struct many_pairs {
+/* One call. */
+typedef struct many_call {
+    cm_call call;
+    cm_many_request request;
     cm_state *state;   /* borrowed */
     cm_stream *stream; /* borrowed; may be NULL: given to exporters of DLPack */
     PyObject *pairs;   /* owned tuple */
-    uint64_t call;     /* its number */
-    cm_piece *pieces;  /* owned arrays */
+    uint64_t number;
+    cm_piece *pieces; /* owned arrays */
     uint64_t piece_count;
     cm_piece_regions *others;
     uint32_t other_count;
@@ -43,23 +40,22 @@ typedef struct many_pairs {
     many_storage *storages;
     uint32_t storage_count;
     uint32_t storage_room;
-    many_question *questions;
-    uint64_t question_count;
+    bool asks;            /* the driver must say what kind of memory some arrays have */
     PyObject *kept;       /* owned list: whatever else keeps memory alive */
     uint64_t devices;     /* of ends that are a device's, by index */
     uint64_t any_devices; /* of ends that are not ordinary memory */
     int first_device;     /* of the first end that is a device's; -1: there is none */
     cm_operand dst;       /* of the pair being read */
     cm_operand src;
-} many_pairs;
+} many_call;
 
 /* -- growing ------------------------------------------------------------------------------ */
 
 /* Once for all pairs that it is at an end of. */
 static int
-add_storage(many_pairs *self, cm_storage *storage, bool written)
+add_storage(many_call *self, cm_storage *storage, bool written)
 {
-    if (storage->many_call != self->call) {
+    if (storage->many_call != self->number) {
         if (cm_reserve(&self->storages, sizeof(*self->storages), NULL, 0,
                        self->storage_count, &self->storage_room)
             < 0) {
@@ -67,7 +63,7 @@ add_storage(many_pairs *self, cm_storage *storage, bool written)
         }
         cm_storage_hold(storage);
         cm_storage_pin(storage);
-        storage->many_call = self->call;
+        storage->many_call = self->number;
         storage->many_index = self->storage_count;
         self->storages[self->storage_count++] = (many_storage){.storage = storage};
     }
@@ -77,7 +73,7 @@ add_storage(many_pairs *self, cm_storage *storage, bool written)
 }
 
 static int
-keep_end(many_pairs *self, const cm_operand *end, bool written)
+keep_end(many_call *self, const cm_operand *end, bool written)
 {
     if (end->locked != NULL && PyList_Append(self->kept, end->locked) < 0) {
         return -1;
@@ -91,7 +87,7 @@ keep_end(many_pairs *self, const cm_operand *end, bool written)
 /* -- a pair of buffers and arrays --------------------------------------------------------- */
 
 static void
-note_device(many_pairs *self, const cm_region *region)
+note_device(many_call *self, const cm_region *region)
 {
     uint64_t device = cm_devices_of(region);
     self->any_devices |= device;
@@ -103,27 +99,33 @@ note_device(many_pairs *self, const cm_region *region)
 }
 
 /* An array within one of our buffers is what the buffer is. */
-static bool
-place_in_storage(cm_region *region, const cm_storage *storage, uint64_t nbytes)
+static void
+place_array(cm_operand *end, uint64_t nbytes)
 {
-    uint64_t from = (uintptr_t)region->host - (uintptr_t)storage->host;
-    if (storage->host == NULL || cm_kind_is_on_device(storage->residency)
-        || from > storage->nbytes || nbytes > storage->nbytes - from) {
-        return false;
+    cm_region *region = &end->region;
+    const cm_storage *storage = end->storage;
+    if (storage == NULL || !cm_kind_is_pageable(region->kind)
+        || cm_kind_is_on_device(storage->residency) || storage->host == NULL) {
+        return;
     }
-    region->kind = storage->residency;
-    region->device = cm_kind_is_pageable(region->kind) ? -1 : storage->device;
-    region->address = storage->address == 0 ? 0 : storage->address + from;
-    return true;
+    uint64_t from = (uintptr_t)region->host - (uintptr_t)storage->host;
+    if (from <= storage->nbytes && nbytes <= storage->nbytes - from) {
+        region->kind = storage->residency;
+        region->device = cm_kind_is_pageable(region->kind) ? -1 : storage->device;
+        region->address = storage->address == 0 ? 0 : storage->address + from;
+    }
 }
 
+enum { OTHER, ARRAY, BUFFER };
+
 /* As cm_operand_init() for the usual ends, but that nothing runs foreign code and the
- * driver is not asked. 1; 0: it is none of them; -1. */
+ * driver is not asked. What it is, or -1. */
 static int
-read_quickly(many_pairs *self, cm_operand *end, PyObject *object, bool *asks)
+read_quickly(many_call *self, cm_operand *end, PyObject *object)
 {
-    *asks = false;
+    int kind = ARRAY;
     if (cm_buffer_check(self->state, object)) {
+        kind = BUFFER;
         const cm_buffer *buffer = (const cm_buffer *)(void *)object;
         if (cm_buffer_check_open(buffer) < 0) {
             return -1;
@@ -138,13 +140,12 @@ read_quickly(many_pairs *self, cm_operand *end, PyObject *object, bool *asks)
             return -1;
         }
         end->storage = cm_operand_storage_of(self->state, object);
-        *asks = true;
     }
     else {
-        return 0;
+        return OTHER;
     }
     end->keep = Py_NewRef(object);
-    return 1;
+    return kind;
 }
 
 static bool
@@ -174,9 +175,18 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .device = region->device};
 }
 
+/* Must the driver say what kind of memory it is? */
+static bool
+is_unknown(const cm_piece_end *end)
+{
+    const cm_storage *storage = end->owner;
+    return cm_kind_is_pageable(end->kind)
+           && (storage == NULL || !cm_kind_is_pageable(storage->residency));
+}
+
 /* What is kept of the pair being read, whose source is stretched to `src`. */
 static int
-note_ends(many_pairs *self, const cm_region *src)
+note_ends(many_call *self, const cm_region *src)
 {
     note_device(self, &self->dst.region);
     note_device(self, src);
@@ -186,41 +196,29 @@ note_ends(many_pairs *self, const cm_region *src)
 }
 
 static int
-add_piece(many_pairs *self, uint64_t index, int64_t nbytes)
+add_piece(many_call *self, uint64_t index, int64_t nbytes)
 {
     cm_piece *piece = &self->pieces[self->piece_count++];
     set_end(&piece->dst, &self->dst);
     set_end(&piece->src, &self->src);
+    self->asks = self->asks || is_unknown(&piece->dst) || is_unknown(&piece->src);
     piece->nbytes = (uint64_t)nbytes;
     piece->index = index;
     return note_ends(self, &self->src.region);
 }
 
-/* Put the question off until all are read, unless a buffer of ours answers it. */
-static void
-settle_array(many_pairs *self, cm_operand *end, bool asks, bool is_dst, int64_t nbytes)
-{
-    if (asks
-        && !(end->storage != NULL
-             && place_in_storage(&end->region, end->storage, (uint64_t)nbytes))) {
-        self->questions[self->question_count++] =
-            (many_question){self->piece_count, is_dst};
-    }
-}
-
 /* 1; 0: this pair is none of the usual ones; -1. */
 static int
-try_usual(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
+try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
 {
-    bool dst_asks, src_asks;
     int64_t nbytes, same;
-    int read = read_quickly(self, &self->dst, dst, &dst_asks);
-    if (read <= 0 || cm_check_target("", &self->dst, dst) < 0) {
-        return read <= 0 ? read : -1;
+    int dst_is = read_quickly(self, &self->dst, dst);
+    if (dst_is <= 0 || cm_check_target("", &self->dst, dst) < 0) {
+        return dst_is <= 0 ? dst_is : -1;
     }
-    read = read_quickly(self, &self->src, src, &src_asks);
-    if (read <= 0 || cm_check_dtypes("", &self->dst, &self->src) < 0) {
-        return read <= 0 ? read : -1;
+    int src_is = read_quickly(self, &self->src, src);
+    if (src_is <= 0 || cm_check_dtypes("", &self->dst, &self->src) < 0) {
+        return src_is <= 0 ? src_is : -1;
     }
     if (!have_one_shape(&self->dst.region, &self->src.region)
         || !is_run(&self->dst.region, &nbytes) || !is_run(&self->src.region, &same)) {
@@ -229,12 +227,12 @@ try_usual(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
     if (nbytes == 0) {
         return 1;
     }
-    settle_array(self, &self->dst, dst_asks, true, nbytes);
-    settle_array(self, &self->src, src_asks, false, nbytes);
+    place_array(&self->dst, (uint64_t)nbytes);
+    place_array(&self->src, (uint64_t)nbytes);
     /* What was read of buffers holds while they are open, and a collection on the way
      * may have run Python code. From here on nothing does. */
-    if ((!dst_asks && cm_storage_check_open(self->dst.storage) < 0)
-        || (!src_asks && cm_storage_check_open(self->src.storage) < 0)) {
+    if ((dst_is == BUFFER && cm_storage_check_open(self->dst.storage) < 0)
+        || (src_is == BUFFER && cm_storage_check_open(self->src.storage) < 0)) {
         return -1;
     }
     return add_piece(self, index, nbytes) < 0 ? -1 : 1;
@@ -243,7 +241,7 @@ try_usual(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
 /* -- any other pair ----------------------------------------------------------------------- */
 
 static int
-add_other(many_pairs *self, const cm_region *src, uint64_t index)
+add_other(many_call *self, const cm_region *src, uint64_t index)
 {
     if (cm_reserve(&self->others, sizeof(*self->others), NULL, 0, self->other_count,
                    &self->other_room)
@@ -266,11 +264,12 @@ shift(cm_region *region, int64_t nbytes)
 
 /* Shapes and strides that come to one run are one, whatever they look like. */
 static int
-add_any(many_pairs *self, uint64_t index)
+add_any(many_call *self, uint64_t index)
 {
     cm_layout layout;
     cm_region src;
-    if (cm_check_pair("", &self->dst, &self->src, &src) < 0) {
+    if (cm_check_dtypes("", &self->dst, &self->src) < 0
+        || cm_check_shapes("", &self->dst, &self->src, &src) < 0) {
         return -1;
     }
     cm_status status = cm_layout_init(&self->dst.region, &src, &layout);
@@ -290,20 +289,17 @@ add_any(many_pairs *self, uint64_t index)
 
 /* Foreign code may run: what was read of either end before it is read again. */
 static int
-read_any(many_pairs *self, PyObject *dst, PyObject *src, uint64_t index)
+read_any(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
 {
-    if (cm_operand_init(self->state, &self->dst, dst, NULL, self->stream, false) < 0) {
-        return -1;
-    }
-    int result = cm_check_target("", &self->dst, dst);
-    if (result == 0) {
-        result = cm_operand_init(self->state, &self->src, src, self->dst.dtype,
-                                 self->stream, false);
-        if (result == 0) {
-            result = add_any(self, index);
-            cm_operand_fini(&self->src);
-        }
-    }
+    int result =
+        cm_operand_init(self->state, &self->dst, dst, NULL, self->stream, false) < 0
+                || cm_check_target("", &self->dst, dst) < 0
+                || cm_operand_init(self->state, &self->src, src, self->dst.dtype,
+                                   self->stream, false)
+                       < 0
+            ? -1
+            : add_any(self, index);
+    cm_operand_fini(&self->src);
     cm_operand_fini(&self->dst);
     return result;
 }
@@ -317,7 +313,7 @@ forget_quick_end(cm_operand *end)
 }
 
 static int
-read_pair(many_pairs *self, PyObject *pair, uint64_t index)
+read_pair(many_call *self, PyObject *pair, uint64_t index)
 {
     bool is_tuple = PyTuple_Check(pair);
     Py_ssize_t count = is_tuple             ? PyTuple_Size(pair)
@@ -346,19 +342,15 @@ read_pair(many_pairs *self, PyObject *pair, uint64_t index)
 
 /* -- what kind of memory arrays have, asked of the driver for all at once ----------------- */
 
-static cm_piece_end *
-end_of(many_pairs *self, const many_question *question)
-{
-    cm_piece *piece = &self->pieces[question->piece];
-    return question->is_dst ? &piece->dst : &piece->src;
-}
-
 /* The kind of the end from those of its first and last byte; DEVICE: not the host's. */
 static cm_status
 ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
              uint64_t nbytes)
 {
     cm_pointer_info first, last;
+    if (!is_unknown(end)) {
+        return cm_ok();
+    }
     CM_TRY(cm_registry_probe(registry, (uintptr_t)end->host, nbytes, locked, &first,
                              &last));
     if (cm_kind_is_on_device(first.kind) || cm_kind_is_on_device(last.kind)) {
@@ -374,61 +366,25 @@ ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
 }
 
 static cm_status
-ask_all(many_pairs *self, cm_registry *registry, cm_page_shares *locked)
+ask_all(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
-    for (uint64_t i = 0; i < self->question_count; i++) {
-        const many_question *question = &self->questions[i];
-        CM_TRY(ask_registry(registry, locked, end_of(self, question),
-                            self->pieces[question->piece].nbytes));
+    for (uint64_t i = 0; i < self->piece_count; i++) {
+        cm_piece *piece = &self->pieces[i];
+        CM_TRY(ask_registry(registry, locked, &piece->dst, piece->nbytes));
+        CM_TRY(ask_registry(registry, locked, &piece->src, piece->nbytes));
     }
     return cm_ok();
 }
 
 /* Until the engine has shares of its own. Takes them over. */
 static int
-keep_locked(many_pairs *self, cm_registry *registry, cm_page_shares *locked)
+keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
     PyObject *pages = cm_locked_pages_new(self->state, registry, locked);
     int result = pages == NULL ? -1 : PyList_Append(self->kept, pages);
     Py_XDECREF(pages);
     return result;
 }
-
-/* The last step of the reading. 0, or -1; *failed is the pair, if it is one. */
-static int
-ask_about_arrays(many_pairs *self, uint64_t *failed)
-{
-    cm_runtime *rt = cm_state_runtime(self->state);
-    if (rt == NULL) {
-        return -1;
-    }
-    int device = self->state->current_device;
-    cm_registry *registry = self->state->registry;
-    cm_page_shares locked = {.count = 0};
-    cm_status status =
-        CM_WITHOUT_GIL(CM_ON_ANY_DEVICE(rt, device, ask_all(self, registry, &locked)));
-    if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
-        return -1;
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(self->state, status, "while asking about arrays");
-    }
-    for (uint64_t i = 0; i < self->question_count; i++) {
-        const cm_piece_end *end = end_of(self, &self->questions[i]);
-        if (cm_kind_is_on_device(end->kind)) {
-            *failed = self->pieces[self->questions[i].piece].index;
-            PyErr_SetString(PyExc_ValueError, "array: the address is device memory, "
-                                              "which the host may not touch");
-            return -1;
-        }
-        if (!cm_kind_is_pageable(end->kind) && end->device >= 0) {
-            self->any_devices |= UINT64_C(1) << end->device;
-        }
-    }
-    return 0;
-}
-
-/* -- all ---------------------------------------------------------------------------------- */
 
 /* The exception says which pair it was, as the package has it say. */
 static void
@@ -447,12 +403,57 @@ name_pair(uint64_t index)
     Py_XDECREF(named);
 }
 
-/* Read all of `iterable`; the struct is all zero but for `state` and `stream`. 0, or -1
- * with an exception that names the pair; fini_pairs either way. */
 static int
-read_pairs(many_pairs *self, PyObject *iterable)
+take_answer(many_call *self, const cm_piece *piece, const cm_piece_end *end)
 {
-    self->call = ++self->state->many_count;
+    if (end->host != NULL && cm_kind_is_on_device(end->kind)) {
+        PyErr_SetString(PyExc_ValueError, "array: the address is device memory, which "
+                                          "the host may not touch");
+        name_pair(piece->index);
+        return -1;
+    }
+    if (!cm_kind_is_pageable(end->kind) && end->device >= 0) {
+        self->any_devices |= UINT64_C(1) << end->device;
+    }
+    return 0;
+}
+
+/* The last step of the reading. 0, or -1 with an exception. */
+static int
+ask_about_arrays(many_call *self)
+{
+    cm_runtime *rt = cm_state_runtime(self->state);
+    if (rt == NULL) {
+        return -1;
+    }
+    int device = self->state->current_device;
+    cm_registry *registry = self->state->registry;
+    cm_page_shares locked = {.count = 0};
+    cm_status status =
+        CM_WITHOUT_GIL(CM_ON_ANY_DEVICE(rt, device, ask_all(self, registry, &locked)));
+    if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
+        return -1;
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while asking about arrays");
+    }
+    for (uint64_t i = 0; i < self->piece_count; i++) {
+        const cm_piece *piece = &self->pieces[i];
+        if (take_answer(self, piece, &piece->dst) < 0
+            || take_answer(self, piece, &piece->src) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* -- all ---------------------------------------------------------------------------------- */
+
+/* 0, or -1 with an exception, which names the pair where it is one's fault. */
+static int
+read_pairs(many_call *self, PyObject *iterable)
+{
+    self->number = ++self->state->many_count;
     self->first_device = -1;
     self->pairs = PySequence_Tuple(iterable);
     self->kept = PyList_New(0);
@@ -461,8 +462,7 @@ read_pairs(many_pairs *self, PyObject *iterable)
     }
     uint64_t count = (uint64_t)PyTuple_Size(self->pairs);
     self->pieces = PyMem_Malloc((size_t)(count + 1) * sizeof(*self->pieces));
-    self->questions = PyMem_Malloc((size_t)(count + 1) * 2 * sizeof(*self->questions));
-    if (self->pieces == NULL || self->questions == NULL) {
+    if (self->pieces == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -472,19 +472,44 @@ read_pairs(many_pairs *self, PyObject *iterable)
             return -1;
         }
     }
-    uint64_t failed = UINT64_MAX;
-    if (self->question_count > 0 && ask_about_arrays(self, &failed) < 0) {
-        if (failed != UINT64_MAX) {
-            name_pair(failed);
-        }
+    return self->asks ? ask_about_arrays(self) : 0;
+}
+
+/* -- the call ----------------------------------------------------------------------------- */
+
+static int
+init_call(many_call *self, PyObject *iterable)
+{
+    if (cm_state_runtime(self->state) == NULL || read_pairs(self, iterable) < 0
+        || cm_call_choose_stream(&self->call, "copy_many", self->stream, self->devices,
+                                 self->first_device)
+               < 0) {
         return -1;
     }
+    for (size_t i = 0; i < self->storage_count; i++) {
+        const many_storage *entry = &self->storages[i];
+        cm_extent all = CM_EXTENT_ALL(entry->written);
+        if (cm_call_come_after(&self->call, entry->storage, all) < 0
+            || cm_call_keep_storage(&self->call, entry->storage) < 0) {
+            return -1;
+        }
+    }
+    if (PyList_Size(self->kept) > 0
+        && cm_call_keep_object(&self->call, self->kept) < 0) {
+        return -1;
+    }
+    cm_many_request *request = &self->request;
+    request->pieces = self->pieces;
+    request->piece_count = self->piece_count;
+    request->others = self->others;
+    request->other_count = self->other_count;
     return 0;
 }
 
 static void
-fini_pairs(many_pairs *self)
+fini_call(many_call *self)
 {
+    cm_call_fini(&self->call);
     for (uint32_t i = 0; i < self->storage_count; i++) {
         cm_storage_unpin(self->storages[i].storage);
         cm_storage_release(self->storages[i].storage, true);
@@ -492,101 +517,46 @@ fini_pairs(many_pairs *self)
     PyMem_Free(self->pieces);
     free(self->others);
     free(self->storages);
-    PyMem_Free(self->questions);
     Py_XDECREF(self->pairs);
     Py_XDECREF(self->kept);
 }
 
-/* One call. */
-typedef struct many_call {
-    cm_call call;
-    many_pairs pairs;
-    cm_many_request request;
-} many_call;
-
-/* -- the call ----------------------------------------------------------------------------- */
-
-static int
-init_call(many_call *call, PyObject *iterable, cm_stream *given)
-{
-    many_pairs *pairs = &call->pairs;
-    pairs->state = call->call.state;
-    pairs->stream = given;
-    if (cm_state_runtime(pairs->state) == NULL || read_pairs(pairs, iterable) < 0
-        || cm_call_choose_stream(&call->call, "copy_many", given, pairs->devices,
-                                 pairs->first_device)
-               < 0) {
-        return -1;
-    }
-    for (size_t i = 0; i < pairs->storage_count; i++) {
-        const many_storage *entry = &pairs->storages[i];
-        cm_extent all = CM_EXTENT_ALL(entry->written);
-        if (cm_call_come_after(&call->call, entry->storage, all) < 0
-            || cm_call_keep_storage(&call->call, entry->storage) < 0) {
-            return -1;
-        }
-    }
-    if (PyList_Size(pairs->kept) > 0
-        && cm_call_keep_object(&call->call, pairs->kept) < 0) {
-        return -1;
-    }
-    cm_many_request *request = &call->request;
-    request->pieces = pairs->pieces;
-    request->piece_count = pairs->piece_count;
-    request->others = pairs->others;
-    request->other_count = pairs->other_count;
-    return 0;
-}
-
 /* One that does waits for what came first, and with it the whole. */
 static bool
-moves_bytes(const many_pairs *pairs)
+moves_bytes(const many_call *self)
 {
-    for (uint64_t i = 0; i < pairs->piece_count; i++) {
-        const cm_piece *piece = &pairs->pieces[i];
+    for (uint64_t i = 0; i < self->piece_count; i++) {
+        const cm_piece *piece = &self->pieces[i];
         if (piece->dst.host != piece->src.host
             || piece->dst.address != piece->src.address) {
             return true;
         }
     }
-    for (uint32_t i = 0; i < pairs->other_count; i++) {
-        if (cm_call_moves_bytes(&pairs->others[i].dst, &pairs->others[i].src)) {
+    for (uint32_t i = 0; i < self->other_count; i++) {
+        if (cm_call_moves_bytes(&self->others[i].dst, &self->others[i].src)) {
             return true;
         }
     }
     return false;
 }
 
-static cm_status
-run_call(many_call *call, cm_engine *engine, cm_ticket **ticket)
-{
-    cm_copy_request *common = &call->request.common;
-    /* to begin many takes long enough to be interrupted, in the background too */
-    common->interrupted = cm_call_is_interrupted;
-    call->call.moves_bytes = moves_bytes(&call->pairs); /* the engine sorts them */
-    cm_call_let_go(&call->call);
-    cm_status status = cm_engine_copy_many(engine, &call->request, ticket);
-    cm_call_take_back(&call->call);
-    return status;
-}
-
 /* Of a call that failed some copies may be in a graph: nobody knows which. */
 static void
-mark_if_capturing(const many_call *call)
+mark_if_capturing(const cm_call *call)
 {
     bool capturing;
-    cm_status status = cm_call_ask_capturing(call->call.stream, &capturing);
+    cm_status status = cm_call_ask_capturing(call->stream, &capturing);
     if (capturing || !cm_is_ok(status)) {
-        cm_call_mark_captured(&call->call);
+        cm_call_mark_captured(call);
     }
 }
 
 /* What a failed call has left under way comes before what uses the same memory next. */
 static void
-remember_rest(many_call *call, cm_ticket *ticket)
+remember_rest(cm_call *call, cm_ticket *ticket)
 {
     cm_kept_error error = cm_error_keep();
-    if (cm_call_remember(&call->call, ticket) == 0) {
+    if (cm_call_remember(call, ticket) == 0) {
         cm_ticket_release(ticket);
     }
     PyErr_Clear();
@@ -594,15 +564,20 @@ remember_rest(many_call *call, cm_ticket *ticket)
 }
 
 static PyObject *
-run(many_call *call)
+run(many_call *self)
 {
-    cm_state *state = call->call.state;
+    cm_call *call = &self->call;
     cm_ticket *ticket = NULL;
-    cm_engine *engine = cm_call_engine(state, call->pairs.any_devices);
-    if (engine == NULL || cm_call_prepare(&call->call, &call->request.common) < 0) {
+    cm_engine *engine = cm_call_engine(self->state, self->any_devices);
+    if (engine == NULL || cm_call_prepare(call, &self->request.common) < 0) {
         return NULL;
     }
-    cm_status status = run_call(call, engine, &ticket);
+    /* to begin many takes long enough to be interrupted, in the background too */
+    self->request.common.interrupted = cm_call_is_interrupted;
+    call->moves_bytes = moves_bytes(self); /* the engine sorts them */
+    cm_call_let_go(call);
+    cm_status status = cm_engine_copy_many(engine, &self->request, &ticket);
+    cm_call_take_back(call);
     if (!cm_is_ok(status)) {
         mark_if_capturing(call);
     }
@@ -613,16 +588,15 @@ run(many_call *call)
         return NULL; /* Ctrl-C, even where the copies were done at the same time */
     }
     if (!cm_is_ok(status)) {
-        return cm_py_raise(state, status, "while copying many pairs");
+        return cm_py_raise(self->state, status, "while copying many pairs");
     }
-    call->call.is_ordered = true;
-    if (call->call.blocking) {
-        return cm_call_tell_end(&call->call, ticket);
+    call->is_ordered = true;
+    if (call->blocking) {
+        return cm_call_tell_end(call, ticket);
     }
-    return cm_call_remember(&call->call, ticket) < 0
+    return cm_call_remember(call, ticket) < 0
                ? NULL
-               : cm_transfer_object_new(state, ticket, call->pairs.pairs,
-                                        call->pairs.pairs);
+               : cm_transfer_object_new(self->state, ticket, self->pairs, self->pairs);
 }
 
 static PyObject *
@@ -638,8 +612,8 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
         < 0) {
         return NULL;
     }
-    many_call *call = PyMem_Calloc(1, sizeof(*call));
-    if (call == NULL) {
+    many_call *self = PyMem_Calloc(1, sizeof(*self));
+    if (self == NULL) {
         return PyErr_NoMemory();
     }
     cm_call_frame frame;
@@ -647,15 +621,16 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     if (cm_call_enter(&frame, state, values[1], cm_device_hint(state, values[0], 2),
                       values[2], "copy")
         == 0) {
-        call->call = (cm_call){.state = state,
+        self->call = (cm_call){.state = state,
                                .blocking = blocking,
                                .has_ticket = true,
                                .progress = &frame.progress};
-        result = init_call(call, values[0], frame.stream) < 0 ? NULL : run(call);
-        cm_call_fini(&call->call);
-        fini_pairs(&call->pairs);
+        self->state = state;
+        self->stream = frame.stream;
+        result = init_call(self, values[0]) < 0 ? NULL : run(self);
+        fini_call(self);
     }
-    PyMem_Free(call);
+    PyMem_Free(self);
     return cm_call_leave(&frame, result);
 }
 

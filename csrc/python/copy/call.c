@@ -81,15 +81,6 @@ cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src
 }
 
 int
-cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
-              cm_region *stretched)
-{
-    return cm_check_dtypes(before, dst, src) < 0
-               ? -1
-               : cm_check_shapes(before, dst, src, stretched);
-}
-
-int
 cm_device_hint(const cm_state *state, PyObject *object, int depth)
 {
     if (cm_buffer_check(state, object)) {

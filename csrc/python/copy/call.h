@@ -83,9 +83,6 @@ typedef struct cm_casting {
 } cm_casting;
 int cm_check_casting(const char *before, const cm_operand *dst, const cm_operand *src,
                      cm_casting how, cm_convert *out);
-/* The same, and cm_check_shapes(). */
-int cm_check_pair(const char *before, const cm_operand *dst, const cm_operand *src,
-                  cm_region *stretched);
 /* The source as it is stretched to the target's shape. 0, or -1 with ValueError. */
 int cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src,
                     cm_region *stretched);
