@@ -25,6 +25,7 @@ typedef struct copy_call {
     cm_operand *more; /* owned, as is the next: targets beside the first */
     cm_region *regions;
     cm_broadcast broadcast;
+    uint64_t devices; /* whose memory is an end, by index */
     cm_copy_request request;
 } copy_call;
 
@@ -47,35 +48,38 @@ choose_stream(copy_call *call)
 {
     int device = device_of(call);
     bool is_any = call->call.before != 0 || device < 0;
-    uint64_t devices =
-        cm_devices_of(&call->dst.region) | cm_devices_of(&call->src.region);
+    call->devices = cm_devices_of(&call->dst.region) | cm_devices_of(&call->src.region);
     return cm_call_choose_stream(&call->call, "copy", call->how.stream,
-                                 is_any ? 0 : devices, device);
+                                 is_any ? 0 : call->devices, device);
 }
 
+/* What comes first, and what lives until it is done. Beyond what is pinned during the
+ * call a blocking one needs its ends only where Ctrl-C leaves it running. */
 static int
-come_after(copy_call *call, const cm_operand *end, bool writes)
+take_end(copy_call *call, const cm_operand *end, bool writes)
 {
     cm_storage *storage = end->storage;
-    return storage == NULL
-               ? 0
-               : cm_call_come_after(&call->call, storage,
-                                    cm_storage_extent(storage, &end->region, writes));
+    call->devices |= cm_devices_of(&end->region);
+    return (storage != NULL
+            && cm_call_come_after(&call->call, storage,
+                                  cm_storage_extent(storage, &end->region, writes))
+                   < 0)
+                   || cm_call_keep(&call->call, end) < 0
+               ? -1
+               : 0;
 }
 
 static int
-collect_order(copy_call *call)
+take_ends(copy_call *call)
 {
-    if (come_after(call, &call->dst, true) < 0
-        || come_after(call, &call->src, false) < 0) {
-        return -1;
+    int result =
+        take_end(call, &call->dst, true) < 0 || take_end(call, &call->src, false) < 0
+            ? -1
+            : 0;
+    for (uint32_t i = 0; result == 0 && i < call->more_count; i++) {
+        result = take_end(call, &call->more[i], true);
     }
-    for (uint32_t i = 0; i < call->more_count; i++) {
-        if (come_after(call, &call->more[i], true) < 0) {
-            return -1;
-        }
-    }
-    return 0;
+    return result;
 }
 
 /* Before the ends are read: asking another library's stream runs its code. */
@@ -198,7 +202,7 @@ init_call(copy_call *call)
         return -1;
     }
     call->request.dst = call->dst.region;
-    return choose_stream(call) < 0 || collect_order(call) < 0 ? -1 : 0;
+    return choose_stream(call) < 0 || take_ends(call) < 0 ? -1 : 0;
 }
 
 static void
@@ -213,31 +217,6 @@ fini_call(copy_call *call)
     PyMem_Free(call->more);
     PyMem_Free(call->regions);
     cm_state_leave(call->call.state);
-}
-
-static int
-prepare(copy_call *call)
-{
-    /* beyond what is pinned during the call a blocking one needs its ends only where
-     * Ctrl-C leaves it running */
-    if (cm_call_keep(&call->call, &call->dst) < 0
-        || cm_call_keep(&call->call, &call->src) < 0) {
-        return -1;
-    }
-    for (uint32_t i = 0; i < call->more_count; i++) {
-        if (cm_call_keep(&call->call, &call->more[i]) < 0) {
-            return -1;
-        }
-    }
-    if (cm_call_prepare(&call->call, &call->request) < 0) {
-        return -1;
-    }
-    if (call->how.beside) { /* in the background, where nobody may ask the call any more
-                             */
-        call->request.stream = NULL;
-        call->request.interrupted = NULL;
-    }
-    return 0;
 }
 
 /* One for each target, of one copy. Takes the ticket over. */
@@ -276,15 +255,15 @@ run(copy_call *call)
     bool blocking = call->call.blocking;
     bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
-    uint64_t devices =
-        cm_devices_of(&call->dst.region) | cm_devices_of(&call->src.region);
-    for (uint32_t i = 0; i < call->more_count; i++) {
-        devices |= cm_devices_of(&call->regions[i]);
-    }
-    cm_engine *engine = cm_call_engine(state, devices);
+    cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || cm_configure_look_for(state, &call->request) < 0
-        || prepare(call) < 0) {
+        || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
+    }
+    if (call->how.beside) { /* in the background, where nobody may ask the call any more
+                             */
+        call->request.stream = NULL;
+        call->request.interrupted = NULL;
     }
     cm_status status =
         cm_engine_copy(engine, &call->request, blocking && !tells ? NULL : &ticket);
