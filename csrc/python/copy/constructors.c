@@ -12,17 +12,42 @@
 
 /* -- arguments ---------------------------------------------------------------------------- */
 
-/* What all of them are asked for, with what it takes to keep it. */
+/* What they take, each a few of these. */
+enum {
+    SHAPE,
+    PROTOTYPE,
+    DTYPE,
+    KIND,
+    ORDER,
+    PORTABLE,
+    WRITE_COMBINED,
+    ATTACH,
+    DEVICE,
+    STREAM,
+    POOL,
+    SLOT_COUNT
+};
+
+/* One of the functions; its parameters end with SLOT_COUNT. */
+typedef struct form {
+    const char *name;
+    int positional;
+    cm_kind kind;
+    int slots[SLOT_COUNT];
+} form;
+
+/* What it is asked for, with what it takes to keep it. */
 typedef struct request {
     cm_state *state;
     cm_kind kind;
     unsigned flags;
     int device;
     char order;
-    PyObject *dtype;      /* owned; NULL: not given */
-    cm_pool_object *pool; /* borrowed of the arguments; NULL: the current one */
-    cm_stream *stream;    /* on loan; NULL for kinds that no stream orders */
-    cm_stream *lent;      /* in its place where only memory is taken */
+    PyObject *values[SLOT_COUNT]; /* borrowed; NULL: not given */
+    PyObject *dtype;              /* owned; NULL: not given */
+    cm_pool_object *pool;         /* borrowed of the arguments; NULL: the current one */
+    cm_stream *stream;            /* on loan; NULL for kinds that no stream orders */
+    cm_stream *lent;              /* in its place where only memory is taken */
     int ndim;
     int64_t shape[CM_MAX_NDIM];
 } request;
@@ -33,7 +58,7 @@ request_init(request *self, PyObject *module, cm_kind kind)
 {
     self->state = cm_state_of_module(module);
     self->kind = kind;
-    self->flags = cm_kinds[kind].flags;
+    memset(self->values, 0, sizeof(self->values));
     self->dtype = NULL;
     self->pool = NULL;
     self->stream = NULL;
@@ -60,217 +85,82 @@ request_set_dtype(request *self, PyObject *dtype)
     return self->dtype == NULL ? -1 : 0;
 }
 
-/* The arguments `shape, dtype, order`; absent ones are NULL, here and below. */
-static int
-request_set_shape(request *self, PyObject *shape, PyObject *dtype, PyObject *order)
+/* The prototype, where that is a buffer. */
+static const cm_buffer *
+request_like(const request *self)
 {
-    return cm_arg_shape(shape, "shape", &self->ndim, self->shape) < 0
-                   || cm_arg_order(or_none(order), "order", false, 'C', &self->order)
-                          < 0
-                   || request_set_dtype(self, dtype) < 0
-               ? -1
-               : 0;
+    PyObject *prototype = self->values[PROTOTYPE];
+    return prototype != NULL && cm_buffer_check(self->state, prototype)
+               ? (const cm_buffer *)prototype
+               : NULL;
 }
 
-/* The device is that of the pool where one is given alone. */
+/* Order, and shape and dtype where they are not the prototype's. */
 static int
-request_set_place(request *self, PyObject *device, PyObject *pool)
+request_set_shape(request *self)
 {
-    if (cm_arg_pool(self->state, pool, &self->pool) < 0
-        || cm_arg_device(self->state, or_none(device), "device", &self->device) < 0) {
+    PyObject *const *values = self->values;
+    bool like = values[PROTOTYPE] != NULL;
+    if ((!like && cm_arg_shape(values[SHAPE], "shape", &self->ndim, self->shape) < 0)
+        || cm_arg_order(or_none(values[ORDER]), "order", like, like ? 'K' : 'C',
+                        &self->order)
+               < 0) {
         return -1;
     }
-    if (self->pool != NULL && !cm_arg_is_given(device)) {
+    return like && !cm_arg_is_given(values[DTYPE])
+               ? 0
+               : request_set_dtype(self, values[DTYPE]);
+}
+
+/* The device is that of the pool where one is given alone, else the prototype's. */
+static int
+request_set_place(request *self)
+{
+    PyObject *device = self->values[DEVICE];
+    const cm_buffer *like = request_like(self);
+    if (cm_arg_pool(self->state, self->values[POOL], &self->pool) < 0) {
+        return -1;
+    }
+    bool is_given = cm_arg_is_given(device);
+    bool is_alike = !is_given && self->pool == NULL && like != NULL
+                    && !cm_kind_is_pageable(like->storage->kind);
+    device =
+        is_alike ? PyLong_FromLong(like->storage->device) : Py_NewRef(or_none(device));
+    int result = device == NULL
+                     ? -1
+                     : cm_arg_device(self->state, device, "device", &self->device);
+    Py_XDECREF(device);
+    if (!is_given && self->pool != NULL) {
         self->device = self->pool->config.device;
     }
-    return 0;
-}
-
-/* `may_lend`: no Python code runs until the memory is there, which is all that the
- * stream is needed for. */
-static int
-request_set_stream(request *self, PyObject *stream, bool may_lend)
-{
-    bool ordered = cm_kind_is_ordered(self->kind);
-    if (!cm_arg_is_given(stream) && may_lend && ordered
-        && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
-                                                                  run */
-        self->lent = cm_stream_lent(self->state, self->device);
-    }
-    if (cm_arg_is_given(stream) || (ordered && self->lent == NULL)) {
-        stream = or_none(stream);
-        self->stream = ordered
-                           ? cm_stream_for_device(self->state, stream, self->device)
-                           : cm_stream_from_object(self->state, stream, self->device);
-        return self->stream == NULL ? -1 : 0;
-    }
-    return 0;
-}
-
-/* Place and stream of those that take a kind, which stays as it is where none is given,
- * unless a pool says which. */
-static int
-request_set_kind(request *self, PyObject *kind, PyObject *device, PyObject *stream,
-                 PyObject *pool, bool may_lend)
-{
-    if (request_set_place(self, device, pool) < 0) {
-        return -1;
-    }
-    if (self->pool != NULL) {
-        self->kind = self->pool->config.kind;
-    }
-    if (kind != NULL && cm_arg_kind(kind, &self->kind) < 0) {
-        return -1;
-    }
-    self->flags = cm_kinds[self->kind].flags;
-    return request_set_stream(self, stream, may_lend);
-}
-
-/* A stream that was named is used for filling; host kinds are not allocated on one. */
-static PyObject *
-request_allocate(const request *self)
-{
-    cm_stream *stream = !cm_kind_is_ordered(self->kind) ? NULL
-                        : self->lent != NULL            ? self->lent
-                                                        : self->stream;
-    return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
-                              self->device, self->dtype, self->ndim, self->shape,
-                              self->order, stream);
-}
-
-/* The layout and dtype of an array or a Buffer. Nothing else of `like` matters. */
-static int
-request_take_layout(request *self, PyObject *prototype, cm_region *like)
-{
-    if (cm_buffer_check(self->state, prototype)) {
-        cm_buffer_region((const cm_buffer *)prototype, like);
-    }
-    else {
-        cm_numpy_layout(prototype, like);
-    }
-    if (self->dtype != NULL) {
-        return 0;
-    }
-    PyObject *dtype = PyObject_GetAttrString(prototype, "dtype");
-    int result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
-    Py_XDECREF(dtype);
     return result;
 }
 
-/* -- empty ------------------------------------------------------------------------------ */
-
-static PyObject *
-empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* Where any may be given: else the pool's, or the prototype's with its flags. */
+static int
+request_set_kind(request *self, bool is_any)
 {
-    PyObject *warm = cm_fast_any(cm_state_of_module(module), args, nargs, kwnames);
-    if (CM_LIKELY(warm != NULL)) {
-        return warm;
+    PyObject *kind = self->values[KIND];
+    const cm_buffer *like = request_like(self);
+    bool is_given =
+        self->values[PROTOTYPE] == NULL ? kind != NULL : cm_arg_is_given(kind);
+    if (like != NULL && (like->as_device || cm_kind_is_pageable(like->storage->kind))) {
+        like = NULL;
     }
-    static const char *const names[] = {"shape",  "dtype",  "kind", "order",
-                                        "device", "stream", "pool", NULL};
-    PyObject *values[7];
-    request self;
-    PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE);
-    if (cm_args_parse("empty", args, nargs, kwnames, names, 3, 1, values) == 0
-        && request_set_shape(&self, values[0], values[1], values[3]) == 0
-        && request_set_kind(&self, values[2], values[4], values[5], values[6], true)
-               == 0) {
-        buffer = request_allocate(&self);
+    if (is_any && self->pool != NULL) {
+        self->kind = self->pool->config.kind;
     }
-    request_fini(&self);
-    return buffer;
+    else if (like != NULL) {
+        self->kind = like->storage->kind;
+    }
+    if (is_given && cm_arg_kind(kind, &self->kind) < 0) {
+        return -1;
+    }
+    bool is_alike =
+        like != NULL && like->storage->pool != NULL && !is_given && self->pool == NULL;
+    self->flags = is_alike ? like->storage->flags : cm_kinds[self->kind].flags;
+    return 0;
 }
-
-/* -- empty_like ------------------------------------------------------------------------- */
-
-/* A new object for the device of a buffer that has one, else `device` itself. */
-static PyObject *
-device_like(cm_state *state, PyObject *prototype, PyObject *device)
-{
-    if (!cm_arg_is_given(device) && cm_buffer_check(state, prototype)) {
-        const cm_storage *storage = ((const cm_buffer *)prototype)->storage;
-        if (!cm_kind_is_pageable(storage->kind)) {
-            return PyLong_FromLong(storage->device);
-        }
-    }
-    return Py_NewRef(or_none(device));
-}
-
-static cm_kind
-kind_like(const cm_state *state, PyObject *prototype)
-{
-    if (!cm_buffer_check(state, prototype)) {
-        return CM_KIND_DEVICE;
-    }
-    const cm_buffer *buffer = (const cm_buffer *)prototype;
-    cm_kind kind = buffer->storage->kind;
-    return cm_kind_is_pageable(kind) || buffer->as_device ? CM_KIND_DEVICE : kind;
-}
-
-static PyObject *
-allocate_like(request *self, PyObject *prototype, PyObject *kind)
-{
-    PyObject *layout;
-    bool is_buffer = cm_buffer_check(self->state, prototype);
-    if (is_buffer || cm_numpy_is_array(prototype)) {
-        layout = Py_NewRef(prototype);
-    }
-    else if (cm_object_is_exporter(prototype)) {
-        layout = cm_import_object(self->state, prototype, self->stream, 0);
-    }
-    else {
-        layout = cm_numpy_as_array(prototype, NULL);
-    }
-    if (layout == NULL) {
-        return NULL;
-    }
-    if (is_buffer && !cm_arg_is_given(kind) && self->pool == NULL) { /* its flags */
-        const cm_buffer *buffer = (const cm_buffer *)prototype;
-        bool pooled = buffer->storage->pool != NULL && !buffer->as_device;
-        self->flags = pooled ? buffer->storage->flags : self->flags;
-    }
-    cm_region like;
-    PyObject *buffer = NULL;
-    if (request_take_layout(self, layout, &like) == 0) {
-        cm_stream *stream = cm_kind_is_ordered(self->kind) ? self->stream : NULL;
-        buffer = cm_buffer_allocate_like(self->state, self->pool, self->kind,
-                                         self->flags, self->device, self->dtype, &like,
-                                         self->order, stream);
-    }
-    Py_DECREF(layout);
-    return buffer;
-}
-
-static PyObject *
-empty_like(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"prototype", "dtype",  "kind", "order",
-                                        "device",    "stream", "pool", NULL};
-    PyObject *values[7];
-    request self;
-    PyObject *buffer = NULL;
-    request_init(&self, module, CM_KIND_DEVICE);
-    if (cm_args_parse("empty_like", args, nargs, kwnames, names, 3, 1, values) == 0
-        && (!cm_arg_is_given(values[1]) || request_set_dtype(&self, values[1]) == 0)) {
-        self.kind = kind_like(self.state, values[0]);
-        PyObject *kind = cm_arg_is_given(values[2]) ? values[2] : NULL;
-        PyObject *device = cm_arg_is_given(values[6])
-                               ? Py_NewRef(or_none(values[4]))
-                               : device_like(self.state, values[0], values[4]);
-        if (device != NULL
-            && cm_arg_order(or_none(values[3]), "order", true, 'K', &self.order) == 0
-            && request_set_kind(&self, kind, device, values[5], values[6], false)
-                   == 0) {
-            buffer = allocate_like(&self, values[0], kind);
-        }
-        Py_XDECREF(device);
-    }
-    request_fini(&self);
-    return buffer;
-}
-
-/* -- of one kind ------------------------------------------------------------------------ */
 
 static int
 parse_attach(PyObject *object, unsigned *out)
@@ -287,50 +177,130 @@ parse_attach(PyObject *object, unsigned *out)
 
 /* Absent ones leave the usual flags. */
 static int
-request_set_flags(request *self, PyObject *portable, PyObject *write_combined,
-                  PyObject *attach)
+request_set_flags(request *self)
 {
+    PyObject *const *values = self->values;
     bool stays = true;
     bool combines = false;
-    if ((portable != NULL && cm_arg_bool(portable, "portable", &stays) < 0)
-        || (write_combined != NULL
-            && cm_arg_bool(write_combined, "write_combined", &combines) < 0)) {
+    if ((values[PORTABLE] != NULL
+         && cm_arg_bool(values[PORTABLE], "portable", &stays) < 0)
+        || (values[WRITE_COMBINED] != NULL
+            && cm_arg_bool(values[WRITE_COMBINED], "write_combined", &combines) < 0)) {
         return -1;
     }
     self->flags &= stays ? ~0u : ~(unsigned)CM_HOST_ALLOC_PORTABLE;
     self->flags |= combines ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
-    return attach == NULL ? 0 : parse_attach(attach, &self->flags);
+    return values[ATTACH] == NULL ? 0 : parse_attach(values[ATTACH], &self->flags);
 }
 
-/* What a function takes beside shape, dtype and order. */
-enum { PORTABLE, WRITE_COMBINED, ATTACH, DEVICE, STREAM, POOL, OPTION_COUNT };
+/* Lent where no Python code runs until the memory is there, which is all that it is
+ * needed for. */
+static int
+request_set_stream(request *self)
+{
+    PyObject *stream = self->values[STREAM];
+    bool ordered = cm_kind_is_ordered(self->kind);
+    if (!cm_arg_is_given(stream) && ordered && self->values[PROTOTYPE] == NULL
+        && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
+                                                                  run */
+        self->lent = cm_stream_lent(self->state, self->device);
+    }
+    if (cm_arg_is_given(stream) || (ordered && self->lent == NULL)) {
+        stream = or_none(stream);
+        self->stream = ordered
+                           ? cm_stream_for_device(self->state, stream, self->device)
+                           : cm_stream_from_object(self->state, stream, self->device);
+        return self->stream == NULL ? -1 : 0;
+    }
+    return 0;
+}
+
+/* -- memory ------------------------------------------------------------------------------- */
+
+/* An array or a Buffer with the prototype's layout and dtype; nothing else of it
+ * matters. New reference. */
+static PyObject *
+find_layout(const request *self)
+{
+    PyObject *prototype = self->values[PROTOTYPE];
+    if (request_like(self) != NULL || cm_numpy_is_array(prototype)) {
+        return Py_NewRef(prototype);
+    }
+    return cm_object_is_exporter(prototype)
+               ? cm_import_object(self->state, prototype, self->stream, 0)
+               : cm_numpy_as_array(prototype, NULL);
+}
+
+static int
+request_take_layout(request *self, PyObject *layout, cm_region *like)
+{
+    if (cm_buffer_check(self->state, layout)) {
+        cm_buffer_region((const cm_buffer *)layout, like);
+    }
+    else {
+        cm_numpy_layout(layout, like);
+    }
+    if (self->dtype != NULL) {
+        return 0;
+    }
+    PyObject *dtype = PyObject_GetAttrString(layout, "dtype");
+    int result = dtype == NULL ? -1 : request_set_dtype(self, dtype);
+    Py_XDECREF(dtype);
+    return result;
+}
+
+/* A stream that was named is used for filling; host kinds are not allocated on one. */
+static PyObject *
+request_allocate(request *self)
+{
+    cm_stream *stream = !cm_kind_is_ordered(self->kind) ? NULL
+                        : self->lent != NULL            ? self->lent
+                                                        : self->stream;
+    if (self->values[PROTOTYPE] == NULL) {
+        return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
+                                  self->device, self->dtype, self->ndim, self->shape,
+                                  self->order, stream);
+    }
+    cm_region like;
+    PyObject *buffer = NULL;
+    PyObject *layout = find_layout(self);
+    if (layout != NULL && request_take_layout(self, layout, &like) == 0) {
+        buffer = cm_buffer_allocate_like(self->state, self->pool, self->kind,
+                                         self->flags, self->device, self->dtype, &like,
+                                         self->order, stream);
+    }
+    Py_XDECREF(layout);
+    return buffer;
+}
+
+/* -- the functions ------------------------------------------------------------------------ */
 
 static PyObject *
-empty_kind(const char *function, cm_kind kind, const int *options, PyObject *module,
-           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+make(const form *own, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+     PyObject *kwnames)
 {
-    static const char *const texts[] = {"portable", "write_combined", "attach",
-                                        "device",   "stream",         "pool"};
-    const char *names[3 + OPTION_COUNT + 1] = {"shape", "dtype", "order"};
-    PyObject *values[3 + OPTION_COUNT];
-    PyObject *found[OPTION_COUNT] = {NULL};
+    static const char *const texts[] = {
+        "shape",          "prototype", "dtype",  "kind",   "order", "portable",
+        "write_combined", "attach",    "device", "stream", "pool"};
+    const char *names[SLOT_COUNT];
+    PyObject *values[SLOT_COUNT];
     int count = 0;
-    for (; options[count] != OPTION_COUNT; count++) {
-        names[3 + count] = texts[options[count]];
+    for (; own->slots[count] != SLOT_COUNT; count++) {
+        names[count] = texts[own->slots[count]];
     }
+    names[count] = NULL;
     request self;
     PyObject *buffer = NULL;
-    request_init(&self, module, kind);
-    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) == 0) {
+    request_init(&self, module, own->kind);
+    if (cm_args_parse(own->name, args, nargs, kwnames, names, own->positional, 1,
+                      values)
+        == 0) {
         for (int i = 0; i < count; i++) {
-            found[options[i]] = values[3 + i];
+            self.values[own->slots[i]] = values[i];
         }
-        if (request_set_flags(&self, found[PORTABLE], found[WRITE_COMBINED],
-                              found[ATTACH])
-                == 0
-            && request_set_place(&self, found[DEVICE], found[POOL]) == 0
-            && request_set_shape(&self, values[0], values[1], values[2]) == 0
-            && request_set_stream(&self, found[STREAM], true) == 0) {
+        if (request_set_shape(&self) == 0 && request_set_place(&self) == 0
+            && request_set_kind(&self, own->slots[2] == KIND) == 0
+            && request_set_flags(&self) == 0 && request_set_stream(&self) == 0) {
             buffer = request_allocate(&self);
         }
     }
@@ -338,22 +308,31 @@ empty_kind(const char *function, cm_kind kind, const int *options, PyObject *mod
     return buffer;
 }
 
-#define EMPTY(name, kind, ...)                                                         \
-    static PyObject *empty_##name(PyObject *module, PyObject *const *args,             \
-                                  Py_ssize_t nargs, PyObject *kwnames)                 \
+/* `warm` is tried first. */
+#define MAKER(name, warm, positional, ...)                                             \
+    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs,   \
+                          PyObject *kwnames)                                           \
     {                                                                                  \
-        static const int options[] = {__VA_ARGS__, OPTION_COUNT};                      \
-        PyObject *warm =                                                               \
-            cm_fast_kind(cm_state_of_module(module), kind, args, nargs, kwnames);      \
-        return CM_LIKELY(warm != NULL) ? warm                                          \
-                                       : empty_kind("empty_" #name, kind, options,     \
-                                                    module, args, nargs, kwnames);     \
+        static const form own = {#name, positional, __VA_ARGS__};                      \
+        PyObject *made = warm;                                                         \
+        return CM_LIKELY(made != NULL) ? made                                          \
+                                       : make(&own, module, args, nargs, kwnames);     \
     }
+#define FAST_ANY cm_fast_any(cm_state_of_module(module), args, nargs, kwnames)
+#define FAST(kind) cm_fast_kind(cm_state_of_module(module), kind, args, nargs, kwnames)
+#define HOST_SLOTS                                                                     \
+    {SHAPE, DTYPE, ORDER, PORTABLE, WRITE_COMBINED, DEVICE, POOL, SLOT_COUNT}
 
-EMPTY(pinned, CM_KIND_PINNED, PORTABLE, WRITE_COMBINED, DEVICE, POOL)
-EMPTY(mapped, CM_KIND_MAPPED, PORTABLE, WRITE_COMBINED, DEVICE, POOL)
-EMPTY(managed, CM_KIND_MANAGED, ATTACH, DEVICE, POOL)
-EMPTY(device, CM_KIND_DEVICE, DEVICE, STREAM, POOL)
+MAKER(empty, FAST_ANY, 3, CM_KIND_DEVICE,
+      {SHAPE, DTYPE, KIND, ORDER, DEVICE, STREAM, POOL, SLOT_COUNT})
+MAKER(empty_like, NULL, 3, CM_KIND_DEVICE,
+      {PROTOTYPE, DTYPE, KIND, ORDER, DEVICE, STREAM, POOL, SLOT_COUNT})
+MAKER(empty_pinned, FAST(CM_KIND_PINNED), 2, CM_KIND_PINNED, HOST_SLOTS)
+MAKER(empty_mapped, FAST(CM_KIND_MAPPED), 2, CM_KIND_MAPPED, HOST_SLOTS)
+MAKER(empty_managed, FAST(CM_KIND_MANAGED), 2, CM_KIND_MANAGED,
+      {SHAPE, DTYPE, ORDER, ATTACH, DEVICE, POOL, SLOT_COUNT})
+MAKER(empty_device, FAST(CM_KIND_DEVICE), 2, CM_KIND_DEVICE,
+      {SHAPE, DTYPE, ORDER, DEVICE, STREAM, POOL, SLOT_COUNT})
 
 /* -- table ------------------------------------------------------------------------------ */
 
