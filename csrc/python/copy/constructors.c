@@ -4,7 +4,6 @@
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
-#include "python/copy/buffer_methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"

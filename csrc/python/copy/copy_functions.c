@@ -5,7 +5,6 @@
 
 #include "docstrings.h"
 #include "python/buffer/methods.h"
-#include "python/copy/buffer_methods.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
@@ -16,78 +15,45 @@
 /* -- copy() and copy_async() -------------------------------------------------------------- */
 
 static PyObject *
-copy_and_wait(const cm_call_frame *frame, PyObject *dst, PyObject *src,
-              cm_casting casting)
+copy_with(PyObject *module, const char *function, PyObject *const *args,
+          Py_ssize_t nargs, PyObject *kwnames, bool blocking)
 {
-    cm_copy_how how = {frame->stream, .blocking = true, .casting = casting,
-                       .progress = &frame->progress};
-    return cm_copy_objects(frame->state, dst, src, how);
+    const char *fourth = blocking ? "progress" : "after";
+    const char *const names[] = {"dst",     "src",   "stream", fourth,
+                                 "casting", "scale", "offset", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[7];
+    cm_call_frame frame;
+    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 2, values) < 0) {
+        return NULL;
+    }
+    PyObject *answer = NULL;
+    int device = cm_device_hint_of(state, values[0], values[1]);
+    PyObject *told = blocking ? values[3] : NULL;
+    if (cm_call_enter(&frame, state, values[2], device, told, "copy") == 0) {
+        cm_copy_how how = {
+            frame.stream, .blocking = blocking, .after = blocking ? NULL : values[3],
+            .casting = {values[4], values[5], values[6]}, .progress = &frame.progress};
+        answer = cm_copy_objects(state, values[0], values[1], how);
+    }
+    return cm_call_leave(&frame, answer);
 }
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    static const char *const names[] = {"dst",     "src",   "stream", "progress",
-                                        "casting", "scale", "offset", NULL};
-    cm_state *state = cm_state_of_module(module);
-    PyObject *values[7];
-    cm_call_frame frame;
-    if (cm_args_parse("copy", args, nargs, kwnames, names, 2, 2, values) < 0) {
-        return NULL;
-    }
-    int device = cm_device_hint_of(state, values[0], values[1]);
-    bool entered =
-        cm_call_enter(&frame, state, values[2], device, values[3], "copy") == 0;
-    return cm_call_leave(
-        &frame, entered ? copy_and_wait(&frame, values[0], values[1],
-                                        (cm_casting){values[4], values[5], values[6]})
-                        : NULL);
+    return copy_with(module, "copy", args, nargs, kwnames, true);
 }
 
 static PyObject *
 copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames)
 {
-    static const char *const names[] = {"dst",     "src",   "stream", "after",
-                                        "casting", "scale", "offset", NULL};
-    cm_state *state = cm_state_of_module(module);
-    PyObject *values[7];
-    cm_call_frame frame;
-    if (cm_args_parse("copy_async", args, nargs, kwnames, names, 2, 2, values) < 0) {
-        return NULL;
-    }
-    PyObject *transfer = NULL;
-    int device = cm_device_hint_of(state, values[0], values[1]);
-    if (cm_call_enter(&frame, state, values[2], device, NULL, NULL) == 0) {
-        cm_copy_how how = {frame.stream, .after = values[3],
-                           .casting = {values[4], values[5], values[6]}};
-        transfer = cm_copy_objects(state, values[0], values[1], how);
-    }
-    return cm_call_leave(&frame, transfer);
+    return copy_with(module, "copy_async", args, nargs, kwnames, false);
 }
 
 /* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
-
-static PyObject *
-copy_to_array(cm_call_frame *frame, PyObject *source, PyObject *told)
-{
-    cm_operand end;
-    PyObject *array = NULL;
-    if (cm_operand_init(frame->state, &end, source, NULL, frame->stream, false) == 0) {
-        array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape);
-        bool tells =
-            array != NULL && cm_progress_open(told, "copy", &frame->progress) == 0;
-        PyObject *done =
-            tells ? copy_and_wait(frame, array, end.keep, (cm_casting){NULL}) : NULL;
-        if (done == NULL) {
-            Py_CLEAR(array);
-        }
-        Py_XDECREF(done);
-    }
-    cm_operand_fini(&end);
-    return array;
-}
 
 /* Lists, scalars and what only NumPy can read become arrays first. */
 static PyObject *
@@ -101,11 +67,22 @@ copy_out(cm_state *state, PyObject *object, PyObject *stream, PyObject *told)
         return NULL;
     }
     cm_call_frame frame;
+    cm_operand end = {.dtype = NULL};
     int device = cm_device_hint(state, source, 0);
-    if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0
-        && cm_state_runtime(state) != NULL) {
-        array = copy_to_array(&frame, source, told);
+    if (cm_call_enter(&frame, state, stream, device, told, "copy") == 0
+        && cm_state_runtime(state) != NULL
+        && cm_operand_init(state, &end, source, NULL, frame.stream, false) == 0) {
+        array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape);
     }
+    if (array != NULL) {
+        cm_copy_how how = {frame.stream, .blocking = true, .progress = &frame.progress};
+        PyObject *done = cm_copy_objects(state, array, end.keep, how);
+        if (done == NULL) {
+            Py_CLEAR(array);
+        }
+        Py_XDECREF(done);
+    }
+    cm_operand_fini(&end);
     Py_DECREF(source);
     return cm_call_leave(&frame, array);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy(), the constructors and their like, for the module's method table. */
+/* copy(), the constructors and their like for the module's method table, and the
+ * methods and slots of buffers that copy bytes, for the tables in module/buffer_type.c.
+ * GIL held; what can wait releases it. */
 #ifndef CM_PYTHON_COPY_COPY_FUNCTIONS_H
 #define CM_PYTHON_COPY_COPY_FUNCTIONS_H
 
@@ -17,5 +19,25 @@ PyObject *cm_fill_element(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);
+
+/* METH_NOARGS, and for __deepcopy__ METH_O */
+PyObject *cm_buffer_dunder_copy(PyObject *self, PyObject *unused);
+/* METH_NOARGS */
+PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
+PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+/* METH_VARARGS | METH_KEYWORDS */
+PyObject *cm_buffer_astype(PyObject *self, PyObject *arguments, PyObject *keywords);
+/* What copy() answers, of a kind of memory. */
+PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
+/* Py_mp_ass_subscript */
+int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);
 
 #endif

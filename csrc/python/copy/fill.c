@@ -3,7 +3,6 @@
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
-#include "python/copy/buffer_methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"

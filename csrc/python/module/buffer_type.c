@@ -6,7 +6,7 @@
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
-#include "python/copy/buffer_methods.h"
+#include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/types.h"
 #include "python/module/module.h"
