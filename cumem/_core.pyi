@@ -2297,6 +2297,9 @@ def _at_exit(others_run: bool, /) -> None:
     right now, end the worker threads.
     """
 
+def _end_block(variable: object, /) -> None:
+    """A block of the context variable is over."""
+
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 

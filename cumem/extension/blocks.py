@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a ``with`` block of a stream or pool, where that is not the usual one.
+"""The ``with`` blocks of streams and pools, and the end of one where it is not usual.
 
 What is current is a chain in a context variable: None, or a pair of the innermost block
 and the chain outside of it. A chain is never changed, since contexts share it: a block
@@ -8,25 +8,86 @@ that ends in the middle has the links inside of it made anew.
 
 from __future__ import annotations
 
+import sys
+import weakref
+from collections.abc import Callable
 from contextvars import ContextVar
+from operator import itemgetter
 from types import FrameType
 from typing import Any
 
-_Chain = tuple[Any, "_Chain | None"]
+from cumem import _core
+
+_Chain = tuple["Block", "_Chain | None"]
+_Variable = ContextVar[_Chain | None]
+
+#: All blocks by their ids, the last one last.
+_entered: dict[int, weakref.ref[Block]] = {}
+
+
+class Block(list[Any]):
+    """What a block made current, and where; the extension reads and sets it by place.
+
+    Blocks end in any order, and one object may be entered by many threads and tasks: so
+    each has the frame that entered it and the token of the context it did so in. What it
+    has goes when it is over.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    target = property(itemgetter(0))  #: None: it is over, in all contexts
+    frame = property(itemgetter(1))  #: None: there was none, or it was left at home
+    token = property(itemgetter(2))  #: None likewise
+    is_relinked = property(itemgetter(3))  #: so that the token's chain is an old one
+    variable = property(itemgetter(4))
+
+    # neither names a global, as a module may be empty by then
+
+    def end(
+        self,
+        everywhere: bool,
+        end_block: Callable[[_Variable], None] = _core._end_block,
+    ) -> None:
+        """Here alone, or in every context."""
+        self[1:3] = None, None
+        if everywhere and self[0] is not None:
+            self[0] = None
+            end_block(self[4])
+
+    def __del__(self, entered: dict[int, weakref.ref[Block]] = _entered) -> None:
+        entered.pop(id(self), None)
+        self.end(True)
+
+
+def begin(variable: _Variable) -> _Chain:
+    """The chain with a block of the calling frame, for the extension to make current."""
+    block = Block((None, sys._getframe().f_back, None, False, variable))
+    _entered[id(block)] = weakref.ref(block)
+    return block, _skip_over(variable.get())
+
+
+def _skip_over(chain: _Chain | None) -> _Chain | None:
+    """From its first block on that is not over."""
+    while chain is not None and chain[0].target is None:
+        chain = chain[1]
+    return chain
 
 
 def leave(
-    variable: ContextVar[_Chain | None],
-    entered: list[Any],
-    target: object,
-    frame: FrameType | None,
-    what: str,
+    variable: _Variable, target: object, frame: FrameType | None, what: str
 ) -> None:
     """End the block of `target` that `frame` entered, or else the innermost one here.
 
-    `entered` are its blocks that were not left, the last first. RuntimeError where there
-    is none, and where the block was entered elsewhere: it is over there as well then.
+    RuntimeError where there is none, and where the block was entered elsewhere: it is
+    over there as well then.
     """
+    entered = [
+        block
+        for each in reversed(_entered.copy().values())
+        if (block := each()) is not None
+        and block.target is target
+        and block.token is not None  # it was not left
+    ]
     chain = variable.get()
     block, is_here = _find(chain, entered, target, frame)
     if block is None and frame is not None:  # a function entered it, as stacks do
@@ -44,31 +105,29 @@ def leave(
 
 
 def _find(
-    chain: _Chain | None, entered: list[Any], target: object, frame: FrameType | None
-) -> tuple[Any, bool]:
+    chain: _Chain | None, entered: list[Block], target: object, frame: FrameType | None
+) -> tuple[Block | None, bool]:
     """The block, and whether it is in the chain; elsewhere without a frame the only one."""
     while chain is not None:
         block, chain = chain
-        if block.object is target and frame in (None, block.frame):
+        if block.target is target and frame in (None, block.frame):
             return block, True
     if frame is None:
         return (entered[0] if len(entered) == 1 else None), False
     return next((block for block in entered if block.frame is frame), None), False
 
 
-def _take_out(variable: ContextVar[_Chain | None], chain: Any, block: Any) -> bool:
+def _take_out(variable: _Variable, chain: Any, block: Any) -> bool:
     """Make the chain without the block current: true where it was entered."""
     inside, rest = [], chain
     while rest[0] is not block:
         inside.append(rest[0])
         rest = rest[1]
-    rest = rest[1]
-    while rest is not None and rest[0].object is None:  # over
-        rest = rest[1]
+    rest = _skip_over(rest[1])
     for each in reversed(inside):
-        if each.object is not None:
+        if each.target is not None:
             rest = (each, rest)
-            each.is_relinked = True
+            each[3] = True
     is_home = False
     if block.token is not None:
         try:

@@ -1,25 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a `with` block makes current in its context: streams and pools, each a chain of
- * blocks in a context variable, from the innermost outwards. A block remembers the
- * frame that entered and the context it did so in, so that blocks may end in any order,
- * and one object may be entered by many threads and tasks. GIL. */
+ * blocks in a context variable, from the innermost outwards. The blocks themselves are
+ * cumem/extension/blocks.py's. GIL. */
 #ifndef CM_PYTHON_CORE_OVERRIDE_H
 #define CM_PYTHON_CORE_OVERRIDE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/list.h"
 #include "python/python.h"
 
 typedef struct cm_override {
-    /* owned; module.c visits the three of them */
+    /* owned; module.c visits both of them */
     PyObject *variable;  /* contextvars.ContextVar */
     PyObject *getter;    /* its get(), looked up once and asked often */
-    PyObject *type;      /* of the blocks */
-    cm_list blocks;      /* borrowed: all there are, the last first */
-    uint64_t open_count; /* of those that are not over */
+    uint64_t open_count; /* of blocks that are not over */
 } cm_override;
+
+extern PyMethodDef cm_override_methods[]; /* what the package calls */
 
 /* No context has anything entered: skips the lookup. */
 static inline bool
@@ -29,9 +27,7 @@ cm_override_is_empty(const cm_override *override)
 }
 
 /* Make the variable. 0, or -1 with an exception; what there is goes with the state. */
-int cm_override_init(cm_override *override, PyObject *module, const char *name);
-/* Blocks that outlive the state forget it. */
-void cm_override_fini(cm_override *override);
+int cm_override_init(cm_override *override, const char *name);
 /* The chain of this context, or None. New reference; NULL with an exception. */
 PyObject *cm_override_read(const cm_override *override);
 /* The next object outwards, borrowed from the chain that *at began at; NULL at its end,
@@ -42,6 +38,6 @@ int cm_override_enter(cm_override *override, PyObject *object);
 /* End the block of `object`, a `what`, that this frame entered, or else the innermost
  * of this context. RuntimeError where there is none, and where the block was entered in
  * another context: it is over there as well then. 0 or -1. */
-int cm_override_exit(cm_override *override, PyObject *object, const char *what);
+int cm_override_exit(const cm_override *override, PyObject *object, const char *what);
 
 #endif

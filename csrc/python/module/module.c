@@ -47,6 +47,7 @@ add_functions(PyObject *module)
         cm_device_methods,    cm_pool_methods,        cm_limit_methods,
         cm_shutdown_methods,  cm_configure_methods,   cm_multi_device_methods,
         cm_copy_many_methods, cm_testing_methods,     cm_managed_methods,
+        cm_override_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -114,8 +115,8 @@ core_exec(PyObject *module)
     state->when_contexts_grow = cm_pools_admit_peers;
     cm_state_init(state);
     if (cm_numpy_import() < 0 || make_words(state) < 0
-        || cm_override_init(&state->current_stream, module, "cumem.current_stream") < 0
-        || cm_override_init(&state->current_pool, module, "cumem.current_pool") < 0
+        || cm_override_init(&state->current_stream, "cumem.current_stream") < 0
+        || cm_override_init(&state->current_pool, "cumem.current_pool") < 0
         || cm_register_buffer_types(module, state) < 0
         || cm_register_stream_type(module, state) < 0
         || cm_register_event_type(module, state) < 0
@@ -155,7 +156,7 @@ visit_owned(cm_state *state, visitproc visit, void *arg)
     int result = visit_all((PyObject **)(void *)first, COUNT, visit, arg);
     cm_override *const overrides[] = {&state->current_stream, &state->current_pool};
     for (size_t i = 0; result == 0 && i < 2; i++) {
-        result = visit_all(&overrides[i]->variable, 3, visit, arg);
+        result = visit_all(&overrides[i]->variable, 2, visit, arg);
     }
     return result;
 }
@@ -193,9 +194,7 @@ core_free(void *module)
     if (state != NULL && state->storages.next != NULL) {
         cm_state_fini(state);
     }
-    if (state != NULL) { /* not before: what still runs asks them */
-        cm_override_fini(&state->current_stream);
-        cm_override_fini(&state->current_pool);
+    if (state != NULL) {
         PyMem_Free(atomic_exchange(&state->spare_call, NULL));
     }
 }
