@@ -154,7 +154,8 @@ def _reason(facts: dict[str, Any], blocking: bool) -> str:
     if facts["overlaps"]:
         reason += "; the ends may overlap, so the source is read whole first"
     if facts["from"] is not None:
-        reason += f"; {facts['from']} becomes {facts['to']} as the host moves it"
+        where = "on the device" if facts["widens"] else "as the host moves it"
+        reason += f"; {facts['from']} becomes {facts['to']} {where}"
     return reason
 
 
@@ -239,6 +240,8 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
     least = facts["staged_down_nbytes" if down else "staged_up_nbytes"]
     if not is_on_device(other[0]):
         reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
+    elif facts["widens"]:
+        reason = f"the link carries the shorter elements of {_memory(host)}"
     elif facts["from"] is not None:
         reason = f"elements of {_memory(host)} are converted on the way"
     elif facts["loops"] > 0:
@@ -259,7 +262,7 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
     reason += f": {many} {move} {what}"
     if facts["turned"]:
         reason += f", and {device} turns it, since neighbours lie along another axis"
-    elif facts["route"] == "staged-kernel":
+    elif facts["route"] == "staged-kernel" and not facts["widens"]:
         verb = "gathers" if down else "repeats" if facts["broadcast"] else "scatters"
         reason += f", and {device} {verb} the elements"
     return reason

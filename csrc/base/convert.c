@@ -4,6 +4,8 @@
  * vector instructions. */
 #include "base/convert.h"
 
+#include <float.h>
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -342,6 +344,12 @@ cm_number_text(cm_number number)
     return numbers[number].text;
 }
 
+uint64_t
+cm_number_nbytes(cm_number number)
+{
+    return (uint64_t)numbers[number].nbytes;
+}
+
 cm_number
 cm_number_find(const char *text)
 {
@@ -350,6 +358,17 @@ cm_number_find(const char *text)
         found--;
     }
     return found;
+}
+
+bool
+cm_convert_widens(const cm_convert *convert)
+{
+    bool is_float = convert->from >= CM_FLOAT16;
+    bool is_finite =
+        fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
+    return convert->to == CM_FLOAT32 && cm_convert_is_on(convert)
+           && numbers[convert->from].nbytes < (int64_t)sizeof(float)
+           && (!convert->scales || (is_finite && !is_float));
 }
 
 /* The one that rounds as NumPy does: integers once, halves by way of float32. */

@@ -52,7 +52,12 @@ cm_convert_is_on(const cm_convert *convert)
     return convert->from != CM_NUMBER_NONE;
 }
 
+/* To a float32 of something shorter, in a way that has one answer on every processor:
+ * no NaN comes out that was not in it. */
+bool cm_convert_widens(const cm_convert *convert);
+
 const char *cm_number_text(cm_number number);
+uint64_t cm_number_nbytes(cm_number number);
 /* NONE: there is no such number. */
 cm_number cm_number_find(const char *text);
 

@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <stdint.h>
 
+#include "base/convert.h"
 #include "runtime/runtime.h"
 
 /* X(name, the kernel's name in its text, the text) */
@@ -33,13 +34,19 @@ typedef struct cm_strided_job {
     uint64_t count;    /* elements */
     uint32_t ndim;     /* 0 … CM_STRIDED_MAX_NDIM */
     uint32_t itemsize; /* bytes: 1, 2, 4, 8 or 16; both ends aligned to it */
-    uint32_t spare[2]; /* always 0 */
+    /* Not NONE: each element is a number of this type, of `itemsize` bytes, and becomes
+     * a float32, with `scales` times `scale` plus `offset`; it suits
+     * cm_convert_widens(). */
+    uint32_t from;
+    uint32_t scales;
     uint64_t shape[CM_STRIDED_MAX_NDIM];
     int64_t dst_strides[CM_STRIDED_MAX_NDIM]; /* bytes, may be negative or 0 */
     int64_t src_strides[CM_STRIDED_MAX_NDIM];
+    float scale;
+    float offset;
 } cm_strided_job;
 
-static_assert(sizeof(cm_strided_job) == 40 + 3 * 8 * CM_STRIDED_MAX_NDIM, "no padding");
+static_assert(sizeof(cm_strided_job) == 48 + 3 * 8 * CM_STRIDED_MAX_NDIM, "no padding");
 
 /* Pieces of memory, each one run of bytes. As large as a kernel's parameter may be on
  * every device, so that no memory has to outlive the launch. */

@@ -23,7 +23,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
 {
     const cm_plan *plan = &e->plan;
     return Py_BuildValue(
-        "{s:s,s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
+        "{s:s,s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
         "s:i,"
         "s:K,s:K,s:N,s:N,s:s,s:s}",
         "route", cm_routes[plan->route].text, "how", cm_routes[plan->route].words,
@@ -33,11 +33,11 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         (unsigned)plan->thread_count, "chunks",
         cm_routes[plan->route].uses_ring ? plan->slot_count : 0, "quick", e->is_short,
         "bounced", e->is_bounced, "broadcast", e->is_broadcast, "overlaps", e->overlaps,
-        "turned", plan->is_turned, "download", plan->is_download, "fresh",
-        plan->is_fresh, "run_nbytes", (unsigned long long)plan->layout.run_nbytes,
-        "loops", plan->layout.ndim, "staged_up_nbytes",
-        (unsigned long long)e->tuning.staged_up_nbytes, "staged_down_nbytes",
-        (unsigned long long)e->tuning.staged_down_nbytes, "dst",
+        "turned", plan->is_turned, "widens", plan->widens, "download",
+        plan->is_download, "fresh", plan->is_fresh, "run_nbytes",
+        (unsigned long long)plan->layout.run_nbytes, "loops", plan->layout.ndim,
+        "staged_up_nbytes", (unsigned long long)e->tuning.staged_up_nbytes,
+        "staged_down_nbytes", (unsigned long long)e->tuning.staged_down_nbytes, "dst",
         describe_end(&request->dst, e->dst_facts), "src",
         describe_end(&request->src, e->src_facts), "from",
         cm_number_text(request->convert.from), "to",

@@ -91,9 +91,9 @@ cm_emulated_op_module_function(cm_emulated *emulated, uint64_t handle, const cha
 /* What one end of the job touches, the lowest byte of which is *low from its start. */
 static bool
 find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
-         int64_t *low, cm_emulated_end *end)
+         uint64_t itemsize, int64_t *low, cm_emulated_end *end)
 {
-    int64_t high = job->itemsize;
+    int64_t high = (int64_t)itemsize;
     *low = 0;
     for (uint32_t k = 0; k < job->ndim; k++) {
         int64_t reach;
@@ -121,18 +121,33 @@ copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *sr
             to += index * job->dst_strides[k];
             from += index * job->src_strides[k];
         }
-        memcpy(dst + to, src + from, job->itemsize);
+        if (job->from == CM_NUMBER_NONE) {
+            memcpy(dst + to, src + from, job->itemsize);
+        }
+        else {
+            cm_convert convert = {job->from, CM_FLOAT32, job->scales != 0,
+                                  (double)job->scale, (double)job->offset};
+            cm_convert_run(&convert, dst + to, 0, src + from, 0, 1);
+        }
     }
+}
+
+static uint64_t
+dst_itemsize(const cm_strided_job *job)
+{
+    return job->from == CM_NUMBER_NONE ? job->itemsize : sizeof(float);
 }
 
 static bool
 is_misaligned(const cm_strided_job *job)
 {
-    uint64_t bits = job->dst | job->src;
+    uint64_t dst = job->dst;
+    uint64_t src = job->src;
     for (uint32_t k = 0; k < job->ndim; k++) {
-        bits |= (uint64_t)job->dst_strides[k] | (uint64_t)job->src_strides[k];
+        dst |= (uint64_t)job->dst_strides[k];
+        src |= (uint64_t)job->src_strides[k];
     }
-    return (bits & (job->itemsize - 1)) != 0;
+    return dst % dst_itemsize(job) != 0 || src % job->itemsize != 0;
 }
 
 static int32_t
@@ -146,8 +161,10 @@ strided_run(cm_emulated *emulated, cm_emulated_job *base)
     if (is_misaligned(job)) {
         return CM_CUDA_MISALIGNED_ADDRESS;
     }
-    if (!find_end(job, job->dst, job->dst_strides, &what->dst_low, &base->dst)
-        || !find_end(job, job->src, job->src_strides, &what->src_low, &base->src)) {
+    if (!find_end(job, job->dst, job->dst_strides, dst_itemsize(job), &what->dst_low,
+                  &base->dst)
+        || !find_end(job, job->src, job->src_strides, job->itemsize, &what->src_low,
+                     &base->src)) {
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
     return cm_emulated_touch(emulated, base);
@@ -159,6 +176,13 @@ strided_is_sane(const cm_strided_job *job)
 {
     if (job->ndim > CM_STRIDED_MAX_NDIM || job->itemsize > 16
         || !cm_is_power_of_two(job->itemsize)) {
+        return false;
+    }
+    cm_convert convert = {job->from, CM_FLOAT32, job->scales != 0, (double)job->scale,
+                          (double)job->offset};
+    if (job->from != CM_NUMBER_NONE
+        && (job->from >= CM_NUMBER_COUNT || !cm_convert_widens(&convert)
+            || job->itemsize != cm_number_nbytes(convert.from))) {
         return false;
     }
     uint64_t count = 1;

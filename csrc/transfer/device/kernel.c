@@ -11,10 +11,17 @@ static_assert(offsetof(cm_strided_job, src) == 8, "ptx");
 static_assert(offsetof(cm_strided_job, count) == 16, "ptx");
 static_assert(offsetof(cm_strided_job, ndim) == 24, "ptx");
 static_assert(offsetof(cm_strided_job, itemsize) == 28, "ptx");
+static_assert(offsetof(cm_strided_job, from) == 32, "ptx");
+static_assert(offsetof(cm_strided_job, scales) == 36, "ptx");
 static_assert(offsetof(cm_strided_job, shape) == 40, "ptx");
 static_assert(offsetof(cm_strided_job, dst_strides) == 104, "ptx");
 static_assert(offsetof(cm_strided_job, src_strides) == 168, "ptx");
-static_assert(sizeof(cm_strided_job) == 232, "ptx");
+static_assert(offsetof(cm_strided_job, scale) == 232, "ptx");
+static_assert(offsetof(cm_strided_job, offset) == 236, "ptx");
+static_assert(sizeof(cm_strided_job) == 240, "ptx");
+/* ... and these numbers. */
+static_assert(CM_BOOL == 1 && CM_INT8 == 2 && CM_UINT8 == 3 && CM_INT16 == 4, "ptx");
+static_assert(CM_UINT16 == 5 && CM_FLOAT16 == 10 && CM_BFLOAT16 == 11, "ptx");
 
 enum {
     THREADS_PER_BLOCK = 256,
@@ -128,8 +135,9 @@ cm_strided_job_init(cm_strided_job *job, const cm_layout *layout, cm_address dst
 }
 
 cm_status
-cm_kernels_launch(cm_kernels *kernels, int device, const cm_layout *layout,
-                  cm_address dst, cm_address src, uint64_t stream)
+cm_kernels_launch(cm_kernels *kernels, int device, const cm_convert *convert,
+                  const cm_layout *layout, cm_address dst, cm_address src,
+                  uint64_t stream)
 {
     uint64_t function;
     cm_strided_job job;
@@ -139,6 +147,12 @@ cm_kernels_launch(cm_kernels *kernels, int device, const cm_layout *layout,
     }
     CM_TRY(cm_kernels_find(kernels, CM_KERNEL_STRIDED, device, &function));
     int outer = cm_strided_job_init(&job, layout, dst, src);
+    if (convert != NULL) {
+        job.from = convert->from;
+        job.scales = convert->scales;
+        job.scale = (float)convert->scale;
+        job.offset = (float)convert->offset;
+    }
     uint64_t blocks = (job.count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK;
     uint32_t block_count =
         blocks > MAX_BLOCK_COUNT ? MAX_BLOCK_COUNT : (uint32_t)blocks;

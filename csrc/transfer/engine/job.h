@@ -161,10 +161,11 @@ cm_job_is_file(const cm_region *region, cm_end_facts facts)
     return region->is_file && cm_kind_is_pageable(region->kind) && !facts.locked;
 }
 
+/* By the threads of the host. */
 static inline bool
 cm_job_converts(const cm_job *job)
 {
-    return cm_convert_is_on(&job->convert);
+    return cm_convert_is_on(&job->convert) && !job->plan.widens;
 }
 
 static inline bool

@@ -66,6 +66,20 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
     choose_route(plan, &ends);
 }
 
+/* Do elements grow on the device, so that the link carries the shorter ones? For a few
+ * the kernel is not worth its launch. */
+static bool
+widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src)
+{
+    enum { LEAST_NBYTES = 1 << 20 };
+    uint64_t bits = dst->address + (uint64_t)plan->layout.offset[CM_DST];
+    for (int axis = 0; axis < plan->layout.ndim; axis++) {
+        bits |= (uint64_t)plan->layout.axes[axis].stride[CM_DST];
+    }
+    return cm_region_is_on_device(dst) && !cm_region_is_on_device(src)
+           && plan->nbytes >= LEAST_NBYTES && bits % sizeof(float) == 0;
+}
+
 static bool
 is_device(int device)
 {
@@ -91,6 +105,11 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     plan->nbytes = cm_layout_nbytes(&core);
     if (plan->nbytes == 0) {
         return cm_ok();
+    }
+    if (options.widens && widens_on_device(plan, dst, src)) {
+        plan->widens = true;
+        plan->nbytes = plan->nbytes / (uint64_t)dst->itemsize * (uint64_t)src->itemsize;
+        CM_TRY(cm_layout_init_items(dst, src, src->itemsize, &plan->layout));
     }
     bool is_far = options.converts && down && cm_region_is_on_device(dst);
     if (is_far || cm_region_copy_address(dst) == 0

@@ -36,6 +36,7 @@ typedef struct cm_plan {
     bool is_turned;        /* in the order of the source, though the target is packed */
     bool is_fresh;         /* a download whose target's pages are not there yet */
     bool is_cached;        /* up, through blocks that stay in the processor's caches */
+    bool widens;           /* up, and a kernel converts what arrives */
     uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
     uint64_t piece_nbytes; /* of the largest piece */
     uint64_t piece_count;  /* 1: it goes as a whole */
@@ -52,6 +53,7 @@ typedef struct cm_plan_options {
                        managed memory is then moved by the device even between host and
                        host */
     bool converts;  /* elements, by the host, of which one end is at least */
+    bool widens;    /* ... which a kernel can do, cm_convert_widens() */
     const cm_tuning *tuning; /* resolved */
     cm_peer_facts peers;
 } cm_plan_options;

@@ -27,8 +27,8 @@ cm_job_copy_layout(cm_job *job, const cm_stream *stream, const cm_layout *layout
     }
     cm_engine *engine = job->engine;
     return CM_ON_DEVICE(engine->rt, stream->device,
-                        cm_kernels_launch(&engine->kernels, stream->device, layout, dst,
-                                          src, stream->handle));
+                        cm_kernels_launch(&engine->kernels, stream->device, NULL,
+                                          layout, dst, src, stream->handle));
 }
 
 uint64_t

@@ -9,14 +9,14 @@ bool
 cm_job_can_own_on_device(const cm_job *job)
 {
     return job->plan.device >= 0 && job->src_facts.locked && job->src.address != 0
-           && (!cm_job_converts(job) || job->plan.is_download);
+           && (!cm_convert_is_on(&job->convert) || job->plan.is_download);
 }
 
 void
 cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
-    if (!on_device) { /* as it was read there */
+    if (!on_device && !job->plan.widens) { /* as it was read there */
         job->convert = (cm_convert){.from = CM_NUMBER_NONE};
         cm_layout_drop_items(&job->plan.layout);
     }
@@ -27,14 +27,14 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
     job->src_facts = (cm_end_facts){.locked = on_device, .whole = true};
     job->overlaps = false; /* from now on threads may share it */
     cm_plan_options options = {.may_wait = job->blocking,
-                               .converts = cm_job_converts(job),
+                               .converts = cm_convert_is_on(&job->convert),
                                .tuning = &job->tuning};
     cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options);
 }
 
 /* Read an overlapping source whole into memory of our own, which takes its place; it is
- * converted there. */
+ * converted there, unless the device does that. */
 static cm_status
 replace_source_on_host(cm_job *job, const cm_layout *pack)
 {
@@ -71,7 +71,7 @@ cm_job_replace_source(cm_job *job)
     (void)cm_layout_get_core(&job->plan.layout, &pack);
     cm_layout_pack(&pack, CM_DST);
     bool on_device = cm_job_can_own_on_device(job);
-    if (on_device) { /* as it is */
+    if (on_device || job->plan.widens) { /* as it is */
         cm_layout_drop_items(&pack);
     }
     CM_TRY(on_device ? replace_source_on_device(job, &pack)

@@ -215,7 +215,7 @@ cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
 {
     *out = s->piece;
     cm_layout_pack(out, CM_SRC);
-    if (!job->plan.is_download) { /* what lies in the slot is converted */
+    if (!job->plan.is_download && !job->plan.widens) { /* it is converted in the slot */
         cm_layout_drop_items(out);
     }
     cm_layout_put_repeats(out, &job->ring->repeats);

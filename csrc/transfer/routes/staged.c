@@ -94,6 +94,9 @@ move_on_host(cm_job *job, cm_slot *s)
     }
     else {
         cm_slot_pack(s, &layout);
+        if (job->plan.widens) {
+            cm_layout_drop_items(&layout);
+        }
     }
     if (!job->plan.is_fresh) {
         CM_TRY(cm_job_look(job, &layout));
@@ -135,7 +138,8 @@ move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status 
     if (s->pinned == NULL) {
         return refused;
     }
-    return cm_kernels_launch(&job->engine->kernels, job->plan.device, layout,
+    return cm_kernels_launch(&job->engine->kernels, job->plan.device,
+                             job->plan.widens ? &job->convert : NULL, layout,
                              up ? job->dst.address : s->pinned->address,
                              up ? s->pinned->address : job->src.address,
                              job->stream->handle);
@@ -154,12 +158,16 @@ send_piece(cm_job *job, const cm_slot *s)
     if (!cm_region_is_on_device(&job->dst) && !repeats) {
         return move_over_bus(job, s, &unpack, job->ring->refused);
     }
-    if (unpack.ndim > 0) {
+    if (unpack.ndim > 0 || job->plan.widens) {
         cm_status status = fill_block(job, from, nbytes, &from);
         if (cm_pool_is_short(status)) {
             return move_over_bus(job, s, &unpack, status);
         }
         CM_TRY(status);
+    }
+    if (job->plan.widens) {
+        return cm_kernels_launch(&job->engine->kernels, job->plan.device, &job->convert,
+                                 &unpack, job->dst.address, from, job->stream->handle);
     }
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }

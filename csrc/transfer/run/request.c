@@ -97,7 +97,8 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     cm_plan_options options = {
         .may_wait = request->blocking || (in_call && !job->dst_facts.locked),
         .on_stream = request->stream != NULL && !request->blocking,
-        .converts = cm_job_converts(job),
+        .converts = cm_convert_is_on(&job->convert),
+        .widens = cm_convert_widens(&job->convert),
         .tuning = &job->tuning,
     };
     if (cm_region_is_on_device(dst) && cm_region_is_on_device(src)
