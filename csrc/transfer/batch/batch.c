@@ -93,11 +93,21 @@ find_group(batch *b, cm_many_way way, int device, int src_device)
     return (uint8_t)b->group_count++;
 }
 
+/* As the engine says, without a call for each end while nothing is registered. */
+static cm_end_facts
+facts_of(batch *b, const cm_piece_end *end, uint64_t nbytes, bool looks)
+{
+    return looks ? cm_engine_facts_of_end(b->engine, end, nbytes)
+                 : (cm_end_facts){.locked = !cm_kind_is_pageable(end->kind),
+                                  .whole = true};
+}
+
 static cm_status
 choose_groups(batch *b)
 {
     const cm_many_request *request = b->request;
     bool on_stream = request->common.stream != NULL && !request->common.blocking;
+    bool looks = cm_registry_has_pieces(b->engine->registry);
     b->group_count = 1;
     b->groups = calloc((size_t)request->piece_count + 1, 1);
     CM_TRY(cm_allocated(b->groups != NULL, request->piece_count));
@@ -106,10 +116,10 @@ choose_groups(batch *b)
         int device, src_device;
         cm_many_way way = CM_MANY_ALONE;
         if (!b->in_order) {
-            way = cm_piece_choose_way(
-                piece, cm_engine_facts_of_end(b->engine, &piece->dst, piece->nbytes),
-                cm_engine_facts_of_end(b->engine, &piece->src, piece->nbytes),
-                on_stream, &device, &src_device);
+            way = cm_piece_choose_way(piece,
+                                      facts_of(b, &piece->dst, piece->nbytes, looks),
+                                      facts_of(b, &piece->src, piece->nbytes, looks),
+                                      on_stream, &device, &src_device);
         }
         if (way != CM_MANY_ALONE) {
             b->groups[i] = find_group(b, way, device, src_device);
