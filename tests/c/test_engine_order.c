@@ -355,18 +355,25 @@ test_engine_short_of_device_memory_asks_for_relief(void)
                                .blocking = true};
     cm_budget *budget = cm_pool_get_config(w.device[0])->budget;
     atomic_store(&budget->limit_nbytes, 1);
-    number_bytes(&host, 5);
-    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ELIMIT);
-    CHECK_EQ(h.asked, 0); /* nobody may be kept waiting */
-    request.interrupted = go_on;
-    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ELIMIT);
-    CHECK_EQ(h.asked, 1);
-    h.helps = true;
-    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
-    CHECK_EQ(h.asked, 2);
-    for (int64_t k = 0; k < 512; k++) {
-        CHECK_BYTES_EQ(device.bytes + 8 * k, host.bytes + 8 * k, 4);
+    for (int asked = 0; asked <= 2; asked++) { /* at first nobody may be kept waiting */
+        request.interrupted = asked == 0 ? NULL : go_on;
+        h.helps = asked == 2; /* else a kernel reads page-locked memory */
+        number_bytes(&host, 5 + (unsigned)asked);
+        CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+        CHECK_EQ(h.asked, asked);
+        for (int64_t k = 0; k < 512; k++) {
+            CHECK_BYTES_EQ(device.bytes + 8 * k, host.bytes + 8 * k, 4);
+        }
     }
+    /* and where there is none of that either */
+    atomic_store(&budget->limit_nbytes, 1);
+    atomic_store(&cm_pool_get_config(w.pinned)->budget->limit_nbytes, 1);
+    h.helps = false;
+    uint64_t released;
+    CHECK_OK(cm_pool_trim(w.device[0], 0, NULL, &released));
+    CHECK_OK(cm_pool_trim(w.pinned, 0, NULL, &released));
+    CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ELIMIT);
+    CHECK_EQ(h.asked, 3);
     give_memory(&w, &device);
     give_memory(&w, &host);
     close_world(&w);
