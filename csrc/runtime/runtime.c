@@ -102,15 +102,10 @@ cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
         return cm_ok();
     }
     cm_status status = cm_rt_context_set(rt, primary);
-    if (cm_is_ok(status)) {
-        guard->switched = true;
-        return status;
-    }
-    if (status.code == CM_CUDA_DEVICE_UNINITIALIZED
-        || status.code == CM_CUDA_CONTEXT_DESTROYED) {
-        return enter_by_device(rt, device, guard);
-    }
-    return status;
+    guard->switched = cm_is_ok(status);
+    bool is_gone = status.code == CM_CUDA_DEVICE_UNINITIALIZED
+                   || status.code == CM_CUDA_CONTEXT_DESTROYED;
+    return is_gone ? enter_by_device(rt, device, guard) : status;
 }
 
 cm_status

@@ -95,17 +95,10 @@ cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job)
 static bool
 must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
 {
-    if (queue == other || queue->device != other->device) {
-        return false;
-    }
-    switch (queue->kind) {
-    case CM_QUEUE_FENCE:
-        return true;
-    case CM_QUEUE_LEGACY:
-        return other->is_blocking;
-    default:
-        return other->kind == CM_QUEUE_LEGACY && queue->is_blocking;
-    }
+    return queue != other && queue->device == other->device
+           && (queue->kind == CM_QUEUE_FENCE
+               || (queue->kind == CM_QUEUE_LEGACY && other->is_blocking)
+               || (other->kind == CM_QUEUE_LEGACY && queue->is_blocking));
 }
 
 static bool
