@@ -179,7 +179,7 @@ move_run(cm_file_job *file, cm_file_piece p)
 static cm_file_piece
 move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {
-    while (p.nbytes > 0 && !cm_file_has_failed(file)
+    while (p.nbytes > 0 && reach > 0 && !cm_file_has_failed(file)
            && p.offset % CM_FILE_PAGE_NBYTES == 0
            && !atomic_load(&file->direct_refused)) {
         int64_t moved = call(file, true, p.host, reach, p.offset);
@@ -199,30 +199,19 @@ move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 }
 
 /* Past the page cache. Pages that are not whole are read whole where the memory is our
- * own (`wide`), else moved the ordinary way. */
+ * own (`wide`); else they are moved the ordinary way, as is all of a part that begins
+ * within one. */
 static bool
 move_direct(cm_file_job *file, cm_file_piece p, bool wide)
 {
     const uint64_t mask = CM_FILE_PAGE_NBYTES - 1;
-    uint64_t before = p.offset & mask;
-    if (wide) {
-        cm_file_piece whole = p;
-        whole.host -= before;
-        whole.offset -= before;
-        whole.nbytes += before;
-        whole = move_pages(file, whole, (whole.nbytes + mask) & ~mask);
-        return move_run(file, whole.offset < p.offset ? p : whole);
-    }
-    cm_file_piece part = p;
-    part.nbytes = cm_least(p.nbytes, (0 - p.offset) & mask);
-    pass(&p, part.nbytes);
-    if (!move_run(file, part)) {
-        return false;
-    }
-    part = p;
-    part.nbytes = p.nbytes & ~mask;
-    pass(&p, part.nbytes);
-    return move_run(file, move_pages(file, part, part.nbytes)) && move_run(file, p);
+    uint64_t before = wide ? p.offset & mask : 0;
+    cm_file_piece rest = p;
+    rest.host -= before;
+    rest.offset -= before;
+    rest.nbytes += before;
+    rest = move_pages(file, rest, (rest.nbytes + (wide ? mask : 0)) & ~mask);
+    return move_run(file, rest.offset < p.offset ? p : rest);
 }
 
 /* Between the file and the user's memory, as `layout` says with packed bytes on the

@@ -21,9 +21,6 @@ cm_file_job_create(const cm_file_request *request, cm_file_job **out)
     cm_mutex_init(&file->lock);
     file->request = request;
     file->direct_fd = CM_FILE_NOT_TRIED;
-    for (int i = 0; i < CM_SLOT_MAX; i++) {
-        file->chunks[i].file = file;
-    }
     *out = file;
     return cm_ok();
 }
@@ -232,6 +229,7 @@ static cm_status
 cut_chunk(cm_job *job, cm_slot *s)
 {
     cm_file_chunk *chunk = chunk_of(job, s);
+    chunk->file = job->file;
     CM_TRY(cm_file_cut_next(job->file, chunk));
     look_ahead(job);
     s->skips_device = chunk->device < 0;
