@@ -371,12 +371,9 @@ static int64_t
 make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
 {
     const cm_layout *whole = cut->whole;
-    piece->ndim = 0; /* all axes made zero would take as long as a short part */
-    piece->run_nbytes = whole->run_nbytes;
-    piece->item_nbytes[CM_DST] = whole->item_nbytes[CM_DST];
-    piece->item_nbytes[CM_SRC] = whole->item_nbytes[CM_SRC];
-    piece->offset[CM_DST] = whole->offset[CM_DST];
-    piece->offset[CM_SRC] = whole->offset[CM_SRC];
+    /* all axes made zero would take as long as a short part */
+    memcpy(piece, whole, offsetof(cm_layout, axes));
+    piece->ndim = 0;
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {
         piece->offset[CM_DST] += index[axis] * whole->axes[axis].stride[CM_DST];
         piece->offset[CM_SRC] += index[axis] * whole->axes[axis].stride[CM_SRC];

@@ -205,12 +205,8 @@ cm_region_is_same(const cm_region *a, const cm_region *b)
         || a->itemsize != b->itemsize || a->ndim != b->ndim) {
         return false;
     }
-    for (int axis = 0; axis < a->ndim; axis++) {
-        if (a->shape[axis] != b->shape[axis]) {
-            return false;
-        }
-    }
-    return cm_region_has_strides_of(a, b);
+    return memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) == 0
+           && cm_region_has_strides_of(a, b);
 }
 
 bool
