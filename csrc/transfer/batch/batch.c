@@ -20,6 +20,7 @@ typedef struct batch {
     const cm_many_request *request;
     cm_tuning tuning; /* resolved */
     bool in_order;    /* one after the other: they touch each other */
+    bool has_begun;   /* whoever does the work drops the keeps */
     uint8_t *groups;  /* owned */
     uint32_t group_count;
     uint64_t alone_count; /* pieces that go alone */
@@ -30,14 +31,6 @@ typedef struct batch {
     uint64_t asked_ns; /* when whether to go on */
     cm_many shapes[GROUP_MAX];
 } batch;
-
-/* Nothing is begun. */
-static cm_status
-refuse(const cm_many_request *request, cm_status status)
-{
-    cm_request_drop_keeps(&request->common);
-    return status;
-}
 
 /* -- what touches what -------------------------------------------------------------------- */
 
@@ -320,9 +313,8 @@ start_several(batch *b, uint64_t count, cm_ticket **out)
     const cm_copy_request *common = &b->request->common;
     b->parts = calloc((size_t)count, sizeof(cm_ticket *));
     cm_ticket *ticket = b->parts == NULL ? NULL : cm_ticket_create(b->engine, common);
-    if (ticket == NULL) {
-        return refuse(b->request, cm_fail(CM_ENOMEM, count * sizeof(cm_ticket *)));
-    }
+    CM_TRY(cm_allocated(ticket != NULL, count * sizeof(cm_ticket *)));
+    b->has_begun = true;
     if (common->ticket_seen != NULL) {
         *common->ticket_seen = ticket;
     }
@@ -352,10 +344,7 @@ start_single(batch *b, cm_ticket **out)
                                      .src = {.kind = CM_KIND_PAGEABLE, .device = -1}};
     const cm_many_request *request = b->request;
     if (b->group_count == 2) {
-        cm_status status = set_group(b, 1);
-        if (!cm_is_ok(status)) {
-            return refuse(request, status);
-        }
+        CM_TRY(set_group(b, 1));
     }
     else if (request->other_count == 1) {
         set_other(b, &request->others[0]);
@@ -363,19 +352,15 @@ start_single(batch *b, cm_ticket **out)
     else {
         set_piece(b, request->piece_count == 1 ? &request->pieces[0] : &nothing);
     }
+    b->has_begun = true;
     return cm_request_start(b->engine, &b->part, &b->tuning, out);
 }
 
 static cm_status
 start(batch *b, cm_ticket **out)
 {
-    cm_status status = look_whether_they_touch(b);
-    if (cm_is_ok(status)) {
-        status = choose_groups(b);
-    }
-    if (!cm_is_ok(status)) {
-        return refuse(b->request, status);
-    }
+    CM_TRY(look_whether_they_touch(b));
+    CM_TRY(choose_groups(b));
     uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
     b->part = b->request->common;
     if (b->part.stream == NULL && (count > 1 || !b->part.blocking)) {
@@ -392,11 +377,15 @@ cm_engine_copy_many(cm_engine *engine, const cm_many_request *request, cm_ticket
                                  : cm_engine_begin_call(engine, &b->tuning);
     if (!cm_is_ok(status)) {
         free(b);
-        return refuse(request, status);
+        cm_request_drop_keeps(&request->common);
+        return status;
     }
     b->engine = engine;
     b->request = request;
     status = start(b, out);
+    if (!b->has_begun) {
+        cm_request_drop_keeps(&request->common);
+    }
     for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
         cm_ticket_release(b->parts[i]);
     }
