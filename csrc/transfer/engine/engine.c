@@ -135,14 +135,6 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
 }
 
 void
-cm_engine_read_tuning(cm_engine *engine, cm_tuning *out)
-{
-    cm_mutex_lock(&engine->lock);
-    *out = engine->tuning;
-    cm_mutex_unlock(&engine->lock);
-}
-
-void
 cm_engine_deny_peers(cm_engine *engine, bool denied)
 {
     atomic_store(&engine->peers.denied, denied);

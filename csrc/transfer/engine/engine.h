@@ -35,7 +35,6 @@ void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool);
 /* How copies that begin from now on are made, with the processors that are there now;
  * each value is within its bounds. Fails: CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
-void cm_engine_read_tuning(cm_engine *engine, cm_tuning *out); /* resolved */
 /* For tests and benchmarks: go on as if no device reached another. */
 void cm_engine_deny_peers(cm_engine *engine, bool denied);
 /* Waits for every transfer, joins the job threads, releases streams, kernels and pools.

@@ -90,7 +90,7 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *
     ticket->passed_count = 0; /* what was far enough so far may not be any more */
     watch(ticket, state == CM_TICKET_SUBMITTED && !ticket->is_whole);
     if (state == CM_TICKET_DONE) {
-        engine->pending_count--;
+        atomic_fetch_sub(&engine->pending_count, 1);
         ticket->state = hang(ticket) ? CM_TICKET_DONE : CM_TICKET_OVER;
     }
     if (ticket->state == CM_TICKET_OVER) {

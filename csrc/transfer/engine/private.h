@@ -70,6 +70,7 @@ struct cm_engine {
     void *relief_argument;
     cm_copy_counts counts;
     _Atomic uint64_t short_end_ns;           /* of the last shared short copy */
+    _Atomic uint64_t pending_count;          /* falls under the lock */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
     cm_kernels kernels;
     cm_peer_access peers;
@@ -82,8 +83,7 @@ struct cm_engine {
     bool closed;           /* takes no more requests */
     bool stop;             /* threads end */
     uint64_t caller_count; /* threads that may call the runtime for the engine now */
-    cm_list watched; /* tickets that wait for an event: their own, or their job's */
-    uint64_t pending_count;
+    cm_list watched;    /* tickets that wait for an event: their own, or their job's */
     cm_list unread;     /* failed tickets without a holder */
     cm_list going_on;   /* order.c's: tickets that may have nothing to wait for */
     cm_list short_jobs; /* that can go on, oldest first */

@@ -46,9 +46,7 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
     for (uint32_t i = 0; i < request->keep_count; i++) {
         ticket->keep[ticket->keep_count++] = request->keep[i];
     }
-    cm_mutex_lock(&engine->lock);
-    engine->pending_count++;
-    cm_mutex_unlock(&engine->lock);
+    atomic_fetch_add(&engine->pending_count, 1);
     return ticket;
 }
 
@@ -475,13 +473,7 @@ cm_ticket_count_moved(const cm_ticket *ticket)
 uint64_t
 cm_engine_count_pending(cm_engine *engine)
 {
-    if (cm_engine_is_forked(engine)) {
-        return 0;
-    }
-    cm_mutex_lock(&engine->lock);
-    uint64_t count = engine->pending_count;
-    cm_mutex_unlock(&engine->lock);
-    return count;
+    return cm_engine_is_forked(engine) ? 0 : atomic_load(&engine->pending_count);
 }
 
 /* -- reading, waiting, and letting streams and event loops wait --- */

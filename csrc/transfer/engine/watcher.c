@@ -39,13 +39,6 @@ update_some(cm_engine *engine, int limit)
     return any;
 }
 
-/* Lock held. */
-static uint64_t
-last_pause(const cm_engine *engine)
-{
-    return engine->waiting_count > 0 ? JOB_PAUSE_NS : LAST_PAUSE_NS;
-}
-
 static void *
 watch(void *argument)
 {
@@ -71,11 +64,12 @@ watch(void *argument)
             continue;
         }
         cm_mutex_lock(&engine->lock);
+        uint64_t longest = engine->waiting_count > 0 ? JOB_PAUSE_NS : LAST_PAUSE_NS;
         if (!engine->stop
             && cm_cond_wait_until(&engine->watch, &engine->lock, cm_now_ns() + pause)) {
             pause = FIRST_PAUSE_NS;
         }
-        else if (pause < last_pause(engine)) {
+        else if (pause < longest) {
             pause *= 2;
         }
         cm_mutex_unlock(&engine->lock);

@@ -86,11 +86,14 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     *out = (cm_explanation){.axis = -1};
     cm_job *job = calloc(1, sizeof(*job));
     CM_TRY(cm_allocated(job != NULL, sizeof(*job)));
-    cm_engine_read_tuning(engine, &out->tuning);
-    cm_job_init(job, engine, request, &out->tuning);
-    cm_status status = cm_job_plan(job, request);
+    cm_status status = cm_engine_begin_call(engine, &out->tuning);
     if (cm_is_ok(status)) {
-        explain_job(job, request, out);
+        cm_job_init(job, engine, request, &out->tuning);
+        status = cm_job_plan(job, request);
+        if (cm_is_ok(status)) {
+            explain_job(job, request, out);
+        }
+        cm_engine_end_call(engine);
     }
     free(job);
     return status;
