@@ -143,21 +143,6 @@ meet_at(uint64_t a, const int64_t *a_bounds, uint64_t b, const int64_t *b_bounds
                (cm_byte_span){b + (uint64_t)b_bounds[0], b + (uint64_t)b_bounds[1]});
 }
 
-bool
-cm_region_may_overlap(const cm_region *a, const cm_region *b)
-{
-    int64_t of_a[2], of_b[2];
-    if (!cm_is_ok(cm_region_bounds(a, &of_a[0], &of_a[1]))
-        || !cm_is_ok(cm_region_bounds(b, &of_b[0], &of_b[1]))) {
-        return true;
-    }
-    if (of_a[0] == of_a[1] || of_b[0] == of_b[1]) {
-        return false;
-    }
-    return meet_at((uintptr_t)a->host, of_a, (uintptr_t)b->host, of_b)
-           || meet_at(a->address, of_a, b->address, of_b);
-}
-
 uint64_t
 cm_overlap_place(cm_runtime *rt, cm_address address, const void *host, uint64_t nbytes)
 {
@@ -180,10 +165,19 @@ cm_overlap_span(cm_runtime *rt, const cm_region *region)
 }
 
 bool
-cm_overlap_is_possible(cm_runtime *rt, const cm_region *dst, const cm_region *src)
+cm_overlap_is_possible(cm_runtime *rt, const cm_region *a, const cm_region *b)
 {
-    return cm_region_may_overlap(dst, src)
-           || cm_byte_spans_meet(cm_overlap_span(rt, dst), cm_overlap_span(rt, src));
+    int64_t of_a[2], of_b[2];
+    if (!cm_is_ok(cm_region_bounds(a, &of_a[0], &of_a[1]))
+        || !cm_is_ok(cm_region_bounds(b, &of_b[0], &of_b[1]))) {
+        return true;
+    }
+    if (of_a[0] == of_a[1] || of_b[0] == of_b[1]) {
+        return false;
+    }
+    return meet_at((uintptr_t)a->host, of_a, (uintptr_t)b->host, of_b)
+           || meet_at(a->address, of_a, b->address, of_b)
+           || cm_byte_spans_meet(cm_overlap_span(rt, a), cm_overlap_span(rt, b));
 }
 
 bool

@@ -52,9 +52,6 @@ CM_NODISCARD cm_status cm_region_set_c_strides(cm_region *region);
  * Fails: CM_ESHAPE. */
 CM_NODISCARD cm_status cm_region_broadcast(const cm_region *dst, cm_region *src);
 
-/* True when the two may share a byte, by host or device address. */
-bool cm_region_may_overlap(const cm_region *a, const cm_region *b);
-
 /* Where `nbytes` of memory lie, one number for all views of the same byte: emulated
  * memory of the device has a second mapping, exported as memory of the host, and what
  * is page-locked has addresses of the device's own. */
@@ -64,7 +61,7 @@ uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
 cm_byte_span cm_overlap_span(cm_runtime *rt, const cm_region *region);
 
 /* May the two have bytes in common, by whatever view of them? */
-bool cm_overlap_is_possible(cm_runtime *rt, const cm_region *dst, const cm_region *src);
+bool cm_overlap_is_possible(cm_runtime *rt, const cm_region *a, const cm_region *b);
 
 /* Along each axis that is longer than 1; the shapes are the same. */
 bool cm_region_has_strides_of(const cm_region *a, const cm_region *b);
