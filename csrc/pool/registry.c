@@ -119,32 +119,25 @@ unlock_piece(const cm_registry *registry, const cm_page_piece *p)
                             cm_rt_host_unregister(registry->rt, (void *)p->base)));
 }
 
-/* Is a byte at either end of the page at `page` locked by somebody else? */
-static cm_status
-is_page_foreign(const cm_registry *registry, uintptr_t page, bool *out)
-{
-    cm_pointer_info info;
-    uintptr_t ends[2] = {page, page + registry->page_nbytes - 1};
-    *out = false;
-    for (int i = 0; i < 2 && !*out; i++) {
-        CM_TRY(cm_rt_pointer_attributes(registry->rt, (cm_address)ends[i], &info));
-        *out = !cm_kind_is_pageable(info.kind);
-    }
-    return cm_ok();
-}
-
-/* How far the pages from `p->base` on are alike, foreign or not. Inside a cm_scope. */
+/* How far the pages from `p->base` on are alike, foreign or not. A page is foreign
+ * where a byte at either end is locked by somebody else. Inside a cm_scope. */
 static cm_status
 find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)
 {
-    CM_TRY(is_page_foreign(registry, p->base, foreign));
-    uintptr_t page = p->base + registry->page_nbytes;
-    for (bool other = *foreign; page < p->end; page += registry->page_nbytes) {
-        CM_TRY(is_page_foreign(registry, page, &other));
-        if (other != *foreign) {
+    uintptr_t page = p->base;
+    for (; page < p->end; page += registry->page_nbytes) {
+        cm_pointer_info info;
+        CM_TRY(cm_rt_pointer_attributes(registry->rt, page, &info));
+        if (cm_kind_is_pageable(info.kind)) {
+            CM_TRY(cm_rt_pointer_attributes(registry->rt,
+                                            page + registry->page_nbytes - 1, &info));
+        }
+        bool other = !cm_kind_is_pageable(info.kind);
+        if (page > p->base && other != *foreign) {
             break;
         }
+        *foreign = other;
     }
     *run_end = page;
     return cm_ok();
