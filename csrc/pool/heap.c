@@ -140,7 +140,6 @@ bin_span(cm_heap *heap, cm_heap_span *span)
     uint32_t bin = bin_of(span->block.nbytes);
     cm_list_push_front(&heap->bins[bin], &span->node);
     heap->occupied[bin / 64] |= UINT64_C(1) << (bin % 64);
-    heap->occupied_words |= 1u << (bin / 64);
     heap->free_nbytes += span->block.nbytes;
     heap->free_count++;
 }
@@ -152,9 +151,6 @@ unbin_span(cm_heap *heap, cm_heap_span *span)
     cm_list_remove(&span->node);
     if (cm_list_is_empty(&heap->bins[bin])) {
         heap->occupied[bin / 64] &= ~(UINT64_C(1) << (bin % 64));
-        if (heap->occupied[bin / 64] == 0) {
-            heap->occupied_words &= ~(1u << (bin / 64));
-        }
     }
     heap->free_nbytes -= span->block.nbytes;
     heap->free_count--;
@@ -448,12 +444,10 @@ next_bin(const cm_heap *heap, uint32_t bin)
     }
     uint32_t word = bin / 64;
     uint64_t bits = heap->occupied[word] & (~UINT64_C(0) << (bin % 64));
-    if (bits == 0) {
-        uint32_t words = heap->occupied_words & (uint32_t)(~UINT64_C(0) << (word + 1));
-        if (words == 0) {
+    while (bits == 0) {
+        if (++word == CM_BIN_WORDS) {
             return CM_HEAP_BIN_COUNT;
         }
-        word = (uint32_t)__builtin_ctz(words);
         bits = heap->occupied[word];
     }
     return word * 64 + (uint32_t)__builtin_ctzll(bits);
@@ -920,15 +914,13 @@ static bool
 check_bin(const cm_heap *heap, uint32_t bin, uint64_t *count)
 {
     const cm_list *list = &heap->bins[bin];
-    uint64_t word = heap->occupied[bin / 64];
     for (const cm_list *n = list->next; n != list; n = n->next, ++*count) {
         const cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
         if (span->state != CM_SPAN_FREE || bin_of(span->block.nbytes) != bin) {
             return false;
         }
     }
-    return (word >> (bin % 64) & 1) != cm_list_is_empty(list)
-           && (heap->occupied_words >> (bin / 64) & 1) == (word != 0);
+    return (heap->occupied[bin / 64] >> (bin % 64) & 1) != cm_list_is_empty(list);
 }
 
 bool

@@ -93,7 +93,6 @@ typedef struct cm_heap {
     cm_list gaps;
     cm_list bins[CM_HEAP_BIN_COUNT];
     uint64_t occupied[CM_BIN_WORDS];
-    uint32_t occupied_words; /* bit w: occupied[w] is not 0 */
     uint32_t free_count;
     uint32_t ready_count;
     uint64_t arena_count;
