@@ -352,17 +352,6 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
     return status;
 }
 
-/* A stream that cannot be asked counts as capturing: nothing is then waited for. */
-static bool
-is_capturing(cm_pool *pool, const cm_stream *stream)
-{
-    bool capturing;
-    return stream != NULL && cm_stream_may_capture(stream)
-           && (!cm_is_ok(cm_stream_ask_capturing(pool->rt, stream->device,
-                                                 stream->handle, &capturing))
-               || capturing);
-}
-
 cm_status
 cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
               const cm_wait_hooks *hooks, cm_block **out)
@@ -380,7 +369,8 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
     }
     cm_pool_trim_idle(pool);
-    r.capturing = is_capturing(pool, stream);
+    /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
+    r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {
         cm_status status = grow(pool, &r, &span);
@@ -470,7 +460,8 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
     bool asks = stream != NULL && cm_stream_may_capture(stream);
     return (stream == NULL || cm_kind_is_ordered(pool->config.kind))
            && (!asks
-               || (cm_stream_is_kept(stream) && !is_capturing(pool, stream)
+               || (cm_stream_is_kept(stream)
+                   && cm_is_ok(cm_stream_check_not_capturing(stream))
                    && cm_pool_try_mark_foreign(pool, stream, &due)))
            && try_give(pool, span, stream, due);
 }
