@@ -164,9 +164,6 @@ open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {
     const segment_source *self = (const segment_source *)source;
     (void)offset;
-    if (nbytes == 0 || nbytes % source->granule != 0) {
-        return cm_fail(CM_EINVALID, nbytes);
-    }
     if (self->populates) {
         cm_status status = open_populated(self, nbytes, out);
         /* Registration that this system cannot do at all, or not of so much at once. */
@@ -280,9 +277,6 @@ cm_status
 cm_source_open(cm_runtime *rt, const cm_pool_config *config, cm_source **out)
 {
     static const cm_host_world here = {.root = NULL};
-    if (cm_kind_is_pageable(config->kind) || config->kind >= CM_KIND_COUNT) {
-        return cm_fail(CM_EINVALID, (uint64_t)config->kind);
-    }
     cm_status status = cm_source_vmm_open(rt, config, out);
     return status.code == CM_ENOTSUP ? cm_source_segments_open(rt, config, &here, out)
                                      : status;
