@@ -253,10 +253,10 @@ test_look_finds_what_is_no_longer_there(void)
         layout.axes[0].stride[CM_DST] = 8;
         layout.axes[0].stride[CM_SRC] = -(int64_t)page;
         layout.offset[CM_SRC] = 2 * (int64_t)page;
-        CHECK_EQ(cm_host_look(&layout, NULL, map, 0).code, CM_EFAULT);
-        CHECK_OK(cm_host_look(&layout, NULL, map, 3 * page));
-        CHECK_OK(cm_host_look(&layout, map, map - page, 0));
-        CHECK_OK(cm_host_look(&layout, map, NULL, 0));
+        CHECK_EQ(cm_host_look(&layout, CM_SRC, map, 0).code, CM_EFAULT);
+        CHECK_OK(cm_host_look(&layout, CM_SRC, map, 3 * page));
+        CHECK_OK(cm_host_look(&layout, CM_SRC, map - page, 0));
+        CHECK_OK(cm_host_look(&layout, CM_DST, map, 0));
     }
     CHECK_EQ(munmap(map, 4 * page), 0);
     if (madvise((char *)&page - (uintptr_t)&page % page, page, MADV_POPULATE_READ)
@@ -296,24 +296,24 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         cm_layout layout = {.run_nbytes = page,
                             .ndim = 2,
                             .axes = {{2, {3 * step, 2 * step}}, {2, {step, step}}}};
-        CHECK_EQ(cm_host_populate(&layout, NULL, map).code, CM_EFAULT);
-        CHECK_OK(cm_host_populate(&layout, map, NULL));
+        CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
+        CHECK_OK(cm_host_populate(&layout, CM_DST, map));
         layout.offset[CM_SRC] = 4 * (int64_t)page; /* the same run from its end */
         layout.axes[0].stride[CM_SRC] = -2 * (int64_t)page;
         layout.axes[1].stride[CM_SRC] = -(int64_t)page;
-        CHECK_EQ(cm_host_populate(&layout, NULL, map).code, CM_EFAULT);
+        CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
         cm_layout apart = {.run_nbytes = 1, .ndim = 1, .axes = {{8, {1, step}}}};
-        CHECK_OK(cm_host_populate(&apart, NULL, map)); /* the last is there */
+        CHECK_OK(cm_host_populate(&apart, CM_SRC, map)); /* the last is there */
         apart.axes[0].length = 6;
-        CHECK_EQ(cm_host_populate(&apart, NULL, map).code, CM_EFAULT);
+        CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
         /* Two short rows, each from its end: the second ends just before page 5. */
         cm_layout back = {.run_nbytes = 1,
                           .ndim = 2,
                           .offset = {0, 4 * step - 1},
                           .axes = {{2, {16, step}}, {16, {1, -1}}}};
-        CHECK_OK(cm_host_populate(&back, NULL, map));
+        CHECK_OK(cm_host_populate(&back, CM_SRC, map));
         back.offset[CM_SRC] += 8;
-        CHECK_EQ(cm_host_populate(&back, NULL, map).code, CM_EFAULT);
+        CHECK_EQ(cm_host_populate(&back, CM_SRC, map).code, CM_EFAULT);
     }
     CHECK_EQ(munmap(map, 8 * page), 0);
     CHECK_EQ(fclose(file), 0);

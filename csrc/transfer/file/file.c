@@ -212,8 +212,8 @@ look_at_host(const cm_file_chunk *chunk)
     bool writes = chunk->file->request->writes;
     cm_layout run = {.run_nbytes = chunk->nbytes - chunk->pieces[0].at};
     char *host = chunk->pieces[0].host;
-    return cm_host_look(chunk->is_strided ? &chunk->layout : &run, writes ? NULL : host,
-                        writes ? host : NULL, CM_LOOK_NBYTES);
+    return cm_host_look(chunk->is_strided ? &chunk->layout : &run,
+                        writes ? CM_SRC : CM_DST, host, CM_LOOK_NBYTES);
 }
 
 /* From the next piece on the slots do what the cursor says. */

@@ -285,9 +285,9 @@ run_of(const cm_layout *layout, cm_side side)
     return cm_layout_has_items(layout) ? layout->item_nbytes[side] : layout->run_nbytes;
 }
 
-static cm_status
-look_at_end(const cm_layout *layout, const char *base, cm_side side,
-            uint64_t least_nbytes)
+cm_status
+cm_host_look(const cm_layout *layout, cm_side side, const void *base,
+             uint64_t least_nbytes)
 {
     int64_t low = layout->offset[side];
     int64_t high = low + (int64_t)run_of(layout, side);
@@ -298,22 +298,14 @@ look_at_end(const cm_layout *layout, const char *base, cm_side side,
         high += reach > 0 ? reach : 0;
     }
     uint64_t nbytes = (uint64_t)(high - low);
-    return nbytes < least_nbytes ? cm_ok()
-                                 : cm_pages_look(base + low, nbytes, side == CM_DST);
-}
-
-cm_status
-cm_host_look(const cm_layout *layout, void *dst, const void *src, uint64_t least_nbytes)
-{
-    if (src != NULL) {
-        CM_TRY(look_at_end(layout, src, CM_SRC, least_nbytes));
-    }
-    return dst == NULL ? cm_ok() : look_at_end(layout, dst, CM_DST, least_nbytes);
+    return nbytes < least_nbytes
+               ? cm_ok()
+               : cm_pages_look((const char *)base + low, nbytes, side == CM_DST);
 }
 
 /* By runs of this end, which may be longer than those of both. Repeats are one. */
-static cm_status
-populate_end(const cm_layout *layout, const char *base, cm_side side)
+cm_status
+cm_host_populate(const cm_layout *layout, cm_side side, const void *base)
 {
     cm_layout own = *layout;
     own.ndim = 0;
@@ -332,21 +324,12 @@ populate_end(const cm_layout *layout, const char *base, cm_side side)
         }
     }
     if (own.ndim > 0 && own.run_nbytes < CM_POPULATE_NBYTES) {
-        return look_at_end(&own, base, side, 0);
+        return cm_host_look(&own, side, base, 0);
     }
     int64_t index[CM_MAX_NDIM] = {0};
     do {
-        CM_TRY(
-            cm_pages_populate(base + own.offset[side], own.run_nbytes, side == CM_DST));
+        CM_TRY(cm_pages_populate((const char *)base + own.offset[side], own.run_nbytes,
+                                 side == CM_DST));
     } while (cm_layout_step(&own, own.ndim, -1, index, own.offset));
     return cm_ok();
-}
-
-cm_status
-cm_host_populate(const cm_layout *layout, void *dst, const void *src)
-{
-    if (src != NULL) {
-        CM_TRY(populate_end(layout, src, CM_SRC));
-    }
-    return dst == NULL ? cm_ok() : populate_end(layout, dst, CM_DST);
 }

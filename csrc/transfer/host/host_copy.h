@@ -16,17 +16,16 @@ void cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide
 void cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                      const void *src);
 
-/* Before that: cm_pages_look() at each end that is not NULL and has at least
- * `least_nbytes` from its first byte to its last. Fails: CM_EFAULT. */
-CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, void *dst, const void *src,
-                                    uint64_t least_nbytes);
+/* Before that, at one end whose element 0 is at `base`: cm_pages_look() where it has at
+ * least `least_nbytes` from its first byte to its last. Fails: CM_EFAULT. */
+CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, cm_side side,
+                                    const void *base, uint64_t least_nbytes);
 
-/* For memory that is known to be a mapped file's: cm_pages_populate() on each run of
- * the ends that are not NULL; an end with many shorter runs is looked at. What lies
- * between runs
- * is left alone. Fails: CM_EFAULT. */
+/* Where that is known to be a mapped file's: cm_pages_populate() on each run; an end
+ * with many shorter runs is looked at. What lies between runs is left alone.
+ * Fails: CM_EFAULT. */
 enum { CM_POPULATE_NBYTES = 64 << 10 };
-CM_NODISCARD cm_status cm_host_populate(const cm_layout *layout, void *dst,
-                                        const void *src);
+CM_NODISCARD cm_status cm_host_populate(const cm_layout *layout, cm_side side,
+                                        const void *base);
 
 #endif

@@ -16,9 +16,9 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
                   && !job->src_facts.locked && !job->is_fill;
     bool by_dst = cm_kind_is_pageable(job->dst.kind) && !job->dst.is_heap
                   && !job->dst_facts.locked;
-    return cm_host_look(layout, by_dst ? job->dst.host : NULL,
-                        by_src ? job->src.host : NULL,
-                        by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES);
+    uint64_t least = by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES;
+    CM_TRY(by_src ? cm_host_look(layout, CM_SRC, job->src.host, least) : cm_ok());
+    return by_dst ? cm_host_look(layout, CM_DST, job->dst.host, least) : cm_ok();
 }
 
 void
@@ -29,9 +29,13 @@ cm_job_move_part(const void *context, const cm_layout *part, void *dst, const vo
     if (atomic_load(&job->lost_error) != 0) {
         return;
     }
-    cm_status status =
-        cm_host_populate(part, cm_job_is_file(&job->dst, job->dst_facts) ? dst : NULL,
-                         cm_job_is_file(&job->src, job->src_facts) ? src : NULL);
+    cm_status status = cm_ok();
+    if (cm_job_is_file(&job->src, job->src_facts)) {
+        status = cm_host_populate(part, CM_SRC, src);
+    }
+    if (cm_is_ok(status) && cm_job_is_file(&job->dst, job->dst_facts)) {
+        status = cm_host_populate(part, CM_DST, dst);
+    }
     if (!cm_is_ok(status)) {
         atomic_store(&job->lost_error, (int)status.arg);
         return;
