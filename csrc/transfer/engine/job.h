@@ -146,13 +146,6 @@ cm_job_ask(const cm_job *job, uint64_t *asked_ns)
                                              : cm_wait_ask(&job->hooks, asked_ns);
 }
 
-/* Nothing of it runs any more, at its end. */
-static inline bool
-cm_job_is_idle(const cm_job *job)
-{
-    return job->step < CM_JOB_SUBMITTED && !job->lost_track;
-}
-
 /* An end that is ordinary memory, known to be a mapped file's: the host populates what
  * it touches there. */
 static inline bool

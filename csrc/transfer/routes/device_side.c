@@ -166,21 +166,14 @@ cm_job_abandon_sides(cm_job *job)
 
 /* -- blocks --------------------------------------------------------------------------- */
 
-static cm_status
-find_pool(cm_job *job, int device, cm_pool **out)
-{
-    cm_mutex_lock(&job->engine->lock);
-    *out = job->engine->device_pools[device];
-    cm_mutex_unlock(&job->engine->lock);
-    return *out == NULL ? cm_fail(CM_EINVALID, (uint64_t)device) : cm_ok();
-}
-
 cm_status
 cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
                    cm_block **out)
 {
-    cm_pool *pool;
-    CM_TRY(find_pool(job, stream->device, &pool));
+    cm_pool *pool = job->engine->device_pools[stream->device]; /* the first stays */
+    if (pool == NULL) {
+        return cm_fail(CM_EINVALID, (uint64_t)stream->device);
+    }
     cm_status status =
         cm_pool_alloc(pool, nbytes, stream, waits ? &job->hooks : NULL, out);
     return !waits || job->hooks.interrupted == NULL || job->capturing
@@ -200,14 +193,13 @@ cm_status
 cm_job_try_pair(cm_job *job)
 {
     enum { PLENTY = 8 }; /* as much for so many more */
-    cm_pool *pool;
+    cm_pool *pool = job->engine->device_pools[job->plan.device];
     if (job->block != NULL || job->plan.is_download || job->plan.piece_count < 2
         || job->targets != NULL) {
         return cm_ok();
     }
-    CM_TRY(find_pool(job, job->plan.device, &pool));
     uint64_t nbytes = 2 * pair_pitch(job);
-    if (cm_pool_room(pool) / PLENTY < nbytes) {
+    if (pool == NULL || cm_pool_room(pool) / PLENTY < nbytes) {
         return cm_ok();
     }
     cm_status status = cm_job_alloc_block(job, nbytes, job->stream, false, &job->block);
@@ -233,13 +225,14 @@ void
 cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block)
 {
     int device = job->plan.src_device;
+    bool is_idle = job->step < CM_JOB_SUBMITTED && !job->lost_track;
     cm_stream *uses[2] = {job->stream};
     uint32_t use_count = 1;
     if (job->sides != NULL && job->sides[device].is_ahead) {
         uses[use_count++] = job->sides[device].stream;
     }
     if (block != NULL) {
-        cm_pool_free(pool, block, uses, cm_job_is_idle(job) ? 0 : use_count,
+        cm_pool_free(pool, block, uses, is_idle ? 0 : use_count,
                      job->lost_track ? CM_POOL_FREE_FENCE : 0u);
     }
 }

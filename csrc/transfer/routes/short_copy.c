@@ -234,17 +234,6 @@ wait_or_leave(short_copy *c, unsigned index)
     return status;
 }
 
-/* Nothing may be in flight once the caller hears of a failure. */
-static void
-settle(short_copy *c)
-{
-    if (!c->flying) {
-        cm_request_let_go(c->request);
-        c->flying =
-            !cm_is_ok(cm_rt_stream_synchronize(c->engine->rt, c->stream->handle));
-    }
-}
-
 static cm_status
 record_event(short_copy *c, unsigned index)
 {
@@ -467,8 +456,10 @@ copy(short_copy *c)
     CM_TRY(look(c));
     cm_pool *pool = is_worth_a_block(c) ? take_block(c) : NULL;
     cm_status status = pool != NULL ? move_pieces(c) : copy_whole(c);
-    if (!cm_is_ok(status)) {
-        settle(c);
+    if (!cm_is_ok(status) && !c->flying) { /* no more once the caller hears of it */
+        cm_request_let_go(c->request);
+        c->flying =
+            !cm_is_ok(cm_rt_stream_synchronize(c->engine->rt, c->stream->handle));
     }
     give_events(c);
     if (pool != NULL) {

@@ -6,12 +6,6 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/run/run.h"
 
-static int64_t
-magnitude(int64_t stride)
-{
-    return stride < 0 ? -stride : stride;
-}
-
 /* The outermost axis of the target among those that one axis of the loops, or a run,
  * consists of. */
 static int
@@ -25,9 +19,9 @@ find_axis(const cm_region *dst, const cm_layout *layout, int loop)
         end = least * layout->axes[loop].length;
     }
     for (int axis = 0; axis < dst->ndim; axis++) {
-        int64_t stride = magnitude(dst->strides[axis]);
+        int64_t stride = llabs(dst->strides[axis]);
         if (dst->shape[axis] > 1 && stride >= least && stride < end
-            && (best < 0 || stride > magnitude(dst->strides[best]))) {
+            && (best < 0 || stride > llabs(dst->strides[best]))) {
             best = axis;
         }
     }

@@ -82,11 +82,9 @@ run_on_stream(cm_job *job)
     }
     if (job->step == CM_JOB_MOVE) {
         const cm_route_row *route = &cm_routes[job->plan.route];
-        bool waits_for_source =
-            route->packs && !job->plan.is_download && cm_job_src_is_ordered(job);
         CM_TRY(cm_targets_begin(job));
-        if (!waits_for_source) {
-            CM_TRY(cm_job_begin(job));
+        if (!route->packs || job->plan.is_download) {
+            CM_TRY(cm_job_begin(job)); /* else once the source may be read */
         }
         CM_TRY(route->move(job));
         CM_TRY(cm_targets_end(job));
