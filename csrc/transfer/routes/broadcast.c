@@ -81,9 +81,6 @@ cm_status
 cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
 {
     uint32_t count = broadcast->dst_count;
-    if (count == 0) {
-        return cm_ok();
-    }
     if (!cm_region_is_on_device(&job->dst) || job->is_fill || job->blocking
         || job->request_stream != NULL) {
         return cm_fail(CM_EINVALID, 0);

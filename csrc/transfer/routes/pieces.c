@@ -79,13 +79,10 @@ cm_many_share_locked(cm_job *job)
     bool looks = cm_registry_has_pieces(job->engine->registry);
     for (uint64_t i = 0; looks && i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
-        const cm_piece_end *ends[2] = {&piece->dst, &piece->src};
-        for (int k = 0; k < 2; k++) {
-            if (!cm_piece_end_is_on_device(ends[k])) {
-                CM_TRY(cm_registry_share(job->engine->registry, ends[k]->host,
-                                         piece->nbytes, false, &job->ticket->locked));
-            }
-        }
+        cm_region dst = cm_piece_end_region(&piece->dst, piece->nbytes);
+        cm_region src = cm_piece_end_region(&piece->src, piece->nbytes);
+        CM_TRY(cm_engine_share_locked(job->engine, &dst, &job->ticket->locked));
+        CM_TRY(cm_engine_share_locked(job->engine, &src, &job->ticket->locked));
     }
     return cm_ok();
 }

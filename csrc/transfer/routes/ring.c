@@ -66,9 +66,8 @@ cm_ring_create(cm_job *job)
 void
 cm_ring_stop(cm_job *job)
 {
-    if (job->ring != NULL && !job->ring->stopped) {
+    if (job->ring != NULL) {
         cm_task_group_close(&job->ring->group);
-        job->ring->stopped = true;
     }
 }
 
@@ -105,15 +104,14 @@ cm_ring_destroy(cm_job *job)
 
 /* -- slots -------------------------------------------------------------------------- */
 
-/* There is no page-locked memory for the slot. False: it is not to be used. */
+/* There is no page-locked memory for the slot. */
 static cm_status
-make_do(cm_job *job, cm_slot *s, cm_status refused, bool *out)
+make_do(cm_job *job, cm_slot *s, cm_status refused)
 {
     cm_ring *ring = job->ring;
     if (s != ring->slots) {
         /* Only while slots are used for the first time, so that begun is the index. */
         ring->slot_count = (uint32_t)(s - ring->slots);
-        *out = false;
         return cm_ok();
     }
     if (!cm_pool_is_short(refused) && refused.code != CM_EINVALID) {
@@ -134,13 +132,12 @@ make_do(cm_job *job, cm_slot *s, cm_status refused, bool *out)
     return s->plain == NULL ? refused : cm_ok();
 }
 
-/* Give a free slot what it needs. False: no more blocks, and slot_count is less now. */
+/* Give a free slot what it needs; where it gets no block slot_count may be less now. */
 static cm_status
-equip_slot(cm_job *job, cm_slot *s, bool *out)
+equip_slot(cm_job *job, cm_slot *s)
 {
     cm_engine *engine = job->engine;
     cm_ring *ring = job->ring;
-    *out = true;
     if (s->event == 0 && job->stream != NULL) {
         s->device = job->stream->device;
         CM_TRY(cm_cache_take_event(engine, s->device, CM_WAITED, &s->event));
@@ -153,7 +150,7 @@ equip_slot(cm_job *job, cm_slot *s, bool *out)
     cm_status status =
         cm_cache_take_pinned(engine, job->plan.piece_nbytes, most, &s->pinned);
     if (!cm_is_ok(status)) {
-        return make_do(job, s, status, out);
+        return make_do(job, s, status);
     }
     s->host = s->pinned->host;
     return cm_ok();
@@ -180,15 +177,15 @@ static cm_status
 begin_piece(cm_job *job, cm_slot **out)
 {
     cm_ring *ring = job->ring;
-    bool equipped = false;
+    cm_slot *s;
     *out = NULL;
-    while (!equipped) {
+    do {
         if (ring->all_cut || ring->begun - ring->ended >= ring->slot_count) {
             return cm_ok();
         }
-        CM_TRY(equip_slot(job, cm_slot_at(ring, ring->begun), &equipped));
-    }
-    cm_slot *s = cm_slot_at(ring, ring->begun);
+        s = cm_slot_at(ring, ring->begun);
+        CM_TRY(equip_slot(job, s));
+    } while (s != cm_slot_at(ring, ring->begun));
     if (s->plain != NULL && ring->needs_host) {
         /* The runtime's call would wait for the stream and cannot be ended. */
         CM_TRY(cm_job_wait_stream(job));

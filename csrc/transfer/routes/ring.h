@@ -35,7 +35,6 @@ typedef struct cm_ring {
     uint64_t asked_ns;   /* when it was last asked whether to go on */
     cm_status refused;   /* why there is no page-locked memory */
     bool needs_host;     /* the next piece goes by way of the host */
-    bool stopped;
     cm_slot slots[];
 } cm_ring;
 

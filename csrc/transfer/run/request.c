@@ -30,17 +30,6 @@ run_here(cm_job *job, bool tells)
     return cm_job_finish(job, cm_job_run(job), tells);
 }
 
-/* `waits`: there is work for the host until the end. Otherwise a job thread queues it.
- */
-static cm_status
-run_in_background(cm_job *job, bool waits)
-{
-    job->blocking = waits;
-    job->hooks.interrupted = NULL;
-    cm_status status = cm_engine_give_job(job->engine, job);
-    return cm_is_ok(status) ? status : cm_job_finish(job, status, true);
-}
-
 /* What is found locked may have come after the ticket took its shares. Where it is gone
  * again by now, the runtime copies it as ordinary memory. */
 static cm_status
@@ -178,7 +167,10 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
     if (background && (waits || cm_job_must_wait_after(job))) {
-        return run_in_background(job, waits);
+        job->blocking = waits; /* until the end; else a job thread queues it */
+        job->hooks.interrupted = NULL;
+        cm_status given = cm_engine_give_job(job->engine, job);
+        return cm_is_ok(given) ? given : cm_job_finish(job, given, true);
     }
     ticket->started = true;
     /* What fails in the background is learnt from the ticket, whichever thread ran it.
