@@ -98,40 +98,32 @@ cm_configure_look_for(cm_state *state, const cm_copy_request *request)
 
 /* -- functions --------------------------------------------------------------------------- */
 
-/* `value` NULL: the default holds. 0, or -1 with an exception. */
-static int
-put(cm_tuning_choice *choice, int index, PyObject *value)
-{
-    const cm_tuning_row *row = &cm_tuning_rows[index];
-    uint64_t number = value == NULL ? 0 : PyLong_AsUnsignedLongLong(value);
-    if (PyErr_Occurred()) {
-        return -1;
-    }
-    if (value != NULL && (number < row->least || number > row->most)) {
-        PyErr_Format(PyExc_ValueError, "%s: %R", row->name, value);
-        return -1;
-    }
-    choice->is_set[index] = value != NULL;
-    choice->values[index] = number;
-    return 0;
-}
-
+/* What the dict leaves out is as by default. */
 static PyObject *
 set_tuning(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
+    const cm_tuning_choice before = state->tuning;
+    cm_tuning_choice next = before;
     PyObject *values;
     int is_measured;
     if (!PyArg_ParseTuple(args, "O!p", &PyDict_Type, &values, &is_measured)) {
         return NULL;
     }
-    const cm_tuning_choice before = state->tuning;
-    int result = 0;
-    for (int i = 0; i < CM_TUNING_COUNT && result == 0; i++) {
-        PyObject *value = PyDict_GetItemString(values, cm_tuning_rows[i].name);
-        result = put(&state->tuning, i, value);
+    for (int i = 0; i < CM_TUNING_COUNT; i++) {
+        const cm_tuning_row *row = &cm_tuning_rows[i];
+        PyObject *value = PyDict_GetItemString(values, row->name);
+        next.is_set[i] = value != NULL;
+        next.values[i] = value == NULL ? row->least : PyLong_AsUnsignedLongLong(value);
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+        if (next.values[i] < row->least || next.values[i] > row->most) {
+            return PyErr_Format(PyExc_ValueError, "%s: %R", row->name, value);
+        }
     }
-    if (result < 0 || cm_configure_apply(state) < 0) {
+    state->tuning = next;
+    if (cm_configure_apply(state) < 0) {
         state->tuning = before;
         return NULL;
     }
