@@ -124,19 +124,18 @@ static int
 init_source(copy_call *call)
 {
     cm_state *state = call->call.state;
-    bool is_short_end = is_short(call, call->dst.region.kind);
-    if (!cm_arg_is_given(call->how.casting.casting)
-        || cm_operand_is_memory(state, call->src_object)) {
-        return cm_operand_init(state, &call->src, call->src_object, call->dst.dtype,
-                               call->how.stream, is_short_end);
-    }
-    PyObject *value =
-        cm_package_call("extension.filling", "read_value",
-                        PyTuple_Pack(2, call->src_object, call->dst.dtype));
-    int result = value == NULL ? -1
-                               : cm_operand_init(state, &call->src, value,
-                                                 call->dst.dtype, NULL, is_short_end);
-    Py_XDECREF(value);
+    bool is_memory = !cm_arg_is_given(call->how.casting.casting)
+                     || cm_operand_is_memory(state, call->src_object);
+    PyObject *source =
+        is_memory ? Py_NewRef(call->src_object)
+                  : cm_package_call("extension.filling", "read_value",
+                                    PyTuple_Pack(2, call->src_object, call->dst.dtype));
+    int result =
+        source == NULL
+            ? -1
+            : cm_operand_init(state, &call->src, source, call->dst.dtype,
+                              call->how.stream, is_short(call, call->dst.region.kind));
+    Py_XDECREF(source);
     return result;
 }
 
