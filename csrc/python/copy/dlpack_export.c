@@ -329,31 +329,6 @@ make_capsule(const cm_buffer *buffer, const export_request *asked,
 
 /* -- the methods -------------------------------------------------------------------------- */
 
-/* Copy first, then export the copy: it is done, so nothing has to be ordered. It is of
- * the same kind, but pinned where the CPU wants what it cannot reach. */
-static PyObject *
-export_copy(PyObject *self, cm_runtime *rt, const export_request *asked,
-            cm_dl_dtype type)
-{
-    cm_kind kind = cm_buffer_kind((const cm_buffer *)(void *)self);
-    bool for_cpu = asked->has_device && asked->device.type == CM_DL_CPU;
-    PyObject *target = cm_buffer_copy_to(
-        self, cm_kind_is_on_device(kind) && for_cpu ? CM_KIND_PINNED : kind, 'C');
-    if (target == NULL) {
-        return NULL;
-    }
-    const cm_buffer *buffer = (const cm_buffer *)(void *)target;
-    export_request direct = *asked;
-    direct.copy = 0;
-    answer found = {.tensor.dtype = type};
-    PyObject *capsule = NULL;
-    if (find_answer(buffer, rt, &direct, &found) == 0) {
-        capsule = make_capsule(buffer, asked, &found.tensor, true);
-    }
-    Py_DECREF(target);
-    return capsule;
-}
-
 static PyObject *
 export_as(PyObject *self, cm_runtime *rt, const export_request *asked)
 {
@@ -364,16 +339,29 @@ export_as(PyObject *self, cm_runtime *rt, const export_request *asked)
         || find_answer(buffer, rt, asked, &found) < 0) {
         return NULL;
     }
-    if (found.must_copy) {
-        return export_copy(self, rt, asked, found.tensor.dtype);
+    if (!found.must_copy) {
+        bool on_device = found.tensor.device.type != CM_DL_CPU;
+        return settle(buffer, asked, &found) < 0
+                       || cm_buffer_note_side((cm_buffer *)(void *)self, on_device) < 0
+                       || cm_buffer_check_open(buffer) < 0
+                   ? NULL
+                   : make_capsule(buffer, asked, &found.tensor, false);
     }
-    bool on_device = found.tensor.device.type != CM_DL_CPU;
-    if (settle(buffer, asked, &found) < 0
-        || cm_buffer_note_side((cm_buffer *)(void *)self, on_device) < 0
-        || cm_buffer_check_open(buffer) < 0) {
-        return NULL;
+    /* The copy is done, so nothing has to be ordered. It is of the same kind, but
+     * pinned where the CPU wants what it cannot reach. */
+    cm_kind kind = cm_buffer_kind(buffer);
+    bool for_cpu = asked->has_device && asked->device.type == CM_DL_CPU;
+    PyObject *copy = cm_buffer_copy_to(
+        self, cm_kind_is_on_device(kind) && for_cpu ? CM_KIND_PINNED : kind, 'C');
+    export_request direct = *asked;
+    direct.copy = 0;
+    PyObject *capsule = NULL;
+    buffer = (const cm_buffer *)(void *)copy;
+    if (copy != NULL && find_answer(buffer, rt, &direct, &found) == 0) {
+        capsule = make_capsule(buffer, asked, &found.tensor, true);
     }
-    return make_capsule(buffer, asked, &found.tensor, false);
+    Py_XDECREF(copy);
+    return capsule;
 }
 
 PyObject *
