@@ -9,14 +9,6 @@
 #include "python/device/wait.h"
 #include "python/protocols/protocols.h"
 
-/* Memory that only devices see, and that stays until its streams are done with it:
- * nobody can look too early, so the fill need not be waited for. */
-static bool
-is_unseen(const cm_storage *storage)
-{
-    return storage->pool != NULL && cm_kind_is_on_device(storage->residency);
-}
-
 /* The device whose work the fill is; -1: the host's. Memory that both reach is the
  * stream's where one was `named`, else it is filled where it is. -2 with an exception.
  */
@@ -80,7 +72,11 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
         storage->was_captured = true; /* and nothing is written before the graph runs */
     }
     else {
-        if (!blocking && !is_unseen(storage)) {
+        /* Memory that only devices see, and that stays until its streams are done with
+         * it: nobody can look too early, so the fill need not be waited for. */
+        bool is_unseen =
+            storage->pool != NULL && cm_kind_is_on_device(storage->residency);
+        if (!blocking && !is_unseen) {
             storage->late_count++;
         }
         if (info.nbytes > 0) {
@@ -110,21 +106,6 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
                : 0;
 }
 
-/* With a stream that was `named` return when it is queued, else when it is filled,
- * unless nobody can tell. Pinned to the end: the waits let other threads in, and what
- * is deferred or told of on the way may be Python code. */
-static int
-run_fill(cm_buffer *self, const void *element, cm_stream *stream, bool named)
-{
-    if (cm_buffer_check_open(self) < 0) {
-        return -1;
-    }
-    cm_storage_pin(self->storage);
-    int result = fill_pinned(self, element, stream, named);
-    cm_storage_unpin(self->storage);
-    return result;
-}
-
 /* Other memory than a device's own may be filled by any. */
 static cm_stream *
 find_stream(const cm_buffer *self, PyObject *object)
@@ -138,7 +119,10 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* By an array of one element, of the buffer's dtype. */
+/* By an array of one element, of the buffer's dtype. With a stream that was `named`
+ * return when it is queued, else when it is filled, unless nobody can tell. Pinned to
+ * the end: the waits let other threads in, and what is deferred or told of on the way
+ * may be Python code. */
 static int
 fill_by(cm_buffer *self, PyObject *element, cm_stream *stream, bool named)
 {
@@ -149,7 +133,16 @@ fill_by(cm_buffer *self, PyObject *element, cm_stream *stream, bool named)
         return -1;
     }
     Py_DECREF(dtype);
-    return cm_buffer_nbytes(self) == 0 ? 0 : run_fill(self, region.host, stream, named);
+    if (cm_buffer_nbytes(self) == 0) {
+        return 0;
+    }
+    if (cm_buffer_check_open(self) < 0) {
+        return -1;
+    }
+    cm_storage_pin(self->storage);
+    int result = fill_pinned(self, region.host, stream, named);
+    cm_storage_unpin(self->storage);
+    return result;
 }
 
 PyObject *
