@@ -292,28 +292,18 @@ stream_get_priority(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-stream_ask(PyObject *op, cm_status (*ask)(cm_runtime *, uint64_t, bool *))
+stream_ask(PyObject *op, void *captures)
 {
     cm_stream *stream = cm_stream_object_take(op);
     if (stream == NULL) {
         return NULL;
     }
+    cm_wait_query ask =
+        captures == NULL ? cm_rt_stream_query : cm_rt_stream_is_capturing;
     bool answer = false;
     cm_status status = CM_WITHOUT_GIL(CM_ASKING(
         stream->rt, stream->device, ask(stream->rt, stream->handle, &answer)));
     return give(op, stream, status, PyBool_FromLong(answer));
-}
-
-static PyObject *
-stream_get_done(PyObject *op, void *Py_UNUSED(closure))
-{
-    return stream_ask(op, cm_rt_stream_query);
-}
-
-static PyObject *
-stream_get_is_capturing(PyObject *op, void *Py_UNUSED(closure))
-{
-    return stream_ask(op, cm_rt_stream_is_capturing);
 }
 
 /* -- comparison and text ----------------------------------------------------------- */
@@ -372,8 +362,8 @@ static PyGetSetDef stream_getset[] = {
     {"handle", stream_get_handle, NULL, CM_DOC_Stream_handle, NULL},
     {"device", stream_get_device, NULL, CM_DOC_Stream_device, NULL},
     {"priority", stream_get_priority, NULL, CM_DOC_Stream_priority, NULL},
-    {"done", stream_get_done, NULL, CM_DOC_Stream_done, NULL},
-    {"is_capturing", stream_get_is_capturing, NULL, CM_DOC_Stream_is_capturing, NULL},
+    {"done", stream_ask, NULL, CM_DOC_Stream_done, NULL},
+    {"is_capturing", stream_ask, NULL, CM_DOC_Stream_is_capturing, "captures"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
