@@ -59,6 +59,12 @@ def read_source(value: Any, stream: object) -> Any:
     return _core.asbuffer(value, stream=stream) if is_exporter else value
 
 
+def read_prototype(value: Any, stream: object) -> Any:
+    """A Buffer or an array with the layout and dtype of what a new buffer is made like."""
+    source = read_source(value, stream)
+    return source if isinstance(source, _core.Buffer) else as_array(source)
+
+
 def as_array(value: object) -> Array:
     """Of the dtype that NumPy gives it."""
     array = np.asarray(value)

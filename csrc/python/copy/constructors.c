@@ -225,9 +225,8 @@ find_layout(const request *self)
     if (request_like(self) != NULL || cm_numpy_is_array(prototype)) {
         return Py_NewRef(prototype);
     }
-    return cm_object_is_exporter(prototype)
-               ? cm_import_object(self->state, prototype, self->stream, 0)
-               : cm_numpy_as_array(prototype, NULL);
+    return cm_package_call("extension.filling", "read_prototype",
+                           PyTuple_Pack(2, prototype, or_none(self->values[STREAM])));
 }
 
 static int

@@ -10,15 +10,6 @@
 
 /* -- any exporter to a buffer ------------------------------------------------------- */
 
-bool
-cm_object_is_exporter(PyObject *object)
-{
-    PyObject *type = (PyObject *)Py_TYPE(object);
-    return !cm_numpy_is_array(object) && !cm_numpy_is_scalar(object)
-           && (PyObject_HasAttrString(type, "__dlpack__")
-               || PyObject_HasAttrString(type, "__cuda_array_interface__"));
-}
-
 static PyObject *
 import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
@@ -49,8 +40,12 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     return buffer;
 }
 
-PyObject *
-cm_import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
+/* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
+ * may be NULL), CAI, the buffer protocol, in that order. The driver is not asked about
+ * up to `unasked` bytes of the host's memory that come by DLPack's C functions.
+ * TypeError naming the type when it exports none of them. */
+static PyObject *
+import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
     cm_state_enter(state); /* what one protocol said of it must hold to the end */
     PyObject *buffer = import_any(state, object, stream, unasked);
@@ -75,7 +70,7 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
             return NULL;
         }
     }
-    PyObject *buffer = cm_import_object(state, values[0], stream, 0);
+    PyObject *buffer = import_object(state, values[0], stream, 0);
     cm_stream_give(state, stream);
     return buffer;
 }
@@ -189,7 +184,7 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     return result;
 }
 
-/* Has it a protocol that cm_import_object reads? */
+/* Has it a protocol that import_object() reads? */
 static bool
 is_exporter(PyObject *object)
 {
@@ -258,7 +253,7 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
         return init_value(state, operand, object, target_dtype);
     }
-    PyObject *buffer = cm_import_object(state, object, stream, unasked);
+    PyObject *buffer = import_object(state, object, stream, unasked);
     if (buffer == NULL) {
         return -1;
     }

@@ -24,17 +24,10 @@ PyObject *cm_freeze(PyObject *module, PyObject *object);
 
 /* -- in ----------------------------------------------------------------------------------- */
 
-/* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
- * may be NULL), CAI, the buffer protocol, in that order. The driver is not asked about
- * up to `unasked` bytes of the host's memory that come by DLPack's C functions.
- * TypeError naming the type when it exports none of them. */
-PyObject *cm_import_object(cm_state *state, PyObject *object, cm_stream *stream,
-                           uint64_t unasked);
-/* Must the object's memory be asked for by protocol, since NumPy cannot read it or
- * would lose sight of where it is? Tells by the type. */
-bool cm_object_is_exporter(PyObject *object);
-/* One each; NULL with an exception. Return NotImplemented (new reference) if the object
- * does not offer the protocol. */
+/* An exporter to a new Buffer without a copy, by one protocol each; NULL with an
+ * exception. Return NotImplemented (new reference) if the object does not offer it. The
+ * driver is not asked about up to `unasked` bytes of the host's memory that come by
+ * DLPack's C functions. */
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
