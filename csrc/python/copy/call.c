@@ -349,15 +349,6 @@ is_on_stream(const cm_call *call)
     return !call->blocking && call->stream != NULL;
 }
 
-/* A short copy is over before another thread gives the GIL back, which takes that
- * thread 5 ms: whoever computes in Python beside it would make it slower a hundred
- * times. So the engine says when to let go. */
-static void
-let_go(void *argument)
-{
-    cm_call_let_go(argument);
-}
-
 /* `use_calls` becomes what it must still be for the others to be forgotten. */
 static int
 add_uses(cm_call *call)
@@ -391,7 +382,10 @@ cm_call_fill(cm_call *call, cm_copy_request *request)
         request->interrupted = cm_call_is_interrupted;
         request->ticket_seen = cm_call_tells(call) ? &call->seen : NULL;
     }
-    request->let_go = let_go;
+    /* A short copy is over before another thread gives the GIL back, which takes that
+     * thread 5 ms: whoever computes in Python beside it would make it slower a hundred
+     * times. So the engine says when to let go. */
+    request->let_go = cm_call_let_go;
     request->interrupted_argument = call;
 }
 
@@ -406,8 +400,9 @@ cm_call_prepare(cm_call *call, cm_copy_request *request)
 }
 
 void
-cm_call_let_go(cm_call *call)
+cm_call_let_go(void *argument)
 {
+    cm_call *call = argument;
     if (call->thread == NULL) {
         call->thread = PyEval_SaveThread();
     }

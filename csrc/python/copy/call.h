@@ -149,7 +149,7 @@ void cm_call_fill(cm_call *call, cm_copy_request *request);
  * Storages remember the stream from now on. 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* Release the GIL, unless that is done; take it again, if it was released. */
-void cm_call_let_go(cm_call *call);
+void cm_call_let_go(void *call);
 void cm_call_take_back(cm_call *call);
 /* The request's hook, which takes the call itself. */
 bool cm_call_is_interrupted(void *call);

@@ -55,12 +55,10 @@ detach(cm_event_object *self)
 cm_status
 cm_detached_event_free(const cm_detached_event *detached)
 {
-    cm_status status = cm_ok();
-    if (!cm_runtime_is_forked(detached->rt)) {
-        status = CM_ON_DEVICE(detached->rt, detached->device,
+    return cm_runtime_is_forked(detached->rt)
+               ? cm_ok()
+               : CM_ON_DEVICE(detached->rt, detached->device,
                               cm_rt_event_destroy(detached->rt, detached->handle));
-    }
-    return status;
 }
 
 /* Destroy the handle, or let the last give do so; work that waits for it still does.
