@@ -91,29 +91,6 @@ stream_dealloc(PyObject *op)
 
 /* -- methods ----------------------------------------------------------------------- */
 
-/* Queue on `stream` a wait for an Event, a Transfer or a stream object. Blocks (GIL
- * released) only for a transfer. 0, or -1 with an exception. */
-static int
-wait_for(cm_state *state, cm_stream *stream, PyObject *other)
-{
-    if (Py_TYPE(other) == state->event_type) {
-        return cm_event_order((cm_event_object *)(void *)other, stream);
-    }
-    if (Py_TYPE(other) == state->transfer_type) {
-        return cm_transfer_order((cm_transfer_object *)(void *)other, stream);
-    }
-    if (other == Py_None) {
-        return cm_arg_refuse(other, "other", "an Event, a Transfer or a stream");
-    }
-    cm_stream *before = cm_stream_from_argument(state, other, "other", stream->device);
-    if (before == NULL) {
-        return -1;
-    }
-    cm_status status = CM_WITHOUT_GIL(cm_stream_follow(stream, before));
-    cm_stream_give(state, before);
-    return cm_py_check(state, status, NULL);
-}
-
 static PyObject *
 stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -174,15 +151,35 @@ stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     return give(op, stream, status, waited ? Py_NewRef(Py_None) : NULL);
 }
 
+/* For an Event, a Transfer or a stream object. Blocks (GIL released) only for a transfer.
+ */
 static PyObject *
 stream_wait(PyObject *op, PyObject *other)
 {
+    cm_state *state = ((cm_stream_object *)(void *)op)->state;
     cm_stream *stream = cm_stream_object_take(op);
     if (stream == NULL) {
         return NULL;
     }
-    cm_state *state = ((cm_stream_object *)(void *)op)->state;
-    int result = wait_for(state, stream, other);
+    int result = -1;
+    if (Py_TYPE(other) == state->event_type) {
+        result = cm_event_order((cm_event_object *)(void *)other, stream);
+    }
+    else if (Py_TYPE(other) == state->transfer_type) {
+        result = cm_transfer_order((cm_transfer_object *)(void *)other, stream);
+    }
+    else if (other == Py_None) {
+        cm_arg_refuse(other, "other", "an Event, a Transfer or a stream");
+    }
+    else {
+        cm_stream *before =
+            cm_stream_from_argument(state, other, "other", stream->device);
+        if (before != NULL) {
+            cm_status status = CM_WITHOUT_GIL(cm_stream_follow(stream, before));
+            cm_stream_give(state, before);
+            result = cm_py_check(state, status, NULL);
+        }
+    }
     cm_stream_give(state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
