@@ -2280,9 +2280,13 @@ def _managed(
     advice: int,
     location: int,
     stream: object,
+    home: int = -1,
     /,
 ) -> None:
-    """Prefetch (0), discard (1) or advise (2) the spans of buffers."""
+    """Prefetch (0), discard (1) or advise (2) the spans of buffers; `home` is the device
+    of a stream that does not say its own. `advice` of a prefetch: is it a turn of the
+    host's or a device's, which may warn of thrashing?
+    """
 
 def _managed_ask(
     buffer: ManagedBuffer, attribute: int, begin: int, end: int, count: int, /
@@ -2296,6 +2300,11 @@ def _at_exit(others_run: bool, /) -> None:
     """Wait for unfinished transfers and, where no other thread may be inside the engine
     right now, end the worker threads.
     """
+
+def _view(
+    buffer: Buffer, dtype: object, shape: tuple[int, ...], strides: tuple[int, ...], /
+) -> Buffer:
+    """Of the same bytes, which is not checked; strides count bytes."""
 
 def _end_block(variable: object, /) -> None:
     """A block of the context variable is over."""

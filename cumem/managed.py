@@ -8,8 +8,9 @@ import contextlib
 import itertools
 import mmap
 import os
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple, SupportsIndex, cast
 
@@ -110,11 +111,19 @@ def _home(buffer: _core.ManagedBuffer) -> int:
 # -- methods and properties of ManagedBuffer, which the extension calls ----------------
 
 
-def call(
-    name: str, buffer: _core.ManagedBuffer, args: tuple[Any, ...], keywords: Any
-) -> Any:
-    """What a method of a buffer does."""
-    return _METHODS[name](buffer, *args, **(keywords or {}))
+def prefetch(
+    buffer: _core.ManagedBuffer, to: object = None, stream: object = None
+) -> None:
+    """See `ManagedBuffer.prefetch`."""
+    _prefetch((buffer,), to, stream, True)
+
+
+def _prefetch(
+    buffers: tuple[_core.ManagedBuffer, ...], to: object, stream: object, is_turn: bool
+) -> None:
+    location = _location(to, "to")
+    home = location if location >= 0 else _home(buffers[0])
+    _core._managed(_PREFETCH, buffers, is_turn, location, stream, home)
 
 
 def read_advice(buffer: _core.ManagedBuffer, name: str) -> Any:
@@ -305,14 +314,6 @@ def residency(buffer: _core.ManagedBuffer) -> Residency:
     )
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
-    "advise": advise,
-    "discard": discard,
-    "on": on,
-    "residency": residency,
-}
-
-
 def warn_of_thrashing(buffer: _core.Buffer) -> None:
     """For the caller of what changed the side; nothing where the user has steered it."""
     managed = buffer if isinstance(buffer, _core.ManagedBuffer) else buffer.base
@@ -327,7 +328,7 @@ def warn_of_thrashing(buffer: _core.Buffer) -> None:
         "`buf.preferred_location` and `buf.accessed_by`; else do more on one side "
         "before the other has its turn, or go through it by `cumem.tiles`",
         ManagedThrashWarning,
-        stacklevel=2,
+        stacklevel=4 if sys._getframe(1).f_code is _prefetch.__code__ else 2,
     )
 
 
@@ -377,10 +378,10 @@ def prefetch_many(
     for each in every:
         if not isinstance(each, _core.ManagedBuffer):
             raise wrong_type("buffers", "ManagedBuffers", each)
-    location = _location(to, "to")
     if every:
-        home = location if location >= 0 else _home(every[0])
-        _core._managed(_PREFETCH, every, 0, location, _stream(stream, home))
+        _prefetch(every, to, stream, False)
+    else:
+        _location(to, "to")
 
 
 def _is_shape(wanted: Any) -> bool:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What buffers do that takes thought and no hurry: views, numbers, iteration, refusals.
-
-Functions that answer a layout give the shape of a view and its strides in bytes; the
-extension makes it.
-"""
+"""What buffers do that takes thought and no hurry: views, numbers, iteration, refusals."""
 
 from __future__ import annotations
 
@@ -19,18 +15,13 @@ from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
 
-_Layout = tuple[tuple[int, ...], tuple[int, ...]]
-_Keywords = dict[str, Any] | None
-
 
 # -- views -----------------------------------------------------------------------------
 
 
-def reshape(
-    buffer: _core.Buffer, lengths: tuple[Any, ...], named: _Keywords
-) -> _Layout:
-    """Of the same elements with other lengths; see `Buffer.reshape`."""
-    order = _read_order(named or {})
+def reshape(buffer: _core.Buffer, *lengths: Any, **named: Any) -> _core.Buffer:
+    """See `Buffer.reshape`."""
+    order = _read_order(named)
     if not lengths:
         raise TypeError("reshape() needs a shape")
     shape = _integers(lengths, "shape", "integers or a sequence of integers")
@@ -58,11 +49,11 @@ def reshape(
             f"the strides of the buffer do not allow that shape in order '{order}' "
             "without a copy; copy() it first"
         )
-    return tuple(shape), tuple(strides[::turn])
+    return _core._view(buffer, buffer.dtype, tuple(shape), tuple(strides[::turn]))
 
 
-def transpose(buffer: _core.Buffer, axes: tuple[object, ...]) -> _Layout:
-    """With the axes in another order; see `Buffer.transpose`."""
+def transpose(buffer: _core.Buffer, *axes: object) -> _core.Buffer:
+    """See `Buffer.transpose`."""
     ndim = buffer.ndim
     if not axes or (len(axes) == 1 and axes[0] is None):
         axes = (*range(ndim)[::-1],)
@@ -70,10 +61,15 @@ def transpose(buffer: _core.Buffer, axes: tuple[object, ...]) -> _Layout:
     if sorted(order) != [*range(ndim)]:
         raise ValueError(f"axes must be a permutation of the {ndim} axes")
     shape, strides = buffer.shape, buffer.strides
-    return tuple(shape[axis] for axis in order), tuple(strides[axis] for axis in order)
+    return _core._view(
+        buffer,
+        buffer.dtype,
+        tuple(shape[axis] for axis in order),
+        tuple(strides[axis] for axis in order),
+    )
 
 
-def recast(buffer: _core.Buffer, itemsize: int) -> _Layout:
+def recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
     """Of the same bytes as elements of another size; see `Buffer.view`."""
     shape, strides, old = [*buffer.shape], [*buffer.strides], buffer.itemsize
     if not shape:
@@ -95,7 +91,7 @@ def recast(buffer: _core.Buffer, itemsize: int) -> _Layout:
             f"an itemsize of {itemsize} does not divide the last axis of {nbytes} bytes"
         )
     shape[-1], strides[-1] = nbytes // itemsize, itemsize
-    return tuple(shape), tuple(strides)
+    return _core._view(buffer, dtype, tuple(shape), tuple(strides))
 
 
 def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
@@ -134,13 +130,9 @@ def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
 # -- as an array, a number, a collection -----------------------------------------------
 
 
-def as_array(buffer: _core.Buffer, arguments: tuple[Any, ...], named: _Keywords) -> Any:
-    """What `Buffer.__array__` answers."""
-    return _convert(buffer.numpy(), *arguments, **named or {})
-
-
-def _convert(array: Any, dtype: Any = None, *, copy: object = None) -> object:
-    """The array, as another dtype or a copy if need be."""
+def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) -> object:
+    """See `Buffer.__array__`."""
+    array = buffer.numpy()
     if dtype is not None and array.dtype != dtype:
         if copy is not None and not copy:
             raise ValueError("another dtype needs a copy")
@@ -148,8 +140,11 @@ def _convert(array: Any, dtype: Any = None, *, copy: object = None) -> object:
     return array.copy() if copy else array
 
 
+__array__ = as_array  # as the extension calls it
+
+
 def as_number(buffer: _core.Buffer, kind: type) -> object:
-    """The only element as a complex or, as with NumPy's arrays, a bool."""
+    """The only element as a Python number or, as with NumPy's arrays, a bool."""
     if kind is bool and buffer.size != 1:
         raise ValueError(
             f"the truth of a buffer of {buffer.size} elements is ambiguous; use "

@@ -18,7 +18,7 @@
 typedef struct page_call {
     enum { PREFETCH, DISCARD, ADVISE } work;
     int location;
-    int advice;        /* CM_ADVISE_… */
+    int advice;        /* CM_ADVISE_…; PREFETCH: is it a turn of one of the sides? */
     cm_stream *stream; /* on loan; ADVISE: NULL */
 } page_call;
 
@@ -164,78 +164,33 @@ run(cm_state *state, const page_call *wanted, PyObject *tuple)
     return result;
 }
 
-/* -- prefetch() ---------------------------------------------------------------------------- */
-
-/* Texts are read by the package. */
-static int
-read_location(cm_state *state, PyObject *object, int *out)
-{
-    if (object == NULL || !PyUnicode_Check(object)) {
-        return cm_arg_device(state, object, "to", out);
-    }
-    PyObject *found = cm_package_call("extension.arguments", "read_location",
-                                      Py_BuildValue("(Os)", object, "to"));
-    *out = found == NULL ? CM_NO_LOCATION : (int)PyLong_AsLong(found);
-    Py_XDECREF(found);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-PyObject *
-cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-                   PyObject *kwnames)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    static const char *const names[] = {"to", "stream", NULL};
-    PyObject *values[2];
-    page_call wanted = {.work = PREFETCH};
-    if (cm_args_parse("prefetch", args, nargs, kwnames, names, 2, 0, values) < 0
-        || cm_buffer_check_open(self) < 0
-        || read_location(self->state, values[0], &wanted.location) < 0) {
-        return NULL;
-    }
-    int home = wanted.location < 0 ? self->storage->device : wanted.location;
-    wanted.stream = cm_stream_from_object(
-        self->state, values[1] == NULL ? Py_None : values[1], home);
-    if (wanted.stream == NULL) {
-        return NULL;
-    }
-    PyObject *tuple = PyTuple_Pack(1, object);
-    int result = tuple == NULL ? -1 : run(self->state, &wanted, tuple);
-    Py_XDECREF(tuple);
-    cm_stream_give(self->state, wanted.stream);
-    if (result == 0) {
-        result = cm_buffer_note_side(self, wanted.location >= 0);
-    }
-    return result < 0 ? NULL : Py_NewRef(Py_None);
-}
-
 /* -- what the package asks for ------------------------------------------------------------- */
 
-/* _managed(work, buffers, advice, location, stream) */
+/* _managed(work, buffers, advice, location, stream, home) */
 static PyObject *
 managed(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     PyObject *tuple, *stream;
-    int work;
+    int work, home = -1;
     page_call wanted = {.stream = NULL};
-    if (!PyArg_ParseTuple(args, "iO!iiO", &work, &PyTuple_Type, &tuple, &wanted.advice,
-                          &wanted.location, &stream)) {
+    if (!PyArg_ParseTuple(args, "iO!iiO|i", &work, &PyTuple_Type, &tuple,
+                          &wanted.advice, &wanted.location, &stream, &home)
+        || cm_state_runtime(state) == NULL) {
         return NULL;
     }
     wanted.work = work;
-    if (cm_state_runtime(state) == NULL) {
-        return NULL;
-    }
-    if (stream != Py_None) {
-        wanted.stream = cm_stream_from_object(state, stream, -1);
+    if (work != ADVISE) {
+        wanted.stream = cm_stream_from_object(state, stream, home);
         if (wanted.stream == NULL) {
             return NULL;
         }
     }
     int result = run(state, &wanted, tuple);
-    if (wanted.stream != NULL) {
-        cm_stream_give(state, wanted.stream);
+    cm_stream_give(state, wanted.stream);
+    if (result == 0 && work == PREFETCH && wanted.advice != 0) {
+        cm_buffer *buffer = (cm_buffer *)(void *)PyTuple_GetItem(tuple, 0);
+        result = cm_buffer_note_side(buffer, wanted.location >= 0);
     }
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -308,20 +263,7 @@ PyMethodDef cm_managed_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* -- methods and properties that the package has -------------------------------------------- */
-
-#define FORWARD(name)                                                                  \
-    PyObject *cm_buffer_##name(PyObject *self, PyObject *arguments,                    \
-                               PyObject *keywords)                                     \
-    {                                                                                  \
-        return cm_package_call("managed", "call",                                      \
-                               Py_BuildValue("(sOOO)", #name, self, arguments,         \
-                                             keywords == NULL ? Py_None : keywords));  \
-    }
-FORWARD(advise)
-FORWARD(residency)
-FORWARD(discard)
-FORWARD(on)
+/* -- properties that the package has -------------------------------------------- */
 
 PyObject *
 cm_buffer_get_advice(PyObject *self, void *name)

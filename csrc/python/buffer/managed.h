@@ -1,23 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Methods and properties of ManagedBuffer for the tables in module/buffer_type.c, and
+/* Properties of ManagedBuffer for the table in module/buffer_type.c, and
  * the count of how its pages go to and fro. GIL held; what calls the driver releases
  * it. */
 #ifndef CM_PYTHON_BUFFER_MANAGED_H
 #define CM_PYTHON_BUFFER_MANAGED_H
 
 #include "python/buffer/buffer_object.h"
-#include "python/core/types.h"
 
 extern PyMethodDef cm_managed_methods[]; /* of the module, for cumem/managed.py */
 
-/* METH_FASTCALL | METH_KEYWORDS */
-PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames);
-/* METH_VARARGS | METH_KEYWORDS */
-PyObject *cm_buffer_advise(PyObject *self, PyObject *arguments, PyObject *keywords);
-PyObject *cm_buffer_discard(PyObject *self, PyObject *arguments, PyObject *keywords);
-PyObject *cm_buffer_residency(PyObject *self, PyObject *arguments, PyObject *keywords);
-PyObject *cm_buffer_on(PyObject *self, PyObject *arguments, PyObject *keywords);
 /* getter and setter of the property `name` */
 PyObject *cm_buffer_get_advice(PyObject *self, void *name);
 int cm_buffer_set_advice(PyObject *self, PyObject *value, void *name);

@@ -82,34 +82,17 @@ ask_package(const char *function, PyObject *object, PyObject *more)
     return cm_package_call("extension.views", function, PyTuple_Pack(2, object, more));
 }
 
-PyObject *
-cm_buffer_array(PyObject *object, PyObject *arguments, PyObject *keywords)
-{
-    return cm_package_call("extension.views", "as_array",
-                           Py_BuildValue("(OOO)", object, arguments,
-                                         keywords == NULL ? Py_None : keywords));
-}
-
 /* Without these Python would read the bytes of a buffer as digits. */
-static PyObject *
-read_number(PyObject *object, PyObject *(*read)(PyObject *))
-{
-    PyObject *array = cm_buffer_numpy(object, NULL);
-    PyObject *number = array == NULL ? NULL : read(array);
-    Py_XDECREF(array);
-    return number;
-}
-
 PyObject *
 cm_buffer_int(PyObject *object)
 {
-    return read_number(object, PyNumber_Long);
+    return ask_package("as_number", object, (PyObject *)&PyLong_Type);
 }
 
 PyObject *
 cm_buffer_float(PyObject *object)
 {
-    return read_number(object, PyNumber_Float);
+    return ask_package("as_number", object, (PyObject *)&PyFloat_Type);
 }
 
 PyObject *

@@ -16,15 +16,12 @@ Py_ssize_t cm_buffer_length(PyObject *self);
 PyObject *cm_buffer_iter(PyObject *self);
 int cm_buffer_contains(PyObject *self, PyObject *value);
 
-/* METH_VARARGS | METH_KEYWORDS */
-PyObject *cm_buffer_reshape(PyObject *self, PyObject *arguments, PyObject *keywords);
-/* METH_VARARGS */
-PyObject *cm_buffer_transpose(PyObject *self, PyObject *axes);
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
 /* getter */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
+extern PyMethodDef cm_view_methods[]; /* of the module, for the package */
 
 /* -- what else a buffer does -------------------------------------------------------------- */
 
@@ -43,6 +40,4 @@ PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 PyObject *cm_buffer_int(PyObject *self);
 PyObject *cm_buffer_float(PyObject *self);
 int cm_buffer_bool(PyObject *self);
-/* METH_VARARGS | METH_KEYWORDS */
-PyObject *cm_buffer_array(PyObject *self, PyObject *arguments, PyObject *keywords);
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views of a buffer: basic indexing, and other shapes, orders of axes and dtypes, whose
- * strides the package works out. */
+/* Views of a buffer: basic indexing, and others, whose strides the package works out.
+ */
 #include "base/checked_math.h"
+#include "docstrings.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
@@ -166,49 +167,24 @@ cm_buffer_length(PyObject *object)
     return (Py_ssize_t)cm_buffer_shape(self)[0];
 }
 
-/* -- shapes and strides that the package works out --------------------------------------- */
+/* -- other shapes, strides and dtypes ----------------------------------------------------- */
 
-/* The view that cumem.extension.views.<function>(*arguments) answers, as shape and
- * strides of the same bytes; takes over the arguments, a tuple or NULL. */
+/* _view(buffer, dtype, shape, strides): trusted to be of the same bytes */
 static PyObject *
-view_as(cm_buffer *self, PyObject *dtype, const char *function, PyObject *arguments)
+view(PyObject *module, PyObject *args)
 {
     int64_t shape[CM_MAX_NDIM];
     int64_t strides[CM_MAX_NDIM];
-    PyObject *lengths;
-    PyObject *steps;
-    PyObject *view = NULL;
+    PyObject *object, *dtype, *lengths, *steps;
     int ndim;
-    PyObject *answer = cm_package_call("extension.views", function, arguments);
-    if (answer != NULL && PyArg_ParseTuple(answer, "OO", &lengths, &steps)
-        && cm_extents_read(lengths, steps, &ndim, shape, strides) == 0) {
-        view =
-            cm_buffer_new_view(self, NULL, self->offset, dtype, ndim, shape, strides);
-    }
-    Py_XDECREF(answer);
-    return view;
-}
-
-PyObject *
-cm_buffer_reshape(PyObject *object, PyObject *arguments, PyObject *keywords)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0) {
+    if (!PyArg_ParseTuple(args, "O!OOO", cm_state_of_module(module)->buffer_type,
+                          &object, &dtype, &lengths, &steps)
+        || cm_buffer_check_open((cm_buffer *)object) < 0
+        || cm_extents_read(lengths, steps, &ndim, shape, strides) < 0) {
         return NULL;
     }
-    return view_as(self, self->dtype, "reshape",
-                   Py_BuildValue("(OOO)", object, arguments,
-                                 keywords == NULL ? Py_None : keywords));
-}
-
-PyObject *
-cm_buffer_transpose(PyObject *object, PyObject *axes)
-{
     cm_buffer *self = (cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    return view_as(self, self->dtype, "transpose", PyTuple_Pack(2, object, axes));
+    return cm_buffer_new_view(self, NULL, self->offset, dtype, ndim, shape, strides);
 }
 
 PyObject *
@@ -247,8 +223,14 @@ cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         itemsize == self->itemsize
             ? cm_buffer_new_view(self, NULL, self->offset, dtype, self->ndim,
                                  cm_buffer_shape(self), cm_buffer_strides(self))
-            : view_as(self, dtype, "recast",
-                      Py_BuildValue("(OL)", object, (long long)itemsize));
+            : cm_package_call(
+                  "extension.views", "recast",
+                  Py_BuildValue("(OOL)", object, dtype, (long long)itemsize));
     Py_DECREF(dtype);
     return view;
 }
+
+PyMethodDef cm_view_methods[] = {
+    {"_view", view, METH_VARARGS, CM_DOC__view},
+    {NULL, NULL, 0, NULL},
+};

@@ -31,19 +31,40 @@ find_loaded(const char *module, const char *function)
     return callable;
 }
 
-PyObject *
-cm_package_call(const char *module, const char *function, PyObject *arguments)
+static PyObject *
+find(const char *module, const char *function)
 {
-    PyObject *callable = arguments == NULL ? NULL : find_loaded(module, function);
-    if (arguments != NULL && callable == NULL) {
+    PyObject *callable = find_loaded(module, function);
+    if (callable == NULL) {
         PyObject *loaded = cm_package_load(module);
         callable = loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
         Py_XDECREF(loaded);
     }
+    return callable;
+}
+
+PyObject *
+cm_package_call(const char *module, const char *function, PyObject *arguments)
+{
+    PyObject *callable = arguments == NULL ? NULL : find(module, function);
     PyObject *answer =
         callable == NULL ? NULL : PyObject_CallObject(callable, arguments);
     Py_XDECREF(callable);
     Py_XDECREF(arguments);
+    return answer;
+}
+
+PyObject *
+cm_package_method(const char *module, const char *function, PyObject *self,
+                  PyObject *arguments, PyObject *keywords)
+{
+    PyObject *callable = find(module, function);
+    PyObject *method =
+        callable == NULL ? NULL : PyObject_CallMethod(callable, "__get__", "(O)", self);
+    PyObject *answer =
+        method == NULL ? NULL : PyObject_Call(method, arguments, keywords);
+    Py_XDECREF(method);
+    Py_XDECREF(callable);
     return answer;
 }
 

@@ -14,6 +14,9 @@ PyObject *cm_package_load(const char *module);
  * could not be made. NULL with an exception. */
 PyObject *cm_package_call(const char *module, const char *function,
                           PyObject *arguments);
+/* The same as a method of `self`, METH_VARARGS | METH_KEYWORDS. */
+PyObject *cm_package_method(const char *module, const char *function, PyObject *self,
+                            PyObject *arguments, PyObject *keywords);
 /* The same of a function that answers nothing: 0, or -1 with an exception. */
 int cm_package_do(const char *module, const char *function, PyObject *arguments);
 /* The same of a function that always raises; always -1. */

@@ -14,30 +14,9 @@
 
 /* -- attributes: of the layout on closed buffers too, of the memory not -------------- */
 
-static PyObject *
-get_ptr(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    if (cm_kind_is_on_device(cm_buffer_kind(self))) {
-        return PyLong_FromUnsignedLongLong(cm_buffer_address(self));
-    }
-    return PyLong_FromVoidPtr(cm_buffer_host(self));
-}
-
-static PyObject *
-get_device_ptr(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_buffer *self = (const cm_buffer *)object;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    return PyLong_FromUnsignedLongLong(cm_buffer_address(self));
-}
-
 enum attribute {
+    AT_ptr,
+    AT_device_ptr,
     AT_nbytes,
     AT_size,
     AT_shape,
@@ -54,6 +33,15 @@ get(PyObject *object, void *attribute)
     const cm_buffer *self = (const cm_buffer *)object;
     const cm_storage *storage = self->storage;
     switch ((uintptr_t)attribute) {
+    case AT_ptr:
+    case AT_device_ptr:
+        if (cm_buffer_check_open(self) < 0) {
+            return NULL;
+        }
+        return (uintptr_t)attribute == AT_ptr
+                       && !cm_kind_is_on_device(cm_buffer_kind(self))
+                   ? PyLong_FromVoidPtr(cm_buffer_host(self))
+                   : PyLong_FromUnsignedLongLong(cm_buffer_address(self));
     case AT_nbytes:
         return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self));
     case AT_size:
@@ -86,20 +74,20 @@ get_flags(PyObject *object, void *closure CM_UNUSED)
                                          storage->pool != NULL));
 }
 
-#define GETTER(type, name) {#name, get_##name, NULL, CM_DOC_##type##_##name, NULL}
-#define ATTRIBUTE(name) {#name, get, NULL, CM_DOC_Buffer_##name, (void *)AT_##name}
+#define ATTRIBUTE(type, name)                                                          \
+    {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
 
 static PyGetSetDef buffer_getters[] = {
-    GETTER(Buffer, ptr),
-    ATTRIBUTE(nbytes),
-    ATTRIBUTE(shape),
-    ATTRIBUTE(strides),
-    ATTRIBUTE(size),
-    ATTRIBUTE(kind),
-    ATTRIBUTE(residency),
-    ATTRIBUTE(device),
-    GETTER(Buffer, flags),
-    ATTRIBUTE(closed),
+    ATTRIBUTE(Buffer, ptr),
+    ATTRIBUTE(Buffer, nbytes),
+    ATTRIBUTE(Buffer, shape),
+    ATTRIBUTE(Buffer, strides),
+    ATTRIBUTE(Buffer, size),
+    ATTRIBUTE(Buffer, kind),
+    ATTRIBUTE(Buffer, residency),
+    ATTRIBUTE(Buffer, device),
+    {"flags", get_flags, NULL, CM_DOC_Buffer_flags, NULL},
+    ATTRIBUTE(Buffer, closed),
     {"T", cm_buffer_get_transposed, NULL, CM_DOC_Buffer_T, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -109,7 +97,7 @@ static PyGetSetDef buffer_getters[] = {
      CM_DOC_MappedBuffer___cuda_array_interface__, NULL}
 
 static PyGetSetDef mapped_getters[] = {
-    GETTER(MappedBuffer, device_ptr),
+    ATTRIBUTE(MappedBuffer, device_ptr),
     ARRAY_INTERFACE,
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -143,13 +131,32 @@ buffer_repr(PyObject *object)
 
 /* -- tables --------------------------------------------------------------------------- */
 
+/* Methods that the package has. */
+#define PACKAGE(module, name)                                                          \
+    static PyObject *call_##name(PyObject *self, PyObject *arguments,                  \
+                                 PyObject *keywords)                                   \
+    {                                                                                  \
+        return cm_package_method(module, #name, self, arguments, keywords);            \
+    }
+PACKAGE("extension.views", reshape)
+PACKAGE("extension.views", transpose)
+PACKAGE("extension.views", __array__)
+PACKAGE("managed", prefetch)
+PACKAGE("managed", advise)
+PACKAGE("managed", residency)
+PACKAGE("managed", discard)
+PACKAGE("managed", on)
+
+#define PACKAGE_METHOD(type, name)                                                     \
+    {#name, CM_METHOD(call_##name), METH_VARARGS | METH_KEYWORDS,                      \
+     CM_DOC_##type##_##name}
+
 static PyMethodDef buffer_methods[] = {
     {"numpy", cm_buffer_numpy, METH_NOARGS, CM_DOC_Buffer_numpy},
     {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
     {"as_device", cm_buffer_as_device, METH_NOARGS, CM_DOC_Buffer_as_device},
-    {"reshape", CM_METHOD(cm_buffer_reshape), METH_VARARGS | METH_KEYWORDS,
-     CM_DOC_Buffer_reshape},
-    {"transpose", cm_buffer_transpose, METH_VARARGS, CM_DOC_Buffer_transpose},
+    PACKAGE_METHOD(Buffer, reshape),
+    PACKAGE_METHOD(Buffer, transpose),
     {"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS, CM_DOC_Buffer_view},
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
@@ -166,25 +173,16 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack_device__", cm_buffer_dlpack_device, METH_NOARGS,
      CM_DOC_Buffer___dlpack_device__},
     /* of device memory too, where it says no: without it NumPy makes an object array */
-    {"__array__", CM_METHOD(cm_buffer_array), METH_VARARGS | METH_KEYWORDS,
-     CM_DOC_Buffer___array__},
+    PACKAGE_METHOD(Buffer, __array__),
     {"__complex__", cm_buffer_complex, METH_NOARGS, CM_DOC_Buffer___complex__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
     {NULL, NULL, 0, NULL},
 };
 
-#define MANAGED_METHOD(name)                                                           \
-    {#name, CM_METHOD(cm_buffer_##name), METH_VARARGS | METH_KEYWORDS,                 \
-     CM_DOC_ManagedBuffer_##name}
-
 static PyMethodDef managed_methods[] = {
-    {"prefetch", CM_METHOD(cm_buffer_prefetch), CM_KEYWORDS,
-     CM_DOC_ManagedBuffer_prefetch},
-    MANAGED_METHOD(advise),
-    MANAGED_METHOD(residency),
-    MANAGED_METHOD(discard),
-    MANAGED_METHOD(on),
-    {NULL, NULL, 0, NULL},
+    PACKAGE_METHOD(ManagedBuffer, prefetch),  PACKAGE_METHOD(ManagedBuffer, advise),
+    PACKAGE_METHOD(ManagedBuffer, residency), PACKAGE_METHOD(ManagedBuffer, discard),
+    PACKAGE_METHOD(ManagedBuffer, on),        {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef buffer_members[] = {

@@ -3,6 +3,7 @@
  * call and loads no driver. */
 #include "python/module/module.h"
 #include "python/buffer/managed.h"
+#include "python/buffer/methods.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/errors.h"
@@ -47,7 +48,7 @@ add_functions(PyObject *module)
         cm_device_methods,    cm_pool_methods,        cm_limit_methods,
         cm_shutdown_methods,  cm_configure_methods,   cm_multi_device_methods,
         cm_copy_many_methods, cm_testing_methods,     cm_managed_methods,
-        cm_override_methods,
+        cm_override_methods,  cm_view_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
