@@ -41,6 +41,7 @@ bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
  * through a memoryview. New reference; NULL without an exception when the array owns it
  * itself. */
 PyObject *cm_numpy_owner(PyObject *array);
+void *cm_numpy_data(PyObject *array);
 /* Of a region only shape, strides and itemsize, of any dtype. */
 void cm_numpy_layout(PyObject *array, cm_region *out);
 /* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.

@@ -290,35 +290,20 @@ alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 
 /* Over a NumPy array of our own making: ordinary memory has no pool. */
 static PyObject *
-allocate_pageable(cm_state *state, PyObject *dtype, int ndim, const int64_t *shape,
-                  const int *axes)
+allocate_pageable(cm_state *state, uint64_t nbytes, PyObject *dtype, int ndim,
+                  const int64_t *shape, const int64_t *strides)
 {
-    uint64_t nbytes;
-    int64_t itemsize = cm_numpy_itemsize(dtype);
-    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
-        return NULL;
-    }
-    int64_t strides[CM_MAX_NDIM];
-    set_strides(ndim, itemsize, shape, axes, strides);
     PyObject *array = cm_numpy_empty(dtype, ndim, shape);
     if (array == NULL) {
         return NULL;
     }
-    cm_region region;
-    PyObject *same_dtype = NULL;
-    bool readonly;
-    if (cm_numpy_region(array, &region, &same_dtype, &readonly) < 0) {
-        Py_DECREF(array);
-        return NULL;
-    }
-    Py_DECREF(same_dtype);
     cm_storage *storage = cm_storage_new(state, CM_KIND_PAGEABLE, 0);
     if (storage == NULL) {
         Py_DECREF(array);
         return NULL;
     }
     storage->foreign = array;
-    storage->host = region.host;
+    storage->host = cm_numpy_data(array);
     storage->nbytes = nbytes;
     PyObject *buffer =
         cm_buffer_new(state, state->buffer_types[CM_KIND_PAGEABLE], storage, 0, dtype,
@@ -357,28 +342,22 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
     return 0;
 }
 
-/* `axes` as for set_strides(). */
 static PyObject *
-allocate_from(cm_state *state, cm_pool *pool, PyObject *dtype, int ndim,
-              const int64_t *shape, const int *axes, cm_stream *stream)
+allocate_from(cm_state *state, cm_pool *pool, uint64_t nbytes, PyObject *dtype,
+              int ndim, const int64_t *shape, const int64_t *strides, cm_stream *stream)
 {
     const cm_pool_config *config = cm_pool_get_config(pool);
-    int64_t itemsize = cm_numpy_itemsize(dtype);
-    uint64_t nbytes;
-    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
-        return NULL;
-    }
     cm_inline_buffer *root =
         cm_inline_buffer_new(state, config->kind, config->device, dtype, ndim);
     if (CM_UNLIKELY(root == NULL)) {
         return NULL;
     }
-    root->buffer.itemsize = itemsize;
+    root->buffer.itemsize = cm_numpy_itemsize(dtype);
     int64_t *extents = root->buffer.extents;
     for (int i = 0; i < ndim; i++) {
         extents[i] = shape[i];
+        extents[ndim + i] = strides[i];
     }
-    set_strides(ndim, itemsize, shape, axes, extents + ndim);
     if (CM_UNLIKELY(fill_storage(&root->storage, pool, nbytes, stream) < 0)) {
         Py_DECREF((PyObject *)root);
         return NULL;
@@ -386,19 +365,28 @@ allocate_from(cm_state *state, cm_pool *pool, PyObject *dtype, int ndim,
     return (PyObject *)root;
 }
 
+/* `axes` as for set_strides(). */
 static PyObject *
 allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
          int device, PyObject *dtype, int ndim, const int64_t *shape, const int *axes,
          cm_stream *stream)
 {
+    uint64_t nbytes;
+    int64_t strides[CM_MAX_NDIM];
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
+        return NULL;
+    }
+    set_strides(ndim, itemsize, shape, axes, strides);
     if (cm_kind_is_pageable(kind)) {
-        return allocate_pageable(state, dtype, ndim, shape, axes);
+        return allocate_pageable(state, nbytes, dtype, ndim, shape, strides);
     }
     cm_pool *pool = cm_pool_choose(state, wanted, kind, flags, device);
     if (pool == NULL) {
         return NULL;
     }
-    PyObject *buffer = allocate_from(state, pool, dtype, ndim, shape, axes, stream);
+    PyObject *buffer =
+        allocate_from(state, pool, nbytes, dtype, ndim, shape, strides, stream);
     if (buffer != NULL) {
         cm_pool_release(pool); /* never the last one beside a buffer of it */
     }
