@@ -201,7 +201,7 @@ cm_storage_drop_foreign(cm_storage *detached)
 
 /* The GIL released where that may wait. */
 static cm_status
-give_parts(cm_storage *detached)
+give_detached(cm_storage *detached)
 {
     cm_state *state = detached->state;
     cm_runtime *runtime = state->runtime;
@@ -216,6 +216,14 @@ give_parts(cm_storage *detached)
     }
     cm_storage_drop_foreign(detached);
     return status;
+}
+
+static cm_status
+give_parts(cm_storage *storage)
+{
+    cm_storage detached;
+    cm_storage_detach(storage, &detached);
+    return give_detached(&detached);
 }
 
 /* What most storages end with: a block that goes back without a call of the runtime,
@@ -244,13 +252,10 @@ try_give_back(cm_storage *storage)
 static void
 give_back(cm_storage *storage)
 {
-    if (CM_LIKELY(try_give_back(storage))) {
-        return;
+    if (CM_UNLIKELY(!try_give_back(storage))) {
+        cm_state *state = storage->state;
+        cm_py_report(state, give_parts(storage), (PyObject *)state->buffer_type);
     }
-    cm_state *state = storage->state;
-    cm_storage detached;
-    cm_storage_detach(storage, &detached);
-    cm_py_report(state, give_parts(&detached), (PyObject *)state->buffer_type);
 }
 
 static bool
@@ -346,10 +351,7 @@ cm_storage_close(cm_storage *storage)
     if (!is_idle(storage) || try_give_back(storage)) {
         return 0;
     }
-    cm_storage detached;
-    cm_storage_detach(storage, &detached);
-    cm_status status = give_parts(&detached);
-    return cm_py_check(storage->state, status, "while freeing a buffer");
+    return cm_py_check(storage->state, give_parts(storage), "while freeing a buffer");
 }
 
 void
@@ -375,7 +377,7 @@ cm_storage_unlock(cm_storage *storage)
         detached.foreign = NULL;
         detached.foreign_drop = NULL;
     }
-    cm_status status = give_parts(&detached);
+    cm_status status = give_detached(&detached);
     return cm_py_check(storage->state, status, "while unregistering host memory");
 }
 
