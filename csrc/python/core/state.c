@@ -22,8 +22,6 @@ cm_state_init(cm_state *state)
     state->writer_total = 1;
     cm_list_init(&state->deferred);
     cm_mutex_init(&state->deferred_lock);
-    cm_mutex_init(&state->open_lock);
-    cm_cond_init(&state->opened);
 }
 
 /* Failures of transfers whose handles nobody asked go to the unraisable hook. */

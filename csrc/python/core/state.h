@@ -116,10 +116,8 @@ typedef struct cm_state {
     cm_file_faults file_faults; /* cumem/_testing.py's */
     bool warned;                /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */
-    bool opening;          /* a thread opens the runtime without the GIL; open_lock */
+    bool opening;          /* a thread opens the runtime without the GIL */
     pid_t opening_process; /* where that is; a forked child has no such thread */
-    cm_mutex open_lock;
-    cm_cond opened;
     bool shares_managed; /* every device lets the host touch managed memory at any time;
                             false: perhaps not */
     int current_device;

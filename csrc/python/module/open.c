@@ -13,6 +13,8 @@
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
+enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times that */
+
 /* Why there is no GPU here; NULL where the code says that something is broken. */
 static const char *
 no_gpu_reason(cm_status status)
@@ -118,12 +120,7 @@ wait_while_opening(cm_state *state)
         return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), NULL);
     }
     Py_BEGIN_ALLOW_THREADS
-    uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
-    cm_mutex_lock(&state->open_lock);
-    while (state->opening
-           && cm_cond_wait_until(&state->opened, &state->open_lock, end)) {
-    }
-    cm_mutex_unlock(&state->open_lock);
+    cm_sleep_ns(OPENING_NAP_NS);
     Py_END_ALLOW_THREADS
     return PyErr_CheckSignals();
 }
@@ -131,11 +128,8 @@ wait_while_opening(cm_state *state)
 static void
 set_opening(cm_state *state, bool opening_now)
 {
-    cm_mutex_lock(&state->open_lock);
     state->opening = opening_now;
     state->opening_process = getpid();
-    cm_cond_signal_all(&state->opened);
-    cm_mutex_unlock(&state->open_lock);
 }
 
 /* Warn once in the life of the process; a warning made an error undoes the opening. */

@@ -430,8 +430,6 @@ cm_state_fini(cm_state *state)
             cm_stream_release(state->default_streams[device]);
         }
     }
-    cm_cond_fini(&state->opened);
-    cm_mutex_fini(&state->open_lock);
     cm_mutex_fini(&state->deferred_lock);
 }
 
