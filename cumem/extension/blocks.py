@@ -63,7 +63,7 @@ def begin(variable: _Variable) -> _Chain:
     """The chain with a block of the calling frame, for the extension to make current."""
     block = Block((None, sys._getframe().f_back, None, False, variable))
     _entered[id(block)] = weakref.ref(block)
-    return block, _skip_over(variable.get())
+    return block, _skip_over(variable.get(None))
 
 
 def _skip_over(chain: _Chain | None) -> _Chain | None:
@@ -88,7 +88,7 @@ def leave(
         and block.target is target
         and block.token is not None  # it was not left
     ]
-    chain = variable.get()
+    chain = variable.get(None)
     block, is_here = _find(chain, entered, target, frame)
     if block is None and frame is not None:  # a function entered it, as stacks do
         block, is_here = _find(chain, entered, target, None)

@@ -10,16 +10,9 @@ int
 cm_override_init(cm_override *override, const char *name)
 {
     PyObject *contextvars = PyImport_ImportModule("contextvars");
-    PyObject *type =
-        contextvars == NULL ? NULL : PyObject_GetAttrString(contextvars, "ContextVar");
-    PyObject *names = Py_BuildValue("(s)", name);
-    PyObject *keywords = Py_BuildValue("{sO}", "default", Py_None);
-    if (type != NULL && names != NULL && keywords != NULL) {
-        override->variable = PyObject_Call(type, names, keywords);
-    }
-    Py_XDECREF(keywords);
-    Py_XDECREF(names);
-    Py_XDECREF(type);
+    override->variable =
+        contextvars == NULL ? NULL
+                            : PyObject_CallMethod(contextvars, "ContextVar", "s", name);
     Py_XDECREF(contextvars);
     if (override->variable == NULL) {
         return -1;
@@ -45,7 +38,7 @@ head_part(PyObject *chain, int place)
 PyObject *
 cm_override_read(const cm_override *override)
 {
-    return PyObject_CallNoArgs(override->getter);
+    return PyObject_CallFunctionObjArgs(override->getter, Py_None, NULL);
 }
 
 PyObject *
