@@ -98,6 +98,23 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
     return *slot;
 }
 
+/* The engine's pool of one kind, in that place of those it has. False with an
+ * exception. */
+static bool
+set_engine_pool(cm_state *state, int place, cm_kind kind, unsigned flags, int device)
+{
+    bool *has = &state->engine_has_pool[place + 1];
+    if (CM_LIKELY(*has)) {
+        return true;
+    }
+    cm_pool *pool = cm_state_pool(state, kind, flags, device);
+    if (pool != NULL) {
+        cm_engine_set_pool(state->engine, place, pool);
+        *has = true;
+    }
+    return pool != NULL;
+}
+
 cm_engine *
 cm_state_engine(cm_state *state, int device)
 {
@@ -109,25 +126,11 @@ cm_state_engine(cm_state *state, int device)
                         "cumem cannot copy any more: the interpreter is exiting");
         return NULL;
     }
-    if (device >= 0 && !state->engine_has_pinned_pool) {
-        /* Portable memory is pinned for every device, so one pool stages for all: that
-         * of the first one, as no other may ever get a context. */
-        cm_pool *pool =
-            cm_state_pool(state, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, device);
-        if (pool == NULL) {
-            return NULL;
-        }
-        cm_engine_set_pool(state->engine, -1, pool);
-        state->engine_has_pinned_pool = true;
-    }
-    if (device >= 0 && device < CM_MAX_DEVICES
-        && !state->engine_has_device_pool[device]) {
-        cm_pool *pool = cm_state_pool(state, CM_KIND_DEVICE, 0, device);
-        if (pool == NULL) {
-            return NULL;
-        }
-        cm_engine_set_pool(state->engine, device, pool);
-        state->engine_has_device_pool[device] = true;
-    }
-    return state->engine;
+    /* Portable memory is pinned for every device, so one pool stages for all: that of
+     * the first one, as no other may ever get a context. */
+    bool has_pools =
+        device < 0 || device >= CM_MAX_DEVICES
+        || (set_engine_pool(state, -1, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, device)
+            && set_engine_pool(state, device, CM_KIND_DEVICE, 0, device));
+    return has_pools ? state->engine : NULL;
 }

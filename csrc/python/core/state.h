@@ -102,8 +102,7 @@ typedef struct cm_state {
     cm_registry *registry;
     cm_engine *engine;
     cm_tuning_choice tuning;
-    bool engine_has_pinned_pool;
-    bool engine_has_device_pool[CM_MAX_DEVICES];
+    bool engine_has_pool[1 + CM_MAX_DEVICES]; /* the pinned one, those of devices */
     cm_pool *pools[CM_DEFAULT_POOL_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
     cm_limits limits;                      /* outlives every pool */
     uint64_t pool_count;                   /* so many Pools were made: names them */

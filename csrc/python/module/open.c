@@ -164,8 +164,7 @@ adopt(cm_state *state, cm_runtime *runtime)
     state->context_count = 0;
     state->registry = registry;
     state->engine = engine;
-    state->engine_has_pinned_pool = false;
-    memset(state->engine_has_device_pool, 0, sizeof(state->engine_has_device_pool));
+    memset(state->engine_has_pool, 0, sizeof(state->engine_has_pool));
     state->current_device = 0;
     (void)cm_configure_apply(state); /* nobody has forked since it was opened */
     return 0;
