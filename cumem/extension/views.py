@@ -140,9 +140,6 @@ def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) ->
     return array.copy() if copy else array
 
 
-__array__ = as_array  # as the extension calls it
-
-
 def as_number(buffer: _core.Buffer, kind: type) -> object:
     """The only element as a Python number or, as with NumPy's arrays, a bool."""
     if kind is bool and buffer.size != 1:
@@ -153,12 +150,28 @@ def as_number(buffer: _core.Buffer, kind: type) -> object:
     return kind(buffer.numpy())
 
 
+def as_complex(buffer: _core.Buffer) -> object:
+    """See `Buffer.__complex__`."""
+    return as_number(buffer, complex)
+
+
 def iterate(buffer: _core.Buffer, backwards: bool) -> Iterator[_core.Buffer]:
     """Lazily along the first axis; the iterator holds the buffer."""
+    if buffer.closed:
+        _ = buffer.ptr  # which says so
     if buffer.ndim == 0:
         raise TypeError("iteration over a buffer without dimensions")
     places = range(buffer.shape[0])
     return map(buffer.__getitem__, places[::-1] if backwards else places)
+
+
+def backwards(buffer: _core.Buffer) -> Iterator[_core.Buffer]:
+    """See `Buffer.__reversed__`."""
+    return iterate(buffer, True)
+
+
+#: As the extension calls them.
+__array__, __complex__, __reversed__ = as_array, as_complex, backwards
 
 
 def refuse_search(buffer: _core.Buffer) -> NoReturn:

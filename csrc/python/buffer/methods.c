@@ -95,12 +95,6 @@ cm_buffer_float(PyObject *object)
     return ask_package("as_number", object, (PyObject *)&PyFloat_Type);
 }
 
-PyObject *
-cm_buffer_complex(PyObject *object, PyObject *unused CM_UNUSED)
-{
-    return ask_package("as_number", object, (PyObject *)&PyComplex_Type);
-}
-
 int
 cm_buffer_bool(PyObject *object)
 {
@@ -111,24 +105,10 @@ cm_buffer_bool(PyObject *object)
 
 /* -- as a collection ---------------------------------------------------------------------- */
 
-static PyObject *
-iterate(PyObject *object, PyObject *backwards)
-{
-    return cm_buffer_check_open((cm_buffer *)object) < 0
-               ? NULL
-               : ask_package("iterate", object, backwards);
-}
-
 PyObject *
 cm_buffer_iter(PyObject *object)
 {
-    return iterate(object, Py_False);
-}
-
-PyObject *
-cm_buffer_reversed(PyObject *object, PyObject *unused CM_UNUSED)
-{
-    return iterate(object, Py_True);
+    return ask_package("iterate", object, Py_False);
 }
 
 /* Without this `in` would compare the views one by one, by identity. */

@@ -28,10 +28,8 @@ extern PyMethodDef cm_view_methods[]; /* of the module, for the package */
 /* METH_NOARGS */
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
-PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
-PyObject *cm_buffer_complex(PyObject *self, PyObject *unused);
 /* METH_O */
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 /* METH_FASTCALL */

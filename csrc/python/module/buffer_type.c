@@ -141,6 +141,8 @@ buffer_repr(PyObject *object)
 PACKAGE("extension.views", reshape)
 PACKAGE("extension.views", transpose)
 PACKAGE("extension.views", __array__)
+PACKAGE("extension.views", __complex__)
+PACKAGE("extension.views", __reversed__)
 PACKAGE("managed", prefetch)
 PACKAGE("managed", advise)
 PACKAGE("managed", residency)
@@ -164,7 +166,7 @@ static PyMethodDef buffer_methods[] = {
      CM_DOC_Buffer_astype},
     {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, CM_DOC_Buffer___copy__},
     {"__deepcopy__", cm_buffer_dunder_copy, METH_O, CM_DOC_Buffer___deepcopy__},
-    {"__reversed__", cm_buffer_reversed, METH_NOARGS, CM_DOC_Buffer___reversed__},
+    PACKAGE_METHOD(Buffer, __reversed__),
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
@@ -174,7 +176,7 @@ static PyMethodDef buffer_methods[] = {
      CM_DOC_Buffer___dlpack_device__},
     /* of device memory too, where it says no: without it NumPy makes an object array */
     PACKAGE_METHOD(Buffer, __array__),
-    {"__complex__", cm_buffer_complex, METH_NOARGS, CM_DOC_Buffer___complex__},
+    PACKAGE_METHOD(Buffer, __complex__),
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
     {NULL, NULL, 0, NULL},
 };
