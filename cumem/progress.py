@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from cumem.extension.arguments import wrong_type
+
 #: what ``progress=`` takes
 Progress = bool | Callable[[int, int], object] | None
 
@@ -58,6 +60,21 @@ class Bar:
             self._bar.close()
 
 
+def begin(progress: Any, title: str) -> Callable[[int, int], object]:
+    """Whom to tell, where that is wanted at all; `end` it."""
+    if progress is True:
+        return Bar(title)
+    if not callable(progress):
+        raise wrong_type("progress", "a bool or a callable(done, total)", progress)
+    return progress  # type: ignore[no-any-return]
+
+
+def end(tell: Callable[[int, int], object]) -> None:
+    """Close it, if it is a bar of ours."""
+    if type(tell) is Bar:
+        tell.close()
+
+
 class Parts:
     """One progress of several calls.
 
@@ -79,15 +96,10 @@ class Parts:
     """
 
     def __init__(self, progress: Progress, total: int, title: str) -> None:
-        self._bar = Bar(title) if progress is True else None
-        self._tell: Any = self._bar if progress is True else progress or None
+        wanted = progress is not None and progress is not False
+        self._tell = begin(progress, title) if wanted else None
         self.total = total
         self._before = 0
-        if self._tell is not None and not callable(self._tell):
-            given = type(progress).__name__
-            raise TypeError(
-                f"progress must be a bool or a callable(done, total), not {given}"
-            )
 
     def next(self, nbytes: int) -> Progress:
         """What the next call, of so many bytes, takes as its own progress."""
@@ -116,5 +128,5 @@ class Parts:
             if kind is None and self._tell is not None:
                 self._tell(self.total, self.total)
         finally:
-            if self._bar is not None:
-                self._bar.close()
+            if self._tell is not None:
+                end(self._tell)

@@ -7,20 +7,11 @@
 int
 cm_progress_open(PyObject *object, const char *title, cm_progress *out)
 {
-    *out = (cm_progress){.tell = NULL};
-    if (!cm_arg_is_given(object) || object == Py_False) {
-        return 0;
-    }
-    if (object == Py_True) {
-        out->tell = cm_package_call("progress", "Bar", Py_BuildValue("(s)", title));
-        out->is_bar = true;
-        return out->tell == NULL ? -1 : 0;
-    }
-    if (!PyCallable_Check(object)) {
-        return cm_arg_refuse(object, "progress", "a bool or a callable(done, total)");
-    }
-    out->tell = Py_NewRef(object);
-    return 0;
+    bool is_wanted = cm_arg_is_given(object) && object != Py_False;
+    out->tell = is_wanted ? cm_package_call("progress", "begin",
+                                            Py_BuildValue("(Os)", object, title))
+                          : NULL;
+    return is_wanted && out->tell == NULL ? -1 : 0;
 }
 
 int
@@ -38,12 +29,10 @@ int
 cm_progress_close(cm_progress *progress)
 {
     cm_kept_error kept = cm_error_keep();
-    int result = 0;
-    if (progress->is_bar && progress->tell != NULL) {
-        PyObject *answer = PyObject_CallMethod(progress->tell, "close", NULL);
-        result = answer == NULL ? -1 : 0;
-        Py_XDECREF(answer);
-    }
+    int result =
+        progress->tell == NULL
+            ? 0
+            : cm_package_do("progress", "end", PyTuple_Pack(1, progress->tell));
     Py_CLEAR(progress->tell);
     if (kept.type != NULL) {
         cm_error_restore(kept);

@@ -8,7 +8,6 @@
 
 typedef struct cm_progress {
     PyObject *tell; /* owned: called with bytes done and in all; NULL: nobody */
-    bool is_bar;    /* ... and closed at the end */
 } cm_progress;
 
 /* NULL, None and False: nobody. True: a bar that is called `title`. Else a callable. 0,
