@@ -16,8 +16,9 @@ cm_buffer_check(const cm_state *state, PyObject *object)
     return PyObject_TypeCheck(object, state->buffer_type);
 }
 
-int
-cm_buffer_make_extents(cm_buffer *self, int ndim)
+/* Room for shape and strides. 0, or -1 with MemoryError. */
+static int
+make_extents(cm_buffer *self, int ndim)
 {
     self->extents = self->few;
     if (CM_UNLIKELY(ndim > CM_FEW_NDIM)) {
@@ -40,7 +41,7 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
     if (self == NULL) {
         return NULL;
     }
-    if (cm_buffer_make_extents(self, ndim) < 0) {
+    if (make_extents(self, ndim) < 0) {
         PyObject_Free(self);
         Py_DECREF(type);
         return NULL;
@@ -286,7 +287,7 @@ cm_inline_buffer_new(cm_state *state, cm_kind kind, int device, PyObject *dtype,
     root->storage.free_struct = free_inline;
     root->buffer.dtype = Py_NewRef(dtype);
     root->buffer.ndim = ndim;
-    if (cm_buffer_make_extents(&root->buffer, ndim) < 0) {
+    if (make_extents(&root->buffer, ndim) < 0) {
         Py_DECREF((PyObject *)root);
         return NULL;
     }

@@ -105,8 +105,6 @@ int cm_buffer_check_inherited(const cm_buffer *buffer);
 void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 
 void cm_buffer_dealloc(PyObject *object);
-/* Room for shape and strides. 0, or -1 with MemoryError. */
-int cm_buffer_make_extents(cm_buffer *self, int ndim);
 
 /* Shape and strides of the package's, tuples of ints. 0, or -1 with an exception. */
 int cm_extents_read(PyObject *lengths, PyObject *steps, int *ndim, int64_t *shape,

@@ -61,15 +61,6 @@ explained(cm_runtime *rt, int device, cm_status status)
     return status;
 }
 
-static const char *
-doing(const page_call *wanted)
-{
-    static const char *const texts[] = {"while prefetching managed memory",
-                                        "while discarding managed memory",
-                                        "while advising managed memory"};
-    return texts[wanted->work];
-}
-
 /* Where the buffer's bytes are; of a discard the whole pages of them, so that what else
  * lies on the first and the last stays. 0, or -1 with an exception. */
 static int
@@ -96,6 +87,9 @@ static int
 run_pinned(cm_state *state, const page_call *wanted, cm_buffer *const *buffers,
            size_t count, const cm_address *addresses, const uint64_t *nbytes)
 {
+    static const char *const doing[] = {"while prefetching managed memory",
+                                        "while discarding managed memory",
+                                        "while advising managed memory"};
     const cm_storage *first = buffers[0]->storage;
     int home = wanted->stream != NULL ? wanted->stream->device : first->device;
     int device = wanted->location >= 0 ? wanted->location : home;
@@ -111,7 +105,7 @@ run_pinned(cm_state *state, const page_call *wanted, cm_buffer *const *buffers,
     for (size_t i = 0; i < count; i++) {
         cm_storage_unpin(buffers[i]->storage);
     }
-    return cm_py_check(state, status, doing(wanted));
+    return cm_py_check(state, status, doing[wanted->work]);
 }
 
 /* Add one of the buffers, if it has bytes. 0, or -1 with an exception. */
