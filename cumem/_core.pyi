@@ -2169,13 +2169,8 @@ def _retry(attempt: object, callback: object, /) -> bool:
 def _numa_nodes() -> int:
     """The NUMA nodes that have memory, one bit for each."""
 
-def _put_limit(
-    kind: str, device: int, limit: int | None, block: bool | None, /
-) -> None:
-    """Have a limit in force, bytes or None: that of an open block (True), that which
-    counts when no block is open (None), or again the latter, since no block is open
-    (False).
-    """
+def _put_limit(kind: str, device: int, limit: int | None, /) -> None:
+    """Have a limit in force, bytes or None."""
 
 def _limit_in_force(kind: str, device: int, /) -> int | None:
     """Bytes, or None."""

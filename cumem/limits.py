@@ -9,6 +9,7 @@ from typing import Any
 from cumem import _core
 from cumem.devices import Device, device_count
 from cumem.kinds import KINDS, PAGE_LOCKED, check_kind
+from cumem.locks import make_lock
 from cumem.units import read_size
 
 
@@ -42,19 +43,61 @@ def _nbytes(kind: str, limit: Any, index: int) -> int | None:
     return read_size(limit, "limit", True, whole)
 
 
-def set_from_environment(usable: int | None, totals: list[int]) -> None:
-    """By the extension, when it opens and there are such variables: all limits or none.
+# -- what holds ------------------------------------------------------------------------
+
+_Place = tuple[str, int]  #: a kind, and the index of a device
+
+#: What `set_limit` said of a place since the driver was opened; where blocks were open,
+#: else what was at first.
+_said: dict[_Place, int | None] = {}
+#: Open blocks and their limits, in the order of entering: the last one's holds.
+_blocks: dict[_Place, list[tuple[object, int | None]]] = {}
+lock = make_lock()  #: of both, which the next three are called with
+
+
+def put(kind: str, index: int, nbytes: int | None) -> None:
+    """For `set_limit`: it counts while no block is open."""
+    _said[kind, index] = nbytes
+    if not _blocks.get((kind, index)):
+        _core._put_limit(kind, index, nbytes)
+
+
+def enter(block: object, kind: str, index: int, nbytes: int | None) -> None:
+    """Begin a block."""
+    place = kind, index
+    _said.setdefault(place, _core._limit_in_force(kind, index))
+    _blocks.setdefault(place, []).append((block, nbytes))
+    _core._put_limit(kind, index, nbytes)
+
+
+def leave(block: object, kind: str, index: int) -> None:
+    """End a block."""
+    place = kind, index
+    left = [each for each in _blocks[place] if each[0] is not block]
+    _blocks[place] = left
+    _core._put_limit(kind, index, left[-1][1] if left else _said[place])
+
+
+def begin(usable: int | None, totals: list[int]) -> None:
+    """By the extension, for a driver that opens, with all limits as at first: those of
+    the environment hold, all or none, and those of blocks that are open still.
 
     Shares are those of the memory that the process may use and of the devices.
     """
-    found = []
-    for kind in KINDS:
-        name = f"CUMEM_LIMIT_{kind.upper()}"
-        if text := os.environ.get(name):
-            wholes = [usable] if kind in PAGE_LOCKED else totals
-            found += [
-                (kind, index, read_size(text, name, True, whole))
-                for index, whole in enumerate(wholes)
-            ]
-    for kind, index, nbytes in found:
-        _core._put_limit(kind, index, nbytes, None)
+    with lock:
+        _said.clear()
+        for (kind, index), blocks in _blocks.items():
+            if blocks:
+                _said[kind, index] = _core._limit_in_force(kind, index)
+                _core._put_limit(kind, index, blocks[-1][1])
+        found = []
+        for kind in KINDS:
+            name = f"CUMEM_LIMIT_{kind.upper()}"
+            if text := os.environ.get(name):
+                wholes = [usable] if kind in PAGE_LOCKED else totals
+                found += [
+                    (kind, index, read_size(text, name, True, whole))
+                    for index, whole in enumerate(wholes)
+                ]
+        for kind, index, nbytes in found:
+            put(kind, index, nbytes)

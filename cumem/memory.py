@@ -11,7 +11,6 @@ import resource
 from collections.abc import Callable
 from typing import (
     Any,
-    ClassVar,
     Literal,
     ParamSpec,
     Self,
@@ -23,8 +22,7 @@ from typing import (
 from cumem import _core
 from cumem.devices import Device
 from cumem.kinds import PAGE_LOCKED, is_on_device
-from cumem.limits import read_limit
-from cumem.locks import make_lock
+from cumem.limits import enter, leave, lock, put, read_limit
 from cumem.units import format_nbytes
 
 _P = ParamSpec("_P")
@@ -201,8 +199,10 @@ def set_limit(
     Within a `limit` block the limit of the block stays in force: what is set counts when
     the last block has ended.
     """
-    for index, nbytes in read_limit(kind, limit, device):
-        _core._put_limit(kind, index, nbytes, None)
+    limits = read_limit(kind, limit, device)
+    with lock:
+        for index, nbytes in limits:
+            put(kind, index, nbytes)
 
 
 def get_limit(kind: _core._Kind, device: object = None) -> int | None:
@@ -237,9 +237,7 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
 class LimitBlock:
     """A limit for a ``with`` block, or for each call of a function that it decorates."""
 
-    # Open blocks by kind and device, in the order of entering; the last one rules.
-    _open: ClassVar[dict[tuple[str, int], list[LimitBlock]]] = {}
-    _lock = make_lock()
+    _lock = lock
 
     def __init__(self, kind: str, limits: list[tuple[int, int | None]]) -> None:
         self._kind = kind
@@ -255,8 +253,7 @@ class LimitBlock:
                 )
             self._state = "in use"
             for device, nbytes in self._limits:
-                self._open.setdefault((self._kind, device), []).append(self)
-                _core._put_limit(self._kind, device, nbytes, True)
+                enter(self, self._kind, device, nbytes)
 
     def __exit__(self, *exc: object) -> None:
         with self._lock:
@@ -264,10 +261,7 @@ class LimitBlock:
                 raise RuntimeError("this limit was not entered, or has ended")
             self._state = "over"
             for device, _ in self._limits:
-                blocks = self._open[self._kind, device]
-                blocks.remove(self)
-                nbytes = dict(blocks[-1]._limits)[device] if blocks else None
-                _core._put_limit(self._kind, device, nbytes, bool(blocks))
+                leave(self, self._kind, device)
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         if not callable(function):

@@ -30,9 +30,7 @@ typedef struct cm_limits {
     cm_budget host;                                 /* page-locked kinds together */
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* of page-locked kinds [0] alone */
     uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
-    /* What set_limit() said, and whether a limit() block is open, whose limit holds. */
-    uint64_t set_nbytes[CM_KIND_COUNT][CM_MAX_DEVICES];
-    bool has_block[CM_KIND_COUNT][CM_MAX_DEVICES];
+    bool was_put; /* one was, ever: cumem/limits.py has to know of a new runtime */
 } cm_limits;
 
 /* How copies are made, but for defaults (see configure.h). */

@@ -19,7 +19,6 @@ cm_limits_init(cm_state *state)
             cm_kind_is_page_locked((cm_kind)kind) ? &limits->host : NULL;
         for (int device = 0; device < CM_MAX_DEVICES; device++) {
             cm_budget_init(&limits->kinds[kind][device], UINT64_MAX, parent);
-            limits->set_nbytes[kind][device] = UINT64_MAX;
         }
     }
 }
@@ -41,16 +40,6 @@ put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
         most = cm_kind_is_page_locked((cm_kind)each) && limit > most ? limit : most;
     }
     atomic_store(&state->limits.host.limit_nbytes, most);
-}
-
-/* It counts while no block is open. */
-static void
-set_limit(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
-{
-    state->limits.set_nbytes[kind][device] = nbytes;
-    if (!state->limits.has_block[kind][device]) {
-        put_in_force(state, kind, device, nbytes);
-    }
 }
 
 /* -- the environment --------------------------------------------------------------- */
@@ -82,12 +71,12 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
         bool is_host = cm_kind_is_page_locked((cm_kind)kind);
         for (int device = 0; device < (is_host ? 1 : CM_MAX_DEVICES); device++) {
-            set_limit(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
+            put_in_force(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
     /* cumem/limits.py reads them and sets what they say, all of it or nothing. */
-    return cm_package_has_variables("CUMEM_LIMIT_")
-               ? cm_package_do("limits", "set_from_environment",
+    return state->limits.was_put || cm_package_has_variables("CUMEM_LIMIT_")
+               ? cm_package_do("limits", "begin",
                                Py_BuildValue("(NN)", cm_limit_to_object(usable),
                                              list_totals(state, runtime)))
                : 0;
@@ -115,24 +104,16 @@ put_limit(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     PyObject *kind_object;
     PyObject *limit;
-    PyObject *block;
     cm_kind kind;
     int device;
     uint64_t nbytes;
-    if (!PyArg_ParseTuple(args, "OiOO", &kind_object, &device, &limit, &block)
+    if (!PyArg_ParseTuple(args, "OiO", &kind_object, &device, &limit)
         || cm_arg_kind(kind_object, &kind) < 0
         || cm_limit_from_object(limit, &nbytes) < 0) {
         return NULL;
     }
-    cm_limits *limits = &state->limits;
-    if (block == Py_None) {
-        set_limit(state, kind, device, nbytes);
-    }
-    else {
-        limits->has_block[kind][device] = block == Py_True;
-        put_in_force(state, kind, device,
-                     block == Py_True ? nbytes : limits->set_nbytes[kind][device]);
-    }
+    put_in_force(state, kind, device, nbytes);
+    state->limits.was_put = true;
     Py_RETURN_NONE;
 }
 
