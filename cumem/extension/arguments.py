@@ -93,6 +93,12 @@ def read_device(device: Any, name: str, current: int) -> int:
     return current if match[1] is None else int(match[1])
 
 
+def refuse_device(name: str, index: int, count: int) -> NoReturn:
+    """ValueError: there is no such device."""
+    there = "is 1 device" if count == 1 else f"are {count} devices"
+    raise ValueError(f"{name} {index} does not exist: there {there}")
+
+
 def read_location(text: str, name: str) -> int:
     """Where managed memory is to be, as a number: a device's index, -1 for the host, and
     below -2 its NUMA nodes."""

@@ -273,10 +273,9 @@ cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
         return -1;
     }
     if (index < 0 || index >= rt->device_count) {
-        PyErr_Format(PyExc_ValueError, "%s %lld does not exist: there %s %d device%s",
-                     name, (long long)index, rt->device_count == 1 ? "is" : "are",
-                     rt->device_count, rt->device_count == 1 ? "" : "s");
-        return -1;
+        return cm_package_refuse(
+            "extension.arguments", "refuse_device",
+            Py_BuildValue("(sLi)", name, (long long)index, rt->device_count));
     }
     *out = (int)index;
     return 0;
