@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as objects: how they are made, lent to calls and closed, the current one, all
- * of them, and what they hold as Python values. */
+/* Pools as objects: how they are made, lent to calls and closed, the current one, and
+ * all of them. */
 #include "python/pool/pool_object.h"
 
 #include <stdlib.h>
 
-#include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/types.h"
 #include "python/device/wait.h"
-#include "python/pool/limits.h"
 
 /* -- one ---------------------------------------------------------------------------- */
 
@@ -38,23 +36,6 @@ cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
     self->number = number;
     cm_list_init(&self->node);
     cm_list_push_back(&state->pool_objects, &self->node);
-    return op;
-}
-
-PyObject *
-cm_pool_object_default(cm_state *state, cm_kind kind, int device)
-{
-    cm_state_enter(state); /* a collection may run Python code while this is made */
-    cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
-    PyObject *op = NULL;
-    const cm_list *objects = &state->pool_objects;
-    for (cm_list *n = objects->next; pool != NULL && n != objects && op == NULL;
-         n = n->next) {
-        cm_pool_object *object = CM_LIST_ENTRY(n, cm_pool_object, node);
-        op = object->pool == pool ? Py_NewRef((PyObject *)object) : NULL;
-    }
-    op = op == NULL && pool != NULL ? cm_pool_object_new(state, pool, 0) : op;
-    cm_state_leave(state);
     return op;
 }
 
@@ -330,44 +311,4 @@ cm_pools_admit_peers(cm_state *state)
     Py_END_ALLOW_THREADS
     cm_pools_give_all(state, entries, count);
     cm_py_report(state, first, NULL); /* the call that noticed is about another thing */
-}
-
-/* -- as Python values ---------------------------------------------------------------- */
-
-PyObject *
-cm_pool_describe(cm_pool *pool, uint64_t number, bool window)
-{
-    const cm_pool_config *config = cm_pool_get_config(pool);
-    cm_pool_counters counters;
-    (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
-#define COUNTER_FORMAT(name) "sK"
-#define COUNTER_VALUE(name) , #name, (unsigned long long)counters.name
-    PyObject *dict = Py_BuildValue(
-        "{" CM_POOL_COUNTERS(COUNTER_FORMAT) "}" CM_POOL_COUNTERS(COUNTER_VALUE));
-#undef COUNTER_VALUE
-#undef COUNTER_FORMAT
-    PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
-    return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
-                         cm_kinds[config->kind].text, config->device, limit, dict);
-}
-
-PyObject *
-cm_pool_list_blocks(cm_state *state, cm_pool *pool)
-{
-    cm_block_row *rows = NULL;
-    uint64_t count = 0;
-    cm_status status = cm_pool_list(pool, &rows, &count);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(state, status, "while listing a pool");
-    }
-    PyObject *list = PyList_New(0);
-    for (uint64_t i = 0; list != NULL && i < count; i++) {
-        cm_append(&list, Py_BuildValue("(IKKKi)", rows[i].segment,
-                                       (unsigned long long)rows[i].address,
-                                       (unsigned long long)rows[i].nbytes,
-                                       (unsigned long long)rows[i].requested_nbytes,
-                                       (int)rows[i].state));
-    }
-    free(rows);
-    return list;
 }

@@ -22,8 +22,6 @@ int cm_register_pool_type(PyObject *module, cm_state *state);
 
 /* A new Pool around `pool`, which it holds. NULL with an exception. */
 PyObject *cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number);
-/* The Pool of the default pool of a kind; new reference. */
-PyObject *cm_pool_object_default(cm_state *state, cm_kind kind, int device);
 /* Its pool, held on loan while the GIL may be released; NULL with ValueError. */
 cm_pool *cm_pool_object_take(PyObject *op);
 void cm_pool_object_give(PyObject *op, cm_pool *pool); /* NULL: does nothing */
@@ -84,11 +82,5 @@ int cm_pools_trim(cm_state *state, cm_pools_trim_request *r);
 /* Open all pools' memory to the devices that have got a context. Keeps no exception: a
  * failure goes to the unraisable hook. */
 void cm_pools_admit_peers(cm_state *state);
-
-/* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
- * those since the last call with it. New reference. */
-PyObject *cm_pool_describe(cm_pool *pool, uint64_t number, bool window);
-/* Its blocks as Pool.snapshot() wants them; new reference. */
-PyObject *cm_pool_list_blocks(cm_state *state, cm_pool *pool);
 
 #endif

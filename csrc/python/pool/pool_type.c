@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Pool: memory of one kind on one device, kept for reuse, as a Python object; and
  * the module's functions about pools. */
+#include <stdlib.h>
+
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
@@ -9,6 +11,48 @@
 #include "python/device/wait.h"
 #include "python/pool/allocate.h"
 #include "python/pool/limits.h"
+
+/* -- as Python values ---------------------------------------------------------------- */
+
+/* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
+ * those since the last call with it. */
+static PyObject *
+describe(cm_pool *pool, uint64_t number, bool window)
+{
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    cm_pool_counters counters;
+    (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
+#define COUNTER_FORMAT(name) "sK"
+#define COUNTER_VALUE(name) , #name, (unsigned long long)counters.name
+    PyObject *dict = Py_BuildValue(
+        "{" CM_POOL_COUNTERS(COUNTER_FORMAT) "}" CM_POOL_COUNTERS(COUNTER_VALUE));
+#undef COUNTER_VALUE
+#undef COUNTER_FORMAT
+    PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
+    return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
+                         cm_kinds[config->kind].text, config->device, limit, dict);
+}
+
+static PyObject *
+list_blocks(cm_state *state, cm_pool *pool)
+{
+    cm_block_row *rows = NULL;
+    uint64_t count = 0;
+    cm_status status = cm_pool_list(pool, &rows, &count);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(state, status, "while listing a pool");
+    }
+    PyObject *list = PyList_New(0);
+    for (uint64_t i = 0; list != NULL && i < count; i++) {
+        cm_append(&list, Py_BuildValue("(IKKKi)", rows[i].segment,
+                                       (unsigned long long)rows[i].address,
+                                       (unsigned long long)rows[i].nbytes,
+                                       (unsigned long long)rows[i].requested_nbytes,
+                                       (int)rows[i].state));
+    }
+    free(rows);
+    return list;
+}
 
 /* -- construction and end ---------------------------------------------------------- */
 
@@ -124,8 +168,8 @@ pool_read(PyObject *op, PyObject *blocks)
     if (pool == NULL) {
         return NULL;
     }
-    PyObject *answer = blocks == Py_True ? cm_pool_list_blocks(self->state, pool)
-                                         : cm_pool_describe(pool, self->number, false);
+    PyObject *answer = blocks == Py_True ? list_blocks(self->state, pool)
+                                         : describe(pool, self->number, false);
     cm_pool_object_give(op, pool);
     return answer;
 }
@@ -318,6 +362,24 @@ set_pool_type(PyObject *module, PyObject *type)
 
 /* -- functions of the module -------------------------------------------------------------------- */
 
+/* The Pool of the default pool of a kind; new reference. */
+static PyObject *
+find_default(cm_state *state, cm_kind kind, int device)
+{
+    cm_state_enter(state); /* a collection may run Python code while this is made */
+    cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
+    PyObject *op = NULL;
+    const cm_list *objects = &state->pool_objects;
+    for (cm_list *n = objects->next; pool != NULL && n != objects && op == NULL;
+         n = n->next) {
+        cm_pool_object *object = CM_LIST_ENTRY(n, cm_pool_object, node);
+        op = object->pool == pool ? Py_NewRef((PyObject *)object) : NULL;
+    }
+    op = op == NULL && pool != NULL ? cm_pool_object_new(state, pool, 0) : op;
+    cm_state_leave(state);
+    return op;
+}
+
 static PyObject *
 default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
@@ -332,7 +394,7 @@ default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
         || cm_arg_device(state, values[1], "device", &device) < 0) {
         return NULL;
     }
-    return cm_pool_object_default(state, kind, device);
+    return find_default(state, kind, device);
 }
 
 static bool
@@ -392,7 +454,7 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         cm_append(&list,
                   Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)pool,
                                 (unsigned long long)cm_pool_get_config(pool)->serial,
-                                cm_pool_describe(pool, entries[i].number, window)));
+                                describe(pool, entries[i].number, window)));
     }
     cm_pools_give_all(state, entries, count);
     return list;
