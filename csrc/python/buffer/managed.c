@@ -2,7 +2,7 @@
 /* What only managed memory does: its pages move ahead of use, are advised, asked about
  * and given up. The package has the words for it (cumem/managed.py); here are the
  * calls, of whole spans: from the lowest to the highest element of a buffer. */
-#include "python/buffer/managed.h"
+#include "python/buffer/methods.h"
 
 #include <stdlib.h>
 

@@ -38,4 +38,23 @@ PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 PyObject *cm_buffer_int(PyObject *self);
 PyObject *cm_buffer_float(PyObject *self);
 int cm_buffer_bool(PyObject *self);
+
+/* -- of managed memory, and how its pages go to and fro; what calls the driver releases the
+ * GIL ---- */
+
+extern PyMethodDef cm_managed_methods[]; /* of the module, for cumem/managed.py */
+
+/* getter and setter of the property `name` */
+PyObject *cm_buffer_get_advice(PyObject *self, void *name);
+int cm_buffer_set_advice(PyObject *self, PyObject *value, void *name);
+
+/* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another location
+ * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */
+int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
+
+/* The host, or a device, is about to use the buffer: warns where both keep doing so in
+ * turn, once for each storage. Nothing is done for memory that does not migrate. May
+ * run Python code. 0, or -1 where the warning is an error. */
+int cm_buffer_note_side(cm_buffer *self, bool on_device);
+
 #endif

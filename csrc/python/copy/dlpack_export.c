@@ -5,7 +5,7 @@
 
 #include "base/checked_math.h"
 #include "python/buffer/buffer_object.h"
-#include "python/buffer/managed.h"
+#include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"

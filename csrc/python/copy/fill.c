@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fill(): one element into all of a buffer, by memset where the device can. */
 #include "python/buffer/buffer_object.h"
-#include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"

@@ -4,7 +4,6 @@
  * protocol, and only memory that a device can reach has the CUDA array interface. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
-#include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"

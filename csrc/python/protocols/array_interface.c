@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__cuda_array_interface__` version 3 of mapped, managed and device buffers. */
 #include "python/buffer/buffer_object.h"
-#include "python/buffer/managed.h"
+#include "python/buffer/methods.h"
 #include "python/core/errors.h"
 #include "python/protocols/protocols.h"
 

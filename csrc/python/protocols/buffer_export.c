@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The buffer protocol of the host-usable types, and their pickles. Shape and strides of
  * a view are the buffer's own, which it keeps alive; `internal` holds the format. */
-#include "python/buffer/managed.h"
+#include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
