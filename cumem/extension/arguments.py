@@ -149,6 +149,11 @@ def refuse_choice(value: object, name: str, expected: str) -> NoReturn:
     raise wrong_type(name, expected, value)
 
 
+def refuse_type(name: str, value: object, expected: str) -> NoReturn:
+    """Raise that an argument is of another type than was expected."""
+    raise wrong_type(name, expected, value)
+
+
 def wrong_type(name: str, expected: str, value: object) -> TypeError:
     """What says that an argument is of another type than was expected."""
     return TypeError(f"{name} must be {expected}, not {type(value).__name__}")

@@ -67,6 +67,15 @@ def name_pair(error: BaseException, index: int) -> BaseException:
     return error
 
 
+def refuse_exported(what: str, count: int) -> NoReturn:
+    """BufferError: memory that others use would go."""
+    exports = "export" if count == 1 else "exports"
+    raise BufferError(
+        f"cannot {what} with {count} live {exports}: drop the arrays, memoryviews and "
+        "tensors over it first"
+    )
+
+
 def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
     """BufferError: memory that others may use would go."""
     why = (

@@ -257,28 +257,6 @@ PyMethodDef cm_managed_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* -- properties that the package has -------------------------------------------- */
-
-PyObject *
-cm_buffer_get_advice(PyObject *self, void *name)
-{
-    return cm_package_call("managed", "read_advice",
-                           Py_BuildValue("(Os)", self, (const char *)name));
-}
-
-int
-cm_buffer_set_advice(PyObject *self, PyObject *value, void *name)
-{
-    if (value == NULL) {
-        PyErr_Format(PyExc_AttributeError,
-                     "cannot delete %s: set it to False, None or ()",
-                     (const char *)name);
-        return -1;
-    }
-    return cm_package_do("managed", "set_advice",
-                         Py_BuildValue("(OsO)", self, (const char *)name, value));
-}
-
 /* -- thrashing ------------------------------------------------------------------------------ */
 
 int

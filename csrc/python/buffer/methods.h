@@ -44,10 +44,6 @@ int cm_buffer_bool(PyObject *self);
 
 extern PyMethodDef cm_managed_methods[]; /* of the module, for cumem/managed.py */
 
-/* getter and setter of the property `name` */
-PyObject *cm_buffer_get_advice(PyObject *self, void *name);
-int cm_buffer_set_advice(PyObject *self, PyObject *value, void *name);
-
 /* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another location
  * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */
 int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);

@@ -331,14 +331,10 @@ int
 cm_storage_check_not_exported(const cm_storage *storage, const char *what)
 {
     size_t exports = cm_storage_count_exports(storage);
-    if (exports > 0) {
-        PyErr_Format(PyExc_BufferError,
-                     "cannot %s with %zu live export%s: drop the arrays, memoryviews "
-                     "and tensors over it first",
-                     what, exports, exports == 1 ? "" : "s");
-        return -1;
-    }
-    return 0;
+    return exports == 0
+               ? 0
+               : cm_package_refuse("extension.texts", "refuse_exported",
+                                   Py_BuildValue("(sn)", what, (Py_ssize_t)exports));
 }
 
 int

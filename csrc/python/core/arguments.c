@@ -23,12 +23,8 @@ cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out)
 int
 cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 {
-    PyObject *type = PyType_GetName(Py_TYPE(object));
-    if (type != NULL) {
-        PyErr_Format(PyExc_TypeError, "%s must be %s, not %U", name, expected, type);
-        Py_DECREF(type);
-    }
-    return -1;
+    return cm_package_refuse("extension.arguments", "refuse_type",
+                             Py_BuildValue("(sOs)", name, object, expected));
 }
 
 /* -- keywords ---------------------------------------------------------------------- */
@@ -102,17 +98,13 @@ cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
 static int
 to_int64(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
-    if (!PyIndex_Check(object)) {
-        return cm_arg_refuse(object, name, expected);
-    }
-    PyObject *number = PyNumber_Index(object);
-    if (number == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) { /* e.g. an array of two elements
-                                                        */
-            PyErr_Clear();
-            return cm_arg_refuse(object, name, expected);
+    PyObject *number = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
+    if (number == NULL) { /* an array of two elements, for one, has an index */
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1;
         }
-        return -1;
+        PyErr_Clear();
+        return cm_arg_refuse(object, name, expected);
     }
     int overflow;
     long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
@@ -137,17 +129,14 @@ int
 cm_arg_bool(PyObject *object, const char *name, bool *out)
 {
     int truth = PyObject_IsTrue(object);
-    if (truth < 0) {
-        if (PyErr_ExceptionMatches(PyExc_ValueError)
-            || PyErr_ExceptionMatches(PyExc_TypeError)) { /* an array of many elements
-                                                           */
-            PyErr_Clear();
-            return cm_arg_refuse(object, name, "true or false");
-        }
-        return -1;
+    if (truth < 0 /* an array of many elements */
+        && (PyErr_ExceptionMatches(PyExc_ValueError)
+            || PyErr_ExceptionMatches(PyExc_TypeError))) {
+        PyErr_Clear();
+        return cm_arg_refuse(object, name, "true or false");
     }
-    *out = truth != 0;
-    return 0;
+    *out = truth > 0;
+    return truth < 0 ? -1 : 0;
 }
 
 /* -- shapes and sizes -------------------------------------------------------------- */

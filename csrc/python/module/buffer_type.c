@@ -23,6 +23,7 @@ enum attribute {
     AT_kind,
     AT_residency,
     AT_device,
+    AT_flags,
     AT_closed,
 };
 
@@ -58,19 +59,14 @@ get(PyObject *object, void *attribute)
         return cm_kind_is_pageable(storage->kind)
                    ? Py_NewRef(Py_None)
                    : cm_device_object_new(self->state, storage->device);
+    case AT_flags:
+        return cm_package_call(
+            "extension.texts", "flag_names",
+            Py_BuildValue("(sIii)", cm_kinds[storage->kind].text, storage->flags,
+                          storage->registration != NULL, storage->pool != NULL));
     default:
         return PyBool_FromLong(storage->closed || cm_buffer_is_left(self));
     }
-}
-
-static PyObject *
-get_flags(PyObject *object, void *closure CM_UNUSED)
-{
-    const cm_storage *storage = ((const cm_buffer *)object)->storage;
-    return cm_package_call("extension.texts", "flag_names",
-                           Py_BuildValue("(sIii)", cm_kinds[storage->kind].text,
-                                         storage->flags, storage->registration != NULL,
-                                         storage->pool != NULL));
 }
 
 #define ATTRIBUTE(type, name)                                                          \
@@ -85,7 +81,7 @@ static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, kind),
     ATTRIBUTE(Buffer, residency),
     ATTRIBUTE(Buffer, device),
-    {"flags", get_flags, NULL, CM_DOC_Buffer_flags, NULL},
+    ATTRIBUTE(Buffer, flags),
     ATTRIBUTE(Buffer, closed),
     {"T", cm_buffer_get_transposed, NULL, CM_DOC_Buffer_T, NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -101,13 +97,33 @@ static PyGetSetDef mapped_getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+/* The package has the properties by their names. */
+static PyObject *
+get_advice(PyObject *self, void *name)
+{
+    return cm_package_call("managed", "read_advice",
+                           Py_BuildValue("(Os)", self, (const char *)name));
+}
+
+static int
+set_advice(PyObject *self, PyObject *value, void *name)
+{
+    if (value == NULL) {
+        PyErr_Format(PyExc_AttributeError,
+                     "cannot delete %s: set it to False, None or ()",
+                     (const char *)name);
+        return -1;
+    }
+    return cm_package_do("managed", "set_advice",
+                         Py_BuildValue("(OsO)", self, (const char *)name, value));
+}
+
 #define ADVICE(name)                                                                   \
-    {#name, cm_buffer_get_advice, cm_buffer_set_advice, CM_DOC_ManagedBuffer_##name,   \
-     (void *)#name}
+    {#name, get_advice, set_advice, CM_DOC_ManagedBuffer_##name, (void *)#name}
 
 static PyGetSetDef managed_getters[] = {
-    {"prefetch_location", cm_buffer_get_advice, NULL,
-     CM_DOC_ManagedBuffer_prefetch_location, (void *)"prefetch_location"},
+    {"prefetch_location", get_advice, NULL, CM_DOC_ManagedBuffer_prefetch_location,
+     (void *)"prefetch_location"},
     ADVICE(read_mostly),
     ADVICE(preferred_location),
     ADVICE(accessed_by),

@@ -170,16 +170,6 @@ adopt(cm_state *state, cm_runtime *runtime)
     return 0;
 }
 
-static int
-raise_not_open(cm_state *state, const opening *plan, cm_status status)
-{
-    const char *doing =
-        !plan->may_emulate
-            ? "while opening the CUDA runtime, which CUMEM_BACKEND=cuda asks for"
-            : "while opening the runtime; CUMEM_BACKEND=emulated works without a GPU";
-    return cm_py_raise_int(state, status, doing);
-}
-
 /* 0 and the runtime is open, or is being opened by another; or -1. */
 static int
 open_runtime(cm_state *state)
@@ -194,7 +184,12 @@ open_runtime(cm_state *state)
     cm_status status = CM_WITHOUT_GIL(opening_run(&plan, &runtime));
     set_opening(state, false);
     if (!cm_is_ok(status)) {
-        return raise_not_open(state, &plan, status);
+        return cm_py_raise_int(state, status,
+                               plan.may_emulate
+                                   ? "while opening the runtime; "
+                                     "CUMEM_BACKEND=emulated works without a GPU"
+                                   : "while opening the CUDA runtime, which "
+                                     "CUMEM_BACKEND=cuda asks for");
     }
     int result = 0;
     if (plan.fallback_reason != NULL && !state->warned) {
