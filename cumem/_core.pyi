@@ -1318,19 +1318,11 @@ class _Pool:
         **Ordered after**: device memory may be used at once on `stream`; on another
         stream the user orders it.
         """
-    def _read(self, blocks: bool, /) -> Any:
+    def _read(self, blocks: bool | None, /) -> Any:
         """Segment, address, bytes, bytes asked for and state of each block (True); else
-        a row as of `_pools`."""
+        a row as of `_pools`, of peaks that begin anew (None)."""
     def _set_idle_trim(self, ns: int, /) -> None:
         """0: never."""
-    def reset_peaks(self) -> None:
-        """Let the peaks start again from what is held now.
-
-        Raises
-        ------
-        ValueError
-            If the pool is closed.
-        """
     def close(self) -> None:
         """Allocate no more, and give back what is not in use; doing it twice is no error.
 

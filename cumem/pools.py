@@ -172,6 +172,16 @@ class Pool(_core._Pool):
 
         return pool_stats(*self._read(False))
 
+    def reset_peaks(self) -> None:
+        """Let the peaks start again from what is held now.
+
+        Raises
+        ------
+        ValueError
+            If the pool is closed.
+        """
+        self._read(None)
+
     def snapshot(self) -> Snapshot:
         """List all segments and blocks at one moment.
 

@@ -159,7 +159,7 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return buffer;
 }
 
-/* True: its blocks, else its counters. */
+/* True: its blocks, False: its counters; None: their peaks begin anew. */
 static PyObject *
 pool_read(PyObject *op, PyObject *blocks)
 {
@@ -168,22 +168,13 @@ pool_read(PyObject *op, PyObject *blocks)
     if (pool == NULL) {
         return NULL;
     }
+    if (blocks == Py_None) {
+        cm_pool_reset_peaks(pool);
+    }
     PyObject *answer = blocks == Py_True ? list_blocks(self->state, pool)
                                          : describe(pool, self->number, false);
     cm_pool_object_give(op, pool);
     return answer;
-}
-
-static PyObject *
-pool_reset_peaks(PyObject *op, PyObject *Py_UNUSED(unused))
-{
-    cm_pool *pool = cm_pool_object_take(op);
-    if (pool == NULL) {
-        return NULL;
-    }
-    cm_pool_reset_peaks(pool);
-    cm_pool_object_give(op, pool);
-    Py_RETURN_NONE;
 }
 
 /* Cached memory goes at once, what live blocks hold with the last of them. */
@@ -300,7 +291,6 @@ static PyMethodDef pool_methods[] = {
     {"allocate", CM_METHOD(pool_allocate), CM_KEYWORDS, CM_DOC__Pool_allocate},
     {"_read", pool_read, METH_O, CM_DOC__Pool__read},
     {"_set_idle_trim", pool_set_idle_trim, METH_O, CM_DOC__Pool__set_idle_trim},
-    {"reset_peaks", pool_reset_peaks, METH_NOARGS, CM_DOC__Pool_reset_peaks},
     {"close", pool_close, METH_NOARGS, CM_DOC__Pool_close},
     {"__enter__", pool_enter, METH_NOARGS, CM_DOC__Pool___enter__},
     {"__exit__", pool_exit, METH_VARARGS, CM_DOC__Pool___exit__},
