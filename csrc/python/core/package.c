@@ -16,9 +16,9 @@ cm_package_load(const char *module)
 }
 
 /* A look into sys.modules spares most of a call's time; what another thread is still
- * loading may not have the function yet. NULL without an exception. */
+ * loading may not have the function yet. */
 static PyObject *
-find_loaded(const char *module, const char *function)
+find(const char *module, const char *function)
 {
     char name[64];
     (void)snprintf(name, sizeof(name), "cumem.%s", module);
@@ -27,16 +27,7 @@ find_loaded(const char *module, const char *function)
         loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
     if (callable == NULL) {
         PyErr_Clear();
-    }
-    return callable;
-}
-
-static PyObject *
-find(const char *module, const char *function)
-{
-    PyObject *callable = find_loaded(module, function);
-    if (callable == NULL) {
-        PyObject *loaded = cm_package_load(module);
+        loaded = cm_package_load(module);
         callable = loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
         Py_XDECREF(loaded);
     }

@@ -125,13 +125,6 @@ wait_while_opening(cm_state *state)
     return PyErr_CheckSignals();
 }
 
-static void
-set_opening(cm_state *state, bool opening_now)
-{
-    state->opening = opening_now;
-    state->opening_process = getpid();
-}
-
 /* Warn once in the life of the process; a warning made an error undoes the opening. */
 static int
 warn_of_emulation(cm_state *state, const char *reason)
@@ -180,9 +173,10 @@ open_runtime(cm_state *state)
         return -1;
     }
     cm_runtime *runtime = NULL;
-    set_opening(state, true);
+    state->opening_process = getpid();
+    state->opening = true;
     cm_status status = CM_WITHOUT_GIL(opening_run(&plan, &runtime));
-    set_opening(state, false);
+    state->opening = false;
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status,
                                plan.may_emulate
@@ -201,12 +195,13 @@ open_runtime(cm_state *state)
         runtime->close(runtime);
         return result;
     }
-    set_opening(state, true);
+    state->opening_process = getpid();
+    state->opening = true;
     result = cm_limits_open(state, runtime);
     if (result == 0) {
         result = adopt(state, runtime);
     }
-    set_opening(state, false);
+    state->opening = false;
     if (result < 0) {
         runtime->close(runtime);
     }
