@@ -1812,8 +1812,9 @@ def copy(
         Which other dtype `dst` may have, as in `numpy.can_cast`; by default none.
         Numbers (bool, integers, float16, bfloat16, float32, float64) are converted by
         the host's copy threads as they pack or unpack, so that between host and device
-        the link carries the device's dtype. Floats become what NumPy makes of them;
-        those that an integer dtype cannot hold become its nearest value, NaN 0.
+        the link carries the device's dtype; what has 8 or 16 bits and becomes float32,
+        1 MiB of it or more, grows on the device. Floats become what NumPy makes of
+        them; those that an integer dtype cannot hold become its nearest value, NaN 0.
     scale, offset : float, optional
         With `casting`, each value becomes ``value * scale + offset``: in float64 where
         that is the dtype of an end, else in float32.
