@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-import numpy as np
-
 from cumem import _core
-from cumem.extension.arguments import refuse_dtype, wrong_type
+from cumem.extension.arguments import wrong_type
 from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
@@ -71,14 +69,8 @@ def transpose(buffer: _core.Buffer, *axes: object) -> _core.Buffer:
     )
 
 
-def view(buffer: _core.Buffer, dtype: Any) -> _core.Buffer:
-    """See `Buffer.view`."""
-    dtype = np.dtype(dtype)
-    if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize == 0:
-        refuse_dtype(dtype)
-    itemsize = dtype.itemsize
-    if itemsize == buffer.itemsize:
-        return _core._view(buffer, dtype, buffer.shape, buffer.strides)
+def recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
+    """Of the same bytes as elements of another size; see `Buffer.view`."""
     shape, strides, old = [*buffer.shape], [*buffer.strides], buffer.itemsize
     if not shape:
         raise ValueError(

@@ -16,6 +16,9 @@ Py_ssize_t cm_buffer_length(PyObject *self);
 PyObject *cm_buffer_iter(PyObject *self);
 int cm_buffer_contains(PyObject *self, PyObject *value);
 
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
 /* getter */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
 extern PyMethodDef cm_view_methods[]; /* of the module, for the package */

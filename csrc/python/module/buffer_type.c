@@ -155,7 +155,6 @@ buffer_repr(PyObject *object)
     }
 PACKAGE("extension.views", reshape)
 PACKAGE("extension.views", transpose)
-PACKAGE("extension.views", view)
 PACKAGE("extension.views", __array__)
 PACKAGE("extension.views", __complex__)
 PACKAGE("extension.views", __reversed__)
@@ -175,7 +174,7 @@ static PyMethodDef buffer_methods[] = {
     {"as_device", cm_buffer_as_device, METH_NOARGS, CM_DOC_Buffer_as_device},
     PACKAGE_METHOD(Buffer, reshape),
     PACKAGE_METHOD(Buffer, transpose),
-    PACKAGE_METHOD(Buffer, view),
+    {"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS, CM_DOC_Buffer_view},
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
     {"astype", CM_METHOD(cm_buffer_astype), METH_VARARGS | METH_KEYWORDS,
