@@ -289,6 +289,26 @@ assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
     return gap == NULL || cut_bare_locked(pool, plan, gap);
 }
 
+/* Those that fit nowhere go back for the new ones, as far as that takes them all. */
+static void
+drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
+{
+    idle_chunks *idle = &plan->idle;
+    uint64_t spare_nbytes = idle->nbytes;
+    for (uint32_t i = 0; i < plan->moved_count; i++) {
+        spare_nbytes -= idle->items[i].chunk->nbytes;
+    }
+    while (idle->count > plan->moved_count) {
+        const idle_chunk *last = &idle->items[idle->count - 1];
+        spare_nbytes -= last->chunk->nbytes;
+        if (spare_nbytes < plan->create_nbytes) {
+            break;
+        }
+        (void)cm_heap_give(&pool->heap, last->span, 0, 0, view);
+        idle->count--;
+    }
+}
+
 /* What of the place has memory becomes free, the rest is a gap. Returns the span that
  * covers the whole place if all of it has memory, which is one before its neighbours
  * join: one that a stream is late with could join a part of it only. */
@@ -364,6 +384,7 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
         (void)settle_place_locked(pool, plan, view);
         return cm_fail(CM_ENOMEM, missing * sizeof(idle_chunk));
     }
+    drop_unneeded_locked(pool, plan, view);
     return cm_ok();
 }
 
