@@ -85,17 +85,6 @@ open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
 
 /* -- populated host memory --------------------------------------------------------------- */
 
-/* Refuse what the process may not have: the kernel would kill it instead. */
-static cm_status
-check_room(const segment_source *self, uint64_t nbytes)
-{
-    cm_host_memory memory;
-    cm_host_memory_read(self->world.root, &memory);
-    return nbytes <= memory.available_nbytes
-               ? cm_ok()
-               : cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
-}
-
 /* Bring the pages of a fresh mapping in, on the node they belong to. */
 static cm_status
 populate(const segment_source *self, char *start, uint64_t nbytes)
@@ -132,7 +121,11 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     cm_runtime *rt = self->base.rt;
     char *start = NULL;
     cm_address address = 0;
-    CM_TRY(check_room(self, nbytes));
+    cm_host_memory memory;
+    cm_host_memory_read(self->world.root, &memory);
+    if (nbytes > memory.available_nbytes) { /* the kernel would kill the process */
+        return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
+    }
     CM_TRY(cm_host_map(nbytes, &start));
     cm_status status = populate(self, start, nbytes);
     bool registered = false;
@@ -201,15 +194,11 @@ destroy(cm_source *source)
 static const cm_source_ops segment_ops = {open_segment, close_segment, NULL, NULL,
                                           destroy};
 
-/* The node of `nodes` that populated pages should come from. Fails: device_describe. */
+/* The nearest of `nodes` is where populated pages should come from. Fails:
+ * device_describe. */
 static cm_status
-choose_node(segment_source *self, uint64_t nodes)
+find_nearest(segment_source *self, uint64_t nodes)
 {
-    self->node = self->base.config.numa_node;
-    self->is_exact = self->node != CM_NUMA_NO_NODE;
-    if (self->is_exact || cm_is_power_of_two(nodes)) {
-        return cm_ok(); /* there is no choice */
-    }
     cm_device_info info;
     CM_TRY(cm_rt_device_describe(self->base.rt, self->base.config.device, &info));
     for (char *c = info.pci_bus_id; *c != '\0'; c++) {
@@ -229,9 +218,10 @@ choose_way(segment_source *self)
 {
     const cm_pool_config *config = &self->base.config;
     int node = config->numa_node;
-    bool is_wish = node == CM_NUMA_NO_NODE;
     uint64_t nodes = cm_numa_read_nodes(self->world.root);
-    if (!is_wish
+    self->node = node;
+    self->is_exact = node != CM_NUMA_NO_NODE;
+    if (self->is_exact
         && (node < 0 || node >= CM_NUMA_MAX_NODES || (nodes >> node & 1) == 0)) {
         return cm_fail(CM_EINVALID, (uint64_t)(int64_t)node);
     }
@@ -239,7 +229,9 @@ choose_way(segment_source *self)
     /* Ordinary memory cannot be made write-combined afterwards. */
     if (config->segments != CM_SEGMENTS_PLAIN
         && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0) {
-        CM_TRY(choose_node(self, nodes));
+        if (!self->is_exact && !cm_is_power_of_two(nodes)) { /* there is a choice */
+            CM_TRY(find_nearest(self, nodes));
+        }
         CM_TRY(cm_rt_device_attribute(self->base.rt,
                                       CM_ATTRIBUTE_host_register_supported,
                                       config->device, &can_register));
@@ -247,7 +239,7 @@ choose_way(segment_source *self)
     self->populates = can_register != 0;
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
     /* The runtime cannot be told the node: only where there is one is it right. */
-    return self->populates || is_wish || nodes == UINT64_C(1) << node
+    return self->populates || !self->is_exact || nodes == UINT64_C(1) << node
                ? cm_ok()
                : cm_fail(CM_ENOTSUP, (uint64_t)node);
 }
