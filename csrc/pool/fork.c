@@ -76,16 +76,6 @@ copy_living(cm_arena *arena, uint64_t *room_nbytes)
     return copy_run(arena, begin, end, room_nbytes);
 }
 
-static bool
-has_living(const cm_arena *arena)
-{
-    const cm_heap_span *s = arena->first;
-    while (s != NULL && s->state != CM_SPAN_LIVE) {
-        s = s->next;
-    }
-    return s != NULL;
-}
-
 static void
 drop_copy(cm_arena *arena)
 {
@@ -98,7 +88,11 @@ drop_copy(cm_arena *arena)
 static void
 prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
 {
-    arena->is_living = has_living(arena);
+    const cm_heap_span *s = arena->first;
+    while (s != NULL && s->state != CM_SPAN_LIVE) {
+        s = s->next;
+    }
+    arena->is_living = s != NULL;
     if (!arena->is_living) {
         return; /* and it may be gone: another thread gives it back without the lock */
     }

@@ -453,19 +453,6 @@ close_made(cm_pool *pool, place_plan *plan)
     }
 }
 
-/* Nothing is begun that even the whole device has no memory for. What the driver says
- * is free is no bound: it can move managed memory out of the way. */
-static cm_status
-check_device(const cm_pool *pool, uint64_t nbytes)
-{
-    uint64_t held = pool->counters.reserved_nbytes; /* changed by growers alone */
-    uint64_t most = pool->source->most_nbytes;
-    if (nbytes > 0 && (held > most || nbytes > most - held)) {
-        return (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0, nbytes};
-    }
-    return cm_ok();
-}
-
 static cm_status
 fill(cm_pool *pool, place_plan *plan)
 {
@@ -480,7 +467,15 @@ fill(cm_pool *pool, place_plan *plan)
         && !cm_budget_try_charge(pool->config.budget, plan->create_nbytes)) {
         return cm_fail(CM_ELIMIT, plan->create_nbytes);
     }
-    cm_status status = check_device(pool, plan->create_nbytes);
+    cm_status status = cm_ok();
+    /* Nothing is begun that even the whole device has no memory for. What the driver
+     * says is free is no bound: it can move managed memory out of the way. */
+    if (plan->create_nbytes > 0
+        && pool->counters.reserved_nbytes + plan->create_nbytes
+               > pool->source->most_nbytes) {
+        status = (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0,
+                             plan->create_nbytes};
+    }
     for (uint32_t i = 0; i < plan->moved_count && cm_is_ok(status); i++) {
         status = move_chunk(pool, &plan->idle.items[i]);
     }

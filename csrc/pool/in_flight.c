@@ -16,15 +16,6 @@
 
 /* -- events ----------------------------------------------------------------------------- */
 
-/* One that is refused twice is lost. */
-static void
-destroy_event(cm_pool *pool, uint64_t event)
-{
-    if (!CM_TRY_TWICE(cm_scope_settle(cm_rt_event_destroy(pool->rt, event)))) {
-        atomic_fetch_add(&pool->lost_count, 1);
-    }
-}
-
 /* Nothing may be recorded on a stream that captures, or that cannot be asked. */
 static cm_status
 ask_capturing(cm_pool *pool, uint64_t handle, bool *out)
@@ -120,16 +111,6 @@ cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own)
     return false;
 }
 
-/* End the slot's epoch: what is given from now on is not covered. */
-static uint64_t
-next_epoch(cm_pool *pool, uint32_t i)
-{
-    cm_spin_lock_take(&pool->lock);
-    uint64_t epoch = pool->epochs[i].epoch++;
-    cm_spin_lock_give(&pool->lock);
-    return epoch;
-}
-
 static void
 end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 {
@@ -140,13 +121,16 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 
 /* -- events of slots -------------------------------------------------------------------- */
 
+/* An event that is refused twice is lost. */
 static void
 drop_mark(cm_pool *pool, cm_mark *mark)
 {
     cm_spin_lock_take(&pool->lock);
     cm_list_remove(&mark->node);
     cm_spin_lock_give(&pool->lock);
-    destroy_event(pool, mark->event);
+    if (!CM_TRY_TWICE(cm_scope_settle(cm_rt_event_destroy(pool->rt, mark->event)))) {
+        atomic_fetch_add(&pool->lost_count, 1);
+    }
     free(mark);
 }
 
@@ -286,7 +270,9 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
     if (!needed || capturing) {
         return cm_ok();
     }
-    uint64_t epoch = next_epoch(pool, i);
+    cm_spin_lock_take(&pool->lock);
+    uint64_t epoch = slot->epoch++; /* what is given from now on is not covered */
+    cm_spin_lock_give(&pool->lock);
     /* An idle stream needs no event, which would be done only a little later. */
     if (stream != NULL && cm_is_ok(cm_rt_stream_query(pool->rt, handle, &idle))
         && idle) {
