@@ -568,20 +568,29 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
  * devices, where asking does not tell. The hooks are called, and devices waited for,
  * while this thread is neither poller nor grower. */
 
-/* False: nothing of the goal is left that can be asked about, or asking fails. */
+/* False: nothing of the goal is left that can be asked about, or asking fails. A wait
+ * that nobody interrupts sits in the runtime, and takes no fences: it waits for their
+ * devices. */
 static bool
-is_pending(cm_pool *pool, const uint64_t *goal)
+is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
 {
-    bool any = false;
-    if (!cm_is_ok(cm_pool_poll(pool, true))) {
+    cm_status status = cm_pool_poll(pool, can_interrupt);
+    if (!cm_is_ok(status)) {
         return false;
     }
-    cm_spin_lock_take(&pool->lock);
-    for (uint32_t i = 1; i < CM_EPOCHS_MAX && !any; i++) {
-        any = goal[i] > pool->done[i] && !cm_list_is_empty(&pool->epochs[i].marks);
+    if (!cm_mutex_take(&pool->polling, false)) {
+        return true; /* another thread looks, or waits */
     }
-    cm_spin_lock_give(&pool->lock);
-    return any;
+    const cm_mark *mark = NULL;
+    for (uint32_t i = 1; i < CM_EPOCHS_MAX && mark == NULL; i++) {
+        mark = goal[i] > pool->done[i] ? find_mark(pool, i, false) : NULL;
+    }
+    if (mark != NULL && !can_interrupt) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device,
+                             cm_rt_event_synchronize(pool->rt, mark->event));
+    }
+    cm_mutex_unlock(&pool->polling);
+    return mark != NULL && cm_is_ok(status);
 }
 
 /* The devices that tell when what is left of the goal has ended: those of fences, and
@@ -635,7 +644,7 @@ wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
 {
     uint64_t start = cm_now_ns();
     uint64_t asked = start;
-    while (is_pending(pool, goal)) {
+    while (is_pending(pool, hooks->interrupted != NULL, goal)) {
         CM_TRY(cm_wait_ask(hooks, &asked));
         cm_nap_after(cm_now_ns() - start);
     }

@@ -546,18 +546,18 @@ test_pool_failed_recording_becomes_a_fence(void)
     close_emulated(rt);
 }
 
-/* Once the stream's event was asked for. */
+/* Once the stream's event was waited for. */
 static void *
 open_gate_late(void *argument)
 {
     cm_stream *stream = argument;
-    WAIT_UNTIL(cm_faults_count(stream->rt, CM_OP_event_query) > 0);
+    WAIT_UNTIL(cm_faults_count(stream->rt, CM_OP_event_synchronize) > 0);
     MUST(cm_emulated_gate_open(stream->rt, stream->handle));
     return NULL;
 }
 
 static void
-test_pool_event_that_cannot_be_asked_for_falls_back_to_the_device(void)
+test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
 {
     cm_thread thread;
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
@@ -567,7 +567,7 @@ test_pool_event_that_cannot_be_asked_for_falls_back_to_the_device(void)
     cm_block *block = take(pool, CHUNK, NULL);
     hold_work(rt, stream, block);
     give(pool, block, stream, 0);
-    cm_faults_plan(rt, CM_OP_event_query, 1, 999, true);
+    cm_faults_plan(rt, CM_OP_event_synchronize, 1, 999, true);
     CHECK_OK(cm_thread_start(&thread, open_gate_late, stream));
     CHECK_OK(pool_trim(pool, 0, true, &released));
     cm_thread_join(thread);
@@ -598,5 +598,5 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_capture_elsewhere_is_not_in_the_way)
      RUN(test_pool_query_refused_during_capture_loses_no_block)
      RUN(test_pool_failed_recording_becomes_a_fence)
-     RUN(test_pool_event_that_cannot_be_asked_for_falls_back_to_the_device))
+     RUN(test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device))
 /* clang-format on */
