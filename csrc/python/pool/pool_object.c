@@ -91,11 +91,6 @@ cm_pool_object_close(cm_pool_object *self)
     if (pool != NULL) {
         self->pool = NULL;
         cm_list_remove(&self->node);
-    }
-    if (pool != NULL && self->number == 0) {
-        cm_pool_release(pool); /* never the last: the state keeps default ones */
-    }
-    else if (pool != NULL) {
         self->state->pools_were_dropped = true;
         cm_pool_let_go(self->state, pool);
     }

@@ -358,14 +358,20 @@ find_default(cm_state *state, cm_kind kind, int device)
 {
     cm_state_enter(state); /* a collection may run Python code while this is made */
     cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
-    PyObject *op = NULL;
-    const cm_list *objects = &state->pool_objects;
-    for (cm_list *n = objects->next; pool != NULL && n != objects && op == NULL;
-         n = n->next) {
-        cm_pool_object *object = CM_LIST_ENTRY(n, cm_pool_object, node);
-        op = object->pool == pool ? Py_NewRef((PyObject *)object) : NULL;
+    if (pool != NULL && state->default_pools == NULL) {
+        state->default_pools = PyDict_New();
     }
-    op = op == NULL && pool != NULL ? cm_pool_object_new(state, pool, 0) : op;
+    PyObject *pools = pool == NULL ? NULL : state->default_pools;
+    PyObject *key = pools == NULL ? NULL : Py_BuildValue("(ii)", (int)kind, device);
+    PyObject *op = key == NULL ? NULL : PyDict_GetItemWithError(pools, key);
+    Py_XINCREF(op);
+    if (key != NULL && op == NULL && !PyErr_Occurred()) {
+        op = cm_pool_object_new(state, pool, 0);
+        if (op != NULL && PyDict_SetItem(pools, key, op) < 0) {
+            Py_CLEAR(op);
+        }
+    }
+    Py_XDECREF(key);
     cm_state_leave(state);
     return op;
 }
