@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -815,13 +816,56 @@ def test_few_numbers_take_no_kernel(emulated) -> None:
     assert testing.fault_count("kernel_launch") == 0
 
 
-def test_numbers_grow_without_memory_for_a_block(emulated) -> None:
-    """The kernel reads the page-locked slots themselves."""
+def fill_device() -> list[cumem.Buffer]:
+    """All that the limit, or what is reserved, lets be had, but what is in flight."""
+    cumem.set_limit("device", cumem.stats()["device"].reserved_nbytes)
+    taken = []
+    for nbytes in (1 << 20, 1 << 16, 1 << 12, 512):
+        with contextlib.suppress(cumem.OutOfMemoryError):
+            while True:
+                taken.append(cumem.empty_device(nbytes, "u1"))
+    return taken
+
+
+@pytest.mark.parametrize("pinned", [None, 0])
+def test_host_converts_where_the_device_has_no_memory_to_spare(
+    emulated, pinned
+) -> None:
+    """It neither waits for what is in flight on other streams nor asks for relief."""
     was = np.resize(np.arange(256, dtype="u1"), 3_000_000)
     target = cumem.zeros(was.shape, F4)
-    with cumem.limit("device", cumem.stats()["device"].reserved_nbytes):
-        cumem.copy(target, was, casting="same_kind", scale=2)
+    busy = cumem.Stream()
+    gone = cumem.zeros(4 << 20, "u1", stream=busy)
+    busy.synchronize()
+    taken = fill_device()
+    session.shut(busy)
+    gone.fill(3, stream=busy)
+    del gone
+    asked: list[object] = []
+    handle = cumem.on_out_of_memory(asked.append)
+    with cumem.limit("pinned", pinned), handle:
+        done = cumem.copy_async(target, was, casting="same_kind", scale=2)
+        done.wait()
+    assert done.nbytes == target.nbytes
+    assert testing.fault_count("kernel_launch") == 0
+    assert asked == []
+    testing.gate_open(busy)
     assert (values.get(target) == was.astype(F4) * 2).all()
+    taken.clear()
+
+
+def test_overlapping_source_grows_without_memory_for_a_block(emulated) -> None:
+    """The kernel reads the page-locked slots themselves."""
+    far = cumem.zeros(8 << 20, "u1")
+    room = cumem.asbuffer(np.from_dlpack(far))
+    was = np.resize(np.arange(256, dtype="u1"), 400_000)
+    room.numpy()[5:400_005] = was
+    taken = fill_device()
+    target = far.view(F4)[:400_000]
+    cumem.copy(target, room[5:400_005], casting="same_kind")
+    assert (values.get(target) == was).all()
+    assert testing.fault_count("kernel_launch") > 0
+    taken.clear()
 
 
 def test_source_that_overlaps_grows_on_the_device(emulated) -> None:

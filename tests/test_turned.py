@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support import session, values
+from support.session import testing
 
 import cumem
 
@@ -187,3 +188,35 @@ def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> Non
     assert failures == []
     assert all((values.get(target) == array).all() for target in targets)
     del fillers
+
+
+@pytest.mark.parametrize("code", [2, 999])
+def test_copy_that_cannot_order_its_second_stream_fails(emulated, code: int) -> None:
+    """Also where the driver says that it has no memory for that: the blocks of the copy
+    before, which the second one gets, are not written too early."""
+    first, second = (sign * np.arange(2_400_000, dtype="i4") for sign in (1, -1))
+    first, second = (a.reshape(1600, 1500).T for a in (first, second))
+    stream = cumem.Stream()
+    there = cumem.empty_device(first.shape, "i4", stream=stream)
+    other = cumem.empty_device(first.shape, "i4", stream=stream)
+    stream.synchronize()
+    failed: list[BaseException] = []
+
+    def copy_second() -> None:
+        try:
+            cumem.copy_async(other, second, stream=stream).wait()
+        except cumem.CudaError as error:
+            failed.append(error)
+
+    with cumem.configure(chunk_nbytes="1 MiB", ring_nbytes="64 MiB", depth=32):
+        session.shut(stream)
+        done = cumem.copy_async(there, first, stream=stream)
+        testing.plan_fault("stream_wait_event", 1, code)
+        thread = threading.Thread(target=copy_second)
+        thread.start()
+        session.wait_until_waiting(thread)
+        testing.gate_open(stream)
+        thread.join()
+        done.wait()
+    assert len(failed) == 1
+    assert (values.get(there) == first).all()

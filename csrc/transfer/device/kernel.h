@@ -34,8 +34,7 @@ CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, cm_kernel kernel,
 
 /* Queue the copy on `stream`; dst and src are the device addresses of element 0.
  * `convert`: what cm_convert_widens() and is done on the way, each element being a run
- * of
- * its source; NULL: nothing. Fails: as find, kernel_launch. */
+ * of its source; NULL: nothing. Fails: as find, kernel_launch. */
 CM_NODISCARD cm_status cm_kernels_launch(cm_kernels *kernels, int device,
                                          const cm_convert *convert,
                                          const cm_layout *layout, cm_address dst,

@@ -371,7 +371,7 @@ static int64_t
 make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
 {
     const cm_layout *whole = cut->whole;
-    /* all axes made zero would take as long as a short part */
+    /* Not the axes: to clear them all takes as long as a short part. */
     memcpy(piece, whole, offsetof(cm_layout, axes));
     piece->ndim = 0;
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {

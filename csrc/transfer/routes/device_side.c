@@ -71,6 +71,7 @@ cm_job_set_route(cm_job *job, cm_route route)
     job->plan.route = route;
     cm_mutex_lock(&job->engine->lock);
     job->ticket->route = route;
+    job->ticket->nbytes = job->plan.nbytes;
     cm_mutex_unlock(&job->engine->lock);
 }
 
@@ -87,13 +88,17 @@ cm_job_open_side(cm_job *job, int device, cm_stream *given)
     if (side->stream != NULL) {
         return cm_ok();
     }
-    if (given != NULL) {
-        side->stream = cm_stream_hold(given);
+    cm_stream *stream = given == NULL ? NULL : cm_stream_hold(given);
+    if (stream == NULL) {
+        CM_TRY(cm_cache_take_side(job->engine, device, job->stream, &stream));
     }
-    else {
-        CM_TRY(cm_cache_take_side(job->engine, device, job->stream, &side->stream));
+    cm_status status = cm_job_chain_streams(job, job->stream, stream);
+    if (!cm_is_ok(status)) {
+        cm_stream_release(stream); /* which would not wait */
+        return status;
     }
-    return cm_job_chain_streams(job, job->stream, side->stream);
+    side->stream = stream;
+    return cm_ok();
 }
 
 cm_stream *
@@ -243,7 +248,9 @@ cm_job_free_device_side(cm_job *job)
     cm_engine *engine = job->engine;
     for (int device = 0; job->sides != NULL && device < CM_MAX_DEVICES; device++) {
         const cm_device_side *side = &job->sides[device];
-        cm_job_free_block(job, engine->device_pools[device], side->block);
+        if (side->block != NULL) {
+            cm_job_free_block(job, engine->device_pools[device], side->block);
+        }
         if (side->stream != NULL) { /* which the ticket may have too, if submitted */
             cm_stream_release(side->stream);
         }

@@ -44,15 +44,14 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
     bool up = cm_region_is_on_device(ends->dst);
     bool between = cm_plan_has_device_end(ends);
+    bool is_packed =
+        between && cm_plan_staged_route(&plan->layout, up) == CM_ROUTE_STAGED;
     plan->is_download =
         between ? !up : !ends->dst_facts.locked || ends->dst->address == 0;
     plan->is_fresh = plan->is_download && ends->dst_facts.fresh;
-    plan->is_turned = false;
-    if (!between || cm_plan_staged_route(&plan->layout, up) != CM_ROUTE_STAGED) {
-        return false;
-    }
-    plan->is_turned = up && turns_on_device(&plan->layout);
-    return !plan->is_turned;
+    plan->is_turned =
+        (plan->widens || (is_packed && up)) && turns_on_device(&plan->layout);
+    return is_packed && !plan->is_turned;
 }
 
 /* What is left of those. */
@@ -159,11 +158,13 @@ send_piece(cm_job *job, const cm_slot *s)
         return move_over_bus(job, s, &unpack, job->ring->refused);
     }
     if (unpack.ndim > 0 || job->plan.widens) {
-        cm_status status = fill_block(job, from, nbytes, &from);
+        cm_address block;
+        cm_status status = cm_job_take_device_block(job, job->ring->passed, &block);
         if (cm_pool_is_short(status)) {
             return move_over_bus(job, s, &unpack, status);
         }
         CM_TRY(status);
+        CM_TRY(fill_block(job, from, nbytes, &from));
     }
     if (job->plan.widens) {
         return cm_kernels_launch(&job->engine->kernels, job->plan.device, &job->convert,
@@ -278,6 +279,29 @@ turn_where_there_is_memory(cm_job *job)
     return cm_ok();
 }
 
+/* So does growing. Where none is free the host converts: that is sooner than a wait. */
+static cm_status
+widen_where_there_is_memory(cm_job *job)
+{
+    cm_plan_options options = {
+        .may_wait = job->blocking, .converts = true, .tuning = &job->tuning};
+    if (!job->plan.widens || job->host_temporary != NULL) {
+        return cm_ok();
+    }
+    CM_TRY(cm_job_try_pair(job));
+    cm_status status = job->block != NULL
+                           ? cm_ok()
+                           : cm_job_alloc_block(job, job->plan.piece_nbytes,
+                                                job->stream, false, &job->block);
+    if (!cm_pool_is_short(status)) {
+        return status;
+    }
+    CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
+                        job->src_facts, options));
+    cm_job_set_route(job, job->plan.route);
+    return cm_ok();
+}
+
 cm_status
 cm_job_drain(cm_job *job)
 {
@@ -294,6 +318,7 @@ cm_job_copy_staged(cm_job *job)
             CM_TRY(cm_job_wait_stream(job));
         }
         CM_TRY(cm_job_begin(job));
+        CM_TRY(widen_where_there_is_memory(job));
         CM_TRY(turn_where_there_is_memory(job));
     }
     CM_TRY(cm_ring_create(job));
