@@ -2294,9 +2294,6 @@ def _view(
 ) -> Buffer:
     """Of the same bytes, which is not checked; strides count bytes."""
 
-def _end_block(variable: object, /) -> None:
-    """A block of the context variable is over."""
-
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 

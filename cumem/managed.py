@@ -112,7 +112,7 @@ def _home(buffer: _core.ManagedBuffer) -> int:
 
 
 def prefetch(
-    buffer: _core.ManagedBuffer, to: object = None, stream: object = None
+    buffer: _core.ManagedBuffer, /, to: object = None, stream: object = None
 ) -> None:
     """See `ManagedBuffer.prefetch`."""
     _prefetch((buffer,), to, stream, True)

@@ -4,7 +4,9 @@
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -304,3 +306,17 @@ def test_deep_nesting_is_undone(sort) -> None:
     del context
     gc.collect()
     assert sort.current(made) is None
+
+
+@pytest.mark.parametrize("make", [cumem.Stream, lambda: cumem.Pool("pinned")])
+def test_ctrl_c_during_the_last_operation_of_a_block_is_heard(emulated, make) -> None:
+    """Nothing that Python runs at the end of a block, unheard, takes it."""
+    current = make()
+    ahead = map(ctypes.CDLL(None)["raise"], [signal.SIGINT])  # which does not look
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), current:
+            [*ahead]  # noqa: B018 - no call, after which signals are looked for
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert cumem.current_stream() is not current

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from contextvars import ContextVar
 from operator import itemgetter
 from types import FrameType
 from typing import Any
 
-from cumem import _core
-
 _Chain = tuple["Block", "_Chain | None"]
 _Variable = ContextVar[_Chain | None]
-
-#: All blocks by their ids, the last one last.
-_entered: dict[int, weakref.ref[Block]] = {}
+_Entered = dict[
+    "weakref.ref[Block]", None
+]  #: blocks that are not over, the last one last
 
 
 class Block(list[Any]):
@@ -30,39 +27,31 @@ class Block(list[Any]):
 
     Blocks end in any order, and one object may be entered by many threads and tasks: so
     each has the frame that entered it and the token of the context it did so in. What it
-    has goes when it is over.
+    has goes when it is over. No code of Python runs when one is deallocated, which is at
+    the end of most blocks: a Ctrl-C that came there would be lost.
     """
 
     __slots__ = ("__weakref__",)
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     target = property(itemgetter(0))  #: None: it is over, in all contexts
     frame = property(itemgetter(1))  #: None: there was none, or it was left at home
     token = property(itemgetter(2))  #: None likewise
     is_relinked = property(itemgetter(3))  #: so that the token's chain is an old one
-    variable = property(itemgetter(4))
 
-    # neither names a global, as a module may be empty by then
-
-    def end(
-        self,
-        everywhere: bool,
-        end_block: Callable[[_Variable], None] = _core._end_block,
-    ) -> None:
-        """Here alone, or in every context."""
+    def end(self, everywhere: _Entered | None) -> None:
+        """Here alone, or in every context: then it is none of those any more."""
         self[1:3] = None, None
-        if everywhere and self[0] is not None:
+        if everywhere is not None:
             self[0] = None
-            end_block(self[4])
-
-    def __del__(self, entered: dict[int, weakref.ref[Block]] = _entered) -> None:
-        entered.pop(id(self), None)
-        self.end(True)
+            everywhere.pop(weakref.ref(self), None)
 
 
-def begin(variable: _Variable) -> _Chain:
+def begin(variable: _Variable, entered: _Entered) -> _Chain:
     """The chain with a block of the calling frame, for the extension to make current."""
-    block = Block((None, sys._getframe().f_back, None, False, variable))
-    _entered[id(block)] = weakref.ref(block)
+    block = Block((None, sys._getframe().f_back, None, False))
+    entered[weakref.ref(block, entered.pop)] = None
     return block, _skip_over(variable.get(None))
 
 
@@ -74,27 +63,31 @@ def _skip_over(chain: _Chain | None) -> _Chain | None:
 
 
 def leave(
-    variable: _Variable, target: object, frame: FrameType | None, what: str
+    variable: _Variable,
+    entered: _Entered,
+    target: object,
+    frame: FrameType | None,
+    what: str,
 ) -> None:
     """End the block of `target` that `frame` entered, or else the innermost one here.
 
     RuntimeError where there is none, and where the block was entered elsewhere: it is
     over there as well then.
     """
-    entered = [
+    blocks = [
         block
-        for each in reversed(_entered.copy().values())
+        for each in reversed(list(entered))
         if (block := each()) is not None
         and block.target is target
         and block.token is not None  # it was not left
     ]
     chain = variable.get(None)
-    block, is_here = _find(chain, entered, target, frame)
+    block, is_here = _find(chain, blocks, target, frame)
     if block is None and frame is not None:  # a function entered it, as stacks do
-        block, is_here = _find(chain, entered, target, None)
+        block, is_here = _find(chain, blocks, target, None)
     is_home = is_here and _take_out(variable, chain, block)
     if block is not None:  # where it is left at home copied contexts go on with it
-        block.end(not is_home)
+        block.end(None if is_home else entered)
     if not is_home:
         raise RuntimeError(
             f"the {what} is not entered here, or its block ended elsewhere"
@@ -105,7 +98,7 @@ def leave(
 
 
 def _find(
-    chain: _Chain | None, entered: list[Block], target: object, frame: FrameType | None
+    chain: _Chain | None, blocks: list[Block], target: object, frame: FrameType | None
 ) -> tuple[Block | None, bool]:
     """The block, and whether it is in the chain; elsewhere without a frame the only one."""
     while chain is not None:
@@ -113,8 +106,8 @@ def _find(
         if block.target is target and frame in (None, block.frame):
             return block, True
     if frame is None:
-        return (entered[0] if len(entered) == 1 else None), False
-    return next((block for block in entered if block.frame is frame), None), False
+        return (blocks[0] if len(blocks) == 1 else None), False
+    return next((block for block in blocks if block.frame is frame), None), False
 
 
 def _take_out(variable: _Variable, chain: Any, block: Any) -> bool:

@@ -19,7 +19,7 @@ MAX_NDIM = 64
 # -- views -----------------------------------------------------------------------------
 
 
-def reshape(buffer: _core.Buffer, *lengths: Any, **named: Any) -> _core.Buffer:
+def reshape(buffer: _core.Buffer, /, *lengths: Any, **named: Any) -> _core.Buffer:
     """See `Buffer.reshape`."""
     order = _read_order(named)
     if not lengths:
@@ -52,7 +52,7 @@ def reshape(buffer: _core.Buffer, *lengths: Any, **named: Any) -> _core.Buffer:
     return _core._view(buffer, buffer.dtype, tuple(shape), tuple(strides[::turn]))
 
 
-def transpose(buffer: _core.Buffer, *axes: object) -> _core.Buffer:
+def transpose(buffer: _core.Buffer, /, *axes: object) -> _core.Buffer:
     """See `Buffer.transpose`."""
     ndim = buffer.ndim
     if not axes or (len(axes) == 1 and axes[0] is None):

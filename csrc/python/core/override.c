@@ -3,7 +3,6 @@
  * no signal comes between. */
 #include "python/core/override.h"
 
-#include "docstrings.h"
 #include "python/core/state.h"
 
 int
@@ -18,7 +17,8 @@ cm_override_init(cm_override *override, const char *name)
         return -1;
     }
     override->getter = PyObject_GetAttrString(override->variable, "get");
-    return override->getter == NULL ? -1 : 0;
+    override->entered = PyDict_New();
+    return override->getter == NULL || override->entered == NULL ? -1 : 0;
 }
 
 /* -- chains ---------------------------------------------------------------------------- */
@@ -55,10 +55,11 @@ cm_override_step(PyObject **at)
 /* -- blocks ---------------------------------------------------------------------------- */
 
 int
-cm_override_enter(cm_override *override, PyObject *object)
+cm_override_enter(const cm_override *override, PyObject *object)
 {
-    PyObject *chain = cm_package_call("extension.blocks", "begin",
-                                      PyTuple_Pack(1, override->variable));
+    PyObject *chain =
+        cm_package_call("extension.blocks", "begin",
+                        PyTuple_Pack(2, override->variable, override->entered));
     PyObject *token =
         chain == NULL ? NULL
                       : PyObject_CallMethod(override->variable, "set", "(O)", chain);
@@ -66,7 +67,6 @@ cm_override_enter(cm_override *override, PyObject *object)
         PyObject *block = PyTuple_GetItem(chain, 0);
         (void)PyList_SetItem(block, OBJECT, Py_NewRef(object));
         (void)PyList_SetItem(block, TOKEN, token);
-        override->open_count++;
     }
     Py_XDECREF(chain);
     return token == NULL ? -1 : 0;
@@ -94,26 +94,11 @@ cm_override_exit(const cm_override *override, PyObject *object, const char *what
     }
     else if (chain != NULL && (!is_usual || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
-        done = cm_package_call(
-            "extension.blocks", "leave",
-            Py_BuildValue("(OOOs)", override->variable, object, frame, what));
+        done = cm_package_call("extension.blocks", "leave",
+                               Py_BuildValue("(OOOOs)", override->variable,
+                                             override->entered, object, frame, what));
     }
     Py_XDECREF(done);
     Py_XDECREF(chain);
     return done == NULL ? -1 : 0;
 }
-
-/* By the package, for which a block of that variable is over. */
-static PyObject *
-end_block(PyObject *module, PyObject *variable)
-{
-    cm_state *state = cm_state_of_module(module);
-    bool is_pool = variable == state->current_pool.variable;
-    (is_pool ? &state->current_pool : &state->current_stream)->open_count--;
-    Py_RETURN_NONE;
-}
-
-PyMethodDef cm_override_methods[] = {
-    {"_end_block", end_block, METH_O, CM_DOC__end_block},
-    {NULL, NULL, 0, NULL},
-};

@@ -6,24 +6,21 @@
 #define CM_PYTHON_CORE_OVERRIDE_H
 
 #include <stdbool.h>
-#include <stdint.h>
 
 #include "python/python.h"
 
 typedef struct cm_override {
-    /* owned; module.c visits both of them */
-    PyObject *variable;  /* contextvars.ContextVar */
-    PyObject *getter;    /* its get(), looked up once and asked often */
-    uint64_t open_count; /* of blocks that are not over */
+    /* owned; module.c visits all of them */
+    PyObject *variable; /* contextvars.ContextVar */
+    PyObject *getter;   /* its get(), looked up once and asked often */
+    PyObject *entered;  /* dict, of weak references to blocks that are not over */
 } cm_override;
-
-extern PyMethodDef cm_override_methods[]; /* what the package calls */
 
 /* No context has anything entered: skips the lookup. */
 static inline bool
 cm_override_is_empty(const cm_override *override)
 {
-    return override->open_count == 0;
+    return override->entered == NULL || PyDict_Size(override->entered) == 0;
 }
 
 /* Make the variable. 0, or -1 with an exception; what there is goes with the state. */
@@ -34,7 +31,7 @@ PyObject *cm_override_read(const cm_override *override);
  * or where *at is NULL. */
 PyObject *cm_override_step(PyObject **at);
 /* Make `object` current until the matching exit; they nest. 0 or -1. */
-int cm_override_enter(cm_override *override, PyObject *object);
+int cm_override_enter(const cm_override *override, PyObject *object);
 /* End the block of `object`, a `what`, that this frame entered, or else the innermost
  * of this context. RuntimeError where there is none, and where the block was entered in
  * another context: it is over there as well then. 0 or -1. */

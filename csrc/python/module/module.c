@@ -47,7 +47,7 @@ add_functions(PyObject *module)
         cm_device_methods,    cm_pool_methods,        cm_limit_methods,
         cm_shutdown_methods,  cm_configure_methods,   cm_multi_device_methods,
         cm_copy_many_methods, cm_testing_methods,     cm_managed_methods,
-        cm_override_methods,  cm_view_methods,
+        cm_view_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -156,7 +156,7 @@ visit_owned(cm_state *state, visitproc visit, void *arg)
     int result = visit_all((PyObject **)(void *)first, COUNT, visit, arg);
     cm_override *const overrides[] = {&state->current_stream, &state->current_pool};
     for (size_t i = 0; result == 0 && i < 2; i++) {
-        result = visit_all(&overrides[i]->variable, 2, visit, arg);
+        result = visit_all(&overrides[i]->variable, 3, visit, arg);
     }
     return result;
 }

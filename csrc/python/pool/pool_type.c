@@ -171,8 +171,9 @@ pool_read(PyObject *op, PyObject *blocks)
     if (blocks == Py_None) {
         cm_pool_reset_peaks(pool);
     }
-    PyObject *answer = blocks == Py_True ? list_blocks(self->state, pool)
-                                         : describe(pool, self->number, false);
+    PyObject *answer = blocks == Py_None   ? Py_NewRef(blocks)
+                       : blocks == Py_True ? list_blocks(self->state, pool)
+                                           : describe(pool, self->number, false);
     cm_pool_object_give(op, pool);
     return answer;
 }
