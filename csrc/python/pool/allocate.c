@@ -372,7 +372,7 @@ allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
          cm_stream *stream)
 {
     uint64_t nbytes;
-    int64_t strides[CM_MAX_NDIM];
+    int64_t strides[CM_MAX_NDIM] = {0};
     int64_t itemsize = cm_numpy_itemsize(dtype);
     if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
         return NULL;

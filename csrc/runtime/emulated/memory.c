@@ -309,7 +309,8 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     cm_emulated_place place;
     int device = job->device;
     if (end->is_plain || end->nbytes == 0) {
-        *out = (cm_emulated_place){.bytes = (unsigned char *)(uintptr_t)end->address};
+        *out = (cm_emulated_place){.kind = CM_EMULATED_HOST,
+                                   .bytes = (unsigned char *)(uintptr_t)end->address};
         return 0;
     }
     if (cm_emulated_find(emulated, end->address, end->nbytes, &place)
