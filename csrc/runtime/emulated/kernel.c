@@ -88,6 +88,13 @@ cm_emulated_op_module_function(cm_emulated *emulated, uint64_t handle, const cha
 
 /* ---- cm_strided_copy ------------------------------------------------------------------- */
 
+static cm_convert
+convert_of(const cm_strided_job *job)
+{
+    return (cm_convert){job->from, CM_FLOAT32, job->scales != 0, (double)job->scale,
+                        (double)job->offset};
+}
+
 /* What one end of the job touches, the lowest byte of which is *low from its start. */
 static bool
 find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
@@ -125,8 +132,7 @@ copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *sr
             memcpy(dst + to, src + from, job->itemsize);
         }
         else {
-            cm_convert convert = {job->from, CM_FLOAT32, job->scales != 0,
-                                  (double)job->scale, (double)job->offset};
+            cm_convert convert = convert_of(job);
             cm_convert_run(&convert, dst + to, 0, src + from, 0, 1);
         }
     }
@@ -178,8 +184,7 @@ strided_is_sane(const cm_strided_job *job)
         || !cm_is_power_of_two(job->itemsize)) {
         return false;
     }
-    cm_convert convert = {job->from, CM_FLOAT32, job->scales != 0, (double)job->scale,
-                          (double)job->offset};
+    cm_convert convert = convert_of(job);
     if (job->from != CM_NUMBER_NONE
         && (job->from >= CM_NUMBER_COUNT || !cm_convert_widens(&convert)
             || job->itemsize != cm_number_nbytes(convert.from))) {

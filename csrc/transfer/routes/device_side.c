@@ -17,18 +17,25 @@ cm_job_copy_run(const cm_job *job, const cm_stream *stream, cm_address dst,
 }
 
 cm_status
+cm_job_launch(cm_job *job, const cm_stream *stream, const cm_layout *layout,
+              cm_address dst, cm_address src)
+{
+    return cm_kernels_launch(&job->engine->kernels, stream->device,
+                             cm_layout_has_items(layout) ? &job->convert : NULL, layout,
+                             dst, src, stream->handle);
+}
+
+cm_status
 cm_job_copy_layout(cm_job *job, const cm_stream *stream, const cm_layout *layout,
                    cm_address dst, cm_address src)
 {
-    if (layout->ndim == 0) {
+    if (layout->ndim == 0 && !cm_layout_has_items(layout)) {
         return cm_job_copy_run(job, stream, dst + (uint64_t)layout->offset[CM_DST],
                                src + (uint64_t)layout->offset[CM_SRC],
                                layout->run_nbytes);
     }
-    cm_engine *engine = job->engine;
-    return CM_ON_DEVICE(engine->rt, stream->device,
-                        cm_kernels_launch(&engine->kernels, stream->device, NULL,
-                                          layout, dst, src, stream->handle));
+    return CM_ON_DEVICE(job->engine->rt, stream->device,
+                        cm_job_launch(job, stream, layout, dst, src));
 }
 
 uint64_t

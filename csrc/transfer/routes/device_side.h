@@ -14,6 +14,11 @@ CM_NODISCARD cm_status cm_job_copy_run(const cm_job *job, const cm_stream *strea
 CM_NODISCARD cm_status cm_job_copy_layout(cm_job *job, const cm_stream *stream,
                                           const cm_layout *layout, cm_address dst,
                                           cm_address src);
+/* The same by a kernel in any case, the device being current. Elements that the layout
+ * still has are converted on the way. */
+CM_NODISCARD cm_status cm_job_launch(cm_job *job, const cm_stream *stream,
+                                     const cm_layout *layout, cm_address dst,
+                                     cm_address src);
 /* How far one runtime copy or fill may go from `at` on: up to where a registration
  * begins or ends, which is never within memory of a device. */
 uint64_t cm_job_run_of(const cm_job *job, cm_address at, uint64_t nbytes);

@@ -151,7 +151,6 @@ cm_job_copy_2d(cm_job *job)
 cm_status
 cm_job_copy_by_kernel(cm_job *job)
 {
-    return cm_kernels_launch(&job->engine->kernels, job->plan.device, NULL,
-                             &job->plan.layout, job->dst.address, job->src.address,
-                             job->stream->handle);
+    return cm_job_launch(job, job->stream, &job->plan.layout, job->dst.address,
+                         job->src.address);
 }

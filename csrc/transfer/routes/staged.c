@@ -108,22 +108,21 @@ move_on_host(cm_job *job, cm_slot *s)
 
 /* -- the device's half: to the device ---------------------------------------------------- */
 
-/* Packed bytes to memory there, from which a kernel puts them in their places. While it
- * places one piece, the next is on its way, on a stream of its own. */
+/* Packed bytes to the block there, from which a kernel puts them in their places. While
+ * it places one piece, the next is on its way, on a stream of its own. */
 static cm_status
-fill_block(cm_job *job, cm_address from, uint64_t nbytes, cm_address *block)
+fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
 {
     cm_ring *ring = job->ring;
-    CM_TRY(cm_job_take_device_block(job, ring->passed, block));
     if (!job->has_pair) {
-        return cm_job_copy_run(job, job->stream, *block, from, nbytes);
+        return cm_job_copy_run(job, job->stream, block, from, nbytes);
     }
     CM_TRY(cm_job_open_side(job, job->plan.device, NULL));
     cm_stream *side = cm_job_use_side(job, job->plan.device);
     if (ring->passed >= 2) { /* the last kernel that reads this half */
         CM_TRY(cm_stream_wait_event(side, cm_slot_at(ring, ring->passed - 2)->event));
     }
-    CM_TRY(cm_job_copy_run(job, side, *block, from, nbytes));
+    CM_TRY(cm_job_copy_run(job, side, block, from, nbytes));
     return cm_job_join_sides(job);
 }
 
@@ -137,11 +136,9 @@ move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status 
     if (s->pinned == NULL) {
         return refused;
     }
-    return cm_kernels_launch(&job->engine->kernels, job->plan.device,
-                             job->plan.widens ? &job->convert : NULL, layout,
-                             up ? job->dst.address : s->pinned->address,
-                             up ? s->pinned->address : job->src.address,
-                             job->stream->handle);
+    return cm_job_launch(job, job->stream, layout,
+                         up ? job->dst.address : s->pinned->address,
+                         up ? s->pinned->address : job->src.address);
 }
 
 /* Packed bytes on the host to their places on the device, or in host memory that the
@@ -157,18 +154,15 @@ send_piece(cm_job *job, const cm_slot *s)
     if (!cm_region_is_on_device(&job->dst) && !repeats) {
         return move_over_bus(job, s, &unpack, job->ring->refused);
     }
-    if (unpack.ndim > 0 || job->plan.widens) {
+    if (unpack.ndim > 0 || cm_layout_has_items(&unpack)) {
         cm_address block;
         cm_status status = cm_job_take_device_block(job, job->ring->passed, &block);
         if (cm_pool_is_short(status)) {
             return move_over_bus(job, s, &unpack, status);
         }
         CM_TRY(status);
-        CM_TRY(fill_block(job, from, nbytes, &from));
-    }
-    if (job->plan.widens) {
-        return cm_kernels_launch(&job->engine->kernels, job->plan.device, &job->convert,
-                                 &unpack, job->dst.address, from, job->stream->handle);
+        CM_TRY(fill_block(job, block, from, nbytes));
+        from = block;
     }
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }
@@ -184,7 +178,8 @@ send_runs(cm_job *job, const cm_slot *s)
         CM_TRY(cm_job_try_pair(job));
     }
     if (together && job->has_pair) {
-        CM_TRY(fill_block(job, (uintptr_t)s->host, s->piece.run_nbytes, &block));
+        CM_TRY(cm_job_take_device_block(job, job->ring->passed, &block));
+        CM_TRY(fill_block(job, block, (uintptr_t)s->host, s->piece.run_nbytes));
     }
     return cm_many_move_slot(job, s, block);
 }
