@@ -218,6 +218,13 @@ def test_cast_of_any_views_equals_numpy_assignment(backend: str) -> None:
         check()
 
 
+@pytest.fixture
+def in_pieces() -> Iterator[None]:
+    """By four threads, in pieces of 64 KiB."""
+    with cumem.configure(chunk_nbytes="64 KiB", threads=4):
+        yield
+
+
 LAYOUTS = {
     "whole": lambda a: a,
     "transposed": lambda a: a.T,
@@ -231,8 +238,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize(("source", "to"), [("f8", "f4"), ("f4", "f8"), ("i4", "f4")])
-def test_long_copies_convert_in_pieces(runtime, layout, down, source, to) -> None:
-    cumem.configure(chunk_nbytes="64 KiB", threads=4)
+def test_long_copies_convert_in_pieces(
+    runtime, in_pieces, layout, down, source, to
+) -> None:
     was = np.arange(1500 * 1000, dtype=source).reshape(1500, 1000)
     view = LAYOUTS[layout]
     shape = view(was).shape
@@ -247,8 +255,9 @@ def test_long_copies_convert_in_pieces(runtime, layout, down, source, to) -> Non
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_long_copies_between_hosts_convert_by_several_threads(runtime, layout) -> None:
-    cumem.configure(threads=4)
+def test_long_copies_between_hosts_convert_by_several_threads(
+    runtime, in_pieces, layout
+) -> None:
     was = np.random.default_rng(0).standard_normal((1500, 1000))
     given = LAYOUTS[layout](was)
     target = np.zeros(given.shape, "f2")
@@ -768,8 +777,7 @@ def test_scale_that_is_no_float32_is_left_to_the_host(emulated, number) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("into", ["whole", "every other", "turned", "upside down"])
 @pytest.mark.parametrize("kind", ["numpy", "pinned"])
-def test_views_grow_on_the_device(runtime, layout, into, kind) -> None:
-    cumem.configure(chunk_nbytes="64 KiB", threads=4)
+def test_views_grow_on_the_device(runtime, in_pieces, layout, into, kind) -> None:
     was = np.random.default_rng(0).integers(0, 1 << 16, (1500, 1000), "u2")
     given = LAYOUTS[layout](values.put(was, kind) if layout != "planes" else was)
     expected = LAYOUTS[layout](was).astype(F4)
