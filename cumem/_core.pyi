@@ -1319,8 +1319,8 @@ class _Pool:
         stream the user orders it.
         """
     def _read(self, blocks: bool | None, /) -> Any:
-        """Segment, address, bytes, bytes asked for and state of each block (True); else
-        a row as of `_pools`, of peaks that begin anew (None)."""
+        """Segment, address, bytes, bytes asked for and state of each block (True), a row
+        as of `_pools` (False), or None once peaks have begun anew (None)."""
     def _set_idle_trim(self, ns: int, /) -> None:
         """0: never."""
     def close(self) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 
 _Chain = tuple["Block", "_Chain | None"]
 _Variable = ContextVar[_Chain | None]
-_Entered = dict[
-    "weakref.ref[Block]", None
-]  #: blocks that are not over, the last one last
+#: Blocks that are not over, the last one last.
+_Entered = dict["weakref.ref[Block]", None]
 
 
 class Block(list[Any]):
