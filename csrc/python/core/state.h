@@ -53,7 +53,8 @@ typedef struct cm_tuning_choice {
     X(stream)                                                                          \
     X(pool)                                                                            \
     X(C)                                                                               \
-    X(F)
+    X(F)                                                                               \
+    X(requires_grad)
 
 enum {
 #define CM_WORD(word) CM_WORD_##word,

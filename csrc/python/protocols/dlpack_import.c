@@ -319,13 +319,16 @@ find_table(cm_state *state, PyObject *type)
 /* Such a tensor is refused by __dlpack__(), which says what to do. -1 with an
  * exception. */
 static int
-has_gradient(PyObject *object)
+has_gradient(const cm_state *state, PyObject *object)
 {
-    PyObject *value;
-    int found = cm_arg_find_attribute(object, "requires_grad", &value);
-    bool has = value != Py_False;
+    PyObject *value = PyObject_GetAttr(object, state->words[CM_WORD_requires_grad]);
+    bool fails = value == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError);
+    bool has = value != NULL && value != Py_False;
+    if (value == NULL && !fails) {
+        PyErr_Clear();
+    }
     Py_XDECREF(value);
-    return found == 1 ? has : found;
+    return fails ? -1 : has;
 }
 
 /* A function of the table failed: 1, since asked in Python the object says why; -1
@@ -371,7 +374,8 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
 {
     cm_dl_versioned *managed = NULL;
     const cm_dl_exchange *table = find_table(state, (PyObject *)Py_TYPE(object));
-    int left = table == NULL ? (PyErr_Occurred() ? -1 : 1) : has_gradient(object);
+    int left =
+        table == NULL ? (PyErr_Occurred() ? -1 : 1) : has_gradient(state, object);
     if (left == 0 && (table->from_object(object, &managed) != 0 || managed == NULL)) {
         left = leave_to_python();
     }

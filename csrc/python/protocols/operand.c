@@ -209,7 +209,9 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     if (cm_buffer_check(state, object) || cm_numpy_is_array(object)) {
         return true;
     }
-    return !is_plain_value(object) && is_exporter(object);
+    /* a tensor: looking for its protocols would take longer than importing it does */
+    bool is_known = state->exchange_type == (PyObject *)Py_TYPE(object);
+    return is_known || (!is_plain_value(object) && is_exporter(object));
 }
 
 enum { CONCURRENT_MANAGED_ACCESS = 89 }; /* CUdevice_attribute */
