@@ -13,8 +13,8 @@
 
 /* X(name, the kernel's name in its text, the text) */
 #define CM_KERNELS(X)                                                                  \
-    X(STRIDED, "cm_strided_copy", cm_strided_ptx)                                      \
-    X(TABLE, "cm_table_copy", cm_table_ptx)
+    X(STRIDED, "cm_strided_copy", strided)                                             \
+    X(TABLE, "cm_table_copy", table)
 
 typedef enum cm_kernel {
 #define CM_KERNEL_ID(name, ...) CM_KERNEL_##name,

@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 
+#include "ptx.h"
 #include "runtime/scope.h"
 
 /* The PTX text reads the struct by these offsets. */
@@ -50,7 +51,8 @@ static const struct {
     const char *name;
     const char *text;
 } texts[CM_KERNEL_COUNT] = {
-#define KERNEL_TEXT(name, text_name, text) [CM_KERNEL_##name] = {text_name, text},
+#define KERNEL_TEXT(name, text_name, text)                                             \
+    [CM_KERNEL_##name] = {text_name, CM_PTX_##text},
     CM_KERNELS(KERNEL_TEXT)
 #undef KERNEL_TEXT
 };

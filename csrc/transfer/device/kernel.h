@@ -10,11 +10,6 @@
 #include "runtime/kernel_jobs.h"
 #include "transfer/plan/layout.h"
 
-/* PTX of each kernel. */
-#define CM_KERNEL_TEXT(name, text_name, text) extern const char text[];
-CM_KERNELS(CM_KERNEL_TEXT)
-#undef CM_KERNEL_TEXT
-
 /* All kernels on all devices. Zero but for the runtime until they are used. */
 typedef struct cm_kernels {
     cm_runtime *rt;                                              /* borrowed */
