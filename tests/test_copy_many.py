@@ -233,7 +233,14 @@ def test_several_devices_and_directions_in_one_call(runtime) -> None:
             assert (got == expected).all()
 
 
-def check_between_devices(batch: bool) -> None:
+@pytest.mark.parametrize("driver", [12000, 13000])
+@pytest.mark.parametrize("peers", [0, 1])
+def test_between_devices(driver: int, peers: int) -> None:
+    with session.opened("emulated", driver_version=driver, peers=peers):
+        check_between_devices(bool(peers))
+
+
+def check_between_devices(by_kernel: bool) -> None:
     data = numbers(10_000)
     source = cumem.array(data)
     target = cumem.zeros(10_000, "u1", device=1)
@@ -241,30 +248,25 @@ def check_between_devices(batch: bool) -> None:
     session.testing.plan_fault(None, 0)
     handle = cumem.copy_many_async([(target[d], source[s]) for d, s in places])
     handle.wait()
-    assert handle.route == ("batch" if batch else "peer")
-    assert session.testing.fault_count("copy_batch_async") == batch
+    assert handle.route == ("table" if by_kernel else "peer")
+    assert session.testing.fault_count("kernel_launch") == by_kernel
+    assert bool(session.testing.fault_count("copy_peer_async")) != by_kernel
     expected = np.zeros_like(data)
     for d, s in places:
         expected[d] = data[s]
     assert (values.get(target) == expected).all()
-    # the legacy default stream, which the batch call refuses, is current
+    # on the current stream, the legacy default one
     target.fill(0)
     cumem.copy_many([(target[d], source[s]) for d, s in places])
     assert (values.get(target) == expected).all()
 
 
-@pytest.mark.parametrize("driver", [12000, 12040, 12080, 13000])
-def test_between_devices_with_and_without_the_batch_call(driver: int) -> None:
-    with session.opened("emulated", driver_version=driver) as runtime:
-        batch = runtime.has("copy_batch_async")
-        assert batch == (driver >= 12080)
-        check_between_devices(batch)
-
-
-def test_kernel_that_cannot_be_compiled_is_done_without(emulated) -> None:
+@pytest.mark.parametrize("device", [0, 1])
+def test_kernel_that_cannot_be_compiled_is_done_without(emulated, device) -> None:
+    """Between pinned memory and a device, and between two devices."""
     data = numbers(1000)
-    source = cumem.array(data, kind="pinned")
-    target = cumem.zeros(1000, "u1")
+    source = cumem.array(data, kind=None if device else "pinned")
+    target = cumem.zeros(1000, "u1", device=device)
     pairs = [(target[d], source[s]) for d, s in shuffled(10, 100)]
     session.testing.plan_fault("module_load", 1, code=221)
     cumem.copy_many(pairs)

@@ -318,6 +318,24 @@ def test_many_pieces_between_devices_apart_arrive(apart, on_stream) -> None:
     assert (values.get(far) == expected).all()
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_no_kernel_takes_many_pieces_where_an_end_is_refused(emulated, nth) -> None:
+    """The first and the last byte of either end are asked about."""
+    data = np.arange(10_000, dtype="u1")
+    near = cumem.array(data, kind="device", device=0)
+    far = cumem.zeros(data.shape, "u1", "device", device=1)
+    parts = [slice(i, i + 500) for i in range(0, data.size, 1000)]
+    for refuse, route in [(0, "table"), (nth, "peer"), (5, "table")]:
+        far.fill(0)
+        testing.plan_fault("pointer_access", refuse, 999)
+        handle = cumem.copy_many_async([(far[p], near[p]) for p in parts])
+        handle.wait()
+        testing.plan_fault(None, 0)
+        assert handle.route == route
+        expected = np.where(np.arange(data.size) % 1000 < 500, data, 0)
+        assert (values.get(far) == expected).all()
+
+
 def test_devices_apart_keep_the_order_of_streams(apart) -> None:
     stream = cumem.Stream(device=0)
     near = cumem.zeros(LONG, "u1", "device", device=0)

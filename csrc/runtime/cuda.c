@@ -218,32 +218,6 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
     return CM_OK;
 }
 
-/* CUDA 12.8 brought it with an index of what failed, which CUDA 13 left out again. */
-static int32_t
-copy_batch_async(const cm_address *dsts, const cm_address *srcs, const uint64_t *nbytes,
-                 uint64_t count, cudaStream_t stream)
-{
-    struct cudaMemcpyAttributes attributes = {
-        .srcAccessOrder = cudaMemcpySrcAccessOrderStream,
-    };
-    size_t first = 0;
-    _Static_assert(sizeof(cm_address) == sizeof(void *),
-                   "arrays are passed as they are");
-    _Static_assert(sizeof(uint64_t) == sizeof(size_t), "the same");
-    /* CUDA only reads them. */
-    void *to = pointer(integer(dsts));
-    void *from = pointer(integer(srcs));
-    void *sizes = pointer(integer(nbytes));
-#if CUDART_VERSION >= 13000
-    return (int32_t)cudaMemcpyBatchAsync(to, from, sizes, count, &attributes, &first, 1,
-                                         stream);
-#else
-    size_t failed = 0;
-    return (int32_t)cudaMemcpyBatchAsync(to, from, sizes, count, &attributes, &first, 1,
-                                         &failed, stream);
-#endif
-}
-
 /* ---- managed memory ---------------------------------------------------------------- */
 
 enum { LOCATIONS = 12020 }; /* the driver that brought them in place of an index */
@@ -496,7 +470,6 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
 #define DO_copy_peer_async                                                             \
     cudaMemcpyPeerAsync(pointer(dst), dst_device, pointer(src), src_device, nbytes,    \
                         pointer(stream))
-#define DO_copy_batch_async copy_batch_async(dsts, srcs, nbytes, count, pointer(stream))
 #define DO_fill_8_async cudaMemsetAsync(pointer(dst), value, count, pointer(stream))
 #define DO_fill_16_async DRIVER(cuMemsetD16Async, dst, value, count, pointer(stream))
 #define DO_fill_32_async DRIVER(cuMemsetD32Async, dst, value, count, pointer(stream))

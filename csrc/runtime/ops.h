@@ -132,12 +132,6 @@
       (cm_address dst, int dst_device, cm_address src, int src_device, uint64_t nbytes,  \
        uint64_t stream),                                                                 \
       (dst, dst_device, src, src_device, nbytes, stream))                                \
-    /* In any order among themselves. Not on the legacy default stream (refused).        \
-     * Without it: one copy_async or copy_peer_async each. */                            \
-    X(copy_batch_async, cudaMemcpyBatchAsync, 12080, (ELEMENTS, count),                  \
-      (const cm_address *dsts, const cm_address *srcs, const uint64_t *nbytes,           \
-       uint64_t count, uint64_t stream),                                                 \
-      (dsts, srcs, nbytes, count, stream))                                               \
     X(fill_8_async, cudaMemsetAsync, 12000, (ELEMENTS, count),                           \
       (cm_address dst, uint8_t value, uint64_t count, uint64_t stream),                  \
       (dst, value, count, stream))                                                       \

@@ -44,7 +44,7 @@ static const way ways[] = {
     {CM_ROUTE_PEER_STAGED, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 16, 16, 8, false,
      true},
     {CM_ROUTE_TABLE, CM_KIND_DEVICE, CM_KIND_DEVICE, 0, 0, 8, 8, 8, true, false},
-    {CM_ROUTE_BATCH, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, true, false},
+    {CM_ROUTE_TABLE, CM_KIND_DEVICE, CM_KIND_DEVICE, 1, 0, 8, 8, 8, true, false},
     {CM_ROUTE_STAGED_TABLE, CM_KIND_DEVICE, CM_KIND_PAGEABLE, 0, 0, 8, 8, 8, true,
      false},
     {CM_ROUTE_STAGED_TABLE, CM_KIND_PAGEABLE, CM_KIND_DEVICE, 0, 0, 8, 8, 8, true,

@@ -132,7 +132,7 @@ open_two_ways(world *w, two_ways *t, bool blocking)
                                    .pieces = t->pieces,
                                    .piece_count = 4};
     shut(w, w->streams[0]);
-    cm_faults_plan(w->rt, CM_OP_copy_batch_async, 1, 999, false);
+    cm_faults_plan(w->rt, CM_OP_kernel_launch, 2, 999, false); /* the far ones' */
 }
 
 static void

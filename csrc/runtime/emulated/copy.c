@@ -190,25 +190,6 @@ cm_emulated_op_copy_peer_async(cm_emulated *emulated, cm_address dst, int dst_de
     return move_submit(emulated, what, devices, stream);
 }
 
-/* One after the other; what came before one that is refused is queued. */
-int32_t
-cm_emulated_op_copy_batch_async(cm_emulated *emulated, const cm_address *dsts,
-                                const cm_address *srcs, const uint64_t *nbytes,
-                                uint64_t count, uint64_t stream)
-{
-    if (stream <= CM_STREAM_LEGACY || count == 0) {
-        return CM_CUDA_INVALID_VALUE;
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        if (nbytes[i] == 0) {
-            return CM_CUDA_INVALID_VALUE;
-        }
-        CM_TRY_CODE(
-            cm_emulated_op_copy_async(emulated, dsts[i], srcs[i], nbytes[i], stream));
-    }
-    return 0;
-}
-
 /* `value` lies in its first bytes: every host is little-endian. */
 static void
 fill_bytes(cm_emulated_job *base, unsigned char *dst,

@@ -23,8 +23,8 @@ typedef struct cm_many_request {
  * unless one touches what another writes: then it is as if each were made after those
  * with lower indices. `keep` is dropped once all are done. On failure some may have
  * been made, none with a higher index that touches what failed, and some may still be:
- * a blocking call waits for them unless it is interrupted. Fails: as cm_engine_copy,
- * copy_batch_async. */
+ * a blocking call waits for them unless it is interrupted. Fails: as
+ * cm_engine_copy. */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,
                                            cm_ticket **out);

@@ -98,7 +98,8 @@ is_apart(const cm_peer_access *access, int device, int owner)
 }
 
 cm_peer_facts
-cm_peer_access_look(cm_peer_access *access, const cm_region *dst, const cm_region *src)
+cm_peer_access_look(cm_peer_access *access, const cm_region *dst, const cm_region *src,
+                    bool all)
 {
     int to = dst->device;
     int from = src->device;
@@ -111,7 +112,6 @@ cm_peer_access_look(cm_peer_access *access, const cm_region *dst, const cm_regio
     if (!cm_is_ok(cm_region_count(dst, &count)) || count == 0) {
         return (cm_peer_facts){.apart = false};
     }
-    bool all = !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src);
     cm_peer_facts facts = {.pulls = reaches(access, to, src, CM_ACCESS_READ, all)};
     facts.pushes = reaches(access, from, dst, CM_ACCESS_READ_WRITE, all);
     facts.apart = is_apart(access, to, from) && is_apart(access, from, to);

@@ -22,10 +22,11 @@ typedef struct cm_peer_access {
 /* Has either been let into the other's memory? Asks nobody. */
 bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other);
 
-/* Between two regions on two devices. What cannot be found out is no access. Makes
- * runtime calls, no context but on the devices of the two; the first time it may map
- * all that cudaMalloc gave on either device. Streams may be captured meanwhile. */
+/* Between two regions on two devices; of `all` their bytes where a kernel may come to
+ * use them. What cannot be found out is no access. Makes runtime calls, no context but
+ * on the devices of the two; the first time it may map all that cudaMalloc gave on
+ * either device. Streams may be captured meanwhile. */
 cm_peer_facts cm_peer_access_look(cm_peer_access *access, const cm_region *dst,
-                                  const cm_region *src);
+                                  const cm_region *src, bool all);
 
 #endif

@@ -86,8 +86,7 @@ cm_job_fits_stream(const cm_job *job)
 {
     const cm_stream *stream = job->request_stream;
     const cm_route_row *route = &cm_routes[job->plan.route];
-    if (stream == NULL || job->plan.route == CM_ROUTE_HOST
-        || (route->needs_stream && cm_stream_is_legacy(stream))) {
+    if (stream == NULL || job->plan.route == CM_ROUTE_HOST) {
         return false;
     }
     if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {

@@ -35,11 +35,10 @@
       "in pieces through page-locked memory, sorted by the device",                      \
       cm_job_copy_staged, cm_staged_kernel_suits,                                        \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
-    /* not of one region, or no copy: memset; of many runs at once, by one kernel, by    \
-     * the runtime's call for many, gathered or spread out on the host; files */         \
+    /* not of one region, or no copy: memset; of many runs at once, by one kernel,       \
+     * gathered or spread out on the host; files */                                      \
     X(FILL, "fill", "", cm_job_fill, cm_never_suits, .fits_graph = true)                 \
     X(TABLE, "table", "", cm_many_copy_by_table, cm_never_suits, .fits_graph = true)     \
-    X(BATCH, "batch", "", cm_many_copy_in_batches, cm_never_suits, .needs_stream = true) \
     X(STAGED_TABLE, "staged-table", "", cm_job_copy_staged, cm_never_suits,              \
       .uses_host = true, .uses_ring = true)                                              \
     X(FILE, "file", "", cm_job_copy_file, cm_never_suits,                                \
@@ -67,13 +66,12 @@ typedef struct cm_route_row {
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
     /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do. */
     cm_status (*move)(struct cm_job *job);
-    bool uses_host;    /* a thread of the host works until the end */
-    bool uses_ring;    /* the bytes go through page-locked slots */
-    bool packs;        /* ... and the host packs or unpacks them */
-    bool crosses;      /* between two devices */
-    bool fits_graph;   /* a stream in a capture can take it; one that crosses, in one
-                          run */
-    bool needs_stream; /* any but the legacy stream, which the runtime refuses */
+    bool uses_host;  /* a thread of the host works until the end */
+    bool uses_ring;  /* the bytes go through page-locked slots */
+    bool packs;      /* ... and the host packs or unpacks them */
+    bool crosses;    /* between two devices */
+    bool fits_graph; /* a stream in a capture can take it; one that crosses, in one
+                        run */
 } cm_route_row;
 
 extern const cm_route_row cm_routes[CM_ROUTE_COUNT];

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "base/simd_copy.h"
 #include "transfer/plan/ring_policy.h"
@@ -14,30 +15,42 @@ enum {
     LONG_NBYTES = 256 << 10,       /* the copy engine is as fast from here on */
     LONG_PACKED_NBYTES = 64 << 10, /* the same, where the rest waits for it anyway */
     WIDE_NBYTES = 4096,            /* shorter runs are faster through the caches */
-    BATCH_COUNT = 1 << 14,
 };
 
 /* -- the plan ----------------------------------------------------------------------------- */
 
-/* The call for many finds no other way between devices. Pieces of one allocation, one
- * after the other, are alike. */
-static bool
-can_go_in_batches(const cm_job *job, const cm_many *many)
+static void
+extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
 {
-    cm_engine *engine = job->engine;
-    bool can = cm_runtime_has(engine->rt, CM_OP_copy_batch_async);
-    for (uint64_t i = 0; can && i < many->count; i++) {
-        const cm_piece *piece = &many->pieces[i];
-        if (i == 0 || piece->dst.owner == NULL
-            || piece->dst.owner != piece[-1].dst.owner || piece->src.owner == NULL
-            || piece->src.owner != piece[-1].src.owner) {
-            cm_region dst = cm_piece_end_region(&piece->dst, piece->nbytes);
-            cm_region src = cm_piece_end_region(&piece->src, piece->nbytes);
-            cm_peer_facts peers = cm_peer_access_look(&engine->peers, &dst, &src);
-            can = peers.pulls && peers.pushes;
+    cm_address high = hull->address + (uint64_t)hull->shape[0];
+    high = end->address + nbytes > high ? end->address + nbytes : high;
+    hull->address = cm_least(hull->address, end->address);
+    hull->shape[0] = (int64_t)(high - hull->address);
+}
+
+/* Pieces of one allocation, one after the other, are asked about together. */
+static bool
+reach_each_other(const cm_job *job, const cm_many *many)
+{
+    bool do_reach = true;
+    for (uint64_t i = 0, next; do_reach && i < many->count; i = next) {
+        const cm_piece *first = &many->pieces[i];
+        const cm_piece *piece = first + 1;
+        cm_region dst = cm_piece_end_region(&first->dst, first->nbytes);
+        cm_region src = cm_piece_end_region(&first->src, first->nbytes);
+        for (next = i + 1;
+             next < many->count && first->dst.owner != NULL
+             && first->dst.owner == piece->dst.owner && first->src.owner != NULL
+             && first->src.owner == piece->src.owner;
+             next++, piece++) {
+            extend(&dst, &piece->dst, piece->nbytes);
+            extend(&src, &piece->src, piece->nbytes);
         }
+        cm_peer_facts peers =
+            cm_peer_access_look(&job->engine->peers, &dst, &src, true);
+        do_reach = peers.pulls && peers.pushes;
     }
-    return can;
+    return do_reach;
 }
 
 static cm_route
@@ -48,9 +61,9 @@ route_of(const cm_job *job, const cm_many *many)
         return CM_ROUTE_HOST;
     case CM_MANY_TABLE:
         return CM_ROUTE_TABLE;
-    case CM_MANY_PEER: /* graphs do not take the call for many */
-        return !job->capturing && can_go_in_batches(job, many) ? CM_ROUTE_BATCH
-                                                               : CM_ROUTE_PEER;
+    case CM_MANY_PEER: /* a stream of either device may be captured */
+        return !job->capturing && reach_each_other(job, many) ? CM_ROUTE_TABLE
+                                                              : CM_ROUTE_PEER;
     default:
         return CM_ROUTE_STAGED_TABLE;
     }
@@ -125,33 +138,6 @@ cm_many_copy_by_table(cm_job *job)
         }
     }
     return cm_table_flush(&table);
-}
-
-cm_status
-cm_many_copy_in_batches(cm_job *job)
-{
-    const cm_many *many = job->many;
-    uint64_t room = many->count < BATCH_COUNT ? many->count : BATCH_COUNT;
-    uint64_t *arrays = malloc((size_t)room * 3 * sizeof(*arrays));
-    CM_TRY(cm_allocated(arrays != NULL, room * 3 * sizeof(*arrays)));
-    cm_address *dsts = arrays;
-    cm_address *srcs = arrays + room;
-    uint64_t *nbytes = arrays + 2 * room;
-    cm_status status = cm_ok();
-    for (uint64_t first = 0; first < many->count && cm_is_ok(status); first += room) {
-        uint64_t left = many->count - first;
-        uint64_t count = left < room ? left : room;
-        for (uint64_t i = 0; i < count; i++) {
-            const cm_piece *piece = &many->pieces[first + i];
-            dsts[i] = cm_piece_end_address(&piece->dst);
-            srcs[i] = cm_piece_end_address(&piece->src);
-            nbytes[i] = piece->nbytes;
-        }
-        status = cm_rt_copy_batch_async(job->engine->rt, dsts, srcs, nbytes, count,
-                                        job->stream->handle);
-    }
-    free(arrays);
-    return status;
 }
 
 /* -- the host ----------------------------------------------------------------------------- */

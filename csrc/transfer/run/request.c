@@ -92,7 +92,9 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     };
     if (cm_region_is_on_device(dst) && cm_region_is_on_device(src)
         && dst->device != src->device) {
-        options.peers = cm_peer_access_look(&engine->peers, dst, src);
+        options.peers = cm_peer_access_look(&engine->peers, dst, src,
+                                            !cm_region_is_c_contiguous(dst)
+                                                || !cm_region_is_c_contiguous(src));
     }
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
