@@ -137,7 +137,7 @@ def explain(
     facts = _core._explain(dst, src, stream, blocking, casting, scale, offset)
     return Explanation(
         route=facts["route"],
-        how=facts["how"],
+        how=_HOW.get(facts["route"], facts["route"]),
         why=_reason(facts, blocking),
         nbytes=facts["nbytes"],
         pieces=facts["pieces"],
@@ -269,8 +269,19 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
 
 
 def _anyway(facts: dict[str, Any], blocking: bool) -> str:
-    return f"{facts['how']} is the first way that suits both ends"
+    return f"{facts['route']} is the first way that suits both ends"
 
+
+_HOW = {
+    "host": "by the processor",
+    "direct": "one copy by the driver",
+    "direct-2d": "one copy of rows by the driver",
+    "kernel": "by a kernel on the device",
+    "peer-staged": "between two devices, in pieces through page-locked memory",
+    "peer": "between two devices",
+    "staged": "in pieces through page-locked memory",
+    "staged-kernel": "in pieces through page-locked memory, sorted by the device",
+}
 
 _REASONS = {
     "nothing": _nothing,

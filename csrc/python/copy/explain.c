@@ -23,12 +23,12 @@ describe(const cm_explanation *e, const cm_copy_request *request)
 {
     const cm_plan *plan = &e->plan;
     return Py_BuildValue(
-        "{s:s,s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
+        "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
         "s:i,"
         "s:K,s:K,s:N,s:N,s:s,s:s}",
-        "route", cm_routes[plan->route].text, "how", cm_routes[plan->route].words,
-        "nbytes", (unsigned long long)plan->nbytes, "device", plan->device,
-        "src_device", plan->src_device, "pieces", (unsigned long long)plan->piece_count,
+        "route", cm_routes[plan->route].text, "nbytes",
+        (unsigned long long)plan->nbytes, "device", plan->device, "src_device",
+        plan->src_device, "pieces", (unsigned long long)plan->piece_count,
         "piece_nbytes", (unsigned long long)e->piece_nbytes, "axis", e->axis, "threads",
         (unsigned)plan->thread_count, "chunks",
         cm_routes[plan->route].uses_ring ? plan->slot_count : 0, "quick", e->is_short,

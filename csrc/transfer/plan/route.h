@@ -6,42 +6,33 @@
 
 #include "base/status.h"
 
-/* X(name, text and words for users, function that moves, function that suits, flags of
+/* X(name, text for users, function that moves, function that suits, flags of
  * cm_route_row). A copy of one region goes the first of these ways that suits it. */
 /* clang-format off */
 #define CM_ROUTES(X)                                                                     \
     /* host to host */                                                                   \
-    X(HOST, "host", "by the processor", cm_job_run_on_host, cm_host_suits,               \
-      .uses_host = true)                                                                 \
-    X(DIRECT, "direct", "one copy by the driver",                                        \
-      cm_job_copy_direct, cm_direct_suits, .fits_graph = true)                           \
-    X(DIRECT_2D, "direct-2d", "one copy of rows by the driver",                          \
-      cm_job_copy_2d, cm_2d_suits, .fits_graph = true)                                   \
-    X(KERNEL, "kernel", "by a kernel on the device",                                     \
-      cm_job_copy_by_kernel, cm_kernel_suits, .fits_graph = true)                        \
+    X(HOST, "host", cm_job_run_on_host, cm_host_suits, .uses_host = true)                \
+    X(DIRECT, "direct", cm_job_copy_direct, cm_direct_suits, .fits_graph = true)         \
+    X(DIRECT_2D, "direct-2d", cm_job_copy_2d, cm_2d_suits, .fits_graph = true)           \
+    X(KERNEL, "kernel", cm_job_copy_by_kernel, cm_kernel_suits, .fits_graph = true)      \
     /* between devices that do not reach each other: in a graph as if they did */        \
-    X(PEER_STAGED, "peer-staged",                                                        \
-      "between two devices, in pieces through page-locked memory",                       \
-      cm_job_copy_peer, cm_peer_staged_suits,                                            \
+    X(PEER_STAGED, "peer-staged", cm_job_copy_peer, cm_peer_staged_suits,                \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
-    X(PEER, "peer", "between two devices",                                               \
-      cm_job_copy_peer, cm_peer_suits, .crosses = true, .fits_graph = true)              \
+    X(PEER, "peer", cm_job_copy_peer, cm_peer_suits,                                     \
+      .crosses = true, .fits_graph = true)                                               \
     /* packed or unpacked on the host on the way; and scattered or gathered on the       \
      * device, by what the row before has found: no row goes between these two */        \
-    X(STAGED, "staged", "in pieces through page-locked memory",                          \
-      cm_job_copy_staged, cm_staged_suits,                                               \
+    X(STAGED, "staged", cm_job_copy_staged, cm_staged_suits,                             \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
-    X(STAGED_KERNEL, "staged-kernel",                                                    \
-      "in pieces through page-locked memory, sorted by the device",                      \
-      cm_job_copy_staged, cm_staged_kernel_suits,                                        \
+    X(STAGED_KERNEL, "staged-kernel", cm_job_copy_staged, cm_staged_kernel_suits,        \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
     /* not of one region, or no copy: memset; of many runs at once, by one kernel,       \
      * gathered or spread out on the host; files */                                      \
-    X(FILL, "fill", "", cm_job_fill, cm_never_suits, .fits_graph = true)                 \
-    X(TABLE, "table", "", cm_many_copy_by_table, cm_never_suits, .fits_graph = true)     \
-    X(STAGED_TABLE, "staged-table", "", cm_job_copy_staged, cm_never_suits,              \
+    X(FILL, "fill", cm_job_fill, cm_never_suits, .fits_graph = true)                     \
+    X(TABLE, "table", cm_many_copy_by_table, cm_never_suits, .fits_graph = true)         \
+    X(STAGED_TABLE, "staged-table", cm_job_copy_staged, cm_never_suits,                  \
       .uses_host = true, .uses_ring = true)                                              \
-    X(FILE, "file", "", cm_job_copy_file, cm_never_suits,                                \
+    X(FILE, "file", cm_job_copy_file, cm_never_suits,                                    \
       .uses_host = true, .uses_ring = true)
 /* clang-format on */
 
@@ -59,8 +50,7 @@ struct cm_plan;
 struct cm_plan_ends;
 
 typedef struct cm_route_row {
-    const char *text;  /* for users, as is the next */
-    const char *words; /* how the bytes go */
+    const char *text; /* for users */
     /* Is this the way for the plan, which has its devices and its layout? Sets in it
      * what the route, or a row after this one, needs. Changes and asks nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);

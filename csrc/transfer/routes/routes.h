@@ -10,7 +10,7 @@
 
 /* Of each route: the rows' functions. HOST's takes all steps of the job, as
  * cm_job_run(). */
-#define CM_ROUTE_FUNCTIONS(name, text, words, move, suits, ...)                        \
+#define CM_ROUTE_FUNCTIONS(name, text, move, suits, ...)                               \
     CM_NODISCARD cm_status move(cm_job *job);                                          \
     bool suits(cm_plan *plan, const cm_plan_ends *ends);
 CM_ROUTES(CM_ROUTE_FUNCTIONS)
