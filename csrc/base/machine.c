@@ -127,20 +127,20 @@ has_word(char *words, const char *name)
 static void
 unescape(char *text)
 {
-    char *to = text;
-    for (const char *from = text; *from != '\0'; to++) {
-        unsigned code = 0;
-        int length = 0;
-        bool escaped = sscanf(from, "\\%3o%n", &code, &length) == 1 && length == 4;
-        *to = escaped ? (char)code : *from;
-        from += escaped ? 4 : 1;
+    unsigned code;
+    int length = 0;
+    for (; (text = strchr(text, '\\')) != NULL; text++) {
+        if (sscanf(text, "\\%3o%n", &code, &length) == 1 && length == 4) {
+            *text = (char)code;
+            memmove(text + 1, text + 4, strlen(text + 4) + 1);
+        }
     }
-    *to = '\0';
 }
 
-/* "36 35 98:0 /root /point rw,noatime shared:1 - type source options" */
+/* "36 35 98:0 /root /point rw,noatime shared:1 - type source options", of a hierarchy
+ * that may limit the process. */
 static bool
-parse_mount(char *line, mount *out)
+parse_mount(char *line, const char *controller, bool v2, mount *out)
 {
     char *tail = strstr(line, " - ");
     if (tail == NULL) {
@@ -153,7 +153,8 @@ parse_mount(char *line, mount *out)
     }
     unescape(out->root);
     unescape(out->point);
-    return true;
+    return v2 ? strcmp(out->type, "cgroup2") == 0
+              : strcmp(out->type, "cgroup") == 0 && has_word(out->options, controller);
 }
 
 /* The process's group in the hierarchy, as /proc/self/cgroup, which `text` is, names
@@ -185,13 +186,6 @@ path_inside(const char *own, const mount *m)
     return strcmp(own + length, "/") == 0 ? "" : own + length;
 }
 
-static bool
-is_of(mount *m, const char *controller, bool v2)
-{
-    return v2 ? strcmp(m->type, "cgroup2") == 0
-              : strcmp(m->type, "cgroup") == 0 && has_word(m->options, controller);
-}
-
 /* `folder`: of a group, without the root. */
 typedef void visit_group(const char *root, const char *folder, bool v2, void *context);
 
@@ -212,7 +206,7 @@ visit_hierarchy(const char *root, const char *controller, bool v2, visit_group *
     size_t top = 0; /* so much of it is the mount point */
     char *rest = own == NULL || m == NULL ? NULL : mounts;
     for (char *line; inside == NULL && (line = strsep(&rest, "\n")) != NULL;) {
-        if (parse_mount(line, m) && is_of(m, controller, v2)) {
+        if (parse_mount(line, controller, v2, m)) {
             inside = path_inside(own, m);
             top = strlen(m->point);
             (void)snprintf(folder, FOLDER_NBYTES, "%s%s", m->point,
