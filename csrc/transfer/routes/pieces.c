@@ -160,17 +160,6 @@ cm_many_look(const cm_many *many)
     return cm_ok();
 }
 
-static void
-move_run(char *dst, const char *src, uint64_t nbytes, bool wide)
-{
-    if (wide && nbytes >= WIDE_NBYTES) {
-        cm_wide_copy(dst, src, (size_t)nbytes);
-    }
-    else {
-        memcpy(dst, src, (size_t)nbytes);
-    }
-}
-
 /* The bytes of a piece that lie in a range of the packed space. */
 typedef struct slice {
     const cm_piece *piece;
@@ -213,8 +202,14 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
     slice p;
     for (uint64_t next = cm_many_find(many, at);
          next_slice(many, at, part->run_nbytes, &next, &p);) {
-        move_run(up ? to + p.at : p.piece->dst.host + p.from,
-                 down ? from + p.at : p.piece->src.host + p.from, p.nbytes, wide);
+        char *there = up ? to + p.at : p.piece->dst.host + p.from;
+        const char *here = down ? from + p.at : p.piece->src.host + p.from;
+        if (wide && p.nbytes >= WIDE_NBYTES) {
+            cm_wide_copy(there, here, (size_t)p.nbytes);
+        }
+        else {
+            memcpy(there, here, (size_t)p.nbytes);
+        }
     }
 }
 

@@ -242,14 +242,6 @@ record_event(short_copy *c, unsigned index)
     return cm_rt_event_record(c->engine->rt, *event, c->stream->handle);
 }
 
-static void
-give_events(short_copy *c)
-{
-    for (unsigned i = 0; i < PIECES_MAX; i++) {
-        cm_cache_give_event(c->engine, c->stream->device, CM_POLLED, c->events[i]);
-    }
-}
-
 static cm_status
 copy_whole(short_copy *c)
 {
@@ -360,14 +352,6 @@ count_helpers(const cm_tuning *tuning, uint64_t nbytes)
     return (uint32_t)(others < most ? others : most);
 }
 
-/* So soon that threads which were awake then still were: once they are, they stay. */
-static bool
-follows_another(const cm_engine *engine)
-{
-    uint64_t end_ns = atomic_load_explicit(&engine->short_end_ns, memory_order_relaxed);
-    return cm_now_ns() - end_ns < atomic_load(&engine->workers.spin_ns);
-}
-
 static cm_status
 move_pieces(short_copy *c)
 {
@@ -389,7 +373,12 @@ move_pieces(short_copy *c)
         group.is_early = c->down;
         group.part_nbytes =
             cm_round_up_to(c->piece_nbytes / tuning.thread_count, PAGE_NBYTES);
-        c->wakes = c->nbytes >= tuning.wake_nbytes || follows_another(c->engine);
+        /* So soon after another that threads which were awake then still are: once they
+         * are, they stay. */
+        uint64_t end_ns =
+            atomic_load_explicit(&c->engine->short_end_ns, memory_order_relaxed);
+        c->wakes = c->nbytes >= tuning.wake_nbytes
+                   || cm_now_ns() - end_ns < atomic_load(&c->engine->workers.spin_ns);
         for (unsigned i = 0; i < c->piece_count; i++) {
             tasks[i].node.next = NULL; /* posted for the first time */
         }
@@ -461,7 +450,9 @@ copy(short_copy *c)
         c->flying =
             !cm_is_ok(cm_rt_stream_synchronize(c->engine->rt, c->stream->handle));
     }
-    give_events(c);
+    for (unsigned i = 0; i < PIECES_MAX; i++) {
+        cm_cache_give_event(c->engine, c->stream->device, CM_POLLED, c->events[i]);
+    }
     if (pool != NULL) {
         bool lost = c->flying && !c->kept;
         cm_pool_free(pool, c->block, &c->stream, c->flying ? 1 : 0,
