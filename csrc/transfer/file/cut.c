@@ -69,24 +69,6 @@ limit_of(const cm_file_job *file, int device, bool is_strided)
  * not goes past it, where the file system lets us, and else is announced. */
 enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 
-/* By its middle, which is further on than the kernel reads ahead for the chunk before.
- */
-static bool
-is_cold(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
-{
-    uint64_t probe = cm_least(nbytes, PROBE_NBYTES);
-    return !cm_file_is_cached(file, offset + (nbytes - probe) / 2, probe);
-}
-
-static bool
-can_go_direct(cm_file_job *file)
-{
-    if (file->direct_fd == CM_FILE_NOT_TRIED) {
-        file->direct_fd = cm_file_open_direct(file);
-    }
-    return file->direct_fd >= 0 && !atomic_load(&file->direct_refused);
-}
-
 /* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset` of the
  * file. */
 static void
@@ -96,13 +78,20 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        chunk->is_cold = is_cold(
-            file, offset, cm_least(nbytes, limit_of(file, chunk->device, false)));
+        /* By its middle, which is further on than the kernel reads ahead for the chunk
+         * before. */
+        uint64_t length = cm_least(nbytes, limit_of(file, chunk->device, false));
+        uint64_t probe = cm_least(length, PROBE_NBYTES);
+        chunk->is_cold = !cm_file_is_cached(file, offset + (length - probe) / 2, probe);
         pays = chunk->is_cold && request->direct == CM_FILE_DIRECT_AUTO
                && file->nbytes >= file->job->tuning.direct_nbytes
                && nbytes >= DIRECT_LEAST_RUN;
     }
-    chunk->is_direct = pays && can_go_direct(file);
+    if (pays && file->direct_fd == CM_FILE_NOT_TRIED) {
+        file->direct_fd = cm_file_open_direct(file);
+    }
+    chunk->is_direct =
+        pays && file->direct_fd >= 0 && !atomic_load(&file->direct_refused);
 }
 
 /* -- chunks ------------------------------------------------------------------------------- */

@@ -467,15 +467,6 @@ cm_task_group_help(cm_task_group *group)
     return false;
 }
 
-/* Is a part of the group to be taken, and no other thread likely to take it soon? */
-static bool
-is_needed(cm_task_group *group, uint32_t few)
-{
-    const cm_workers *workers = group->workers;
-    uint32_t asleep = atomic_load(&workers->asleep) & mask_below(few);
-    return (uint32_t)__builtin_popcount(asleep) >= few || ++group->rests % RESTS == 0;
-}
-
 void
 cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
 {
@@ -485,7 +476,9 @@ cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
     few = thread_count < few ? thread_count : few;
     /* A single part wakes none: where all sleep nobody takes it, and where some are
      * busy elsewhere it may take them long to come. */
-    if (is_needed(group, few) && cm_task_group_help(group)) {
+    uint32_t asleep = atomic_load(&workers->asleep) & mask_below(few);
+    bool all_sleep = (uint32_t)__builtin_popcount(asleep) >= few;
+    if ((all_sleep || ++group->rests % RESTS == 0) && cm_task_group_help(group)) {
         return;
     }
     if (thread_count < MANY_THREADS || group->tuning->spin_ns == 0) {
