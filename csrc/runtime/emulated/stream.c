@@ -544,13 +544,6 @@ cm_emulated_op_stream_priority_range(cm_emulated *emulated CM_UNUSED, int *least
     return 0;
 }
 
-static int
-clamp_priority(int priority)
-{
-    priority = priority > PRIORITY_LEAST ? PRIORITY_LEAST : priority;
-    return priority < PRIORITY_GREATEST ? PRIORITY_GREATEST : priority;
-}
-
 int32_t
 cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority,
                              uint64_t *out)
@@ -563,7 +556,9 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     CM_TRY_CODE(queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(emulated)->device,
                            &queue));
     queue->is_blocking = (flags & CM_STREAM_NON_BLOCKING) == 0;
-    queue->priority = clamp_priority(priority);
+    queue->priority = priority > PRIORITY_LEAST      ? PRIORITY_LEAST
+                      : priority < PRIORITY_GREATEST ? PRIORITY_GREATEST
+                                                     : priority;
     /* Handles come back, as on a real device: one that is kept past its stream names
      * another. */
     queue->handle = streams->reused_handle != 0 ? streams->reused_handle

@@ -183,13 +183,10 @@ wait_for_tickets(cm_job *job)
 {
     const cm_ticket *ticket = job->ticket;
     for (uint32_t i = 0; i < ticket->after_count; i++) {
-        if (i == 0 && ticket->is_chained) {
-            CM_TRY(cm_ticket_outcome(ticket->after[0], false));
-        }
+        bool is_chained = i == 0 && ticket->is_chained;
+        CM_TRY(is_chained ? cm_ticket_outcome(ticket->after[0], false) : cm_ok());
         CM_TRY(wait_for_ticket(job, ticket->after[i]));
-        if (i == 0 && ticket->is_chained) {
-            CM_TRY(cm_ticket_outcome(ticket->after[0], false));
-        }
+        CM_TRY(is_chained ? cm_ticket_outcome(ticket->after[0], false) : cm_ok());
     }
     return cm_ok();
 }

@@ -40,13 +40,6 @@ cm_engine_counts(const cm_engine *engine)
     return &engine->counts;
 }
 
-cm_engine *
-cm_engine_hold(cm_engine *engine)
-{
-    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
-    return engine;
-}
-
 void
 cm_engine_release(cm_engine *engine)
 {

@@ -104,8 +104,7 @@ struct cm_engine {
     cm_resource_cache cache[CM_MAX_DEVICES];
 };
 
-cm_engine *cm_engine_hold(cm_engine *engine);
-void cm_engine_release(cm_engine *engine);
+void cm_engine_release(cm_engine *engine); /* one of its references */
 /* False once it is closed: tickets may outlive the runtime. */
 bool cm_engine_is_forked(const cm_engine *engine);
 /* One more of caller_count; a copy of the tuning. Fails: CM_ECLOSED, CM_EFORKED. */

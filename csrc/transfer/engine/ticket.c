@@ -40,7 +40,8 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
     cm_list_init(&ticket->node);
     cm_list_init(&ticket->order_node);
     cm_list_init(&ticket->waiters);
-    ticket->engine = cm_engine_hold(engine);
+    ticket->engine = engine;
+    atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
     ticket->start_ns = cm_now_ns();
     ticket->part_of = request->part_of;
     for (uint32_t i = 0; i < request->keep_count; i++) {
