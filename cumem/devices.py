@@ -353,18 +353,24 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
 test_settings: dict[str, Any] = {}
 
 
-def read_settings(
-    *defaults: int,
-) -> tuple[bool, bool, int, int, int, int, int, bool, bool, bool]:
+#: The emulated devices, where nothing is said of them.
+_EMULATED = {
+    "device_count": 1,
+    "memory_nbytes": 1 << 30,
+    "driver_version": 13000,
+    "max_delay_us": 200,
+    "seed": 0,
+}
+
+
+def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bool]:
     """What is opened next: as the environment says, but for what a test has set.
 
     That is whether CUDA is tried, whether emulated devices will do, their number, memory,
-    driver, longest delay and seed, of which there are `defaults`, whether they reach each
-    other, whether managed memory is the host's and theirs at the same time, and whether
-    calls can be made to fail.
+    driver, longest delay and seed, whether they reach each other, whether managed memory
+    is the host's and theirs at the same time, and whether calls can be made to fail.
     """
-    names = list(_VARIABLES)[1:6]
-    settings: dict[str, Any] = dict(zip(names, defaults, strict=True))
+    settings: dict[str, Any] = dict(_EMULATED)
     settings |= {"backend": None, "peers": True, "concurrent": True, "faults": False}
     for name, (variable, read, expected) in _VARIABLES.items():
         if text := os.environ.get(variable):
@@ -383,7 +389,7 @@ def read_settings(
     return (
         backend != "emulated",
         backend != "cuda",
-        *(settings[name] for name in names),
+        *(settings[name] for name in _EMULATED),
         bool(settings["peers"]),
         bool(settings["concurrent"]),
         settings["faults"],

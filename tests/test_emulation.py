@@ -187,13 +187,13 @@ def test_wrong_variable_is_named(monkeypatch, name, text, expected) -> None:
     with pytest.raises(
         ValueError, match=f"{name} must be .*{expected}.*, not '{text}'"
     ):
-        devices.read_settings(*DEFAULTS)
+        devices.read_settings()
 
 
 def test_variables_say_what_is_opened(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
-    found = devices.read_settings(*DEFAULTS)
+    found = devices.read_settings()
     assert found == (False, True, 3, 1536 << 20, 12040, 7, 5, False, False, False)
 
 
@@ -202,15 +202,15 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
         monkeypatch.setenv(f"CUMEM_{name}", text)
     given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
     monkeypatch.setattr(devices, "test_settings", given)
-    found = devices.read_settings(*DEFAULTS)
+    found = devices.read_settings()
     assert found == (True, False, 2, 1536 << 20, 12040, 7, 5, False, False, True)
     monkeypatch.setattr(devices, "test_settings", {"colour": 1})
     with pytest.raises(TypeError, match="colour"):
-        devices.read_settings(*DEFAULTS)
+        devices.read_settings()
 
 
 def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(f"CUMEM_{name}", "")
-    found = devices.read_settings(*DEFAULTS)
+    found = devices.read_settings()
     assert found == (True, True, *DEFAULTS, True, True, False)

@@ -50,13 +50,23 @@ touch_crashes(const void *at)
 #    define EMULATED_DELAY_US 200
 #endif
 
+/* As the package opens it. */
+CM_UNUSED static void
+default_config(cm_emulated_config *config)
+{
+    *config = (cm_emulated_config){.device_count = 1,
+                                   .memory_nbytes = UINT64_C(1) << 30,
+                                   .driver_version = 13000,
+                                   .max_delay_us = 200};
+}
+
 CM_UNUSED static cm_runtime *
 open_emulated(int driver_version, int device_count, uint64_t memory_nbytes)
 {
     cm_emulated_config config;
     cm_runtime *inner = NULL;
     cm_runtime *rt = NULL;
-    cm_emulated_default_config(&config);
+    default_config(&config);
     config.driver_version = driver_version;
     config.device_count = device_count;
     config.memory_nbytes = memory_nbytes;

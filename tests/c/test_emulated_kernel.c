@@ -162,7 +162,7 @@ test_managed_memory_used_in_turn_cannot_be_sent(void)
 {
     cm_emulated_config config;
     cm_runtime *rt = NULL;
-    cm_emulated_default_config(&config);
+    default_config(&config);
     config.in_turn = true;
     CHECK_OK(cm_emulated_open(&config, &rt));
     cm_address managed;

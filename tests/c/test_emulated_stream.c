@@ -245,7 +245,7 @@ test_close_finishes_shut_streams(void)
     cm_runtime *rt;
     void *host;
     uint64_t stream, event;
-    cm_emulated_default_config(&config);
+    default_config(&config);
     CHECK_OK(cm_emulated_open(&config, &rt));
     CHECK_OK(cm_rt_host_alloc(rt, 100, 0, &host));
     CHECK_OK(cm_rt_stream_create(rt, 0, 0, &stream));
@@ -263,10 +263,7 @@ test_open_refuses_bad_configuration(void)
 {
     cm_emulated_config config;
     cm_runtime *rt;
-    cm_emulated_default_config(&config);
-    CHECK_EQ(config.device_count, 1);
-    CHECK_EQ(config.memory_nbytes, 1 << 30);
-    CHECK_EQ(config.max_delay_us, 200);
+    default_config(&config);
     config.device_count = CM_MAX_DEVICES + 1;
     CHECK_CODE(cm_emulated_open(&config, &rt), CM_EINVALID);
     config.device_count = -1;

@@ -48,13 +48,7 @@ opening_init(opening *plan)
     unsigned long long seed;
     unsigned delay_us;
     int tries_cuda, may_emulate, peers, concurrent, faults;
-    cm_emulated_default_config(config);
-    PyObject *read = cm_package_call(
-        "devices", "read_settings",
-        Py_BuildValue("(iKiIK)", config->device_count,
-                      (unsigned long long)config->memory_nbytes, config->driver_version,
-                      (unsigned)config->max_delay_us,
-                      (unsigned long long)config->seed));
+    PyObject *read = cm_package_call("devices", "read_settings", PyTuple_New(0));
     bool known = read != NULL
                  && PyArg_ParseTuple(read, "ppiKiIKppp", &tries_cuda, &may_emulate,
                                      &config->device_count, &memory_nbytes,

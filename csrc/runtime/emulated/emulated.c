@@ -117,18 +117,6 @@ static const cm_ops_table emulated_ops = {
 #undef EMULATED_FIELD
 };
 
-void
-cm_emulated_default_config(cm_emulated_config *config)
-{
-    *config = (cm_emulated_config){
-        .device_count = 1,
-        .memory_nbytes = UINT64_C(1) << 30,
-        .driver_version = 13000,
-        .max_delay_us = 200,
-        .reason = "",
-    };
-}
-
 /* Its work was waited for. */
 static void
 reset(cm_emulated *emulated, int device)

@@ -20,7 +20,7 @@ typedef struct cm_emulated_config {
     uint64_t seed;          /* of the random delays */
     bool apart;             /* no device may use the memory of another */
     bool in_turn;           /* managed memory is the host's or the devices' at a time */
-    const char *reason;     /* borrowed, static: why emulation was chosen */
+    const char *reason;     /* borrowed, static: why emulation was chosen; NULL: "" */
 } cm_emulated_config;
 
 /* Live objects, for leak checks. X-list so that Python sees the same names. */
@@ -45,9 +45,6 @@ typedef struct cm_emulated_counts {
     CM_EMULATED_COUNTS(CM_COUNT_FIELD)
 #undef CM_COUNT_FIELD
 } cm_emulated_counts;
-
-/* Defaults: 1 device, 1 GiB, driver 13000, delays up to 200 µs, seed 0. */
-void cm_emulated_default_config(cm_emulated_config *config);
 
 /* Fails: CM_ENOMEM, CM_ETHREAD, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_emulated_open(const cm_emulated_config *config,
