@@ -138,10 +138,6 @@ CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
 /* `nbytes` of page-locked memory are about to be used, where all together then use no
  * more than `most`. Returns their pool, borrowed; NULL: no room, or no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
-/* A block of it. Each copy may have one (`most`: UINT64_MAX), whatever others have, and
- * more as far as the ring goes. Fails: CM_EINVALID (as NULL above), the pinned pool. */
-CM_NODISCARD cm_status cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes,
-                                            uint64_t most, cm_block **out);
 /* And are used no more. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Fails: the first event_destroy that failed. */

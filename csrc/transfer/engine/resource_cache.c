@@ -137,22 +137,6 @@ cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes)
 }
 
 cm_status
-cm_cache_take_pinned(cm_engine *engine, uint64_t nbytes, uint64_t most, cm_block **out)
-{
-    cm_pool *pool = cm_cache_enter_ring(engine, nbytes, most);
-    *out = NULL;
-    if (pool == NULL) {
-        return cm_fail(CM_EINVALID, 0);
-    }
-    cm_status status = cm_pool_alloc(pool, nbytes, NULL, NULL, out);
-    if (!cm_is_ok(status)) {
-        *out = NULL;
-        cm_cache_leave_ring(engine, nbytes);
-    }
-    return status;
-}
-
-cm_status
 cm_cache_fini(cm_engine *engine)
 {
     cm_status first = cm_ok();

@@ -147,9 +147,15 @@ equip_slot(cm_job *job, cm_slot *s)
     }
     /* Each copy may have one slot, whatever others have, so that all go on. */
     uint64_t most = s == ring->slots ? UINT64_MAX : job->tuning.ring_nbytes;
-    cm_status status =
-        cm_cache_take_pinned(engine, job->plan.piece_nbytes, most, &s->pinned);
+    uint64_t nbytes = job->plan.piece_nbytes;
+    cm_pool *pool = cm_cache_enter_ring(engine, nbytes, most);
+    if (pool == NULL) {
+        return make_do(job, s, cm_fail(CM_EINVALID, 0));
+    }
+    cm_status status = cm_pool_alloc(pool, nbytes, NULL, NULL, &s->pinned);
     if (!cm_is_ok(status)) {
+        s->pinned = NULL;
+        cm_cache_leave_ring(engine, nbytes);
         return make_do(job, s, status);
     }
     s->host = s->pinned->host;
