@@ -867,12 +867,6 @@ cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
  * bytes put into the second of them, so that neighbours are one run of bytes and one
  * piece at two places shows the same ones. */
 
-static bool
-is_granular(uint64_t n)
-{
-    return (n & (CM_EMULATED_GRANULARITY - 1)) == 0;
-}
-
 /* What is mapped at a stretch of addresses, if it covers it to its ends. */
 static bool
 find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
@@ -921,7 +915,7 @@ cm_emulated_op_physical_create(cm_emulated *emulated, uint64_t nbytes, int devic
     }
     CM_TRY_CODE(emulated->streams.faults[device]);
     if ((flags & ~(unsigned)CM_PHYSICAL_RDMA) != 0 || nbytes == 0
-        || !is_granular(nbytes)) {
+        || nbytes % CM_EMULATED_GRANULARITY != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     if (nbytes > emulated->config.memory_nbytes - memory->used_nbytes[device]) {
@@ -960,7 +954,7 @@ cm_emulated_op_physical_release(cm_emulated *emulated, uint64_t handle)
 int32_t
 cm_emulated_op_address_reserve(cm_emulated *emulated, uint64_t nbytes, cm_address *out)
 {
-    if (nbytes == 0 || !is_granular(nbytes)) {
+    if (nbytes == 0 || nbytes % CM_EMULATED_GRANULARITY != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     const uint64_t slack = CM_EMULATED_GRANULARITY - 1;
@@ -996,8 +990,8 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
     cm_emulated_physical *physical = cm_emulated_table_find(&memory->physicals, handle);
     const cm_emulated_range *in =
         range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
-    if (physical == NULL || in == NULL || !is_granular(address)
-        || !is_granular(nbytes)) {
+    if (physical == NULL || in == NULL || address % CM_EMULATED_GRANULARITY != 0
+        || nbytes % CM_EMULATED_GRANULARITY != 0) {
         return CM_CUDA_INVALID_VALUE;
     }
     if (nbytes != physical->nbytes) {

@@ -101,18 +101,12 @@ must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
                || (other->kind == CM_QUEUE_LEGACY && queue->is_blocking));
 }
 
-static bool
-queue_is_done(const cm_stream_thread *queue)
-{
-    return cm_list_is_empty(&queue->items);
-}
-
 /* What CUDA's order puts before the queue's first item is done. */
 static bool
 item_is_free(const cm_stream_thread *queue, const cm_emulated_item *item)
 {
     for (EACH_QUEUE(queue->emulated, other)) {
-        if (must_follow(queue, other) && !queue_is_done(other)
+        if (must_follow(queue, other) && !cm_list_is_empty(&other->items)
             && ITEM(other->items.next)->number < item->number) {
             return false;
         }
@@ -137,7 +131,7 @@ next_item(cm_stream_thread *queue)
 {
     cm_emulated *emulated = queue->emulated;
     for (;;) {
-        bool is_empty = queue_is_done(queue);
+        bool is_empty = cm_list_is_empty(&queue->items);
         if (is_empty && queue->is_closed) {
             return NULL;
         }
@@ -282,8 +276,8 @@ close_abandoned(cm_emulated *emulated, const cm_emulated_thread *self)
 {
     for (EACH_QUEUE(emulated, queue)) {
         const cm_emulated_thread *owner = &queue->owner;
-        if (owner->number != 0 && owner->number != self->number && queue_is_done(queue)
-            && !queue->is_shut && queue->capture == 0
+        if (owner->number != 0 && owner->number != self->number
+            && cm_list_is_empty(&queue->items) && !queue->is_shut && queue->capture == 0
             && (owner->id == self->id
                 || (syscall(SYS_tgkill, getpid(), owner->id, 0) != 0
                     && errno == ESRCH))) {
@@ -386,7 +380,7 @@ queue_wait(cm_stream_thread *queue)
     if (queue->kind == CM_QUEUE_LEGACY || queue->kind == CM_QUEUE_FENCE) {
         CM_TRY_CODE(queue_push(queue, NULL, 0, NULL, &item));
     }
-    else if (queue_is_done(queue)) {
+    else if (cm_list_is_empty(&queue->items)) {
         return queue->emulated->streams.faults[queue->device];
     }
     else {
@@ -593,10 +587,10 @@ cm_emulated_op_stream_query(cm_emulated *emulated, uint64_t stream, bool *done)
     CM_TRY_CODE(queue_find(emulated, stream, &queue));
     CM_TRY_CODE(check_capture(queue));
     CM_TRY_CODE(emulated->streams.faults[queue->device]);
-    *done = queue_is_done(queue);
+    *done = cm_list_is_empty(&queue->items);
     for (EACH_QUEUE(emulated, other)) {
         if (queue->kind == CM_QUEUE_LEGACY && must_follow(queue, other)) {
-            *done = *done && queue_is_done(other);
+            *done = *done && cm_list_is_empty(&other->items);
         }
     }
     return 0;
