@@ -4,7 +4,6 @@
  * well.
  */
 #include "base/fresh_pages.h"
-#include "transfer/host/host_copy.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
@@ -128,11 +127,8 @@ copy_pieces(cm_job *job)
         if (shared) {
             cm_job_share(job, &piece, job->dst.host, job->src.host, job->host.way);
         }
-        else if (cm_job_has_file(job) || cm_job_converts(job)) {
-            cm_job_move_part(job, &piece, job->dst.host, job->src.host, false);
-        }
         else {
-            cm_host_copy(&piece, job->dst.host, job->src.host, false);
+            cm_job_move_part(job, &piece, job->dst.host, job->src.host, false);
         }
         CM_TRY(cm_job_moved_status(job));
         cm_job_count_moved(job, nbytes);
