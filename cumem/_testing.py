@@ -352,11 +352,6 @@ def order_consumer(buffer: _core.Buffer, stream: object) -> None:
     _call("cm_storage_order_handle", c_int, (c_void_p, storage.value), *where)
 
 
-def max_delay_us() -> int:
-    """Longest delay of emulated work."""
-    return _call("cm_emulated_max_delay_us", c_uint32, _emulated_runtime())  # type: ignore[no-any-return]
-
-
 # -- calls on files: the nth fails, counted, held -----------------------------------
 
 

@@ -37,7 +37,6 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_emulated_gate_close),
         NAMED(cm_emulated_gate_open),
         NAMED(cm_emulated_host_pages),
-        NAMED(cm_emulated_max_delay_us),
         NAMED(cm_emulated_read_counts),
         NAMED(cm_emulated_set_capturing),
         NAMED(cm_engine_count_pending),

@@ -233,12 +233,6 @@ cm_emulated_contexts(cm_runtime *rt)
     return contexts;
 }
 
-uint32_t
-cm_emulated_max_delay_us(const cm_runtime *rt)
-{
-    return cm_emulated_of(rt)->config.max_delay_us;
-}
-
 /* ---- versions, devices and contexts ---------------------------------------------- */
 
 int32_t

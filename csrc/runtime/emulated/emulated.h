@@ -73,7 +73,4 @@ void cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out);
 /* The devices that have had a context, as bits. */
 uint64_t cm_emulated_contexts(cm_runtime *rt);
 
-/* Longest delay in µs now in force (a test fails if the suite runs without delays). */
-uint32_t cm_emulated_max_delay_us(const cm_runtime *rt);
-
 #endif
