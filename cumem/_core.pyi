@@ -2114,21 +2114,6 @@ def shutdown(*, reset_devices: bool = False) -> None:
 def _device(object: object, name: str, /) -> Device:
     """The Device that an argument called `name` means."""
 
-def _describe_device(index: int, /) -> tuple[bytes, bytes, str, int]:
-    """Its name, UUID, place on the bus, and bytes of memory."""
-
-def _device_attribute(index: int, number: int, /) -> int | None:
-    """An attribute by CUDA's number; None where the driver does not know it."""
-
-def _can_access_peer(index: int, peer: int, /) -> bool:
-    """Whether one device reaches the memory of another one."""
-
-def _synchronize_device(index: int, /) -> None:
-    """Wait for all work of a device."""
-
-def _memory_info(index: int, /) -> tuple[int, int]:
-    """Free and total bytes of a device."""
-
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 
@@ -2138,8 +2123,8 @@ def _addresses() -> dict[str, int]:
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
-def _ask_driver(what: Literal[0, 1, 2], /) -> int:
-    """Its number of devices, its version, or that of the runtime."""
+def _ask_driver(what: int, device: int = 0, second: int = 0, /) -> Any:
+    """What cumem/extension/driver.py asks, by number."""
 
 def _pools(
     window: bool = False, /

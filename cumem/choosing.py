@@ -15,6 +15,7 @@ from cumem.bench.cases import Result
 from cumem.bench.report import Report
 from cumem.calibration import kept_path, machine_key
 from cumem.devices import Device
+from cumem.extension import driver
 from cumem.files import open_regular
 from cumem.memory import get_limit, memory_info
 from cumem.units import format_nbytes, format_seconds, read_count, read_size
@@ -204,8 +205,7 @@ def _is_often(question: _Question) -> bool:
 
 
 def _attribute(device: Device, name: str) -> bool:
-    number = _core._DEVICE_ATTRIBUTES[name]
-    return bool(_core._device_attribute(device.index, number))
+    return bool(driver.attribute(device.index, name))
 
 
 def _fits_device(question: _Question) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.errors import CudaError, EmulationWarning
+from cumem.extension import driver
 from cumem.units import read_size
 
 _Backend = Literal["cuda", "emulated"]
@@ -64,31 +65,31 @@ class Device:
     @property
     def name(self) -> str:
         """Name of the product."""
-        name = _core._describe_device(self._index)[0]
+        name = driver.describe(self._index)[0]
         return name.decode("utf-8", "replace")
 
     @property
     def uuid(self) -> str:
         """ "GPU-…" as nvidia-smi prints it; the same in every process."""
-        digits = _core._describe_device(self._index)[1].hex()
+        digits = driver.describe(self._index)[1].hex()
         parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
         return f"GPU-{'-'.join(parts)}"
 
     @property
     def pci_bus_id(self) -> str:
         """Place on the bus: "0000:1b:00.0"."""
-        return _core._describe_device(self._index)[2]
+        return driver.describe(self._index)[2]
 
     @property
     def total_nbytes(self) -> int:
         """Bytes of memory on the device."""
-        return _core._describe_device(self._index)[3]
+        return driver.describe(self._index)[3]
 
     @property
     def compute_capability(self) -> tuple[int, int]:
         """Tuple of two ints, e.g. (9, 0)."""
         major, minor = (
-            _core._device_attribute(self._index, _core._DEVICE_ATTRIBUTES[name]) or 0
+            driver.attribute(self._index, name) or 0
             for name in ("compute_major", "compute_minor")
         )
         return major, minor
@@ -113,8 +114,8 @@ class Device:
             If the driver cannot answer.
         """
         found = {
-            name: _core._device_attribute(self._index, number)
-            for name, number in _core._DEVICE_ATTRIBUTES.items()
+            name: driver.attribute(self._index, name)
+            for name in _core._DEVICE_ATTRIBUTES
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -138,7 +139,7 @@ class Device:
             If the driver cannot answer.
         """
         peer = _core._device(other, "other").index
-        return peer != self._index and _core._can_access_peer(self._index, peer)
+        return peer != self._index and driver.can_access_peer(self._index, peer)
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device so far is done.
@@ -154,7 +155,7 @@ class Device:
         interrupts it in the main thread. Creates a context on the device if there is
         none.
         """
-        _core._synchronize_device(self._index)
+        driver.synchronize(self._index)
 
     def memory_info(self) -> tuple[int, int]:
         """Memory of the device as its driver sees it, all processes together.
@@ -173,7 +174,7 @@ class Device:
         -----
         Creates a context on the device if there is none.
         """
-        return _core._memory_info(self._index)
+        return driver.memory_info(self._index)
 
     def __index__(self) -> int:
         return self._index
@@ -214,7 +215,7 @@ def device_count() -> int:
         If the driver cannot answer.
     """
     try:
-        return _core._ask_driver(0)
+        return driver.device_count()
     except CudaError as error:
         if error.name == "cudaErrorNoDevice":  # how the driver says 0
             return 0
@@ -265,7 +266,7 @@ def driver_version() -> tuple[int, int]:
     CudaError
         If the driver cannot answer.
     """
-    return _pair(_core._ask_driver(1))
+    return _pair(driver.driver_version())
 
 
 def runtime_version() -> tuple[int, int]:
@@ -281,7 +282,7 @@ def runtime_version() -> tuple[int, int]:
     CudaError
         If the driver cannot be opened.
     """
-    return _pair(_core._ask_driver(2))
+    return _pair(driver.runtime_version())
 
 
 def _pair(version: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.devices import Device
+from cumem.extension import driver
 from cumem.extension.arguments import read_location, wrong_type
 from cumem.units import read_integer, read_size
 
@@ -131,7 +132,7 @@ def read_advice(buffer: _core.ManagedBuffer, name: str) -> Any:
     if name == "read_mostly":
         return bool(_ask(buffer, _READ_MOSTLY[2])[0])
     if name == "accessed_by":
-        found = _ask(buffer, _ACCESSED_BY[2], _core._ask_driver(0) + 1)
+        found = _ask(buffer, _ACCESSED_BY[2], driver.device_count() + 1)
         return tuple(_place(each) for each in sorted(found) if each != _NOWHERE)
     attribute = _PREFERRED[2] if name == "preferred_location" else _PREFETCHED
     return _place(_ask(buffer, attribute)[0])
@@ -161,11 +162,10 @@ def _accessors(accessed_by: Any) -> list[tuple[int, int]]:
     wanted = {_location(each, "accessed_by") for each in accessed_by}
     if min(wanted, default=0) < _HOST:
         raise ValueError('accessed_by must hold devices and "cpu", and no NUMA nodes')
-    concurrent = _core._DEVICE_ATTRIBUTES["concurrent_managed_access"]
     others = {_HOST} | {
         index
-        for index in range(_core._ask_driver(0))
-        if _core._device_attribute(index, concurrent)  # else the driver refuses
+        for index in range(driver.device_count())
+        if driver.attribute(index, "concurrent_managed_access")  # else it refuses
     }
     return [
         *((_ACCESSED_BY[1], each) for each in sorted(others - wanted)),

@@ -10,6 +10,7 @@ import threading
 
 from cumem import _core
 from cumem.errors import CudaError, OutOfMemoryError
+from cumem.extension import driver
 from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
@@ -113,7 +114,7 @@ def explain(
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
     """What cannot be read is left out: the error matters more."""
     try:
-        free, total = _core._memory_info(numbers.device)
+        free, total = driver.memory_info(numbers.device)
     except CudaError:
         return
     ours = sum(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self, final
 import numpy as np
 
 from cumem import _core
+from cumem.extension import driver
 from cumem.kinds import KINDS, is_on_device
 
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
@@ -189,8 +190,7 @@ def _read_flag(value: Any, name: str) -> bool:
 def _can_lock_read_only(index: int) -> bool:
     """Else only pages that may be written can be locked, which those of a read-only
     object often are."""
-    number = _core._DEVICE_ATTRIBUTES["host_register_read_only"]
-    return bool(_core._device_attribute(index, number))
+    return bool(driver.attribute(index, "host_register_read_only"))
 
 
 def _find_memory(obj: Any) -> _core.Buffer | np.ndarray[Any, Any]:

@@ -25,7 +25,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
-    {"kinds", "locks", "structures"},
+    {"extension.driver", "kinds", "locks", "structures"},
     {
         "extension.arguments",
         "extension.array_interface",

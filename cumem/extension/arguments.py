@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cumem import _core, errors
+from cumem.extension import driver
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +106,7 @@ def read_location(text: str, name: str) -> int:
     if text in ("cpu", "host"):
         return -1
     if node := re.fullmatch(r"numa:(\d{1,2})", text, re.ASCII):
-        if _core._ask_driver(1) < 12020:
+        if driver.driver_version() < 12020:
             call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
             doing = f"{name} is a NUMA node, which takes a newer driver"
             raise errors.make(call, None, 0, -8, 12020, doing)

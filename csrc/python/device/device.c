@@ -40,114 +40,116 @@ device(PyObject *module, PyObject *args)
     return cm_device_object_new(state, index);
 }
 
-/* -- one device --------------------------------------------------------------------- */
+/* -- the driver ---------------------------------------------------------------------- */
 
-/* The runtime, once it is certain that it has the device whose index is the first of
- * the arguments, of which there may be a second: after a shutdown another may have been
- * opened. shutdown() is refused until the answer. Borrowed; NULL with an exception, and
- * then nothing is to be answered. */
-static cm_runtime *
-take(PyObject *module, PyObject *args, int *index, int *second)
+/* What it is asked by number, as cumem/extension/driver.py writes it: first what is not
+ * about one device. */
+enum {
+    DEVICE_COUNT,
+    DRIVER_VERSION,
+    RUNTIME_VERSION,
+    ATTRIBUTE,
+    PEER_ACCESS,
+    PRIORITIES,
+    MEMORY,
+    DESCRIPTION,
+    SYNCHRONIZE,
+};
+
+typedef struct question {
+    int what;
+    int device;
+    int second; /* the attribute, the peer; of priorities the greatest */
+    int number; /* the answer, where it is one; of priorities the least */
+    uint64_t free_nbytes;
+    uint64_t total_nbytes;
+    cm_device_info info;
+} question;
+
+static cm_status
+ask(cm_runtime *rt, question *q)
 {
+    switch (q->what) {
+    case DEVICE_COUNT:
+        return cm_rt_device_count(rt, &q->number);
+    case DRIVER_VERSION:
+        return cm_rt_driver_version(rt, &q->number);
+    case RUNTIME_VERSION:
+        return cm_rt_runtime_version(rt, &q->number);
+    case ATTRIBUTE:
+        return cm_rt_device_attribute(rt, q->second, q->device, &q->number);
+    case PEER_ACCESS:
+        return cm_rt_peer_can_access(rt, q->device, q->second, &q->number);
+    case PRIORITIES:
+        return CM_ON_DEVICE(rt, q->device,
+                            cm_rt_stream_priority_range(rt, &q->number, &q->second));
+    case MEMORY:
+        return CM_ON_DEVICE(rt, q->device,
+                            cm_rt_memory_info(rt, &q->free_nbytes, &q->total_nbytes));
+    default:
+        return cm_rt_device_describe(rt, q->device, &q->info);
+    }
+}
+
+static PyObject *
+tell(const question *q)
+{
+    const cm_device_info *info = &q->info;
+    switch (q->what) {
+    case PRIORITIES:
+        return Py_BuildValue("(ii)", q->number, q->second);
+    case MEMORY:
+        return Py_BuildValue("(KK)", (unsigned long long)q->free_nbytes,
+                             (unsigned long long)q->total_nbytes);
+    case DESCRIPTION:
+        return Py_BuildValue("(y#y#sK)", info->name,
+                             (Py_ssize_t)strnlen(info->name, sizeof(info->name)),
+                             info->uuid, (Py_ssize_t)sizeof(info->uuid),
+                             info->pci_bus_id, (unsigned long long)info->total_nbytes);
+    case SYNCHRONIZE:
+        return Py_NewRef(Py_None);
+    default:
+        return PyLong_FromLong(q->number);
+    }
+}
+
+/* Python code may have shut down since the index was read, and opened others. */
+static int
+check_device(const cm_runtime *rt, int index)
+{
+    if (index >= 0 && index < rt->device_count) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "device %d does not exist%s", index,
+                 rt->device_count > 0 ? " any more" : ": there are 0 devices");
+    return -1;
+}
+
+static PyObject *
+ask_driver(PyObject *module, PyObject *args)
+{
+    question q = {.device = 0};
     cm_state *state = cm_state_of_module(module);
-    *second = 0;
-    cm_runtime *rt =
-        PyArg_ParseTuple(args, "i|i", index, second) ? cm_state_runtime(state) : NULL;
-    if (rt == NULL) {
-        return NULL;
-    }
-    if (*index < 0 || *index >= rt->device_count) {
-        PyErr_Format(PyExc_ValueError, "device %d does not exist%s", *index,
-                     rt->device_count > 0 ? " any more" : ": there are 0 devices");
-        return NULL;
-    }
-    cm_state_enter(state);
-    return rt;
-}
-
-/* Takes over `value`. */
-static PyObject *
-answer(PyObject *module, cm_status status, PyObject *value)
-{
-    cm_state *state = cm_state_of_module(module);
-    cm_state_leave(state);
-    return cm_py_answer(state, status, NULL, value);
-}
-
-static PyObject *
-describe_device(PyObject *module, PyObject *args)
-{
-    int index, unused;
-    cm_runtime *rt = take(module, args, &index, &unused);
-    if (rt == NULL) {
-        return NULL;
-    }
-    cm_device_info info = {0};
-    cm_status status = CM_WITHOUT_GIL(cm_rt_device_describe(rt, index, &info));
-    Py_ssize_t length = (Py_ssize_t)strnlen(info.name, sizeof(info.name));
-    return answer(module, status,
-                  Py_BuildValue("(y#y#sK)", info.name, length, info.uuid,
-                                (Py_ssize_t)sizeof(info.uuid), info.pci_bus_id,
-                                (unsigned long long)info.total_nbytes));
-}
-
-static PyObject *
-device_attribute(PyObject *module, PyObject *args)
-{
-    int index, number;
-    cm_runtime *rt = take(module, args, &index, &number);
-    if (rt == NULL) {
-        return NULL;
-    }
-    int value = 0;
-    cm_status status = cm_rt_device_attribute(rt, number, index, &value);
-    if (status.code == CM_CUDA_INVALID_VALUE) { /* this driver does not know it */
-        return answer(module, cm_ok(), Py_NewRef(Py_None));
-    }
-    return answer(module, status, PyLong_FromLong(value));
-}
-
-static PyObject *
-can_access_peer(PyObject *module, PyObject *args)
-{
-    int index, peer;
-    cm_runtime *rt = take(module, args, &index, &peer);
-    if (rt == NULL) {
-        return NULL;
-    }
-    int reaches = 0;
-    cm_status status = CM_WITHOUT_GIL(cm_rt_peer_can_access(rt, index, peer, &reaches));
-    return answer(module, status, PyBool_FromLong(reaches));
-}
-
-static PyObject *
-synchronize_device(PyObject *module, PyObject *args)
-{
-    int index, unused;
-    cm_runtime *rt = take(module, args, &index, &unused);
-    if (rt == NULL) {
+    cm_runtime *rt = PyArg_ParseTuple(args, "i|ii", &q.what, &q.device, &q.second)
+                         ? cm_state_runtime(state)
+                         : NULL;
+    if (rt == NULL || (q.what >= ATTRIBUTE && check_device(rt, q.device) < 0)) {
         return NULL;
     }
     cm_status status = cm_ok();
-    bool waited = cm_wait_for_device(cm_state_of_module(module), rt, index, &status);
-    return answer(module, status, waited ? Py_NewRef(Py_None) : NULL);
-}
-
-static PyObject *
-memory_info(PyObject *module, PyObject *args)
-{
-    int index, unused;
-    cm_runtime *rt = take(module, args, &index, &unused);
-    if (rt == NULL) {
-        return NULL;
+    bool answered = true;
+    cm_state_enter(state);
+    if (q.what == SYNCHRONIZE) {
+        answered = cm_wait_for_device(state, rt, q.device, &status);
     }
-    uint64_t free_nbytes = 0;
-    uint64_t total_nbytes = 0;
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(rt, index, cm_rt_memory_info(rt, &free_nbytes, &total_nbytes)));
-    return answer(module, status,
-                  Py_BuildValue("KK", (unsigned long long)free_nbytes,
-                                (unsigned long long)total_nbytes));
+    else {
+        status = CM_WITHOUT_GIL(ask(rt, &q));
+    }
+    cm_state_leave(state);
+    if (q.what == ATTRIBUTE && status.code == CM_CUDA_INVALID_VALUE) {
+        Py_RETURN_NONE; /* this driver does not know it */
+    }
+    return answered && cm_py_check(state, status, NULL) == 0 ? tell(&q) : NULL;
 }
 
 /* -- what is current ----------------------------------------------------------------- */
@@ -216,24 +218,6 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
                          asked_for ? "emulation was asked for" : rt->reason);
 }
 
-/* A number that the driver is asked for at every call. */
-static PyObject *
-ask_driver(PyObject *module, PyObject *args)
-{
-    static cm_status (*const asks[])(cm_runtime *, int *) = {
-        cm_rt_device_count, cm_rt_driver_version, cm_rt_runtime_version};
-    int what, number = 0;
-    cm_state *state = cm_state_of_module(module);
-    cm_runtime *rt =
-        PyArg_ParseTuple(args, "i", &what) ? cm_state_runtime(state) : NULL;
-    if (rt == NULL) {
-        return NULL;
-    }
-    cm_state_enter(state);
-    cm_status status = CM_WITHOUT_GIL(asks[(unsigned)what % 3](rt, &number));
-    return answer(module, status, PyLong_FromLong(number));
-}
-
 /* -- table ------------------------------------------------------------------------- */
 
 PyMethodDef cm_device_methods[] = {
@@ -241,12 +225,6 @@ PyMethodDef cm_device_methods[] = {
     {"current_device", current_device, METH_NOARGS, CM_DOC_current_device},
     {"set_current_device", set_current_device, METH_O, CM_DOC_set_current_device},
     {"_device", device, METH_VARARGS, CM_DOC__device},
-    {"_describe_device", describe_device, METH_VARARGS, CM_DOC__describe_device},
-    {"_device_attribute", device_attribute, METH_VARARGS, CM_DOC__device_attribute},
-    {"_can_access_peer", can_access_peer, METH_VARARGS, CM_DOC__can_access_peer},
-    {"_synchronize_device", synchronize_device, METH_VARARGS,
-     CM_DOC__synchronize_device},
-    {"_memory_info", memory_info, METH_VARARGS, CM_DOC__memory_info},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
     {"_ask_driver", ask_driver, METH_VARARGS, CM_DOC__ask_driver},
