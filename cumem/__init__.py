@@ -277,6 +277,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "progress": (),
     "registering": ("Registration", "register"),
+    "extension.streams": (),
     "extension.texts": (),
     "limits": (),
     "kinds": (),

@@ -2123,6 +2123,12 @@ def _addresses() -> dict[str, int]:
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
+def _make_stream(device: object, priority: int, blocks: bool, /) -> Stream:
+    """A new stream, whose priority the device allows."""
+
+def _wrap_stream(obj: object, device: int, /) -> Stream:
+    """That of another library; `device` as for default streams, -1: not known."""
+
 def _ask_driver(what: int, device: int = 0, second: int = 0, /) -> Any:
     """What cumem/extension/driver.py asks, by number."""
 

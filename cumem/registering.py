@@ -10,6 +10,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.extension import driver
+from cumem.extension.arguments import read_flag
 from cumem.kinds import KINDS, is_on_device
 
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
@@ -161,7 +162,7 @@ def register(
         if isinstance(memory, _core.Buffer)
         else not memory.flags.writeable
     )
-    wanted = fixed if read_only is None else _read_flag(read_only, "read_only")
+    wanted = fixed if read_only is None else read_flag(read_only, "read_only")
     if fixed and not wanted:
         raise ValueError(
             "read_only=False, but obj is read-only: leave read_only out for a read-only "
@@ -171,20 +172,11 @@ def register(
     made._buffer, made._nbytes = _core._register(
         memory,
         index,
-        _read_flag(mapped, "mapped"),
+        read_flag(mapped, "mapped"),
         wanted,
         wanted and _can_lock_read_only(index),
     )
     return made
-
-
-def _read_flag(value: Any, name: str) -> bool:
-    try:
-        return bool(value)
-    except (TypeError, ValueError):  # an array of many elements
-        raise TypeError(
-            f"{name} must be true or false, not {type(value).__name__}"
-        ) from None
 
 
 def _can_lock_read_only(index: int) -> bool:

@@ -34,6 +34,7 @@ PACKAGE_LAYERS = [
         "errors",
         "extension.foreign_memory",
         "extension.pickling",
+        "extension.streams",
     }
     | {"registering", "units", "extension.values"},
     {"_testing", "devices", "extension.filling", "extension.texts"},

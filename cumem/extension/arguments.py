@@ -143,6 +143,14 @@ def read_timeout(seconds: Any) -> int:
     return int(value * 1e9) if value < 1e9 else 2**64 - 1
 
 
+def read_flag(value: Any, name: str) -> bool:
+    """By its truth, as Python's own functions read flags."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # an array of many elements
+        raise wrong_type(name, "true or false", value) from None
+
+
 def refuse_choice(value: object, name: str, expected: str) -> NoReturn:
     """Raise that an argument is none of the texts that were expected."""
     if isinstance(value, str):

@@ -10,73 +10,62 @@
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* What a device allows: the greatest priority is the lowest number. */
-static int
-check_priority(cm_state *state, cm_runtime *rt, int device, int64_t priority)
-{
-    int least = 0;
-    int greatest = 0;
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest)));
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(state, status, "making a stream");
-    }
-    if (priority > least || priority < greatest) {
-        PyErr_Format(PyExc_ValueError, "priority must be from %d to %d, not %lld",
-                     greatest, least, (long long)priority);
-        return -1;
-    }
-    return 0;
-}
-
-static PyObject *
-make(cm_state *state, cm_runtime *rt, int device, int64_t priority, bool non_blocking)
-{
-    if (priority != 0 && check_priority(state, rt, device, priority) < 0) {
-        return NULL;
-    }
-    cm_stream *stream;
-    cm_status status = CM_WITHOUT_GIL(cm_stream_create(
-        rt, device, non_blocking ? CM_STREAM_NON_BLOCKING : 0, (int)priority, &stream));
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(state, status, "making a stream");
-    }
-    PyObject *self = cm_stream_object_new(state, stream);
-    cm_state_enter(state);
-    cm_stream_give(state, stream);
-    if (self != NULL && state->context_count != atomic_load(&rt->context_count)) {
-        state->when_contexts_grow(state); /* it may work on anything from now on */
-    }
-    return self;
-}
-
+/* cumem/extension/streams.py reads the arguments. */
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"device", "priority", "non_blocking", NULL};
-    PyObject *device_object = Py_None;
-    PyObject *non_blocking_object = Py_True;
-    PyObject *priority_object = NULL;
-    int64_t priority = 0;
-    bool non_blocking;
+    return cm_package_method("extension.streams", "Stream", (PyObject *)(void *)type,
+                             args, kwargs);
+}
+
+static PyObject *
+stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
+{
+    return cm_package_method("extension.streams", "from_external", type, args, kwargs);
+}
+
+/* _make_stream(device, priority, blocks) */
+PyObject *
+cm_make_stream(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    int device, priority, blocks;
+    cm_state *state = cm_state_of_module(module);
+    if (!PyArg_ParseTuple(args, "Oip", &object, &priority, &blocks)
+        || cm_arg_device(state, object, "device", &device) < 0) {
+        return NULL;
+    }
+    cm_stream *stream;
+    cm_runtime *rt = state->runtime;
+    unsigned flags = blocks ? 0 : CM_STREAM_NON_BLOCKING;
+    cm_state_enter(state); /* ends with the give */
+    cm_status status =
+        CM_WITHOUT_GIL(cm_stream_create(rt, device, flags, priority, &stream));
+    if (!cm_is_ok(status)) {
+        cm_state_leave(state);
+        return cm_py_raise(state, status, "making a stream");
+    }
+    PyObject *self = cm_stream_object_new(state, stream);
+    if (self != NULL && state->context_count != atomic_load(&rt->context_count)) {
+        state->when_contexts_grow(state); /* it may work on anything from now on */
+    }
+    cm_stream_give(state, stream);
+    return self;
+}
+
+/* _wrap_stream(object, device), of another library; -1: of a device that it says itself
+ */
+PyObject *
+cm_wrap_stream(PyObject *module, PyObject *args)
+{
+    PyObject *object;
     int device;
-    cm_state *state = cm_state_of_module(PyType_GetModule(type));
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOO:Stream", keywords,
-                                     &device_object, &priority_object,
-                                     &non_blocking_object)
-        || (priority_object != NULL
-            && cm_arg_int64(priority_object, "priority", &priority) < 0)
-        || cm_arg_bool(non_blocking_object, "non_blocking", &non_blocking) < 0
-        || cm_arg_device(state, device_object, "device", &device) < 0) {
-        return NULL;
-    }
-    cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL) {
-        return NULL;
-    }
-    cm_state_enter(state);
-    PyObject *self = make(state, rt, device, priority, non_blocking);
-    cm_state_leave(state);
+    cm_state *state = cm_state_of_module(module);
+    cm_stream *stream = PyArg_ParseTuple(args, "Oi", &object, &device)
+                            ? cm_stream_from_argument(state, object, "obj", device)
+                            : NULL;
+    PyObject *self = stream == NULL ? NULL : cm_stream_object_new(state, stream);
+    cm_stream_give(state, stream);
     return self;
 }
 
@@ -90,44 +79,6 @@ stream_dealloc(PyObject *op)
 }
 
 /* -- methods ----------------------------------------------------------------------- */
-
-static PyObject *
-stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"", "device", NULL};
-    PyObject *object;
-    PyObject *device_object = Py_None;
-    int device = -1;
-    cm_state *state =
-        cm_state_of_module(PyType_GetModule((PyTypeObject *)(void *)type));
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:from_external", keywords,
-                                     &object, &device_object)
-        || (device_object != Py_None
-            && cm_arg_device(state, device_object, "device", &device) < 0)) {
-        return NULL;
-    }
-    if (object == Py_None) {
-        cm_arg_refuse(object, "obj", "a stream of another library or an int");
-        return NULL;
-    }
-    cm_stream *stream = cm_stream_from_argument(state, object, "obj", device);
-    if (stream == NULL) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (device >= 0 && stream->device != device) {
-        PyErr_Format(PyExc_ValueError, "the stream belongs to device %d, not %d",
-                     stream->device, device);
-    }
-    else if (Py_TYPE(object) == state->stream_type) {
-        result = Py_NewRef(object);
-    }
-    else {
-        result = cm_stream_object_new(state, stream);
-    }
-    cm_stream_give(state, stream);
-    return result;
-}
 
 /* Give a Stream's record back and answer. */
 static PyObject *
