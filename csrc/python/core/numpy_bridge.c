@@ -178,18 +178,6 @@ cm_numpy_dtype_of_kind(char kind, int64_t itemsize)
 
 /* -- buffer formats ----------------------------------------------------------------------- */
 
-/* What a memoryview of NumPy's own array of this dtype says. */
-static PyObject *
-ask_format(PyObject *dtype)
-{
-    PyObject *array = cm_numpy_empty(dtype, 0, NULL);
-    PyObject *view = array == NULL ? NULL : PyMemoryView_FromObject(array);
-    PyObject *format = view == NULL ? NULL : PyObject_GetAttrString(view, "format");
-    Py_XDECREF(view);
-    Py_XDECREF(array);
-    return format;
-}
-
 PyObject *
 cm_numpy_format(PyObject *dtype)
 {
@@ -202,7 +190,8 @@ cm_numpy_format(PyObject *dtype)
     if (known != NULL || PyErr_Occurred()) {
         return Py_XNewRef(known);
     }
-    PyObject *format = ask_format(dtype);
+    PyObject *format =
+        cm_package_call("extension.values", "find_format", PyTuple_Pack(1, dtype));
     if (format == NULL) {
         return NULL;
     }

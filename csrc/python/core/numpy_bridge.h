@@ -18,7 +18,7 @@ PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
 /* The same bytes and meaning? */
 bool cm_numpy_dtype_equal(PyObject *a, PyObject *b);
 /* PEP 3118 format, as NumPy's own arrays of it export ("<f4", "T{…}"): new str, or
- * ValueError as NumPy raises for datetime64. */
+ * ValueError where there is none, as of datetime64. */
 PyObject *cm_numpy_format(PyObject *dtype);
 
 /* numpy.dtype.kind ('b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' …) where that and the

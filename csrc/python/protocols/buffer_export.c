@@ -65,20 +65,6 @@ fill_view(const cm_buffer *buffer, const cm_region *region, Py_buffer *view, int
     }
 }
 
-static PyObject *
-format_of(const cm_buffer *buffer)
-{
-    PyObject *format = cm_numpy_format(buffer->dtype);
-    if (format == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear();
-        PyErr_Format(PyExc_ValueError,
-                     "cannot include dtype %S in a buffer, it has no format: use "
-                     "numpy(), or view() as integers of its size",
-                     buffer->dtype);
-    }
-    return format;
-}
-
 int
 cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
@@ -95,7 +81,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     if (has_all(flags, PyBUF_FORMAT)) {
-        format = format_of(buffer);
+        format = cm_numpy_format(buffer->dtype);
         if (format == NULL) {
             return -1;
         }
