@@ -128,7 +128,7 @@ typedef struct cm_state {
     cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
     cm_list events;      /* every open cm_event_object; the same */
     cm_list pool_objects; /* every open cm_pool_object; the same */
-    cm_list device_waits; /* see cm_wait_for_device() */
+    cm_list device_waits; /* that signals ended: see cm_device_waits_join() */
     /* Python references dropped by threads without the GIL, deferred later */
     cm_mutex deferred_lock;
     cm_list deferred;

@@ -134,20 +134,16 @@ cm_wait_for_ticket(cm_ticket *ticket,
 
 /* -- whole devices ----------------------------------------------------------------- */
 
-/* A thread for it, kept for the next call. */
+/* In a thread of its own. The call's, until a signal ends that. */
 typedef struct device_wait {
-    cm_list node; /* in state->device_waits; GIL */
+    cm_list node; /* then in state->device_waits; GIL */
     cm_runtime *rt;
     int device;
-    pid_t process; /* that has the thread */
-    bool is_taken; /* by a call, which no signal has ended; GIL */
     cm_thread thread;
     cm_mutex lock;
-    cm_cond wanted;
     cm_cond ended;
     /* lock */
-    bool busy;    /* with `rt` and `device` */
-    bool is_over; /* nothing more is wanted */
+    bool has_ended;
     cm_status status;
 } device_wait;
 
@@ -158,22 +154,14 @@ wait_plainly(cm_runtime *rt, int device)
 }
 
 static void *
-run_waits(void *argument)
+run_wait(void *argument)
 {
     device_wait *wait = argument;
+    cm_status status = wait_plainly(wait->rt, wait->device);
     cm_mutex_lock(&wait->lock);
-    while (!wait->is_over) {
-        if (!wait->busy) {
-            cm_cond_wait(&wait->wanted, &wait->lock);
-            continue;
-        }
-        cm_mutex_unlock(&wait->lock);
-        cm_status status = wait_plainly(wait->rt, wait->device);
-        cm_mutex_lock(&wait->lock);
-        wait->status = status;
-        wait->busy = false;
-        cm_cond_signal_all(&wait->ended);
-    }
+    wait->status = status;
+    wait->has_ended = true;
+    cm_cond_signal_all(&wait->ended);
     cm_mutex_unlock(&wait->lock);
     return NULL;
 }
@@ -182,121 +170,82 @@ static void
 free_wait(device_wait *wait)
 {
     cm_cond_fini(&wait->ended);
-    cm_cond_fini(&wait->wanted);
     cm_mutex_fini(&wait->lock);
     free(wait);
 }
 
-/* Waits at most so long. False: it is still busy. */
+/* NULL: neither memory nor a thread to be had. */
+static device_wait *
+begin_wait(cm_runtime *rt, int device)
+{
+    device_wait *wait = calloc(1, sizeof(*wait));
+    if (wait == NULL) {
+        return NULL;
+    }
+    wait->rt = rt;
+    wait->device = device;
+    cm_mutex_init(&wait->lock);
+    cm_cond_init(&wait->ended);
+    if (!cm_is_ok(cm_thread_start(&wait->thread, run_wait, wait))) {
+        free_wait(wait);
+        return NULL;
+    }
+    return wait;
+}
+
+/* Waits at most so long. False: it goes on. */
 static bool
 await_end(device_wait *wait, uint64_t most_ns)
 {
     uint64_t end = cm_now_ns() + most_ns;
     cm_mutex_lock(&wait->lock);
-    while (wait->busy && cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
+    while (!wait->has_ended && cm_cond_wait_until(&wait->ended, &wait->lock, end)) {
     }
-    bool done = !wait->busy;
+    bool ended = wait->has_ended;
     cm_mutex_unlock(&wait->lock);
-    return done;
+    return ended;
 }
 
-/* 0, or -1 with the exception of a signal handler: it may still be busy. */
+/* 0, or -1 with the exception of a signal handler: it is left for the join. */
 static int
-await_or_signal(device_wait *wait)
+end_wait(cm_state *state, device_wait *wait, cm_status *out)
 {
-    int result = 0;
-    while (result == 0 && !CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS))) {
-        result = PyErr_CheckSignals();
-    }
-    return result;
-}
-
-/* Not busy, and no fork took its thread. */
-static bool
-is_usable(device_wait *wait)
-{
-    return wait->process == getpid() && await_end(wait, 0);
-}
-
-/* One that is not busy: kept, or new. NULL: neither memory nor a thread to be had. */
-static device_wait *
-find_idle(cm_state *state)
-{
-    cm_list *waits = &state->device_waits;
-    for (cm_list *n = waits->next; n != waits; n = n->next) {
-        device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
-        if (!wait->is_taken && is_usable(wait)) {
-            return wait;
+    while (!CM_WITHOUT_GIL(await_end(wait, CM_SIGNAL_SLICE_NS))) {
+        if (PyErr_CheckSignals() < 0) {
+            cm_list_push_back(&state->device_waits, &wait->node);
+            return -1;
         }
     }
-    device_wait *wait = calloc(1, sizeof(*wait));
-    if (wait == NULL) {
-        return NULL;
-    }
-    cm_mutex_init(&wait->lock);
-    cm_cond_init(&wait->wanted);
-    cm_cond_init(&wait->ended);
-    wait->process = getpid();
-    if (!cm_is_ok(cm_thread_start(&wait->thread, run_waits, wait))) {
-        free_wait(wait);
-        return NULL;
-    }
-    cm_list_push_back(waits, &wait->node);
-    return wait;
+    *out = wait->status;
+    cm_thread_join(wait->thread); /* which ends at once */
+    free_wait(wait);
+    return 0;
 }
 
 bool
 cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
 {
-    device_wait *wait = cm_sees_signals() ? find_idle(state) : NULL;
+    *out = cm_ok();
+    device_wait *wait = cm_sees_signals() ? begin_wait(rt, device) : NULL;
     if (wait == NULL) {
         *out = CM_WITHOUT_GIL(wait_plainly(rt, device));
         return true;
     }
-    wait->is_taken = true;
-    cm_mutex_lock(&wait->lock);
-    wait->rt = rt;
-    wait->device = device;
-    wait->busy = true;
-    cm_cond_signal_all(&wait->wanted);
-    cm_mutex_unlock(&wait->lock);
-    bool done = await_or_signal(wait) == 0;
-    wait->is_taken = false;
-    *out = done ? wait->status : cm_ok();
-    return done;
+    return end_wait(state, wait, out) == 0;
 }
 
 int
 cm_device_waits_join(cm_state *state)
 {
     int result = 0;
+    cm_status ignored;
+    cm_list *node;
     cm_state_enter(state); /* a signal's handler must not close the runtime */
-    const cm_list *waits = &state->device_waits;
-    for (cm_list *n = waits->next; result == 0 && n != waits; n = n->next) {
-        device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
-        result = wait->is_taken ? 0 : await_or_signal(wait);
+    while (result == 0 && (node = cm_list_pop_front(&state->device_waits)) != NULL) {
+        result = end_wait(state, CM_LIST_ENTRY(node, device_wait, node), &ignored);
     }
     cm_state_leave(state);
     return result;
-}
-
-void
-cm_device_waits_end(cm_state *state)
-{
-    cm_list *next;
-    for (cm_list *n = state->device_waits.next; n != &state->device_waits; n = next) {
-        device_wait *wait = CM_LIST_ENTRY(n, device_wait, node);
-        next = n->next;
-        if (!wait->is_taken && is_usable(wait)) {
-            cm_list_remove(n);
-            cm_mutex_lock(&wait->lock);
-            wait->is_over = true;
-            cm_cond_signal_all(&wait->wanted);
-            cm_mutex_unlock(&wait->lock);
-            cm_thread_join(wait->thread); /* which ends at once */
-            free_wait(wait);
-        }
-    }
 }
 
 /* -- pools ------------------------------------------------------------------------- */

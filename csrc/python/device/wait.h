@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for streams, events, transfers and devices so that Ctrl-C is seen: by asking
- * again and again, or, where the driver only knows how to wait, by leaving that to a
- * thread. */
+ * again and again, or, where the driver only knows how to wait, in a thread for that.
+ */
 #ifndef CM_PYTHON_DEVICE_DEVICE_WAIT_H
 #define CM_PYTHON_DEVICE_DEVICE_WAIT_H
 
@@ -45,8 +45,6 @@ bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *
 /* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
  * -1 with the exception of a signal handler: what is left can be waited for again. */
 int cm_device_waits_join(cm_state *state);
-/* End the threads that are kept for such waits. GIL. */
-void cm_device_waits_end(cm_state *state);
 
 /* For waits in a pool, by a caller that has entered the state. `thread` is what
  * PyEval_SaveThread() gave: Python's signal handlers run there. After CM_ECANCELLED

@@ -303,7 +303,6 @@ dismantle(cm_state *state, detached_state *old, bool reset_devices)
         Py_CLEAR(old->legacy_streams[device]);
     }
     Py_CLEAR(old->default_pools);
-    cm_device_waits_end(state);
     first = CM_WITHOUT_GIL(cm_first_failure(first, close_runtime(old, reset_devices)));
     return first;
 }
