@@ -2153,11 +2153,8 @@ def _retry(attempt: object, callback: object, /) -> bool:
 def _numa_nodes() -> int:
     """The NUMA nodes that have memory, one bit for each."""
 
-def _put_limit(kind: str, device: int, limit: int | None, /) -> None:
-    """Have a limit in force, bytes or None."""
-
-def _limit_in_force(kind: str, device: int, /) -> int | None:
-    """Bytes, or None."""
+def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
+    """The limit in force, once `new` was put where it is given; None: there is none."""
 
 def _explain(
     dst: object,

@@ -59,15 +59,15 @@ def put(kind: str, index: int, nbytes: int | None) -> None:
     """For `set_limit`: it counts while no block is open."""
     _said[kind, index] = nbytes
     if not _blocks.get((kind, index)):
-        _core._put_limit(kind, index, nbytes)
+        _core._limit(kind, index, nbytes)
 
 
 def enter(block: object, kind: str, index: int, nbytes: int | None) -> None:
     """Begin a block."""
     place = kind, index
-    _said.setdefault(place, _core._limit_in_force(kind, index))
+    _said.setdefault(place, _core._limit(kind, index))
     _blocks.setdefault(place, []).append((block, nbytes))
-    _core._put_limit(kind, index, nbytes)
+    _core._limit(kind, index, nbytes)
 
 
 def leave(block: object, kind: str, index: int) -> None:
@@ -75,7 +75,7 @@ def leave(block: object, kind: str, index: int) -> None:
     place = kind, index
     left = [each for each in _blocks[place] if each[0] is not block]
     _blocks[place] = left
-    _core._put_limit(kind, index, left[-1][1] if left else _said[place])
+    _core._limit(kind, index, left[-1][1] if left else _said[place])
 
 
 def begin(usable: int | None, totals: list[int]) -> None:
@@ -88,8 +88,8 @@ def begin(usable: int | None, totals: list[int]) -> None:
         _said.clear()
         for (kind, index), blocks in _blocks.items():
             if blocks:
-                _said[kind, index] = _core._limit_in_force(kind, index)
-                _core._put_limit(kind, index, blocks[-1][1])
+                _said[kind, index] = _core._limit(kind, index)
+                _core._limit(kind, index, blocks[-1][1])
         found = []
         for kind in KINDS:
             name = f"CUMEM_LIMIT_{kind.upper()}"

@@ -231,7 +231,7 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
     """
     places = read_limit(kind, None, device)
     index = places[0][0] if device is not None else _core.current_device().index
-    return _core._limit_in_force(kind, index)
+    return _core._limit(kind, index)
 
 
 class LimitBlock:

@@ -98,35 +98,24 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* _limit(kind, device[, new]): what is in force then. */
 static PyObject *
-put_limit(PyObject *module, PyObject *args)
+limit(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     PyObject *kind_object;
-    PyObject *limit;
+    PyObject *new = NULL;
     cm_kind kind;
     int device;
     uint64_t nbytes;
-    if (!PyArg_ParseTuple(args, "OiO", &kind_object, &device, &limit)
+    if (!PyArg_ParseTuple(args, "Oi|O", &kind_object, &device, &new)
         || cm_arg_kind(kind_object, &kind) < 0
-        || cm_limit_from_object(limit, &nbytes) < 0) {
+        || (new != NULL && cm_limit_from_object(new, &nbytes) < 0)) {
         return NULL;
     }
-    put_in_force(state, kind, device, nbytes);
-    state->limits.was_put = true;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-limit_in_force(PyObject *module, PyObject *args)
-{
-    cm_state *state = cm_state_of_module(module);
-    PyObject *kind_object;
-    cm_kind kind;
-    int device;
-    if (!PyArg_ParseTuple(args, "Oi", &kind_object, &device)
-        || cm_arg_kind(kind_object, &kind) < 0) {
-        return NULL;
+    if (new != NULL) {
+        put_in_force(state, kind, device, nbytes);
+        state->limits.was_put = true;
     }
     return cm_limit_to_object(limit_of(cm_limits_budget(state, kind, device)));
 }
@@ -151,8 +140,7 @@ numa_nodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 /* -- table ------------------------------------------------------------------------- */
 
 PyMethodDef cm_limit_methods[] = {
-    {"_put_limit", put_limit, METH_VARARGS, CM_DOC__put_limit},
-    {"_limit_in_force", limit_in_force, METH_VARARGS, CM_DOC__limit_in_force},
+    {"_limit", limit, METH_VARARGS, CM_DOC__limit},
     {"_host_memory", host_memory, METH_NOARGS, CM_DOC__host_memory},
     {"_numa_nodes", numa_nodes, METH_NOARGS, CM_DOC__numa_nodes},
     {NULL, NULL, 0, NULL},
