@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import mmap
 import os
 import sys
+import time
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple, SupportsIndex, cast
@@ -32,6 +35,7 @@ _BLOCK = 64 << 10  #: ranges are told apart by that
 _MOST_RANGES = 1024
 _MOST_PAGES, _RUN_PAGES = 1 << 16, 256  #: that are looked at, and in one piece
 _LEAVING = 2  #: tiles that move back at a time
+_MANY_TURNS, _WINDOW = 16, 10.0  #: of host and devices, within so many seconds
 
 
 class ManagedThrashWarning(UserWarning):
@@ -314,9 +318,41 @@ def residency(buffer: _core.ManagedBuffer) -> Residency:
     )
 
 
-def warn_of_thrashing(buffer: _core.Buffer) -> None:
-    """For the caller of what changed the side; nothing where the user has steered it."""
-    managed = buffer if isinstance(buffer, _core.ManagedBuffer) else buffer.base
+@dataclasses.dataclass(slots=True)
+class _Sides:
+    """Who used managed memory last, which of its bytes, and how often that changed."""
+
+    low: int
+    high: int
+    on_device: bool
+    turns: int = 0
+    since: float = 0.0  #: seconds, of the first change
+    has_warned: bool = False
+
+
+#: By the buffer that others are views of.
+_sides: weakref.WeakKeyDictionary[_core.Buffer, _Sides] = weakref.WeakKeyDictionary()
+
+
+def note_side(buffer: _core.Buffer, low: int, high: int, on_device: bool) -> None:
+    """By the extension: the host, or a device, is about to use these bytes of the memory
+    of `buffer`. Warns where both keep doing so in turn, once, and not where the user has
+    steered it.
+    """
+    root = buffer if buffer.base is None else buffer.base
+    sides = _sides.setdefault(root, _Sides(low, high, on_device))
+    is_same = low < sides.high and sides.low < high
+    if is_same and sides.on_device == on_device:
+        return
+    now = time.monotonic()
+    if not is_same or now - sides.since > _WINDOW:
+        sides.turns, sides.since = 0, now
+    sides.turns += is_same
+    sides.low, sides.high, sides.on_device = low, high, on_device
+    if sides.turns != _MANY_TURNS or sides.has_warned:
+        return
+    sides.has_warned = True
+    managed = buffer if isinstance(buffer, _core.ManagedBuffer) else root
     if isinstance(managed, _core.ManagedBuffer) and (
         managed.read_mostly or managed.preferred_location is not None
     ):

@@ -229,8 +229,6 @@ reset_storage(cm_storage *storage)
     storage->was_named = false;
     storage->was_captured = false;
     storage->is_advised = false;
-    storage->sides.high = 0; /* of no bytes */
-    storage->sides.warned = false;
     storage->unlocks = false;
     storage->lasting_count = 0;
     storage->late_count = 0;

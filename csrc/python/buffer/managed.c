@@ -8,7 +8,6 @@
 
 #include "base/checked_math.h"
 #include "base/machine.h"
-#include "base/thread.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -262,9 +261,6 @@ PyMethodDef cm_managed_methods[] = {
 int
 cm_buffer_note_side(cm_buffer *self, bool on_device)
 {
-    enum { MANY = 16 };
-    const uint64_t window_ns = UINT64_C(10000000000);
-    cm_sides *sides = &self->storage->sides;
     int64_t low, high;
     if (!cm_kind_migrates(self->storage->kind)) {
         return 0;
@@ -272,24 +268,8 @@ cm_buffer_note_side(cm_buffer *self, bool on_device)
     if (cm_buffer_bounds(self, &low, &high) < 0) {
         return -1;
     }
-    low += self->offset;
-    high += self->offset;
-    bool same = low < sides->high && sides->low < high;
-    if (same && sides->on_device == on_device) {
-        return 0;
-    }
-    uint64_t now_ns = cm_now_ns();
-    if (!same || now_ns - sides->since_ns > window_ns) {
-        sides->turns = 0;
-        sides->since_ns = now_ns;
-    }
-    sides->turns += same;
-    sides->low = low;
-    sides->high = high;
-    sides->on_device = on_device;
-    if (sides->turns != MANY || sides->warned) {
-        return 0;
-    }
-    sides->warned = true;
-    return cm_package_do("managed", "warn_of_thrashing", Py_BuildValue("(O)", self));
+    return cm_package_do("managed", "note_side",
+                         Py_BuildValue("(OLLO)", self, (long long)(low + self->offset),
+                                       (long long)(high + self->offset),
+                                       on_device ? Py_True : Py_False));
 }

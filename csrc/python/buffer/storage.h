@@ -37,19 +37,6 @@ cm_writer_is_in_the_way(const cm_writer *writer, cm_extent extent)
            && extent.low < writer->extent.high;
 }
 
-/* -- host and devices using it in turn ------------------------------------------------------ */
-
-/* Of managed memory: who used it last, from its byte `low` to `high`, and how often
- * that changed; see managed.h. */
-typedef struct cm_sides {
-    int64_t low;
-    int64_t high;
-    uint64_t since_ns; /* of the first change */
-    uint32_t turns;
-    bool on_device;
-    bool warned;
-} cm_sides;
-
 /* -- itself ------------------------------------------------------------------------------- */
 
 /* Counted in one number, so that one of them sees that it was the last. */
@@ -80,8 +67,7 @@ typedef struct cm_storage {
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
     bool unlocks;   /* an import whose pages stay locked until then */
-    bool is_advised; /* managed memory, which goes back without what it was told */
-    cm_sides sides;
+    bool is_advised;     /* managed memory, which goes back without what it was told */
     bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
     uint64_t seen_count; /* so many of them were waited for */
