@@ -216,6 +216,7 @@ def _at_exit() -> None:
 #: Modules that are loaded at the first use of one of these names, and for what `_core`
 #: asks of Python: making their classes takes longer than the extension does.
 _LATER: dict[str, tuple[str, ...]] = {
+    "answers": (),
     "extension.arguments": (),
     "extension.array_interface": (),
     "extension.awaiting": (),

@@ -1253,6 +1253,15 @@ class Transfer:
         that the host has to write, until it is written). Work queued on `stream`
         afterwards is **ordered after** the copy.
         """
+    def to_dict(self) -> dict[str, Any]:
+        """What its properties tell now, as plain data that ``json.dumps`` writes.
+
+        Returns
+        -------
+        dict
+            ``nbytes``, ``progress_nbytes``, ``done``, ``cancelled``, ``seconds``,
+            ``gbps`` and ``route``. Never blocks.
+        """
     def _notify(self, fd: int, /) -> None: ...
     def _stop(self) -> None: ...
     def __await__(self) -> Generator[Any]: ...

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cumem import _core, measuring
+from cumem.answers import Answer
 from cumem.devices import Device, driver_version
 from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
@@ -23,7 +24,7 @@ _MOST_BYTES = 64 << 10  # of a file that could be one of ours
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Calibration:
+class Calibration(Answer):
     """Figures of a machine; what `calibrate` returns.
 
     Attributes

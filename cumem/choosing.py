@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, SupportsIndex
 
 from cumem import _core
+from cumem.answers import Answer
 from cumem.bench.cases import Result
 from cumem.bench.report import Report
 from cumem.calibration import kept_path, machine_key
@@ -48,7 +49,7 @@ _BY_CHUNKS = "for chunk by chunk, with cumem.chunks()"
 
 
 @dataclasses.dataclass(frozen=True)
-class Recommendation:
+class Recommendation(Answer):
     """Which memory to use, and why; what `recommend` returns.
 
     Attributes
@@ -76,6 +77,8 @@ class Recommendation:
     alternatives: tuple[tuple[str, str], ...] = ()
     source: str = "rules"
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    _keys = ("figures_seconds",)
 
     def __repr__(self) -> str:
         rows = [("why", self.reason), ("call", self.call), ("by", self.source)]

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
+from cumem.answers import Answer
 from cumem.error_codes import CODES
 
 
-class CudaError(RuntimeError):
+class CudaError(RuntimeError, Answer):
     """A call to CUDA failed.
 
     The notes of the exception say what cumem was doing, where that is known.
 
     Attributes
     ----------
+    message : str
+        The text, as ``str()`` gives it.
+    notes : tuple of str
+        The notes.
     call : str or None
         Name of the CUDA function, e.g. ``"cudaHostAlloc"``.
     code : int or None
@@ -25,7 +30,7 @@ class CudaError(RuntimeError):
     arg : int or None
         The call's telling argument: a number of bytes, a device, a handle.
 
-    All are None in an exception that was made without them.
+    All but the first two are None in an exception that was made without them.
     """
 
     def __init__(
@@ -41,6 +46,23 @@ class CudaError(RuntimeError):
         self.code = code
         self.name = name
         self.arg = arg
+
+    _keys: ClassVar[tuple[str, ...]] = (
+        "message",
+        "notes",
+        "call",
+        "code",
+        "name",
+        "arg",
+    )
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(getattr(self, "__notes__", ()))
 
 
 class OutOfMemoryError(CudaError, MemoryError):
@@ -96,6 +118,13 @@ class OutOfMemoryError(CudaError, MemoryError):
     tried: tuple[str, ...] | None = None
     advice: str | None = None
     others: int | None = None
+
+    _keys = (
+        *("requested_nbytes", "kind", "device", "limit_nbytes", "live_nbytes"),
+        *("cached_nbytes", "in_flight_nbytes", "largest_free_nbytes", "fragmentation"),
+        *("others_nbytes", "driver_free_nbytes", "driver_total_nbytes"),
+        *("outside_nbytes", "available_nbytes", "tried", "advice"),
+    )
 
 
 class CancelledError(RuntimeError):

@@ -8,12 +8,13 @@ import html
 from typing import Any, SupportsFloat
 
 from cumem import _core
+from cumem.answers import Answer
 from cumem.kinds import is_on_device
 from cumem.units import format_nbytes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Answer):
     """What a copy would do; made by `explain`.
 
     Attributes

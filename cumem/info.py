@@ -78,14 +78,14 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "page_nbytes": os.sysconf("SC_PAGE_SIZE"),
-        "memory_total": memory.get("MemTotal"),
-        "memory_available": memory.get("MemAvailable"),
+        "memory_total_nbytes": memory.get("MemTotal"),
+        "memory_available_nbytes": memory.get("MemAvailable"),
         "huge_pages": _selected("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "cgroup_limit": limit,
-        "cgroup_used": used,
-        "pinned_limit": get_limit("pinned"),
-        "memlock_soft": _finite(soft),
-        "memlock_hard": _finite(hard),
+        "cgroup_limit_nbytes": limit,
+        "cgroup_used_nbytes": used,
+        "pinned_limit_nbytes": get_limit("pinned"),
+        "memlock_soft_nbytes": _finite(soft),
+        "memlock_hard_nbytes": _finite(hard),
         "numa_nodes": _numa_nodes(),
     }
 
@@ -200,8 +200,8 @@ def _device(index: int) -> dict[str, Any]:
         "pci_bus_id": bus,
         "numa_node": None if device.emulated else _pci_numa_node(bus),
         "compute_capability": _dotted(device.compute_capability),
-        "memory_total": total,
-        "memory_free": free,
+        "memory_total_nbytes": total,
+        "memory_free_nbytes": free,
         "emulated": device.emulated,
         "attributes": dict(device.attributes()),
         "peers": [
@@ -215,7 +215,7 @@ def _device(index: int) -> dict[str, Any]:
 def _device_lines(device: dict[str, Any]) -> list[str]:
     attributes = device["attributes"]
     capability = device["compute_capability"]
-    free, total = device["memory_free"], device["memory_total"]
+    free, total = device["memory_free_nbytes"], device["memory_total_nbytes"]
     place = [part for part in (device["pci_bus_id"], device["uuid"]) if part]
     if device["numa_node"] is not None:
         place.append(f"NUMA node {device['numa_node']}")
@@ -242,7 +242,7 @@ def _device_lines(device: dict[str, Any]) -> list[str]:
 
 
 def _host_lines(host: dict[str, Any]) -> list[str]:
-    soft, hard = host["memlock_soft"], host["memlock_hard"]
+    soft, hard = host["memlock_soft_nbytes"], host["memlock_hard_nbytes"]
     memlock = f"{_size(soft)} (hard {_size(hard)})" if soft != hard else _size(soft)
     nodes = host["numa_nodes"]
     lines = [
@@ -250,25 +250,27 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
         _row("  processor", f"{host['cpu']}, {host['cores']} cores usable"),
         _row(
             "  memory",
-            f"{_size(host['memory_available'], 'unknown')} available of "
-            f"{_size(host['memory_total'], 'unknown')}",
+            f"{_size(host['memory_available_nbytes'], 'unknown')} available of "
+            f"{_size(host['memory_total_nbytes'], 'unknown')}",
         ),
         _row("  cgroup limit", _cgroup_text(host)),
-        _row("  pinned limit", f"{_size(host['pinned_limit'])} (cumem.set_limit)"),
+        _row(
+            "  pinned limit", f"{_size(host['pinned_limit_nbytes'])} (cumem.set_limit)"
+        ),
         _row("  RLIMIT_MEMLOCK", f"{memlock}; the CUDA driver ignores it"),
         _row("  huge pages", host["huge_pages"] or "unknown"),
     ]
     if not nodes:
         return [*lines, _row("  NUMA nodes", "unknown")]
     for node in nodes:
-        text = f"{_size(node['memory_total'], 'unknown')}, cores {node['cores']}"
+        text = f"{_size(node['memory_total_nbytes'], 'unknown')}, cores {node['cores']}"
         lines.append(_row(f"  NUMA node {node['index']}", text))
     return lines
 
 
 def _cgroup_text(host: dict[str, Any]) -> str:
-    used = host["cgroup_used"]
-    text = _size(host["cgroup_limit"], "none")
+    used = host["cgroup_used_nbytes"]
+    text = _size(host["cgroup_limit_nbytes"], "none")
     return text if used is None else f"{text}, {format_nbytes(used)} used"
 
 
@@ -359,7 +361,7 @@ def _numa_nodes() -> list[dict[str, Any]]:
         nodes.append(
             {
                 "index": int(folder.name.removeprefix("node")),
-                "memory_total": memory.get("MemTotal"),
+                "memory_total_nbytes": memory.get("MemTotal"),
                 "cores": _read(folder / "cpulist") or "none",
             }
         )

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, SupportsIndex, cast
 import numpy as np
 
 from cumem import _core
+from cumem.answers import plain
 from cumem.devices import Device
 from cumem.extension import driver
 from cumem.extension.arguments import read_location, wrong_type
@@ -83,6 +84,10 @@ class Residency(NamedTuple):
     preferred_location: _Place
     read_mostly: bool
     accessed_by: tuple[Device | str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """This answer as plain data; see `Counters.to_dict`. A device is its index."""
+        return plain(self)
 
 
 # -- locations -------------------------------------------------------------------------

@@ -20,31 +20,44 @@ from typing import (
 )
 
 from cumem import _core
+from cumem.answers import Answer
 from cumem.devices import Device
 from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.limits import enter, leave, lock, put, read_limit
+from cumem.pool_stats import stats
 from cumem.units import format_nbytes
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class DeviceMemory(tuple[int, int]):
+class DeviceMemory(tuple[int, int], Answer):
     """Memory of a device: the pair ``free, total``, and what of it is ours.
 
     Attributes
     ----------
     reserved, live : int
-        Bytes of the device that cumem's pools hold, and of these in buffers.
+        Bytes of the device that the pools of buffers hold, and of these in buffers.
+    staging : int
+        Bytes of the device that cumem holds for copies to go through, beside those.
     """
 
     reserved: int
     live: int
+    staging: int
 
-    def __new__(cls, free: int, total: int, reserved: int, live: int) -> Self:
+    _keys = (
+        *("free_nbytes", "total_nbytes", "reserved_nbytes", "live_nbytes"),
+        *("staging_nbytes", "outside_nbytes"),
+    )
+
+    def __new__(
+        cls, free: int, total: int, reserved: int, live: int, staging: int = 0
+    ) -> Self:
         self = super().__new__(cls, (free, total))
         self.reserved = reserved
         self.live = live
+        self.staging = staging
         return self
 
     @property
@@ -60,19 +73,19 @@ class DeviceMemory(tuple[int, int]):
     @property
     def outside(self) -> int:
         """Bytes in use outside cumem: other libraries and processes, CUDA itself."""
-        return max(0, self.total - self.free - self.reserved)
+        return max(0, self.total - self.free - self.reserved - self.staging)
 
-    def __getnewargs__(self) -> tuple[int, int, int, int]:
-        return (self.free, self.total, self.reserved, self.live)
+    def __getnewargs__(self) -> tuple[int, int, int, int, int]:
+        return (self.free, self.total, self.reserved, self.live, self.staging)
 
     def __repr__(self) -> str:
-        names = ("free", "total", "reserved", "live", "outside")
+        names = ("free", "total", "reserved", "live", "staging", "outside")
         sizes = (f"{name}={format_nbytes(getattr(self, name))}" for name in names)
         return f"DeviceMemory({', '.join(sizes)})"
 
 
 @dataclasses.dataclass(frozen=True)
-class HostMemory:
+class HostMemory(Answer):
     """Memory of the host, in bytes.
 
     Attributes
@@ -88,7 +101,9 @@ class HostMemory:
     pinned_limit : int or None
         What `get_limit` says of pinned memory.
     reserved, live : int
-        Pinned and mapped memory that cumem's pools hold, and of this in buffers.
+        Pinned and mapped memory that the pools of buffers hold, and of this in buffers.
+    staging : int
+        Page-locked memory that cumem holds for copies to go through, beside that.
     """
 
     total: int | None
@@ -98,6 +113,13 @@ class HostMemory:
     pinned_limit: int | None
     reserved: int
     live: int
+    staging: int = 0
+
+    _keys = (
+        *("total_nbytes", "available_nbytes", "cgroup_limit_nbytes"),
+        *("memlock_limit_nbytes", "pinned_limit_nbytes", "reserved_nbytes"),
+        *("live_nbytes", "staging_nbytes"),
+    )
 
 
 @overload
@@ -136,14 +158,19 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     unit = _core.current_device() if device is None else Device(where)
     free, total = unit.memory_info()
     index = unit.index
-    reserved, live = _held(lambda kind, where: is_on_device(kind) and where == index)
-    return DeviceMemory(free, total, reserved, live)
+    held = _held(lambda kind, where: is_on_device(kind) and where == index)
+    return DeviceMemory(free, total, *held)
 
 
-def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int]:
-    rows = [row[5] for *_, row in _core._pools() if wanted(row[2], row[3])]
-    reserved = sum(counters["reserved_nbytes"] for counters in rows)
-    return reserved, sum(counters["live_nbytes"] for counters in rows)
+def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int, int]:
+    """Bytes that pools of buffers hold, of these in buffers, and for copies."""
+    pools = [pool for pool in stats().pools if wanted(pool.kind, pool.device)]
+    own = [pool for pool in pools if not pool.is_staging]
+    return (
+        sum(pool.reserved_nbytes for pool in own),
+        sum(pool.live_nbytes for pool in own),
+        sum(pool.reserved_nbytes for pool in pools if pool.is_staging),
+    )
 
 
 def _host_memory() -> HostMemory:
@@ -151,8 +178,8 @@ def _host_memory() -> HostMemory:
     total, available, cgroup, _ = _core._host_memory()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     memlock = None if soft == resource.RLIM_INFINITY else soft
-    reserved, live = _held(lambda kind, _: kind in PAGE_LOCKED)
-    return HostMemory(total, available, cgroup, memlock, limit_nbytes, reserved, live)
+    held = _held(lambda kind, _: kind in PAGE_LOCKED)
+    return HostMemory(total, available, cgroup, memlock, limit_nbytes, *held)
 
 
 # -- limits ----------------------------------------------------------------------------

@@ -9,9 +9,10 @@ import time
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from cumem import _core
+from cumem.answers import Answer
 from cumem.kinds import (
     ATTACH_GLOBAL,
     DEVICE_FIRST,
@@ -24,7 +25,7 @@ from cumem.units import format_nbytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Counters:
+class Counters(Answer):
     """Counters of a pool, or sums over several.
 
     Bytes unless the name says count or ns. ``live + in_flight + cached = reserved`` at any
@@ -109,6 +110,8 @@ class Counters:
     out_of_memory_count: int = 0
     lost_count: int = 0
 
+    _keys: ClassVar[tuple[str, ...]] = ("waste_nbytes", "fragmentation")
+
     @property
     def waste_nbytes(self) -> int:
         """Bytes of live blocks beyond what was asked for: lost to rounding."""
@@ -122,6 +125,8 @@ class Counters:
         return 1 - self.largest_free_nbytes / self.cached_nbytes
 
 
+_STAGING = "staging"
+_STAGING_NUMBER = 2**64 - 2  #: as csrc/python/pool/pool_object.h says
 _COUNTERS = tuple(field.name for field in dataclasses.fields(Counters))
 _PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
 
@@ -134,7 +139,7 @@ class PoolStats(Counters):
     ----------
     name : str
         ``"default"``, ``"pool 3"`` for the third that was made, ``"closed pool"`` for one
-        that only live buffers keep.
+        that only live buffers keep, ``"staging"`` for one that copies go through.
     kind : str
         ``"device"``, ``"pinned"``, ``"mapped"`` or ``"managed"``.
     device : int
@@ -148,6 +153,13 @@ class PoolStats(Counters):
     device: int = 0
     limit: int | None = None
 
+    _keys = ("limit_nbytes",)
+
+    @property
+    def is_staging(self) -> bool:
+        """Whether copies go through it, and no buffer is in it."""
+        return self.name == _STAGING
+
     def __repr__(self) -> str:
         return _table([(f"{self.kind} {self.device} {self.name}", self)], _lines(self))
 
@@ -156,21 +168,26 @@ class PoolStats(Counters):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stats:
+class Stats(Answer):
     """Counters of all pools.
+
+    ``total`` is the sum of ``kinds``, where buffers are, and of ``staging``.
 
     Attributes
     ----------
     pools : tuple of PoolStats
+        Those that copies go through as well.
     """
 
     pools: tuple[PoolStats, ...]
 
+    _keys = ("kinds", "staging", "total")
+
     def __getitem__(self, kind: str) -> Counters:
-        """Sum of the pools of one kind."""
+        """Sum of the pools of one kind that buffers are in."""
         if kind not in DEVICE_FIRST:
             raise KeyError(kind)
-        return _add(pool for pool in self.pools if pool.kind == kind)
+        return _add(p for p in self.pools if p.kind == kind and not p.is_staging)
 
     @property
     def total(self) -> Counters:
@@ -178,9 +195,16 @@ class Stats:
         return _add(self.pools)
 
     @property
+    def staging(self) -> Counters:
+        """Sum of the pools that copies go through: page-locked pieces of ordinary memory,
+        and room on devices where elements are turned, gathered or read ahead. No buffer is
+        in them, and limits count them."""
+        return _add(pool for pool in self.pools if pool.is_staging)
+
+    @property
     def kinds(self) -> dict[str, Counters]:
-        """Sums of the kinds that have a pool."""
-        present = {pool.kind for pool in self.pools}
+        """Sums of the kinds that have a pool for buffers."""
+        present = {pool.kind for pool in self.pools if not pool.is_staging}
         return {kind: self[kind] for kind in DEVICE_FIRST if kind in present}
 
     def __repr__(self) -> str:
@@ -208,13 +232,14 @@ def pool_counters() -> dict[str, dict[str, int]]:
     Returns
     -------
     dict of str to dict of str to int
-        For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`. Peaks
-        and ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
+        For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`, and for
+        "staging" those of the pools that copies go through. Peaks and
+        ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
     """
-    sums = {kind: dict.fromkeys(_COUNTERS, 0) for kind in DEVICE_FIRST}
-    for *_, (_, _, kind, _, _, counters) in _core._pools():
+    sums = {each: dict.fromkeys(_COUNTERS, 0) for each in (*DEVICE_FIRST, _STAGING)}
+    for *_, (number, _, kind, _, _, counters) in _core._pools():
         for name, value in counters.items():
-            sums[kind][name] += value
+            sums[_STAGING if number == _STAGING_NUMBER else kind][name] += value
     return sums
 
 
@@ -233,6 +258,8 @@ def pool_stats(
 
 def pool_name(number: int, flags: int, kind: str) -> str:
     """``"default"``, ``"pool 3"``, ``"closed pool"``; see `PoolStats`."""
+    if number == _STAGING_NUMBER:
+        return _STAGING
     if number == 2**64 - 1:
         return "closed pool"
     if number != 0:
@@ -344,8 +371,17 @@ class Measure:
         """The pools of each kind together."""
         return self.result.kinds
 
+    @property
+    def staging(self) -> Counters:
+        """The pools that copies went through."""
+        return self.result.staging
+
     def __getitem__(self, kind: str) -> Counters:
         return self.result[kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement as plain data; RuntimeError before the end of the block."""
+        return self.result.to_dict()
 
     def __repr__(self) -> str:
         return "<cumem.Measure, running>" if self._result is None else repr(self.result)
@@ -413,13 +449,19 @@ _MORE_COLUMNS = {  # where there is room for them
 
 
 def _rows(found: Stats) -> list[tuple[str, Counters]]:
-    """Each pool, and the sum of each kind that has more than one."""
+    """Each pool, and the sum of each kind that has more than one; then those that copies
+    go through."""
     rows: list[tuple[str, Counters]] = []
-    for kind, total in found.kinds.items():
-        pools = [pool for pool in found.pools if pool.kind == kind]
-        rows += [(f"{kind} {p.device} {p.name}", p) for p in pools]
+    groups = [(f"{kind}, all pools", found[kind], kind) for kind in found.kinds]
+    for text, total, kind in [*groups, ("staging, all pools", found.staging, None)]:
+        pools = [
+            pool
+            for pool in found.pools
+            if (None if pool.is_staging else pool.kind) == kind
+        ]
+        rows += [(f"{p.kind} {p.device} {p.name}", p) for p in pools]
         if len(pools) > 1:
-            rows.append((f"{kind}, all pools", total))
+            rows.append((text, total))
     return rows
 
 

@@ -9,12 +9,13 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+from cumem.answers import Answer
 from cumem.pool_stats import pool_name
 from cumem.units import format_nbytes, parse_nbytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class Block(Answer):
     """A run of bytes of a segment.
 
     Attributes
@@ -35,7 +36,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class Segment(Answer):
     """A range of addresses of a pool.
 
     Attributes
@@ -51,6 +52,8 @@ class Segment:
     nbytes: int
     blocks: tuple[Block, ...]
 
+    _keys = ("reserved_nbytes",)
+
     @property
     def reserved_nbytes(self) -> int:
         """Bytes that have memory behind them."""
@@ -64,7 +67,7 @@ _LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Answer):
     """All segments and blocks of a pool at one moment; ``print()`` draws a map.
 
     Attributes

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, SupportsIndex
 
 from cumem import _core
+from cumem.answers import Answer
 from cumem.locks import make_lock
 from cumem.units import format_nbytes, read_size
 
@@ -39,7 +40,7 @@ NEVER = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Configuration:
+class Configuration(Answer):
     """How copies that begin now are made; what `configure` returns.
 
     As a context manager it takes back, at the end of the block, what the call that made it

@@ -25,7 +25,7 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
-    {"extension.driver", "kinds", "locks", "structures"},
+    {"answers", "extension.driver", "kinds", "locks", "structures"},
     {
         "extension.arguments",
         "extension.array_interface",

@@ -202,7 +202,8 @@ add_arena(cm_heap *heap, void *host, cm_address base, uint64_t nbytes,
         free(arena);
         return NULL;
     }
-    *arena = (cm_arena){.host = host, .base = base, .nbytes = nbytes, .first = span};
+    *arena = (cm_arena){.heap = heap, .host = host, .base = base, .nbytes = nbytes};
+    arena->first = span;
     span->block = (cm_block){host, base, nbytes};
     span->arena = arena;
     span->prev = span->next = NULL;

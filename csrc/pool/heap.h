@@ -41,7 +41,8 @@ typedef struct cm_heap_span {
 /* One range of addresses: a single chunk, or (placed) many side by side with gaps. */
 struct cm_arena {
     cm_list node; /* in heap->arenas */
-    void *host;   /* NULL: not for the host */
+    struct cm_heap *heap;
+    void *host; /* NULL: not for the host */
     cm_address base;
     uint64_t nbytes;
     cm_heap_span *first;

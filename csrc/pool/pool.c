@@ -384,6 +384,13 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     return cm_ok();
 }
 
+cm_pool *
+cm_block_pool(const cm_block *block)
+{
+    return CM_LIST_ENTRY(((const cm_heap_span *)(const void *)block)->arena->heap,
+                         cm_pool, heap);
+}
+
 /* -- taking back ---------------------------------------------------------------------------- */
 /* At once where nothing runs on the block or one stream's order protects it, else into
  * flight until the host has seen its work end. */

@@ -171,6 +171,9 @@ void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
                            uint32_t use_count, unsigned flags);
 
+/* Where a live block is from, borrowed. */
+cm_pool *cm_block_pool(const cm_block *block);
+
 /* In a forked child: its copy of a block that lived at the fork is there. Never so for
  * managed and device memory. */
 bool cm_block_is_inherited(const cm_block *block);

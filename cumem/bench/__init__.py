@@ -190,10 +190,15 @@ def _room(facts: dict[str, Any], device: cumem.Device) -> int:
     room = [device.memory_info()[0] // 3]  # two, and managed memory
     # the store, two of a kind, the copy that is compared; emulated device memory too
     shares = 8 if device.emulated else 5
-    if host["memory_available"] is not None:
-        room.append(host["memory_available"] // shares)
-    if host["cgroup_limit"] is not None and host["cgroup_used"] is not None:
-        room.append(max(0, host["cgroup_limit"] - host["cgroup_used"]) // shares)
+    if host["memory_available_nbytes"] is not None:
+        room.append(host["memory_available_nbytes"] // shares)
+    if (
+        host["cgroup_limit_nbytes"] is not None
+        and host["cgroup_used_nbytes"] is not None
+    ):
+        room.append(
+            max(0, host["cgroup_limit_nbytes"] - host["cgroup_used_nbytes"]) // shares
+        )
     return min(room)
 
 

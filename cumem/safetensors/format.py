@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from cumem.answers import Answer, plain
 from cumem.files import open_regular
 
 __all__ = [
@@ -88,9 +89,13 @@ class SafetensorsInfo(NamedTuple):
     offset: int
     nbytes: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """This answer as plain data; see `Counters.to_dict`."""
+        return plain(self, "offset_nbytes")
+
 
 @dataclasses.dataclass(frozen=True)
-class SafetensorsHeader:
+class SafetensorsHeader(Answer):
     """What a file says of itself.
 
     Attributes

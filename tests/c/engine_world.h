@@ -36,12 +36,12 @@ open_world_with(world *w, const cm_pool_config *pinned)
     MUST(cm_registry_create(w->rt, &w->registry));
     MUST(cm_engine_create(w->rt, w->registry, NULL, NULL, &w->engine));
     MUST(cm_pool_create(w->rt, pinned, &w->pinned));
-    cm_engine_set_pool(w->engine, -1, w->pinned);
+    cm_engine_set_pool(w->engine, -1, w->pinned, NULL);
     for (int device = 0; device < WORLD_DEVICES; device++) {
         cm_pool_config on_device = {
             .kind = CM_KIND_DEVICE, .device = device, .numa_node = -1};
         MUST(cm_pool_create(w->rt, &on_device, &w->device[device]));
-        cm_engine_set_pool(w->engine, device, w->device[device]);
+        cm_engine_set_pool(w->engine, device, w->device[device], NULL);
         MUST(cm_stream_create(w->rt, device, CM_STREAM_NON_BLOCKING, 0,
                               &w->streams[device]));
     }

@@ -71,14 +71,13 @@ cm_state_runtime(cm_state *state)
     return state->runtime;
 }
 
-cm_pool *
-cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
+static cm_pool *
+get_pool(cm_state *state, cm_pool **slot, cm_kind kind, unsigned flags, int device)
 {
     cm_runtime *runtime = cm_state_runtime(state);
     if (runtime == NULL) {
         return NULL;
     }
-    cm_pool **slot = cm_state_pool_slot(state, kind, flags, device);
     if (CM_UNLIKELY(*slot == NULL)) {
         cm_pool_config config = {.kind = kind,
                                  .device = device,
@@ -98,8 +97,15 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
     return *slot;
 }
 
-/* The engine's pool of one kind, in that place of those it has. False with an
- * exception. */
+cm_pool *
+cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
+{
+    return get_pool(state, cm_state_pool_slot(state, kind, flags, device), kind, flags,
+                    device);
+}
+
+/* The engine's pool of one kind, in that place of those it has: one of its own, so that
+ * what copies hold is told apart. False with an exception. */
 static bool
 set_engine_pool(cm_state *state, int place, cm_kind kind, unsigned flags, int device)
 {
@@ -107,9 +113,11 @@ set_engine_pool(cm_state *state, int place, cm_kind kind, unsigned flags, int de
     if (CM_LIKELY(*has)) {
         return true;
     }
-    cm_pool *pool = cm_state_pool(state, kind, flags, device);
+    cm_pool **slot = &state->pools[CM_STAGING_POOLS + 1 + place];
+    cm_pool *lender = cm_state_pool(state, kind, flags, device);
+    cm_pool *pool = lender == NULL ? NULL : get_pool(state, slot, kind, flags, device);
     if (pool != NULL) {
-        cm_engine_set_pool(state->engine, place, pool);
+        cm_engine_set_pool(state->engine, place, pool, lender);
         *has = true;
     }
     return pool != NULL;

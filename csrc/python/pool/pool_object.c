@@ -155,7 +155,9 @@ cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count)
     size_t found = 0;
     for (int i = 0; i < CM_DEFAULT_POOL_COUNT; i++) {
         if (state->pools[i] != NULL) {
-            entries[found++] = (cm_pool_entry){cm_pool_hold(state->pools[i]), 0};
+            entries[found++] =
+                (cm_pool_entry){cm_pool_hold(state->pools[i]),
+                                i < CM_STAGING_POOLS ? 0 : UINT64_MAX - 1};
         }
     }
     const cm_list *objects = &state->pool_objects;

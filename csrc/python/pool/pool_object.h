@@ -53,7 +53,8 @@ cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
 /* One of all pools. */
 typedef struct cm_pool_entry {
     cm_pool *pool;   /* held */
-    uint64_t number; /* as in cm_pool_object; UINT64_MAX: only live blocks keep it */
+    uint64_t number; /* as in cm_pool_object; UINT64_MAX: only live blocks keep it, one
+                        less: copies go through it */
 } cm_pool_entry;
 
 /* Every pool that has an object, is a default one or keeps a live block. *out is the

@@ -84,14 +84,30 @@ cm_engine_end_call(cm_engine *engine)
 }
 
 void
-cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool)
+cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender)
 {
     cm_pool **slot = device < 0 ? &engine->pinned_pool : &engine->device_pools[device];
     cm_mutex_lock(&engine->lock);
     if (*slot == NULL) {
         *slot = cm_pool_hold(pool);
+        engine->lenders[device + 1] = lender;
     }
     cm_mutex_unlock(&engine->lock);
+}
+
+cm_status
+cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes, cm_stream *stream,
+                const cm_wait_hooks *hooks, cm_block **out)
+{
+    cm_pool *pool = device < 0 ? engine->pinned_pool : engine->device_pools[device];
+    cm_pool *lender = engine->lenders[device + 1];
+    cm_status status = cm_pool_alloc(pool, nbytes, stream, NULL, out);
+    if (lender != NULL && cm_pool_is_short(status)) {
+        status = cm_pool_alloc(lender, nbytes, stream, hooks, out);
+    }
+    return hooks != NULL && cm_pool_is_short(status)
+               ? cm_pool_alloc(pool, nbytes, stream, hooks, out)
+               : status;
 }
 
 cm_status

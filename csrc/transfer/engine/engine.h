@@ -30,8 +30,9 @@ CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_relief *relief, void *relief_argument,
                                         cm_engine **out);
 /* The pools it stages through, page-locked (-1) and of each device; held (counted) by
- * the engine, the first of each. */
-void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool);
+ * the engine, the first of each. Where one has no room, `lender` (borrowed; NULL:
+ * nobody) may have some. */
+void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender);
 /* How copies that begin from now on are made, with the processors that are there now;
  * each value is within its bounds. Fails: CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);

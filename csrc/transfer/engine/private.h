@@ -101,6 +101,7 @@ struct cm_engine {
     uint64_t ring_used_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool;      /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
+    cm_pool *lenders[1 + CM_MAX_DEVICES]; /* borrowed, of each in turn; may be NULL */
     cm_resource_cache cache[CM_MAX_DEVICES];
 };
 
@@ -111,6 +112,12 @@ bool cm_engine_is_forked(const cm_engine *engine);
 CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning);
 /* One of them is through. */
 void cm_engine_end_call(cm_engine *engine);
+
+/* cm_pool_alloc() from the pool that copies stage through, or from its lender before
+ * anything is waited for. */
+CM_NODISCARD cm_status cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes,
+                                       cm_stream *stream, const cm_wait_hooks *hooks,
+                                       cm_block **out);
 
 /* A caller's thread got `status` instead of `nbytes` of a pool. Where that says that
  * there is no room, and there is a cm_relief, the answer of that. It may leave the

@@ -187,7 +187,8 @@ cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
         return cm_fail(CM_EINVALID, (uint64_t)stream->device);
     }
     cm_status status =
-        cm_pool_alloc(pool, nbytes, stream, waits ? &job->hooks : NULL, out);
+        cm_engine_alloc(job->engine, stream->device, nbytes, stream,
+                        waits && !job->capturing ? &job->hooks : NULL, out);
     return !waits || job->hooks.interrupted == NULL || job->capturing
                ? status
                : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
@@ -234,7 +235,7 @@ cm_job_take_device_block(cm_job *job, uint64_t number, cm_address *out)
 }
 
 void
-cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block)
+cm_job_free_block(const cm_job *job, cm_block *block)
 {
     int device = job->plan.src_device;
     bool is_idle = job->step < CM_JOB_SUBMITTED && !job->lost_track;
@@ -244,7 +245,7 @@ cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block)
         uses[use_count++] = job->sides[device].stream;
     }
     if (block != NULL) {
-        cm_pool_free(pool, block, uses, is_idle ? 0 : use_count,
+        cm_pool_free(cm_block_pool(block), block, uses, is_idle ? 0 : use_count,
                      job->lost_track ? CM_POOL_FREE_FENCE : 0u);
     }
 }
@@ -252,20 +253,16 @@ cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block)
 void
 cm_job_free_device_side(cm_job *job)
 {
-    cm_engine *engine = job->engine;
     for (int device = 0; job->sides != NULL && device < CM_MAX_DEVICES; device++) {
         const cm_device_side *side = &job->sides[device];
         if (side->block != NULL) {
-            cm_job_free_block(job, engine->device_pools[device], side->block);
+            cm_job_free_block(job, side->block);
         }
         if (side->stream != NULL) { /* which the ticket may have too, if submitted */
             cm_stream_release(side->stream);
         }
     }
-    if (job->plan.device >= 0) { /* set once before the first use */
-        cm_pool *pool = engine->device_pools[job->plan.device];
-        cm_job_free_block(job, pool, job->block);
-        cm_job_free_block(job, pool, job->temporary);
-    }
+    cm_job_free_block(job, job->block);
+    cm_job_free_block(job, job->temporary);
     free(job->sides);
 }

@@ -66,7 +66,7 @@ CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
  * waited for. */
 CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
 /* At the job's end, with the streams that may still work on it. NULL: nothing. */
-void cm_job_free_block(const cm_job *job, cm_pool *pool, cm_block *block);
+void cm_job_free_block(const cm_job *job, cm_block *block);
 /* Those that are the job's own, and its other streams. */
 void cm_job_free_device_side(cm_job *job);
 

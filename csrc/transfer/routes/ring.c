@@ -86,13 +86,9 @@ cm_ring_destroy(cm_job *job)
     for (uint32_t i = 0; i < job->plan.slot_count; i++) {
         cm_slot *s = &ring->slots[i];
         nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;
-        cm_job_free_block(job, engine->pinned_pool, s->pinned);
-        if (cm_routes[job->plan.route].crosses) {
-            cm_job_free_block(job, engine->device_pools[job->plan.src_device],
-                              s->blocks[0]);
-            cm_job_free_block(job, engine->device_pools[job->plan.device],
-                              s->blocks[1]);
-        }
+        cm_job_free_block(job, s->pinned);
+        cm_job_free_block(job, s->blocks[0]);
+        cm_job_free_block(job, s->blocks[1]);
         free(s->plain); /* the runtime is through with ordinary memory on return */
         cm_cache_give_event(engine, s->device, CM_WAITED, s->event);
     }
@@ -148,11 +144,10 @@ equip_slot(cm_job *job, cm_slot *s)
     /* Each copy may have one slot, whatever others have, so that all go on. */
     uint64_t most = s == ring->slots ? UINT64_MAX : job->tuning.ring_nbytes;
     uint64_t nbytes = job->plan.piece_nbytes;
-    cm_pool *pool = cm_cache_enter_ring(engine, nbytes, most);
-    if (pool == NULL) {
+    if (cm_cache_enter_ring(engine, nbytes, most) == NULL) {
         return make_do(job, s, cm_fail(CM_EINVALID, 0));
     }
-    cm_status status = cm_pool_alloc(pool, nbytes, NULL, NULL, &s->pinned);
+    cm_status status = cm_engine_alloc(engine, -1, nbytes, NULL, NULL, &s->pinned);
     if (!cm_is_ok(status)) {
         s->pinned = NULL;
         cm_cache_leave_ring(engine, nbytes);

@@ -428,7 +428,8 @@ take_block(short_copy *c)
     c->block = cm_pool_try_alloc(pool, c->nbytes, NULL);
     if (c->block == NULL) {
         cm_request_let_go(c->request); /* the pool grows */
-        if (!cm_is_ok(cm_pool_alloc(pool, c->nbytes, NULL, NULL, &c->block))) {
+        if (!cm_is_ok(
+                cm_engine_alloc(c->engine, -1, c->nbytes, NULL, NULL, &c->block))) {
             c->block = NULL;
             cm_cache_leave_ring(c->engine, c->nbytes);
             return NULL;
@@ -455,7 +456,7 @@ copy(short_copy *c)
     }
     if (pool != NULL) {
         bool lost = c->flying && !c->kept;
-        cm_pool_free(pool, c->block, &c->stream, c->flying ? 1 : 0,
+        cm_pool_free(cm_block_pool(c->block), c->block, &c->stream, c->flying ? 1 : 0,
                      lost ? CM_POOL_FREE_FENCE : 0u);
         cm_cache_leave_ring(c->engine, c->nbytes);
     }
