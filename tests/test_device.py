@@ -179,7 +179,7 @@ def test_driver_version_is_the_one_emulated() -> None:
 def test_pool_counters_follow_allocations(runtime) -> None:
     cumem.trim()
     before = cumem.pool_counters()
-    assert set(before) == {"pinned", "mapped", "managed", "device"}
+    assert set(before) == {"pinned", "mapped", "managed", "device", "staging"}
     buffer = cumem.empty_pinned(1000, "u1")
     during = cumem.pool_counters()["pinned"]
     assert during["live_count"] == before["pinned"]["live_count"] + 1

@@ -49,6 +49,7 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
     X(cuDeviceGetAttribute, 2000)                                                      \
     X(cuCtxGetCurrent, 4000)                                                           \
     X(cuCtxSetCurrent, 4000)                                                           \
+    X(cuDevicePrimaryCtxGetState, 7000)                                                \
     X(cuCtxRecordEvent, 12050)                                                         \
     X(cuPointerGetAttribute, 4000)                                                     \
     X(cuThreadExchangeStreamCaptureMode, 10010)                                        \
@@ -417,6 +418,8 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
 #define DO_device_set cudaSetDevice(device)
 #define DO_context_get FIND(CUcontext, DRIVER(cuCtxGetCurrent, &found))
 #define DO_context_set DRIVER(cuCtxSetCurrent, pointer(context))
+#define DO_context_is_active                                                           \
+    FIND(int, DRIVER(cuDevicePrimaryCtxGetState, device, &(unsigned){0}, &found))
 #define DO_context_record_event context_record_event(rt, event)
 #define DO_device_describe device_describe(device, out)
 /* The runtime has the same numbers but does not list all of the driver's. An index of

@@ -31,6 +31,9 @@
     X(context_get, cuCtxGetCurrent, 12000, (NOTHING, 0), (uint64_t *out), (out))         \
     X(context_set, cuCtxSetCurrent, 12000, (CONTEXT, context),                           \
       (uint64_t context), (context))                                                     \
+    /* Has a device its primary context, whoever made that? Creates nothing. */          \
+    X(context_is_active, cuDevicePrimaryCtxGetState, 12000, (DEVICE, device),            \
+      (int device, bool *out), (device, out))                                            \
     /* Record all work of the current context so far; without it: device_synchronize. */ \
     X(context_record_event, cuCtxRecordEvent, 12050, (EVENT, event),                     \
       (uint64_t event), (event))                                                         \

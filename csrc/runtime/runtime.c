@@ -130,6 +130,20 @@ cm_device_was_entered(const cm_runtime *rt, int device)
            && atomic_load_explicit(&rt->primary[device], memory_order_relaxed) != 0;
 }
 
+uint64_t
+cm_devices_with_work(cm_runtime *rt)
+{
+    uint64_t devices = 0;
+    for (int d = 0; d < rt->device_count && d < CM_MAX_DEVICES; d++) {
+        bool active = true;
+        if (!cm_device_was_entered(rt, d)) {
+            cm_ignore(cm_rt_context_is_active(rt, d, &active));
+        }
+        devices |= active ? UINT64_C(1) << d : 0;
+    }
+    return devices;
+}
+
 void
 cm_device_leave(cm_runtime *rt, const cm_device_guard *guard)
 {

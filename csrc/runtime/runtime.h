@@ -294,6 +294,10 @@ CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
 CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
                                            cm_device_guard *guard);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
+/* The devices, as bits, where work of this process may be: those that have a context,
+ * whoever made it, or that cannot be asked. Contexts beside CUDA's own, as cuCtxCreate
+ * makes them, no driver tells of. */
+uint64_t cm_devices_with_work(cm_runtime *rt);
 /* To enter it takes no time: its context is known. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 

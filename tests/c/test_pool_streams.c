@@ -236,6 +236,47 @@ test_pool_fence_covers_every_device_in_use(void)
     close_emulated(rt);
 }
 
+/* Another library works on a device that the runtime never entered. */
+static void
+test_pool_fence_covers_contexts_of_others(void)
+{
+    cm_runtime *rt = open_emulated(13000, 3, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_block *a = take(pool, CHUNK, NULL);
+    void *first = a->host;
+    uint64_t before = 0;
+    uint64_t theirs = 0;
+    CHECK_OK(cm_rt_context_get(rt, &before));
+    CHECK_OK(cm_rt_device_set(rt, 1));
+    CHECK_OK(cm_rt_stream_create(rt, CM_STREAM_NON_BLOCKING, 0, &theirs));
+    CHECK_OK(cm_emulated_gate_close(rt, theirs));
+    CHECK_OK(cm_rt_fill_8_async(rt, a->address, 7, CHUNK, theirs));
+    CHECK_OK(cm_rt_context_set(rt, before));
+    CHECK(!cm_device_was_entered(rt, 1));
+    give(pool, a, NULL, CM_POOL_FREE_FENCE);
+    cm_block *b = take(pool, CHUNK, NULL);
+    CHECK(b->host != first);
+    CHECK_EQ(read_counters(pool).in_flight_count, 1);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 2);
+    CHECK(!cm_device_was_entered(rt, 2)); /* nobody works there */
+    CHECK_EQ(cm_emulated_contexts(rt), 3);
+    CHECK_OK(cm_emulated_gate_open(rt, theirs));
+    synchronize_device(rt, 1);
+    cm_block *c = take(pool, CHUNK, NULL);
+    CHECK_PTR_EQ(c->host, first);
+    CHECK_FILLED(c->host, 7, CHUNK);
+    /* One that cannot be asked about counts as in use. */
+    cm_faults_plan(rt, CM_OP_context_is_active, 1, 999, false);
+    give(pool, c, NULL, CM_POOL_FREE_FENCE);
+    cm_block *d = take(pool, CHUNK, NULL);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 3);
+    give(pool, b, NULL, 0);
+    give(pool, d, NULL, 0);
+    CHECK_OK(cm_rt_stream_destroy(rt, theirs));
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
 static void
 test_pool_fence_on_an_old_driver_waits_for_the_device(void)
 {
@@ -587,6 +628,7 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_per_thread_stream_is_fenced)
      RUN(test_pool_fence_waits_for_every_stream)
      RUN(test_pool_fence_covers_every_device_in_use)
+     RUN(test_pool_fence_covers_contexts_of_others)
      RUN(test_pool_fence_on_an_old_driver_waits_for_the_device)
      RUN(test_pool_stream_nobody_keeps_is_never_touched)
      RUN(test_pool_block_of_many_streams_waits_for_all)

@@ -61,6 +61,7 @@ SECOND_WAY = {
     "peer_can_access": "the runtime's own way between devices is taken",
     "peer_enable": "the same",
     "pointer_access": "the same",
+    "context_is_active": "the device counts as in use: it is fenced as well",
     "device_synchronize": "in a fence: the block stays in flight",
 }
 

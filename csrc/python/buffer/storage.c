@@ -122,9 +122,12 @@ settle(const cm_storage *detached, cm_runtime *runtime)
             first, CM_ASKING(use->rt, use->device,
                              cm_rt_stream_synchronize(use->rt, use->handle)));
     }
-    if (fence && runtime != NULL) {
-        first = cm_first_failure(first, CM_ASKING(runtime, detached->device,
-                                                  cm_rt_device_synchronize(runtime)));
+    uint64_t devices = fence && runtime != NULL ? cm_devices_with_work(runtime) : 0;
+    for (int d = 0; d < CM_MAX_DEVICES; d++) {
+        if ((devices >> d & 1) != 0) {
+            first = cm_first_failure(
+                first, CM_ASKING(runtime, d, cm_rt_device_synchronize(runtime)));
+        }
     }
     return first;
 }

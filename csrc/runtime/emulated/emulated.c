@@ -28,6 +28,7 @@ static const unsigned char entries[CM_OP_COUNT] = {
     [CM_OP_device_set] = BARE,
     [CM_OP_context_get] = BARE,
     [CM_OP_context_set] = BARE,
+    [CM_OP_context_is_active] = BARE,
     [CM_OP_context_record_event] = BARE,
     [CM_OP_capture_mode_exchange] = BARE,
     [CM_OP_physical_granularity] = A_DEVICE,
@@ -284,6 +285,13 @@ cm_emulated_op_context_set(cm_emulated *emulated, uint64_t context)
         return CM_CUDA_DEVICE_UNINITIALIZED;
     }
     cm_emulated_self(emulated)->device = (int)context - 1;
+    return 0;
+}
+
+int32_t
+cm_emulated_op_context_is_active(cm_emulated *emulated, int device, bool *out)
+{
+    *out = (emulated->contexts >> device & 1) != 0;
     return 0;
 }
 
