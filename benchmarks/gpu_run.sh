@@ -7,7 +7,8 @@
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
 #                            many | casting | pipelines | managed | loading | offloading |
 #                            files | safetensors | two | interop | fork | sanitizer |
-#                            stress | stress_transfers | torture | pools | versions |
+#                            stress | stress_transfers | torture | corruption | pools |
+#                            versions |
 #                            all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
@@ -158,6 +159,11 @@ run_torture() {
         --json "$OUT/torture.json"
 }
 
+run_corruption() {
+    "$PYTHON" tests/isolated/corruption_hunt.py --seconds "${HUNT_SECONDS:-180}" \
+        --json "$OUT/corruption.json"
+}
+
 run_pools() {
     "$PYTHON" benchmarks/pools.py --json "$OUT/pools.json" --commit "$CUMEM_COMMIT" \
         ${TRACES:+--traces "$TRACES"}
@@ -180,7 +186,7 @@ steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
         offloading files safetensors bench tests interop
-        fork sanitizer stress stress_transfers torture)
+        fork sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import session, values
+from support.strangers import Stranger
 
 import cumem
 
@@ -47,9 +48,11 @@ def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
     ]
 
 
-def fenced(pool: cumem.Pool) -> int:
-    """Let what waits for a fence have one; how many blocks still wait."""
+def fenced(pool: cumem.Pool, idle: int = 1) -> int:
+    """Let what waits for a fence have one, and see it pass on a device that is idle; how
+    many blocks still wait."""
     pool.trim(wait=False)
+    cumem.Device(idle).synchronize()
     pool.trim(wait=False)
     return pool.stats().in_flight_count
 
@@ -81,7 +84,7 @@ def test_block_waits_for_work_that_nobody_told_of(emulated, kind, door) -> None:
             scratch.fill(1, stream=stream)  # it might be on the buffer: nobody can know
             del_after = DOORS[door](buffer)
             del buffer, del_after
-            assert fenced(pool) == 1
+            assert fenced(pool, 1 - device) == 1
             assert pool.allocate(NBYTES).ptr != address
         pool.trim()
         assert pool.stats().in_flight_count == 0
@@ -190,16 +193,29 @@ def test_pages_stay_locked_under_work_on_another_device(emulated) -> None:
     assert testing.registrations() == 0
 
 
-def test_bytes_of_the_last_user_are_not_overwritten(emulated) -> None:
-    """The whole story: another library's copy, started on a stream that nobody told of."""
-    source = cumem.empty_pinned(NBYTES, "u1")
-    source.numpy()[:] = 7
-    target, stream = cumem.empty_device(NBYTES, "u1"), cumem.Stream()
-    with session.gate(stream):
-        alias = cumem.asbuffer(source.numpy())  # the other library's view of it
-        cumem.copy_async(target, alias, stream=stream)
-        del alias, source
+@pytest.mark.parametrize("kind", HOST_KINDS)
+def test_what_another_librarys_copy_reads_late_is_not_overwritten(
+    runtime, kind
+) -> None:
+    """Its stream is one that cumem was never told of."""
+    with Stranger() as stranger:
+        target = cumem.empty_device(NBYTES, "u1")
+        source = cumem.full(NBYTES, 7, "u1", kind)
+        array = source.numpy()
+        stranger.copy(target.ptr, array.ctypes.data, NBYTES)
+        del array, source
         for _ in range(16):
-            cumem.empty_pinned(NBYTES, "u1").numpy()[:] = 9
-    stream.synchronize()
+            cumem.empty(NBYTES, "u1", kind).numpy()[:] = 9
     assert (values.get(target) == 7).all()
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+def test_what_another_librarys_copy_writes_late_is_nobody_elses(runtime, kind) -> None:
+    with Stranger() as stranger:
+        source = cumem.full(NBYTES, 7, "u1", "device")
+        cumem.Device(0).synchronize()
+        target = cumem.empty(NBYTES, "u1", kind)
+        stranger.copy(target.numpy().ctypes.data, source.ptr, NBYTES)
+        del target
+        others = [cumem.full(NBYTES, 9, "u1", kind) for _ in range(16)]
+    assert all((other.numpy() == 9).all() for other in others)

@@ -277,6 +277,32 @@ test_pool_fence_covers_contexts_of_others(void)
     close_emulated(rt);
 }
 
+/* Of a stream that the legacy one waits for, which is how a driver tells. */
+static void
+test_pool_takes_no_fence_while_a_capture_runs(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    cm_stream *stream = NULL;
+    CHECK_OK(cm_stream_create(rt, 0, 0, 0, &stream));
+    cm_block *a = take(pool, CHUNK, NULL);
+    void *first = a->host;
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), true));
+    give(pool, a, NULL, CM_POOL_FREE_FENCE);
+    cm_block *b = take(pool, CHUNK, NULL);
+    CHECK(b->host != first);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 0);
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), false));
+    cm_block *c = take(pool, CHUNK, NULL);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 1);
+    give(pool, b, NULL, 0);
+    give(pool, c, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    close_emulated(rt);
+}
+
 static void
 test_pool_fence_on_an_old_driver_waits_for_the_device(void)
 {
@@ -629,6 +655,7 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_fence_waits_for_every_stream)
      RUN(test_pool_fence_covers_every_device_in_use)
      RUN(test_pool_fence_covers_contexts_of_others)
+     RUN(test_pool_takes_no_fence_while_a_capture_runs)
      RUN(test_pool_fence_on_an_old_driver_waits_for_the_device)
      RUN(test_pool_stream_nobody_keeps_is_never_touched)
      RUN(test_pool_block_of_many_streams_waits_for_all)

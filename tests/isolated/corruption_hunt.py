@@ -1,0 +1,725 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is used again too early: what corrupts data with others, never with cumem.
+
+    python corruption_hunt.py [--seconds 180] [--seed 1] [--nbytes 4194304] [--only TEXT]
+                              [--json FILE]
+
+A library works late on memory of an allocator, on a stream that the allocator was not told
+of: its copy reads the memory, or writes it, behind other work. Meanwhile the memory is
+dropped, and the next users take memory of the same size and write it. Then the copy runs.
+Had one of them the same bytes, its result is wrong, or theirs is.
+
+Each pattern is played with the allocator of a peer, which is the reproduction, and with
+cumem in its place and all else the same. A round counts if the work was not over when the
+next users had written. Where cumem can know only by `record_stream`, because nothing but
+an address was handed out, both are played, and the one without is called documented.
+
+On a GPU with what is installed of PyTorch, CuPy and RMM; with a second GPU the late work
+is there as well. On the emulated device cumem's runtime makes the late copies, and an
+allocator that hands out the same memory at once stands for the peers. Exit status: 0 when
+cumem's data was always right, 1 when it was not, or when it was never put to the proof.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import datetime
+import importlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.strangers import Stranger
+
+import cumem
+from cumem import info
+
+OLD, NEW = 1, 2  # of the last user, and of the next ones
+NEXT_USERS = 4
+MOST_DELAY = 1 << 14
+
+
+def module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingError(f"{name} is not installed") from error
+
+
+class MissingError(Exception):
+    """A library or a device that a pattern needs is not there."""
+
+
+# -- who works late --------------------------------------------------------------------
+
+
+class CupyWork:
+    """Copies of CuPy's on a stream of its own."""
+
+    name = "CuPy"
+
+    def __init__(self, nbytes: int, device: int = 0) -> None:
+        self.cupy = module("cupy")
+        if device >= self.cupy.cuda.runtime.getDeviceCount():
+            raise MissingError("there is no second GPU")
+        self.device = self.cupy.cuda.Device(device)
+        self.delay_count = 64
+        with self.device:
+            self.stream = self.cupy.cuda.Stream(non_blocking=True)
+            self.ends = self.cupy.zeros((2, 1 << 28), "u1")
+            self.target = self.cupy.zeros(nbytes, "u1")
+            self.source = self.cupy.full(nbytes, OLD, "u1")
+            self.device.synchronize()
+
+    def delay(self) -> None:
+        with self.device, self.stream:
+            for _ in range(self.delay_count):
+                self.ends[0].data.copy_from_device_async(
+                    self.ends[1].data, self.ends.shape[1], self.stream
+                )
+
+    def read(self, memory: Any) -> None:
+        """Start a copy from an array of the host or, within the device, of CuPy's."""
+        with self.device, self.stream:
+            if isinstance(memory, np.ndarray):
+                self.target.set(memory, stream=self.stream)
+            else:
+                self.target.data.copy_from_device_async(
+                    memory.data, self.target.nbytes, self.stream
+                )
+
+    def write(self, memory: Any) -> None:
+        with self.device, self.stream:
+            if isinstance(memory, np.ndarray):
+                self.source.get(stream=self.stream, out=memory, blocking=False)
+            else:
+                memory.data.copy_from_device_async(
+                    self.source.data, self.source.nbytes, self.stream
+                )
+
+    def view(self, exporter: Any) -> Any:
+        with self.device, self.stream:
+            return self.cupy.from_dlpack(exporter)
+
+    def view_of_dictionary(self, exporter: Any) -> Any:
+        with self.device, self.stream:
+            return self.cupy.asarray(exporter)
+
+    def view_of_address(self, address: int, nbytes: int) -> Any:
+        memory = self.cupy.cuda.UnownedMemory(address, nbytes, None)
+        pointer = self.cupy.cuda.MemoryPointer(memory, 0)
+        return self.cupy.ndarray((nbytes,), "u1", pointer)
+
+    def is_late(self) -> bool:
+        return not self.stream.done
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def result(self) -> np.ndarray:
+        with self.device:
+            return self.cupy.asnumpy(self.target)
+
+
+class TorchWork:
+    """Copies of PyTorch's on a stream of its own."""
+
+    name = "PyTorch"
+
+    def __init__(self, nbytes: int, device: int = 0) -> None:
+        self.torch = module("torch")
+        if device >= self.torch.cuda.device_count():
+            raise MissingError("there is no GPU for PyTorch, or no second one")
+        self.where = f"cuda:{device}"
+        self.stream = self.torch.cuda.Stream(device)
+        self.delay_count = 64
+        make = {"dtype": self.torch.uint8, "device": self.where}
+        self.target = self.torch.zeros(nbytes, **make)
+        self.source = self.torch.full((nbytes,), OLD, **make)
+        self.torch.cuda.synchronize(device)
+
+    def delay(self) -> None:
+        with self.torch.cuda.stream(self.stream):
+            self.torch.cuda._sleep(self.delay_count * 200_000)
+
+    def _tensor(self, memory: Any) -> Any:
+        is_array = isinstance(memory, np.ndarray)
+        return self.torch.from_numpy(memory) if is_array else memory
+
+    def read(self, memory: Any) -> None:
+        with self.torch.cuda.stream(self.stream):
+            self.target.copy_(self._tensor(memory), non_blocking=True)
+
+    def write(self, memory: Any) -> None:
+        with self.torch.cuda.stream(self.stream):
+            self._tensor(memory).copy_(self.source, non_blocking=True)
+
+    def view(self, exporter: Any) -> Any:
+        with self.torch.cuda.stream(self.stream):
+            return self.torch.from_dlpack(exporter)
+
+    def view_of_dictionary(self, exporter: Any) -> Any:
+        with self.torch.cuda.stream(self.stream):
+            return self.torch.as_tensor(exporter, device=self.where)
+
+    def is_late(self) -> bool:
+        return not self.stream.query()
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def result(self) -> np.ndarray:
+        return self.target.cpu().numpy()
+
+
+class DriverWork:
+    """Copies between addresses by the CUDA runtime, which no object goes along with."""
+
+    name = "the CUDA runtime"
+
+    def __init__(self, nbytes: int, device: int = 0) -> None:
+        if device >= cumem.device_count():
+            raise MissingError("there is no second GPU")
+        make = {"dtype": "u1", "device": device}
+        self.device, self.delay_count = device, MOST_DELAY
+        self.target = cumem.zeros(nbytes, kind="device", **make)
+        self.source = cumem.full(nbytes, OLD, kind="device", **make)
+        cumem.Device(device).synchronize()
+        self.stranger = Stranger(device)
+
+    @property
+    def stream(self) -> cumem.Stream:
+        return self.stranger.stream
+
+    def delay(self) -> None:
+        self.stranger = Stranger(self.device)
+        self.stranger.__enter__()
+
+    def _copy(self, dst: Any, src: Any) -> None:
+        self.stranger.copy(address_of(dst), address_of(src), self.target.nbytes)
+
+    def read(self, memory: Any) -> None:
+        self._copy(self.target, memory)
+
+    def write(self, memory: Any) -> None:
+        self._copy(memory, self.source)
+
+    def view(self, exporter: Any) -> Any:
+        return Viewed(exporter)
+
+    view_of_dictionary = view
+
+    def view_of_address(self, address: int, nbytes: int) -> Any:
+        return address
+
+    def is_late(self) -> bool:
+        return not self.stream.done
+
+    def wait(self) -> None:
+        self.stranger.__exit__(None, None, None)
+
+    def result(self) -> np.ndarray:
+        return self.target.to_numpy()
+
+
+class Viewed:
+    """A consumer of DLPack on a GPU: it holds the capsule, and uses the address."""
+
+    def __init__(self, buffer: cumem.DeviceBuffer) -> None:
+        self.ptr = buffer.ptr
+        self.capsule = buffer.__dlpack__()
+
+
+def address_of(memory: Any) -> int:
+    if isinstance(memory, np.ndarray):
+        return memory.ctypes.data
+    return memory if isinstance(memory, int) else memory.ptr
+
+
+# -- whose memory it is: of the host ------------------------------------------------------
+
+Take = Callable[[int], np.ndarray]
+
+
+def torch_pinned() -> Take:
+    torch = module("torch")
+    return lambda nbytes: torch.empty(
+        nbytes, dtype=torch.uint8, pin_memory=True
+    ).numpy()
+
+
+def torch_pinned_inside() -> Take:
+    """A part of it: PyTorch finds blocks by their beginning."""
+    take = torch_pinned()
+    return lambda nbytes: take(nbytes + 4096)[4096:]
+
+
+def cupy_pinned() -> Take:
+    cupyx = module("cupyx")
+    return lambda nbytes: cupyx.empty_pinned(nbytes, "u1")
+
+
+class Managed(np.ndarray):
+    """An array over managed memory of CuPy's."""
+
+    keep: Any
+
+
+def cupy_managed() -> Take:
+    cupy = module("cupy")
+    pool = cupy.cuda.MemoryPool(cupy.cuda.malloc_managed)
+
+    def take(nbytes: int) -> np.ndarray:
+        memory = pool.malloc(nbytes)
+        content = (ctypes.c_uint8 * nbytes).from_address(memory.ptr)
+        array = np.frombuffer(content, "u1").view(Managed)
+        array.keep = memory
+        return array
+
+    return take
+
+
+def at_once() -> Take:
+    """Stands for a peer: what was dropped is handed out again, whoever uses it."""
+    spare: dict[int, cumem.Buffer] = {}
+
+    def take(nbytes: int) -> np.ndarray:
+        if nbytes not in spare:
+            spare[nbytes] = cumem.empty_pinned(nbytes, "u1")
+        return spare[nbytes].numpy()
+
+    return take
+
+
+def ours(kind: str) -> Callable[[], Take]:
+    return lambda: lambda nbytes: cumem.empty(nbytes, "u1", kind).numpy()
+
+
+def ours_by_torch() -> Take:
+    torch = module("torch")
+
+    def take(nbytes: int) -> np.ndarray:
+        buffer = cumem.empty_pinned(nbytes, "u1")
+        return torch.frombuffer(buffer, dtype=torch.uint8).numpy()
+
+    return take
+
+
+def ours_by_dlpack() -> Take:
+    torch = module("torch")
+    return lambda nbytes: torch.from_dlpack(cumem.empty_pinned(nbytes, "u1")).numpy()
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of a round: whether it counts, whether memory was handed out again, and the data."""
+
+    late: bool
+    reused: bool
+    corrupted: bool
+
+
+def host_round(work: Any, take: Take, nbytes: int, writes: bool) -> Outcome:
+    memory = take(nbytes)
+    memory[:] = OLD
+    address = memory.ctypes.data
+    work.delay()
+    (work.write if writes else work.read)(memory)
+    del memory
+    users = [take(nbytes) for _ in range(NEXT_USERS)]
+    for user in users:
+        user[:] = NEW
+    late = work.is_late()
+    work.wait()
+    reused = any(user.ctypes.data == address for user in users)
+    wrong = (
+        any((user != NEW).any() for user in users)
+        if writes
+        else (work.result() != OLD).any()
+    )
+    return Outcome(late, reused, bool(wrong))
+
+
+# -- and on a device ----------------------------------------------------------------------
+
+
+class CupyMemory:
+    """Arrays of CuPy's pool, made and dropped on one stream."""
+
+    name = "CuPy"
+
+    def __init__(self) -> None:
+        self.cupy = module("cupy")
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+
+    def take(self, nbytes: int, value: int) -> Any:
+        with self.stream:
+            array = self.cupy.empty(nbytes, "u1")
+            array.fill(value)
+            return array
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def address(self, array: Any) -> int:
+        return array.data.ptr
+
+    def values(self, array: Any) -> np.ndarray:
+        return self.cupy.asnumpy(array)
+
+
+class TorchMemory:
+    name = "PyTorch"
+
+    def __init__(self) -> None:
+        self.torch = module("torch")
+        if not self.torch.cuda.is_available():
+            raise MissingError("there is no GPU for PyTorch")
+        self.stream = self.torch.cuda.Stream()
+
+    def take(self, nbytes: int, value: int) -> Any:
+        with self.torch.cuda.stream(self.stream):
+            make = {"dtype": self.torch.uint8, "device": "cuda"}
+            return self.torch.empty(nbytes, **make).fill_(value)
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def address(self, tensor: Any) -> int:
+        return tensor.data_ptr()
+
+    def values(self, tensor: Any) -> np.ndarray:
+        return tensor.cpu().numpy()
+
+
+class RmmMemory:
+    """Buffers of RMM's pool, made and dropped on one stream, as CuPy sees them."""
+
+    name = "RMM"
+
+    def __init__(self) -> None:
+        rmm = module("rmm")
+        self.cupy = module("cupy")
+        self.stream = self.cupy.cuda.Stream(non_blocking=True)
+        theirs = importlib.import_module("rmm.pylibrmm.stream").Stream(self.stream)
+        self.pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), 1 << 28)
+        self.make = lambda nbytes: rmm.DeviceBuffer(
+            size=nbytes, stream=theirs, mr=self.pool
+        )
+
+    def take(self, nbytes: int, value: int) -> Any:
+        with self.stream:
+            array = self.cupy.asarray(self.make(nbytes)).view("u1")
+            array.fill(value)
+            return array
+
+    wait = CupyMemory.wait
+    address = CupyMemory.address
+    values = CupyMemory.values
+
+
+class OurMemory:
+    """Buffers of cumem's, made and dropped on one stream."""
+
+    name = "cumem"
+
+    def __init__(self) -> None:
+        self.stream = cumem.Stream()
+
+    def take(self, nbytes: int, value: int) -> Any:
+        buffer = cumem.empty_device(nbytes, "u1", stream=self.stream)
+        buffer.fill(value, stream=self.stream)
+        return buffer
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def address(self, buffer: Any) -> int:
+        return buffer.ptr
+
+    def values(self, buffer: Any) -> np.ndarray:
+        return buffer.to_numpy()
+
+
+def as_it_is(work: Any, memory: Any) -> Any:
+    return memory
+
+
+def by_dlpack(work: Any, memory: Any) -> Any:
+    return work.view(memory)
+
+
+def by_dictionary(work: Any, memory: Any) -> Any:
+    return work.view_of_dictionary(memory)
+
+
+def by_address(work: Any, memory: Any) -> Any:
+    return work.view_of_address(memory.ptr, memory.nbytes)
+
+
+def by_address_and_told(work: Any, memory: Any) -> Any:
+    memory.record_stream(work.stream)
+    return work.view_of_address(memory.ptr, memory.nbytes)
+
+
+def device_round(
+    work: Any, owner: Any, view: Callable[[Any, Any], Any], nbytes: int, writes: bool
+) -> Outcome:
+    memory = owner.take(nbytes, OLD)
+    address = owner.address(memory)
+    owner.wait()  # it is there before anybody works on it
+    work.delay()
+    seen = view(work, memory)
+    (work.write if writes else work.read)(seen)
+    del seen, memory
+    users = [owner.take(nbytes, NEW) for _ in range(NEXT_USERS)]
+    owner.wait()
+    late = work.is_late()
+    work.wait()
+    reused = any(owner.address(user) == address for user in users)
+    wrong = (
+        any((owner.values(user) != NEW).any() for user in users)
+        if writes
+        else (work.result() != OLD).any()
+    )
+    return Outcome(late, reused, bool(wrong))
+
+
+# -- the patterns -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Case:
+    """One allocator under one late library.
+
+    `role` is "peer", "cumem", or "documented": cumem without a call that it needs.
+    """
+
+    key: str
+    role: str
+    memory: str
+    work: str
+    writes: bool
+    rounds: int = 0
+    late_rounds: int = 0
+    reused_rounds: int = 0
+    corrupted_rounds: int = 0
+    missing: str | None = None
+
+
+Play = Callable[[int], Callable[[], tuple[Outcome, Any]]]
+
+
+@dataclasses.dataclass
+class Pattern:
+    key: str
+    role: str
+    memory: str
+    work: str
+    play: Play  # from bytes: what plays rounds, reading and writing
+    writes: bool
+
+
+def host(
+    key: str,
+    role: str,
+    memory: str,
+    make: Callable[[], Take],
+    kind: Any,
+    device: int = 0,
+) -> list[Pattern]:
+    def patterns(writes: bool) -> Pattern:
+        def play(nbytes: int) -> Callable[[], tuple[Outcome, Any]]:
+            work, take = kind(nbytes, device), make()
+            return lambda: (host_round(work, take, nbytes, writes), work)
+
+        where = f"{kind.name} on device {device}" if device else kind.name
+        return Pattern(key, role, memory, where, play, writes)
+
+    return [patterns(False), patterns(True)]
+
+
+def device(
+    key: str,
+    role: str,
+    memory: str,
+    owner_kind: Any,
+    kind: Any,
+    view: Callable[[Any, Any], Any],
+) -> list[Pattern]:
+    def patterns(writes: bool) -> Pattern:
+        def play(nbytes: int) -> Callable[[], tuple[Outcome, Any]]:
+            work, owner = kind(nbytes), owner_kind()
+            return lambda: (device_round(work, owner, view, nbytes, writes), work)
+
+        return Pattern(key, role, memory, kind.name, play, writes)
+
+    return [patterns(False), patterns(True)]
+
+
+PINNED = "pinned memory of a library, copied by another"
+PART = "a part of a pinned block, copied by its own library"
+OTHER_GPU = "pinned memory copied by another library on another GPU"
+MANAGED = "managed memory that a device still uses, written by the host"
+STREAM = "device memory dropped on its stream while another one uses it"
+CONSUMER = "device memory dropped while a consumer of DLPack uses it"
+ADDRESS = "memory of which nothing but the address was handed out"
+
+
+def on_a_gpu() -> list[Pattern]:
+    found = []
+    for kind, make, memory in (
+        (CupyWork, torch_pinned, "PyTorch, pinned"),
+        (CupyWork, cupy_pinned, "CuPy, cupyx.empty_pinned"),
+        (TorchWork, cupy_pinned, "CuPy, cupyx.empty_pinned"),
+        (DriverWork, torch_pinned, "PyTorch, pinned"),
+        (DriverWork, cupy_pinned, "CuPy, cupyx.empty_pinned"),
+    ):
+        found += host(PINNED, "peer", memory, make, kind)
+    for kind in (CupyWork, TorchWork, DriverWork):
+        for name in ("pinned", "mapped"):
+            found += host(PINNED, "cumem", f"cumem, {name}", ours(name), kind)
+        found += host(PINNED, "cumem", "cumem, torch.frombuffer", ours_by_torch, kind)
+        found += host(PINNED, "cumem", "cumem, torch.from_dlpack", ours_by_dlpack, kind)
+        found += host(OTHER_GPU, "cumem", "cumem, pinned", ours("pinned"), kind, 1)
+    found += host(PART, "peer", "PyTorch, pinned", torch_pinned_inside, TorchWork)
+    found += host(
+        PART,
+        "cumem",
+        "cumem, pinned",
+        lambda: lambda nbytes: ours("pinned")()(nbytes + 4096)[4096:],
+        TorchWork,
+    )
+    found += host(OTHER_GPU, "peer", "PyTorch, pinned", torch_pinned, CupyWork, 1)
+    for kind in (CupyWork, DriverWork):
+        found += host(MANAGED, "peer", "CuPy, malloc_managed", cupy_managed, kind)
+        found += host(MANAGED, "cumem", "cumem, managed", ours("managed"), kind)
+    found += device(STREAM, "peer", "CuPy", CupyMemory, CupyWork, as_it_is)
+    found += device(STREAM, "peer", "PyTorch", TorchMemory, TorchWork, as_it_is)
+    found += device(STREAM, "peer", "RMM", RmmMemory, CupyWork, as_it_is)
+    for kind in (CupyWork, TorchWork):
+        found += device(STREAM, "cumem", "cumem", OurMemory, kind, by_dictionary)
+        found += device(CONSUMER, "cumem", "cumem", OurMemory, kind, by_dlpack)
+    found += device(CONSUMER, "peer", "PyTorch", TorchMemory, CupyWork, by_dlpack)
+    found += device(CONSUMER, "peer", "CuPy", CupyMemory, TorchWork, by_dlpack)
+    told = "cumem, record_stream"
+    for kind in (CupyWork, DriverWork):
+        found += device(ADDRESS, "documented", "cumem", OurMemory, kind, by_address)
+        found += device(ADDRESS, "cumem", told, OurMemory, kind, by_address_and_told)
+    return found
+
+
+def emulated() -> list[Pattern]:
+    found = host(PINNED, "peer", "stand-in, reused at once", at_once, DriverWork)
+    for name in ("pinned", "mapped"):
+        found += host(PINNED, "cumem", f"cumem, {name}", ours(name), DriverWork)
+        found += host(OTHER_GPU, "cumem", f"cumem, {name}", ours(name), DriverWork, 1)
+    found += host(MANAGED, "cumem", "cumem, managed", ours("managed"), DriverWork)
+    found += device(CONSUMER, "cumem", "cumem", OurMemory, DriverWork, by_dlpack)
+    found += device(ADDRESS, "documented", "cumem", OurMemory, DriverWork, by_address)
+    told = "cumem, record_stream"
+    found += device(ADDRESS, "cumem", told, OurMemory, DriverWork, by_address_and_told)
+    return found
+
+
+def hunt(pattern: Pattern, nbytes: int, seconds: float) -> Case:
+    fields = {f.name for f in dataclasses.fields(Case)} & vars(pattern).keys()
+    case = Case(**{name: getattr(pattern, name) for name in fields})
+    try:
+        play = pattern.play(nbytes)
+    except MissingError as error:
+        case.missing = str(error)
+        return case
+    end = time.monotonic() + seconds
+    while case.rounds < 3 or time.monotonic() < end:
+        outcome, work = play()
+        case.rounds += 1
+        if not outcome.late:
+            work.delay_count = min(MOST_DELAY, 2 * work.delay_count)
+            if case.rounds >= 20 and case.late_rounds == 0:
+                break  # the call itself waits
+        case.late_rounds += outcome.late
+        case.reused_rounds += outcome.reused and outcome.late
+        case.corrupted_rounds += outcome.corrupted
+    return case
+
+
+def line(case: Case) -> str:
+    way = "writes" if case.writes else "reads"
+    head = f"{case.role:<10} {case.memory}, which {case.work} {way} late: "
+    if case.missing is not None:
+        return f"{head}left out, {case.missing}"
+    told = f"{case.corrupted_rounds} of {case.rounds} rounds corrupted"
+    if case.role == "peer" and case.corrupted_rounds == 0:
+        told += ", not reproduced"
+    if case.late_rounds < case.rounds:
+        told += f"; {case.rounds - case.late_rounds} were not late"
+    return f"{head}{told}; the memory was handed out again in {case.reused_rounds}"
+
+
+def failures_of(cases: list[Case]) -> list[str]:
+    own = [case for case in cases if case.role == "cumem" and case.missing is None]
+    wrong = [line(case) for case in own if case.corrupted_rounds > 0]
+    unproved = [line(case) for case in own if case.late_rounds == 0]
+    return wrong + [f"never put to the proof: {text}" for text in unproved]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--seed", type=int, default=1, help="of the patterns' order")
+    parser.add_argument("--nbytes", type=int, default=4 << 20)
+    parser.add_argument("--only", default="", help="patterns whose line has this text")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ.setdefault("CUMEM_EMULATED_DEVICES", "2")
+    started = datetime.datetime.now(datetime.UTC)
+    is_emulated = cumem.backend() == "emulated"
+    patterns = emulated() if is_emulated else on_a_gpu()
+    patterns = [
+        p for p in patterns if options.only in f"{p.key} {p.role} {p.memory} {p.work}"
+    ]
+    random.Random(options.seed).shuffle(patterns)
+    if is_emulated:
+        print("EMULATED DEVICE: stand-ins take the place of other libraries")
+    cases = []
+    for pattern in patterns:
+        cases.append(hunt(pattern, options.nbytes, options.seconds / len(patterns)))
+        print(line(cases[-1]), flush=True)
+    failures = failures_of(cases) if cases else ["no such pattern"]
+    if options.json is not None:
+        result = {
+            "schema": 1,
+            "started": started.isoformat(timespec="seconds"),
+            "commit": info.commit(),
+            "emulated": is_emulated,
+            "options": {k: str(v) for k, v in vars(options).items() if k != "json"},
+            **info.collect(),
+            "libraries": {
+                name: getattr(sys.modules.get(name), "__version__", None)
+                for name in ("torch", "cupy", "rmm")
+            },
+            "cases": [dataclasses.asdict(case) for case in cases],
+            "failures": failures,
+        }
+        text = json.dumps(result, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+    for failure in failures:
+        print(f"WRONG: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

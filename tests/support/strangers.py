@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another library, as far as cumem can tell: copies on a stream that it is not told of."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+import cumem
+from cumem import _core
+
+from . import session
+
+#: What keeps its stream busy on a GPU: so many bytes within the device, so many times.
+LATE_NBYTES, LATE_COUNT = 1 << 28, 1000
+
+
+class Stranger:
+    """Within its ``with`` block the copies that it has started are late: on the emulated
+    device until the end of the block, on a GPU behind copies that take some 200 ms. At the
+    end they are done."""
+
+    def __init__(self, device: int = 0) -> None:
+        self.stream = cumem.Stream(device=device)
+        self.threads: list[threading.Thread] = []
+        self.is_emulated = cumem.backend() == "emulated"
+
+    def __enter__(self) -> Self:
+        if self.is_emulated:
+            session.shut(self.stream)
+        else:
+            ends = cumem.empty_device(2 * LATE_NBYTES, "u1", device=self.stream.device)
+            for _ in range(LATE_COUNT):
+                cumem.copy_async(
+                    ends[:LATE_NBYTES], ends[LATE_NBYTES:], stream=self.stream
+                )
+        return self
+
+    def copy(self, dst: int, src: int, nbytes: int) -> None:
+        """Start a copy between addresses; returns once the driver has it."""
+        ends = dst, src, nbytes, self.stream  # it waits for its end, so in a thread
+        thread = threading.Thread(target=_core._raw_copy, args=ends)
+        thread.start()
+        self.threads.append(thread)
+        session.wait_until_waiting(thread)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self.is_emulated:
+            session.testing.gate_open(self.stream)
+        for thread in self.threads:
+            thread.join()
