@@ -8,8 +8,7 @@
 #                            many | casting | pipelines | managed | loading | offloading |
 #                            files | safetensors | two | interop | fork | sanitizer |
 #                            stress | stress_transfers | torture | corruption | pools |
-#                            versions |
-#                            all]...
+#                            versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files

@@ -33,7 +33,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "casting": ("csrc/base/convert.c", "csrc/transfer/routes", "csrc/transfer/host"),
     "ceilings": (),  # no code of ours
     "checks": ("csrc",),
-    "corruption": ("csrc/pool", "csrc/python/buffer/storage*.c", "csrc/python/protocols"),
+    "corruption": (
+        "csrc/pool",
+        "csrc/python/buffer/storage*.c",
+        "csrc/python/protocols",
+    ),
     "driver-calls": (),
     "files": ("csrc/transfer/file", "csrc/runtime/cuda*"),
     "fork": ("csrc/pool",),

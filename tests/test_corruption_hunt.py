@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The corruption hunt in short, with stand-ins for other libraries; and that it sees one."""
+"""The corruption hunt in short, with stand-ins for other libraries, and that it sees."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ class RmmMemory:
         rmm = module("rmm")
         self.cupy = module("cupy")
         self.stream = self.cupy.cuda.Stream(non_blocking=True)
-        theirs = importlib.import_module("rmm.pylibrmm.stream").Stream(self.stream)
+        theirs = module("rmm.pylibrmm.stream").Stream(self.stream)
         self.pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), 1 << 28)
         self.make = lambda nbytes: rmm.DeviceBuffer(
             size=nbytes, stream=theirs, mr=self.pool
