@@ -51,6 +51,8 @@ PACKAGE_LAYERS = [
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading", "ring"},
     {"managed", "measuring", "pipelines", "loading", "collating"},
+    {"integrations", "integrations.lending"},
+    {"integrations.cupy", "integrations.numba", "integrations.cuda_core"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},

@@ -84,4 +84,9 @@ def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
         else "went through the buffer protocol, so that others may still use its memory "
         "(as torch.frombuffer does); drop it first"
     )
+    if is_exported and nbytes == 0:
+        why += (
+            ". One of no bytes may stand for memory that cumem.integrations has lent to "
+            "another library: disable() that, and drop the library's arrays"
+        )
     raise BufferError(f"shutdown: a {kind} buffer of {nbytes} bytes {why}")

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuda.core's buffers in cumem's pools: a memory resource over a Pool of any kind."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from cuda import core
+
+from cumem import _core
+from cumem.integrations.lending import Pools, lend, need_gpu
+from cumem.kinds import DEVICE_FIRST, KINDS, PAGE_LOCKED
+
+if not hasattr(core, "MemoryResource"):  # before 1.0
+    from cuda.core import experimental as core
+
+__all__ = ["PoolMemoryResource"]
+
+#: From 1.2 on: what orders the end of a buffer that nobody closes.
+_HAS_STREAM = "stream" in inspect.signature(core.Buffer.from_handle).parameters
+
+
+class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
+    """Memory of a Pool as buffers of cuda.core.
+
+    Device memory is ordered by streams: it is for the stream that it is allocated on,
+    and is used again on the one that it is deallocated on; on others after events. Host
+    memory is used again when the host has seen the work of both streams end.
+
+    Parameters
+    ----------
+    pool : Pool, optional
+        Default: the default pool of `kind`.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        Default: the pool's, else device memory.
+    device : Device, int or str, optional
+        Of the default pool; default: cumem's current one.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the pool is of another kind or device, or there is no such kind or device.
+    RuntimeError
+        If memory is emulated.
+
+    Notes
+    -----
+    `shutdown` raises BufferError while buffers live.
+    """
+
+    def __init__(
+        self, pool: object = None, *, kind: str | None = None, device: object = None
+    ) -> None:
+        need_gpu("cuda.core")
+        pools = Pools(pool, kind, DEVICE_FIRST, "cuda.core")
+        index = pools.first()
+        if index is None or device is not None:
+            index = _core._device(device, "device").index
+        self._pool = pools.of(index)
+        self._blocks: dict[int, tuple[_core.Buffer, object]] = {}
+
+    @property
+    def pool(self) -> Any:
+        """The Pool: its counters and its limit."""
+        return self._pool
+
+    def allocate(self, size: int, stream: Any = None) -> Any:
+        """A Buffer of `size` bytes for `stream`, by default the current one of cumem."""
+        ordered_by = _stream_of(stream)
+        buffer = self._pool.allocate(size, ordered_by)
+        self._blocks[buffer.ptr] = buffer, lend(self._pool)
+        more = {"stream": stream} if _HAS_STREAM and stream is not None else {}
+        try:
+            return core.Buffer.from_handle(buffer.ptr, size, mr=self, **more)
+        except BaseException:
+            del self._blocks[buffer.ptr]
+            raise
+
+    def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
+        """Give memory back, to be used again after what `stream` has been given; by
+        default after the stream that it was allocated on."""
+        buffer, _ = self._blocks.pop(int(ptr), (None, None))
+        if buffer is not None and stream is not None and size:
+            try:
+                buffer.record_stream(_stream_of(stream))
+            except Exception:
+                buffer.__dlpack__()  # it waits for all work then
+                raise
+
+    @property
+    def is_device_accessible(self) -> bool:
+        """True: devices reach page-locked memory as well."""
+        return True
+
+    @property
+    def is_host_accessible(self) -> bool:
+        """Of all kinds but device memory."""
+        return self._pool.kind != "device"
+
+    @property
+    def is_managed(self) -> bool:
+        """Of managed memory."""
+        return bool(KINDS[self._pool.kind].migrates)
+
+    @property
+    def device_id(self) -> int:
+        """The device's index; -1 for page-locked memory."""
+        kind, index = self._pool.kind, self._pool.device.index
+        return -1 if kind in PAGE_LOCKED else int(index)
+
+
+def _stream_of(stream: Any) -> Any:
+    """What a GraphBuilder captures is its stream's."""
+    return getattr(stream, "stream", stream)

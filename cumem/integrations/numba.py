@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numba's arrays in cumem's pools: a plug-in for its External Memory Management.
+
+Numba does not say on which streams its arrays are used, so that memory which it gives back
+is used again only when all work of the devices is done that was under way then.
+
+``NUMBA_CUDA_MEMORY_MANAGER=cumem.integrations.numba`` does what `enable` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from numba.cuda.cudadrv import driver
+
+from cumem import _core
+from cumem.integrations.lending import Pools, need_gpu
+from cumem.registering import register
+
+__all__ = ["CumemMemoryManager", "enable"]
+
+_KINDS = ("device",)
+
+
+class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager):  # type: ignore[misc]
+    """Device, managed and page-locked memory of one of Numba's contexts.
+
+    Made by Numba. Device memory comes from the pools of `enable`, other memory from the
+    default pools.
+    """
+
+    pools = Pools(None, None, _KINDS, "Numba")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._live: dict[int, Any] = {}  # Numba's own references are weak
+        self._keys = itertools.count()
+        self._defers = 0
+        self._deferred: list[object] = []
+
+    @property
+    def interface_version(self) -> int:
+        """Of Numba's interface: 1."""
+        return 1
+
+    def initialize(self) -> None:
+        """Before the first use of the context, and again before others."""
+        need_gpu("Numba")
+
+    def memalloc(self, size: int) -> Any:
+        """Device memory, for any stream."""
+        buffer = self.pools.of(self.context.device.id).allocate(size)
+        pointer = ctypes.c_void_p(buffer.ptr)
+        return self._own(driver.AutoFreePointer, pointer, size, buffer.__dlpack__())
+
+    def memallocmanaged(self, size: int, attach_global: bool) -> Any:
+        """Managed memory."""
+        buffer = _core.empty_managed(
+            size,
+            "u1",
+            attach="global" if attach_global else "host",
+            device=self.context.device.id,
+        )
+        pointer = ctypes.c_void_p(buffer.ptr)
+        return self._own(driver.ManagedMemory, pointer, size, memoryview(buffer))
+
+    def memhostalloc(
+        self,
+        size: int,
+        mapped: bool = False,
+        portable: bool = False,
+        wc: bool = False,
+    ) -> Any:
+        """Page-locked memory; portable always, which costs nothing."""
+        make = _core.empty_mapped if mapped else _core.empty_pinned
+        buffer = make(size, "u1", write_combined=wc, device=self.context.device.id)
+        lease = memoryview(buffer)
+        return self._own_host(mapped, buffer.ptr, size, lease)
+
+    def mempin(
+        self, owner: object, pointer: Any, size: int, mapped: bool = False
+    ) -> Any:
+        """Page-lock memory that exists; unlocked when its work is done."""
+        address = getattr(pointer, "value", pointer)
+        memory = (ctypes.c_ubyte * size).from_address(address)
+        registration = register(memory, mapped=mapped, device=self.context.device.id)
+        lease = registration, memoryview(registration.buffer)
+        return self._own_host(mapped, address, size, lease, owner=owner)
+
+    def get_memory_info(self) -> Any:
+        """Free and total bytes of the device. Free ones are the driver's: what the pools
+        cache is not among them."""
+        free, total = _core._memory_info(self.context.device.id)
+        return driver.MemoryInfo(free=free, total=total)
+
+    def get_ipc_handle(self, memory: Any) -> Any:
+        """For other processes, which CUDA allows for plain segments alone.
+
+        Raises
+        ------
+        RuntimeError
+            If the pool may map its memory piece by piece.
+        """
+        if self.pools.of(self.context.device.id).segments != "malloc":
+            raise RuntimeError(
+                "CUDA IPC needs memory of one allocation: "
+                'cumem.integrations.numba.enable(cumem.Pool("device", '
+                'segments="malloc"))'
+            )
+        return super().get_ipc_handle(memory)
+
+    def reset(self) -> None:
+        """Take all memory of the context back, as Numba's own manager does: arrays of
+        device, managed and mapped memory are invalid then."""
+        self._live.clear()
+
+    @contextlib.contextmanager
+    def defer_cleanup(self) -> Iterator[None]:
+        """Keep what is dropped inside until the end of the outermost block."""
+        self._defers += 1
+        try:
+            yield
+        finally:
+            self._defers -= 1
+            if self._defers == 0:
+                self._deferred.clear()
+
+    def _own(
+        self, kind: Any, pointer: Any, size: int, lease: object, **owner: Any
+    ) -> Any:
+        """A pointer of Numba's that keeps a lease as long as arrays refer to it."""
+        key = next(self._keys)
+        finalizer = self._finalizer(key, lease)
+        made = kind(self._context(), pointer, size, finalizer=finalizer, **owner)
+        self._live[key] = made
+        return made.own()
+
+    def _own_host(
+        self, mapped: bool, address: int, size: int, lease: object, **owner: Any
+    ) -> Any:
+        # with ctypes, which Numba used before, it is an object
+        has_binding = getattr(driver, "USE_NV_BINDING", True)
+        pointer = address if has_binding else ctypes.c_void_p(address)
+        if mapped:
+            return self._own(driver.MappedMemory, pointer, size, lease, **owner)
+        finalizer = self._finalizer(next(self._keys), lease)
+        return driver.PinnedMemory(
+            self._context(), pointer, size, finalizer=finalizer, **owner
+        )
+
+    def _context(self) -> Any:
+        return weakref.proxy(self.context)
+
+    def _finalizer(self, key: int, lease: object) -> Any:
+        live, held = self._live, [lease]
+
+        def finalize() -> None:
+            live.pop(key, None)
+            if self._defers:
+                self._deferred.extend(held)
+            held.clear()
+
+        return finalize
+
+
+#: What Numba looks for in the module that NUMBA_CUDA_MEMORY_MANAGER names.
+_numba_memory_manager = CumemMemoryManager
+
+
+def enable(pool: object = None) -> None:
+    """Have Numba take its memory from cumem's pools, for the rest of the process.
+
+    Parameters
+    ----------
+    pool : Pool or iterable of Pool, optional
+        Where device memory comes from; several for several devices. Default: the default
+        pool of each device.
+
+    Raises
+    ------
+    TypeError
+        If `pool` is of another type.
+    ValueError
+        If a pool is of another kind, or two are of one device.
+    RuntimeError
+        If Numba uses a device already, or memory is emulated.
+
+    Notes
+    -----
+    Numba has no way back: it keeps the manager of its first use. `shutdown` raises
+    BufferError while arrays of Numba live.
+    """
+    need_gpu("Numba")
+    pools = Pools(pool, None, _KINDS, "Numba")
+    if any(each.primary_context for each in driver.driver.devices.values()):
+        raise RuntimeError(
+            "Numba uses a device already, with another memory manager: enable() must "
+            "come before its first array, kernel or question about a device"
+        )
+    CumemMemoryManager.pools = pools
+    driver.set_memory_manager(CumemMemoryManager)
