@@ -25,7 +25,6 @@ __all__ = ["OutOfMemoryError", "PinnedOutOfMemoryError", "disable", "enable", "u
 _KINDS = ("device", "managed")
 #: CuPy's streams that are known at a time, and kept alive.
 _STREAMS_MAX = 64
-_PER_THREAD = 2  # the handle of CUDA's per-thread default stream
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, cupy.cuda.memory.OutOfMemoryError):  # type: ignore[misc]
@@ -58,8 +57,8 @@ def _as(error: errors.OutOfMemoryError, kind: type[Exception]) -> Exception:
     return made.with_traceback(error.__traceback__)
 
 
-#: CuPy's stream or None: look again; whether its device is to be asked for; how to
-#: allocate, on what, and the device.
+#: CuPy's stream; whether its device is to be asked for; how to allocate, on what, and the
+#: device.
 _Place = tuple[Any, bool, Callable[[int, Any], _core.Buffer], Any, int]
 
 
@@ -71,32 +70,25 @@ class _Places:
         self._get_device = cupy.cuda.runtime.getDevice
         self._is_single = cupy.cuda.runtime.getDeviceCount() == 1
         self._known: dict[tuple[int, int], _Place] = {}
-        self._of_thread = threading.local()
 
     def find(self, stream: Any) -> _Place:
         device = self._get_device()
-        if stream.ptr == _PER_THREAD:  # another stream in each thread
-            known = self._of_thread.__dict__
-            place = known.get(device)
-            if place is None:
-                place = known[device] = self._make(None, stream, device)
-            return place
         place = self._known.get((stream.ptr, device))
         if place is None or place[0] is not stream:
             if len(self._known) >= _STREAMS_MAX:
                 self._known.clear()
-            place = self._make(stream, stream, device)
+            place = self._make(stream, device)
             self._known[stream.ptr, device] = place
         return place
 
-    def _make(self, known_by: Any, stream: Any, device: int) -> _Place:
+    def _make(self, stream: Any, device: int) -> _Place:
         # What was a Stream of cumem's before is the cheapest: it is known to last.
         own = getattr(stream, "_foreign_stream_ref", None)
         if not isinstance(own, _core.Stream):
             own = _core.Stream.from_external(stream, device=device)
         # CuPy's default streams are one object for all devices.
         asks = not self._is_single and stream.device_id < 0
-        return known_by, asks, self._pools.of(device).allocate, own, device
+        return stream, asks, self._pools.of(device).allocate, own, device
 
 
 def _make_allocator(pools: Pools) -> Callable[[int], Any]:
@@ -113,8 +105,8 @@ def _make_allocator(pools: Pools) -> Callable[[int], Any]:
     def allocate(nbytes: int) -> Any:
         nonlocal last
         stream = get_stream()
-        known_by, asks, take, own, device = last
-        if known_by is not stream or (asks and get_device() != device):
+        known, asks, take, own, device = last
+        if known is not stream or (asks and get_device() != device):
             last = _, _, take, own, device = find(stream)
         try:
             buffer = take(nbytes, own)

@@ -25,6 +25,7 @@ from cumem.registering import register
 __all__ = ["CumemMemoryManager", "enable"]
 
 _KINDS = ("device",)
+_LEGACY = 1  # the handle of CUDA's legacy default stream
 
 
 class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager):  # type: ignore[misc]
@@ -53,8 +54,11 @@ class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager)
         need_gpu("Numba")
 
     def memalloc(self, size: int) -> Any:
-        """Device memory, for any stream."""
-        buffer = self.pools.of(self.context.device.id).allocate(size)
+        """Device memory, in the order of the legacy default stream: all streams that
+        Numba makes come after that one."""
+        device = self.context.device.id
+        legacy = _core.Stream.from_external(_LEGACY, device=device)
+        buffer = self.pools.of(device).allocate(size, legacy)
         pointer = ctypes.c_void_p(buffer.ptr)
         return self._own(driver.AutoFreePointer, pointer, size, buffer.__dlpack__())
 
