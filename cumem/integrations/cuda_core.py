@@ -55,23 +55,25 @@ class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
         self, pool: object = None, *, kind: str | None = None, device: object = None
     ) -> None:
         need_gpu("cuda.core")
-        pools = Pools(pool, kind, DEVICE_FIRST, "cuda.core")
-        index = pools.first()
+        self._pools = Pools(pool, kind, DEVICE_FIRST, "cuda.core")
+        index = self._pools.first()
         if index is None or device is not None:
             index = _core._device(device, "device").index
-        self._pool = pools.of(index)
+        self._index = index
+        self._pools.of(index)  # or it is refused here
         self._blocks: dict[int, tuple[_core.Buffer, object]] = {}
 
     @property
     def pool(self) -> Any:
         """The Pool: its counters and its limit."""
-        return self._pool
+        return self._pools.of(self._index)
 
     def allocate(self, size: int, stream: Any = None) -> Any:
         """A Buffer of `size` bytes for `stream`, by default the current one of cumem."""
         ordered_by = _stream_of(stream)
-        buffer = self._pool.allocate(size, ordered_by)
-        self._blocks[buffer.ptr] = buffer, lend(self._pool)
+        pool = self.pool
+        buffer = pool.allocate(size, ordered_by)
+        self._blocks[buffer.ptr] = buffer, lend(pool)
         more = {"stream": stream} if _HAS_STREAM and stream is not None else {}
         try:
             return core.Buffer.from_handle(buffer.ptr, size, mr=self, **more)
@@ -98,18 +100,17 @@ class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
     @property
     def is_host_accessible(self) -> bool:
         """Of all kinds but device memory."""
-        return self._pool.kind != "device"
+        return bool(self._pools.kind != "device")
 
     @property
     def is_managed(self) -> bool:
         """Of managed memory."""
-        return bool(KINDS[self._pool.kind].migrates)
+        return bool(KINDS[self._pools.kind].migrates)
 
     @property
     def device_id(self) -> int:
         """The device's index; -1 for page-locked memory."""
-        kind, index = self._pool.kind, self._pool.device.index
-        return -1 if kind in PAGE_LOCKED else int(index)
+        return -1 if self._pools.kind in PAGE_LOCKED else self._index
 
 
 def _stream_of(stream: Any) -> Any:

@@ -56,7 +56,6 @@ class Pools:
                     f"pool is one of {each.kind} memory, but {kind} memory is asked for"
                 )
         self.kind: Any = kind
-        self._given = bool(given)
         self._pools = {each.device.index: each for each in given}
         if len(self._pools) != len(given):
             raise ValueError("pool: there are two of one device")
@@ -64,19 +63,18 @@ class Pools:
 
     def first(self) -> int | None:
         """The device of the first pool that was given; None: none was."""
-        return next(iter(self._pools)) if self._given else None
+        return next(iter(self._pools), None)
 
     def of(self, device: int) -> Pool:
-        """The pool of a device, by its index."""
-        pool = self._pools.get(device)
-        if pool is None:
-            if self._given:
-                raise ValueError(
-                    f"{self._library} allocates on device {device}, but the pools given "
-                    f"are of {sorted(self._pools)}: give one of each device that is used"
-                )
-            pool = self._pools[device] = _core.default_pool(self.kind, device)
-        return pool
+        """The pool of a device, by its index; a default one is that of now."""
+        if not self._pools:
+            return _core.default_pool(self.kind, device)
+        if device not in self._pools:
+            raise ValueError(
+                f"{self._library} allocates on device {device}, but the pools given are "
+                f"of {sorted(self._pools)}: give one of each device that is used"
+            )
+        return self._pools[device]
 
 
 def _list_pools(pool: Any) -> list[Pool]:
