@@ -4,11 +4,11 @@
 # driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
 # where packages can be had, bring .gpu/ along, then
 #
-#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads | cores |
-#                            many | casting | pipelines | managed | loading | offloading |
-#                            files | safetensors | two | interop | fork | sanitizer |
-#                            stress | stress_transfers | torture | corruption | pools |
-#                            versions | all]...
+#     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
+#                            cores | many | casting | pipelines | managed | loading |
+#                            offloading | cupy_pool | files | safetensors | two |
+#                            interop | fork | sanitizer | stress | stress_transfers |
+#                            torture | corruption | pools | versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
@@ -104,6 +104,14 @@ run_offloading() {
     "$PYTHON" benchmarks/offloading.py --json "$OUT/offloading.json"
 }
 
+run_cupy_pool() {
+    "$PYTHON" -c 'import cupy' 2>/dev/null || {
+        echo "left out: it needs CuPy"
+        return 0
+    }
+    "$PYTHON" benchmarks/cupy_pool.py --json "$OUT/cupy-pool.json"
+}
+
 run_pipelines() {
     "$PYTHON" benchmarks/pipelines.py --folder "${FILES:-/tmp}" --json "$OUT/pipelines.json"
 }
@@ -184,8 +192,8 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
-        offloading files safetensors bench tests interop
-        fork sanitizer stress stress_transfers torture corruption)
+        offloading cupy_pool files safetensors bench tests interop fork sanitizer stress
+        stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

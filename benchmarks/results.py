@@ -38,6 +38,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "csrc/python/buffer/storage*.c",
         "csrc/python/protocols",
     ),
+    "cupy-pool": ("cumem/integrations/cupy.py", "csrc/pool", "csrc/python/pool"),
     "driver-calls": (),
     "files": ("csrc/transfer/file", "csrc/runtime/cuda*"),
     "fork": ("csrc/pool",),

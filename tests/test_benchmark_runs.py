@@ -162,6 +162,12 @@ def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
     assert moved[0] == "cumem"
 
 
+def test_benchmark_of_cupy_says_what_it_needs() -> None:
+    done = programs.run("-W", "ignore", str(FOLDER / "cupy_pool.py"), "--quick")
+    assert done.returncode == 2
+    assert "cupy_pool.py needs " in done.stderr
+
+
 def test_benchmark_of_loading_has_the_same_losses_by_each_way(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "results.json"
