@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,11 +17,17 @@ import numpy as np
 import pytest
 from support import session, stand_ins
 from test_fork import fork_and_run
+from test_libraries import cupy_compiles
 
 import cumem
 
 SIZE = 1 << 20
 ROOT = Path(__file__).parent.parent
+
+pytestmark = [  # what the libraries warn of when they are imported
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 
 
 def live(kind: Any = "device", device: int = 0) -> int:
@@ -445,3 +452,24 @@ def test_cuda_cores_device_allocates_from_a_pool(cuda) -> None:
         assert pool.stats().live_count == 0
     finally:
         device.memory_resource = before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("heading", "module"),
+    [
+        ("One pool", "cupy"),
+        ("CuPy", "cupy"),
+        ("Numba", "numba.cuda"),
+        ("cuda.core",) * 2,
+    ],
+)
+def test_examples_of_the_page_run(cuda, heading, module) -> None:
+    pytest.importorskip(module)
+    if module == "cupy":
+        cupy_compiles()
+    text = (ROOT / "docs" / "allocators.md").read_text(encoding="utf-8")
+    _, _, after = text.partition(f"# {heading}")
+    code = re.findall(r"^```python\n(.*?)^```$", after.split("\n## ")[0], re.S | re.M)
+    assert code
+    run("import numpy as np\nsamples = np.ones(100, 'f4')\n" + "".join(code))

@@ -20,6 +20,11 @@ import cumem
 
 SIZE = 1 << 20
 
+pytestmark = [  # what CuPy warns of when it is imported
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
 
 @pytest.fixture
 def cupy(emulated, monkeypatch) -> Iterator[Any]:
@@ -383,10 +388,10 @@ def real(cuda) -> Iterator[Any]:
     before = cupy.cuda.get_allocator()
     it.enable()
     yield cupy
-    it.disable()
-    assert cupy.cuda.get_allocator() == before
     gc.collect()
     cupy.cuda.Device().synchronize()
+    it.disable()
+    assert cupy.cuda.get_allocator() == before
 
 
 def rolled(cupy: Any, array: Any, stream: Any) -> Any:
@@ -416,9 +421,7 @@ def test_cupys_copies_are_right_through_reused_memory(real) -> None:
         out = result.get(stream=stream)
         stream.synchronize()
         assert (out == data[number]).all()
-    counters = cumem.default_pool("device").stats()
-    assert counters.live_count >= len(results)
-    assert counters.peak_reserved_nbytes < 3 * len(results) * data[0].nbytes
+    assert cumem.default_pool("device").stats().live_count == len(results)
 
 
 @pytest.mark.gpu

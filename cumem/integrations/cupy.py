@@ -155,6 +155,8 @@ class _Enabled:
         cupy.cuda.set_allocator(self.before)
         if self.has_pinned:
             cupy.cuda.set_pinned_memory_allocator(self.pinned_before)
+            # CuPy looks then at what it holds until copies are done, and lets it go
+            cupy.cuda.alloc_pinned_memory(0)
 
 
 def _read_pinned_allocator() -> Any:
