@@ -237,6 +237,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),
     "explanation": ("Explanation", "explain"),
     "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
+    "extension.exchange": (),
     "extension.filling": (),
     "extension.foreign_memory": (),
     "extension.foreign_stream": (),

@@ -10,7 +10,17 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, Final, Literal, Never, Self, SupportsFloat, SupportsIndex, final
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Never,
+    Self,
+    SupportsFloat,
+    SupportsIndex,
+    final,
+)
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -592,6 +602,7 @@ class Buffer:
 class _HostUsable(
     Buffer
 ):  # not at run time: the four types that have the buffer protocol
+    __dlpack_c_exchange_api__: ClassVar[object]
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, view: memoryview, /) -> None: ...
 
@@ -817,6 +828,8 @@ class DeviceBuffer(Buffer):
 
     Has the CUDA array interface and no buffer protocol.
     """
+
+    __dlpack_c_exchange_api__: ClassVar[object]
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -37,7 +37,8 @@ PACKAGE_LAYERS = [
         "extension.streams",
     }
     | {"registering", "units", "extension.values"},
-    {"_testing", "devices", "extension.filling", "extension.texts"},
+    {"_testing", "devices", "extension.filling", "extension.texts"}
+    | {"extension.exchange"},
     {"limits"},
     {
         "extension.awaiting",

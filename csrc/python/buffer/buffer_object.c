@@ -22,7 +22,7 @@ make_extents(cm_buffer *self, int ndim)
 {
     self->extents = self->few;
     if (CM_UNLIKELY(ndim > CM_FEW_NDIM)) {
-        self->extents = PyMem_Malloc(2 * (size_t)ndim * sizeof(*self->extents));
+        self->extents = PyMem_Malloc(3 * (size_t)ndim * sizeof(*self->extents));
         if (self->extents == NULL) {
             self->extents = self->few;
             PyErr_NoMemory();

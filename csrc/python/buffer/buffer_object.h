@@ -22,9 +22,9 @@ typedef struct cm_buffer {
     bool readonly;
     bool deferred;  /* left its `with` block: closed, whatever becomes of the storage */
     bool as_device; /* made by as_device(): device type over mapped or managed memory */
-    int64_t *extents; /* shape[ndim] then strides[ndim] in bytes: `few`, or owned beyond
-                         CM_FEW_NDIM */
-    int64_t few[2 * CM_FEW_NDIM];
+    int64_t *extents; /* shape[ndim], strides[ndim] in bytes, and room for those that
+                         DLPack borrows: `few`, or owned beyond CM_FEW_NDIM */
+    int64_t few[3 * CM_FEW_NDIM];
 } cm_buffer;
 
 /* A buffer over memory of its own, in one piece with its storage. The storage may live

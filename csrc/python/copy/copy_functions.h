@@ -35,6 +35,8 @@ PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nar
                            PyObject *kwnames);
 /* METH_VARARGS | METH_KEYWORDS */
 PyObject *cm_buffer_astype(PyObject *self, PyObject *arguments, PyObject *keywords);
+/* Give a type of buffers DLPack's C functions. 0, or -1 with an exception. */
+int cm_dlpack_add_exchange(PyTypeObject *type);
 /* What copy() answers, of a kind of memory. */
 PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
 /* Py_mp_ass_subscript */

@@ -9,6 +9,7 @@
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
+#include "python/device/objects.h"
 #include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
 
@@ -364,26 +365,50 @@ export_as(PyObject *self, cm_runtime *rt, const export_request *asked)
     return capsule;
 }
 
+static PyObject *
+export_asked(PyObject *self, const export_request *asked)
+{
+    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    cm_runtime *rt =
+        cm_buffer_check_open(buffer) < 0 ? NULL : cm_state_runtime(buffer->state);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_state_enter(buffer->state); /* it waits and copies, and needs `rt` afterwards */
+    PyObject *capsule = export_as(self, rt, asked);
+    cm_state_leave(buffer->state);
+    return capsule;
+}
+
 PyObject *
 cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames)
 {
     static const char *const names[] = {"stream", "max_version", "dl_device", "copy",
                                         NULL};
-    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     PyObject *values[4];
     export_request asked;
     if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0
-        || read_request(values, &asked) < 0 || cm_buffer_check_open(buffer) < 0) {
+        || read_request(values, &asked) < 0) {
         return NULL;
     }
-    cm_runtime *rt = cm_state_runtime(buffer->state);
-    if (rt == NULL) {
+    return export_asked(self, &asked);
+}
+
+PyObject *
+cm_dlpack_current(PyObject *self)
+{
+    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    cm_stream *stream =
+        cm_stream_from_object(buffer->state, Py_None, buffer->storage->device);
+    if (stream == NULL) {
         return NULL;
     }
-    cm_state_enter(buffer->state); /* it waits and copies, and needs `rt` afterwards */
-    PyObject *capsule = export_as(self, rt, &asked);
-    cm_state_leave(buffer->state);
+    export_request asked = {true, (int64_t)cm_stream_tell_handle(stream), true,
+                            CM_DL_MINOR, .copy = 0};
+    asked.stream += asked.stream == 0; /* the legacy default */
+    PyObject *capsule = export_asked(self, &asked);
+    cm_stream_give(buffer->state, stream);
     return capsule;
 }
 

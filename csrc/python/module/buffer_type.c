@@ -274,8 +274,10 @@ cm_register_buffer_types(PyObject *module, cm_state *state)
         if (cm_kind_is_on_device((cm_kind)kind)) {
             slots[4].slot = 0; /* the host cannot read it */
         }
+        PyTypeObject **type = &state->buffer_types[kind];
         result = cm_type_add(module, types[kind].name, sizeof(cm_buffer), flags, slots,
-                             state->buffer_type, &state->buffer_types[kind]);
+                             state->buffer_type, type);
+        result = result < 0 ? -1 : cm_dlpack_add_exchange(*type);
     }
     return result;
 }

@@ -72,15 +72,18 @@ typedef struct cm_dl_versioned {
 } cm_dl_versioned;
 
 /* Since 1.3 a type may carry one in the capsule "dlpack_exchange_api": the protocol as
- * C functions, which wait for no stream. They return 0, or -1 with an exception; the
- * GIL is held. Other major versions of the table are chained by `previous`. */
+ * C functions, which wait for no stream: the memory is used on the current one. They
+ * return 0, or -1 with an exception; the GIL is held, but by who calls the first, which
+ * tells what failed. Other major versions of the table are chained by `previous`. */
+typedef void (*cm_dl_tell)(void *context, const char *kind, const char *message);
 typedef struct cm_dl_exchange {
     cm_dl_version version;
     const struct cm_dl_exchange *previous;
-    void (*allocate)(void);
+    int (*allocate)(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
+                    cm_dl_tell tell);
     int (*from_object)(void *object, cm_dl_versioned **out); /* the caller deletes it */
-    void (*to_object)(void);
-    void (*borrow)(void);
+    int (*to_object)(cm_dl_versioned *managed, void **out);  /* takes it over */
+    int (*borrow)(void *object, cm_dl_tensor *out); /* good until control returns */
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 } cm_dl_exchange;
 
@@ -108,5 +111,8 @@ int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
 /* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used when it is
  * there). */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
+
+/* As __dlpack__(max_version=(1, 3), copy=False) of a consumer on the current stream. */
+PyObject *cm_dlpack_current(PyObject *buffer);
 
 #endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `__dlpack_c_exchange_api__` of the buffer types: DLPack as C functions. What is not
+ * asked of every argument of a call is the package's. */
+#include "python/copy/copy_functions.h"
+#include "python/core/arguments.h"
+#include "python/protocols/dlpack.h"
+
+/* The tensor of a fresh capsule of ours, which it takes over. 0, or -1 for NULL. */
+static int
+open_own(PyObject *capsule, cm_dl_versioned **out)
+{
+    *out = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, CM_DL_VERSIONED_NAME);
+    int result = *out == NULL ? -1 : PyCapsule_SetName(capsule, CM_DL_VERSIONED_USED);
+    Py_XDECREF(capsule);
+    return result;
+}
+
+static int
+give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
+            cm_dl_tell tell)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    const char *kind = "RuntimeError", *message = "cumem could not allocate this";
+    PyObject *answer = cm_package_call(
+        "extension.exchange", "allocate",
+        Py_BuildValue("(N(iii)(ii))", cm_tuple_from(like->shape, like->ndim),
+                      like->dtype.code, like->dtype.bits, like->dtype.lanes,
+                      (int)like->device.type, (int)like->device.id));
+    *out = NULL;
+    if (answer != NULL && PyTuple_Check(answer)) {
+        (void)PyArg_ParseTuple(answer, "ss", &kind, &message);
+    }
+    else {
+        (void)open_own(Py_XNewRef(answer), out);
+    }
+    PyErr_Clear();
+    if (*out == NULL) {
+        tell(context, kind, message);
+    }
+    Py_XDECREF(answer);
+    PyGILState_Release(gil);
+    return *out == NULL ? -1 : 0;
+}
+
+static int
+give_tensor(void *object, cm_dl_versioned **out)
+{
+    return open_own(cm_dlpack_current(object), out);
+}
+
+/* Shape and strides are the buffer's, and so is the memory: no export is counted. */
+static int
+lend_tensor(void *object, cm_dl_tensor *out)
+{
+    const cm_buffer *buffer = object;
+    cm_dl_versioned *managed;
+    if (give_tensor(object, &managed) < 0) {
+        return -1;
+    }
+    *out = managed->tensor;
+    out->shape = buffer->extents;
+    out->strides = buffer->extents + 2 * buffer->ndim;
+    memcpy(out->strides, managed->tensor.strides, sizeof(int64_t) * (size_t)out->ndim);
+    managed->deleter(managed);
+    if (buffer->readonly) {
+        PyErr_SetString(PyExc_BufferError, "the buffer is read-only, which a borrowed "
+                                           "DLPack tensor cannot say");
+    }
+    return buffer->readonly ? -1 : 0;
+}
+
+/* What fails stays the caller's, as with PyTorch's. */
+static int
+take_tensor(cm_dl_versioned *managed, void **out)
+{
+    PyObject *capsule = PyCapsule_New(managed, CM_DL_VERSIONED_NAME, NULL);
+    *out = cm_package_call("extension.exchange", "take", Py_BuildValue("(N)", capsule));
+    return *out == NULL ? -1 : 0;
+}
+
+static int
+tell_stream(int32_t type, int32_t id, void **out)
+{
+    PyObject *handle = cm_package_call("extension.exchange", "current_stream",
+                                       Py_BuildValue("(ii)", type, id));
+    *out = handle == NULL ? NULL : PyLong_AsVoidPtr(handle);
+    Py_XDECREF(handle);
+    return handle == NULL ? -1 : 0;
+}
+
+/* Types that take no attributes have one put into their dictionary. */
+int
+cm_dlpack_add_exchange(PyTypeObject *type)
+{
+    static const cm_dl_exchange table = {
+        {CM_DL_MAJOR, CM_DL_MINOR},
+        NULL,
+        give_memory,
+        give_tensor,
+        take_tensor,
+        lend_tensor,
+        tell_stream,
+    };
+    PyObject *capsule =
+        PyCapsule_New((void *)(uintptr_t)&table, CM_DL_EXCHANGE_NAME, NULL);
+    PyObject *names = PyObject_GenericGetDict((PyObject *)(void *)type, NULL);
+    int result =
+        capsule == NULL || names == NULL
+            ? -1
+            : PyDict_SetItemString(names, "__dlpack_c_exchange_api__", capsule);
+    Py_XDECREF(names);
+    Py_XDECREF(capsule);
+    PyType_Modified(type);
+    return result;
+}
