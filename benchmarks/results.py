@@ -39,6 +39,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "csrc/python/protocols",
     ),
     "cupy-pool": ("cumem/integrations/cupy.py", "csrc/pool", "csrc/python/pool"),
+    "doors": ("csrc/python/protocols", "csrc/python/copy", "csrc/transfer"),
     "driver-calls": (),
     "files": ("csrc/transfer/file", "csrc/runtime/cuda*"),
     "fork": ("csrc/pool",),

@@ -47,6 +47,38 @@ def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
     assert all(s > 0 for case in results["cases"] for s in case["seconds"].values())
 
 
+def test_benchmark_of_doors_runs_and_says_that_it_is_emulated(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    command = [str(FOLDER / "doors.py"), "--quick", "--json", str(path)]
+    done = programs.run(*command, CUMEM_EMULATED_DELAY_US="0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert results["emulated"] is True
+    cases = {(c["what"], c["target"], c["source"]): c for c in results["cases"]}
+    for pair in (("buffer", "ndarray"), ("ndarray", "buffer"), ("buffer", "buffer")):
+        assert cases["copy", *pair]["seconds"]["cumem"] > 0
+    has_torch = "torch" in results["libraries"]
+    assert ("torch" in cases["copy", "ndarray", "ndarray"]["seconds"]) is has_torch
+    assert (("in", "asbuffer", "cpu tensor") in cases) is has_torch
+    assert set(results["libraries"]) | set(results["missing"]) == {
+        *("torch", "cupy", "tvm_ffi")
+    }
+
+
+def test_copy_of_a_door_that_is_wrong_is_seen(emulated, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("doors")
+    try:
+        bench = module.Bench(quick=True)
+        monkeypatch.setattr(module.cumem, "copy", lambda dst, src: None)
+        with pytest.raises(AssertionError, match="what='copy'"):
+            list(bench.copies())
+    finally:
+        for name in ("doors", "measure"):
+            sys.modules.pop(name)
+
+
 def test_managed_words_that_are_wrong_are_seen(emulated, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("managed")

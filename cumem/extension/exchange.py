@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import numpy as np
 
 from cumem import _core
@@ -10,8 +12,13 @@ from cumem.devices import device_count
 from cumem.extension.foreign_memory import find_dtype, refuse_device
 
 #: By DLPack's codes: letters of NumPy's own types; kinds of the memory of devices.
-PLAIN_TYPES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
-KINDS = {1: "pinned", 2: "device", 3: "pinned", 13: "managed"}
+PLAIN_TYPES: Final = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+KINDS: Final[dict[int, Literal["pinned", "managed", "device"]]] = {
+    1: "pinned",
+    2: "device",
+    3: "pinned",
+    13: "managed",
+}
 
 
 def check_device(kind: int, index: int) -> None:

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure short calls that take arrays of other libraries: 256-byte copies, asbuffer.
+
+    python benchmarks/doors.py --json benchmarks/results/doors-h200.json
+
+Every pair of a buffer of the GPU, a NumPy array and PyTorch's tensors of the CPU and the
+GPU, each copy verified; in the same run PyTorch's copy_ and synchronize between the same
+places, and how long an object takes through cumem's door in, or a buffer through another
+library's. On the emulated device it runs and says so: the figures are then not a GPU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cumem
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Call, Run
+
+NBYTES = 256
+CALLS = 200  # between two looks at the clock
+ROUNDS = 40
+LIBRARIES = ("torch", "cupy", "tvm_ffi")
+
+
+@dataclass
+class Case:
+    """One call, by cumem and where it has one by PyTorch.
+
+    Parameters
+    ----------
+    what : str
+        ``"copy"``; ``"in"``: `asbuffer`; ``"out"``: the function of another library.
+    target, source : str
+        The ends: ``"buffer"`` (of the device), ``"ndarray"``, ``"cpu tensor"``, ``"cuda
+        tensor"``, ``"cupy"``. Of a door the object that goes in, or the function.
+    seconds : dict
+        Best time of a call, by library: the mean of 200 in a row.
+    spread : dict
+        Median over best, by library.
+    """
+
+    what: str
+    target: str
+    source: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+
+
+def times_of(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a call, by name: the mean of so many, as often, by turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            found[name].append((time.perf_counter() - start) / CALLS)
+    return found
+
+
+class Bench:
+    """What all cases share."""
+
+    def __init__(self, quick: bool) -> None:
+        self.emulated = cumem.backend() == "emulated"
+        self.rounds = 2 if quick or self.emulated else ROUNDS
+        self.library: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        for name in LIBRARIES:
+            try:
+                self.library[name] = importlib.import_module(name)
+                if name == "cupy":
+                    self.library[name].zeros(1)
+            except Exception as error:
+                self.library.pop(name, None)
+                self.missing[name] = str(error).splitlines()[0]
+        self.torch = self.library.get("torch")
+        self.has_cuda = bool(self.torch and self.torch.cuda.is_available())
+
+    def run(self, case: Case, calls: dict[str, Call]) -> Case:
+        for name, times in times_of(calls, self.rounds).items():
+            case.seconds[name] = min(times)
+            case.spread[name] = statistics.median(times) / min(times)
+        return case
+
+    # -- copies --------------------------------------------------------------------------
+
+    def ends(self) -> dict[str, Callable[[Any], Any]]:
+        """By name: from values to an end of a copy."""
+        found: dict[str, Callable[[Any], Any]] = {
+            "buffer": lambda values: cumem.array(values, kind="device"),
+            "ndarray": np.array,
+        }
+        if self.torch is not None:
+            found["cpu tensor"] = lambda values: self.torch.tensor(values)
+        if self.has_cuda:
+            found["cuda tensor"] = lambda values: self.torch.tensor(
+                values, device="cuda"
+            )
+        if "cupy" in self.library:
+            found["cupy"] = self.library["cupy"].array
+        return found
+
+    def values(self, end: Any) -> Any:
+        return cumem.array(end, kind="pinned").numpy().copy()
+
+    def peer(self, name: str, values: Any) -> Any:
+        """PyTorch's tensor at the same place; None: PyTorch has none here."""
+        if self.torch is None or (
+            name not in ("ndarray", "cpu tensor") and not self.has_cuda
+        ):
+            return None
+        where = "cpu" if name in ("ndarray", "cpu tensor") else "cuda"
+        return self.torch.tensor(values, device=where)
+
+    def copies(self) -> Iterator[Case]:
+        ends = self.ends()
+        zeros = np.zeros(NBYTES, np.uint8)
+        numbers = np.arange(NBYTES, dtype=np.uint8)
+        for target in ends:
+            for source in ends:
+                dst, src = ends[target](zeros), ends[source](numbers)
+                calls: dict[str, Call] = {
+                    "cumem": lambda d=dst, s=src: cumem.copy(d, s)
+                }
+                theirs = self.peer(target, zeros), self.peer(source, numbers)
+                if theirs[0] is not None and theirs[1] is not None:
+                    calls["torch"] = self.torch_copy(*theirs)
+                case = self.run(Case("copy", target, source), calls)
+                assert (self.values(dst) == numbers).all(), case
+                yield case
+
+    def torch_copy(self, dst: Any, src: Any) -> Call:
+        if not (dst.is_cuda or src.is_cuda):
+            return lambda: dst.copy_(src)
+        synchronize = self.torch.cuda.synchronize
+
+        def call() -> None:
+            dst.copy_(src)
+            synchronize()
+
+        return call
+
+    # -- doors ---------------------------------------------------------------------------
+
+    def doors(self) -> Iterator[Case]:
+        numbers = np.arange(NBYTES, dtype=np.uint8)
+        for name, make in self.ends().items():
+            made = make(numbers)
+            yield self.run(
+                Case("in", "asbuffer", name),
+                {"cumem": lambda m=made: cumem.asbuffer(m)},
+            )
+        device = cumem.array(numbers, kind="device")
+        pinned = cumem.array(numbers, kind="pinned")
+        out: dict[str, tuple[Any, Any]] = {
+            "np.asarray": (np.asarray, pinned),
+            "np.from_dlpack": (np.from_dlpack, pinned),
+        }
+        if self.torch is not None:
+            out["torch.from_dlpack"] = self.torch.from_dlpack, device
+        if "cupy" in self.library:
+            out["cupy.asarray"] = self.library["cupy"].asarray, device
+        if "tvm_ffi" in self.library:
+            echo = self.library["tvm_ffi"].get_global_func("testing.nop", True)
+            with contextlib.suppress(TypeError):
+                out["tvm_ffi.from_dlpack"] = self.library["tvm_ffi"].from_dlpack, device
+                echo(device)
+                out["a function of tvm_ffi"] = echo, device
+        for name, (function, buffer) in out.items():
+            yield self.run(
+                Case("out", name, f"{buffer.kind} buffer"),
+                {"cumem": lambda f=function, b=buffer: f(b)},
+            )
+
+    def cases(self) -> Iterator[Case]:
+        yield from self.copies()
+        yield from self.doors()
+
+
+def line_of(case: Case) -> str:
+    """One row of the table on the terminal."""
+    ours = case.seconds["cumem"] * 1e6
+    peer = f"{case.seconds['torch'] * 1e6:8.2f}" if "torch" in case.seconds else " " * 8
+    return f"{case.what:5}{case.target:22}{case.source:16}{ours:8.2f}{peer}"
+
+
+def main() -> int:
+    run = Run(__doc__ or "")
+    bench = Bench(run.options.quick)
+    run.begin(bench.emulated)
+    run.note(
+        1,
+        nbytes=NBYTES,
+        missing=bench.missing,
+        libraries={
+            name: getattr(it, "__version__", "?") for name, it in bench.library.items()
+        },
+    )
+    print(f"{'':5}{'target':22}{'source':16}{'cumem':>8}{'torch':>8}  (microseconds)")
+    run.show(bench.cases(), line_of)
+    run.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
