@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from cumem.multi_device import (
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
+    from cumem.numpy_memory import numpy_pinned
     from cumem.offloading import (
         ActivationOffload, offload, offload_activations, restore,
     )
@@ -164,6 +165,7 @@ __all__ = [
     "load_safetensors",
     "measure",
     "memory_info",
+    "numpy_pinned",
     "offload",
     "offload_activations",
     "on_out_of_memory",
@@ -262,6 +264,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "scatter",
         "scatter_async",
     ),
+    "numpy_memory": ("numpy_pinned",),
     "offloading": ("ActivationOffload", "offload", "offload_activations", "restore"),
     "out_of_memory": (),
     "pipelines": ("chunk_size", "chunks", "pipeline"),

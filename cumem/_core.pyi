@@ -2169,6 +2169,20 @@ def _trim(
 ) -> int:
     """Trim a pool, or all of a kind and of a device (-1: of all)."""
 
+def _numpy_handler(min_nbytes: int, pool: Pool | None, /) -> object:
+    """A capsule of NumPy's for memory of a pool, for arrays of at least so many bytes;
+    without a pool, of NumPy's own memory.
+    """
+
+def _numpy_enter(handler: object, /) -> None:
+    """Make it NumPy's handler in this context; RuntimeError the second time."""
+
+def _numpy_leave(handler: object, /, *exc: object) -> None:
+    """Its block is over, in every context: the one around it is the handler here."""
+
+def _numpy_enable(handler: object | None, /) -> None:
+    """Serve arrays of NumPy's default handler as it says; None: as NumPy does."""
+
 def _retry(attempt: object, callback: object, /) -> bool:
     """Call back, unless that is None, and allocate: True when nothing is left to try."""
 

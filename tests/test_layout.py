@@ -51,7 +51,7 @@ PACKAGE_LAYERS = [
     | {"extension.foreign_stream", "pools", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading", "ring"},
-    {"managed", "measuring", "pipelines", "loading", "collating"},
+    {"managed", "measuring", "numpy_memory", "pipelines", "loading", "collating"},
     {"integrations", "integrations.lending"},
     {"integrations.cupy", "integrations.numba", "integrations.cuda_core"},
     {"calibration"},

@@ -391,6 +391,32 @@ cm_block_pool(const cm_block *block)
                          cm_pool, heap);
 }
 
+cm_block *
+cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes)
+{
+    uint64_t most_in_flight = UINT64_C(256) << 20;
+    alloc_request r = {.nbytes = nbytes};
+    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &r.size)) {
+        return NULL;
+    }
+    cm_pool_trim_idle(pool);
+    cm_heap_span *span = take_ended(pool, &r);
+    cm_spin_lock_take(&pool->lock);
+    cm_pool_raise(&most_in_flight, pool->counters.peak_live_nbytes);
+    bool grows = pool->counters.in_flight_nbytes <= most_in_flight
+                 && cm_budget_room(pool->config.budget) >= r.size;
+    cm_spin_lock_give(&pool->lock);
+    if (span == NULL && grows) {
+        cm_ignore(grow(pool, &r, &span)); /* the caller has other memory */
+    }
+    else if (span == NULL) {
+        cm_ignore(cm_pool_poll(pool, true)); /* the same */
+        span = take_thoroughly(pool, &r);
+    }
+    CM_POOL_DEBUG_CHECK(pool);
+    return span == NULL ? NULL : &span->block;
+}
+
 /* -- taking back ---------------------------------------------------------------------------- */
 /* At once where nothing runs on the block or one stream's order protects it, else into
  * flight until the host has seen its work end. */

@@ -147,6 +147,13 @@ cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      const cm_wait_hooks *hooks, cm_block **out);
 
+/* A block, for any stream, for who has other memory too: from what is free or has
+ * ended, or by growing where the limits have room for it, but not while more is in
+ * flight than ever lived at once and 256 MiB. NULL: use the other. Waits for no work,
+ * only behind a growth or a trim of another thread; gives nothing back but by an idle
+ * trim. */
+cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes);
+
 /* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
  * UINT64_MAX: there is no limit. */
 uint64_t cm_pool_room(cm_pool *pool);

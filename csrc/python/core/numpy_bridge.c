@@ -393,3 +393,22 @@ cm_numpy_as_value(PyObject *object, PyObject *dtype)
     return cm_package_call("extension.values", "as_value",
                            Py_BuildValue("(OO)", object, dtype));
 }
+
+/* -- where the bytes of new arrays come from --------------------------------------------- */
+
+_Static_assert(sizeof(cm_numpy_handler) == sizeof(PyDataMem_Handler)
+                   && offsetof(cm_numpy_handler, allocator.free)
+                          == offsetof(PyDataMem_Handler, allocator.free),
+               "declared as NumPy does");
+
+cm_numpy_handler *
+cm_numpy_default_handler(void)
+{
+    return PyCapsule_GetPointer(PyDataMem_DefaultHandler, CM_NUMPY_HANDLER);
+}
+
+PyObject *
+cm_numpy_exchange_handler(PyObject *capsule)
+{
+    return PyDataMem_SetHandler(capsule);
+}

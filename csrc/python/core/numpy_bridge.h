@@ -56,4 +56,28 @@ PyObject *cm_numpy_as_array(PyObject *object, PyObject *dtype);
  * that dtype and a plain int or float is read by cumem/extension/values.py. */
 PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
 
+/* -- where the bytes of new arrays come from (NEP 49) --------------------------------- */
+
+#define CM_NUMPY_HANDLER "mem_handler" /* name of a capsule of the second struct */
+
+/* NumPy's PyDataMemAllocator and PyDataMem_Handler. Called with the GIL. */
+typedef struct cm_numpy_allocator {
+    void *ctx;
+    void *(*malloc)(void *ctx, size_t nbytes);
+    void *(*calloc)(void *ctx, size_t count, size_t item_nbytes);
+    void *(*realloc)(void *ctx, void *host, size_t nbytes);
+    void (*free)(void *ctx, void *host, size_t nbytes);
+} cm_numpy_allocator;
+typedef struct cm_numpy_handler {
+    char name[127];
+    uint8_t version;
+    cm_numpy_allocator allocator;
+} cm_numpy_handler;
+
+/* The one that contexts without one of their own have; may be written to. */
+cm_numpy_handler *cm_numpy_default_handler(void);
+/* This context's capsule from now on (NULL: the default one); its last one, a new
+ * reference, or NULL with an exception. */
+PyObject *cm_numpy_exchange_handler(PyObject *capsule);
+
 #endif

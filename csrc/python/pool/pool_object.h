@@ -17,6 +17,7 @@ typedef struct cm_pool_object {
 } cm_pool_object;
 
 extern PyMethodDef cm_pool_methods[]; /* default_pool and what the package calls */
+extern PyMethodDef cm_numpy_memory_methods[]; /* numpy_memory.c's, for the package */
 
 int cm_register_pool_type(PyObject *module, cm_state *state);
 

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NumPy arrays born in page-locked memory (NEP 49): what NumPy calls for the bytes of
+ * arrays, in a context or, written into its default handler, in the whole process
+ * (docs/decisions/0015). That is never taken out again: arrays of the default handler
+ * may lie in either memory, and an address tells in which. NumPy holds the GIL; it is
+ * let go while a pool looks for more, as NumPy's own calloc does, but not in realloc,
+ * while an array points to what may go. Nothing here waits for a device or runs Python,
+ * and what a pool does not give comes from NumPy's own functions. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/address_map.h"
+#include "docstrings.h"
+#include "python/buffer/storage.h"
+#include "python/core/numpy_bridge.h"
+#include "python/pool/pool_object.h"
+
+/* Where new arrays go. Of a capsule, which all arrays of its handler keep. */
+typedef struct pinning {
+    cm_numpy_handler handler; /* first: what NumPy sees; its ctx is this struct */
+    cm_state *state;          /* kept by the pool */
+    cm_pool_object *pool;     /* owned; NULL: none is to be had */
+    size_t min_nbytes;
+    PyObject *outer; /* owned: the handler around the block; NULL: not entered yet */
+    bool ended;      /* the block is over, in all contexts */
+} pinning;
+
+/* The one of the process, as is NumPy's default handler. GIL */
+static struct {
+    cm_address_map storages;  /* of pinned arrays, by the address of their bytes */
+    cm_numpy_allocator numpy; /* NumPy's own functions, for all other arrays */
+    PyObject *enabled;        /* owned capsule, or NULL: of the default handler */
+} process;
+
+static pinning *
+pinning_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, CM_NUMPY_HANDLER);
+}
+
+/* -- one array's memory ------------------------------------------------------------------ */
+
+/* An exported storage of `block`, so that it is listed, keeps shutdown() away and, as
+ * others may copy from it unseen, goes back with a fence. Its bytes; NULL: no memory.
+ */
+static void *
+enlist(cm_state *state, cm_pool *pool, cm_block *block)
+{
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    cm_storage *storage = cm_storage_new(state, config->kind, config->device);
+    if (storage == NULL) {
+        PyErr_Clear();
+        cm_pool_free(pool, block, NULL, 0, 0);
+        return NULL;
+    }
+    storage->flags = config->flags;
+    storage->pool = pool;
+    storage->block = block;
+    storage->host = block->host;
+    storage->address = block->address;
+    storage->nbytes = block->nbytes;
+    if (!cm_address_map_put(&process.storages, (uintptr_t)block->host, storage)) {
+        cm_storage_release(storage, true);
+        return NULL;
+    }
+    cm_storage_begin_export(storage);
+    return storage->host;
+}
+
+/* NULL: the memory is to come from NumPy. `ctx`: of the default handler it is NULL. */
+static void *
+pin(void *ctx, size_t nbytes, bool may_grow)
+{
+    const pinning *p = ctx;
+    if (p == NULL && process.enabled != NULL) {
+        p = pinning_of(process.enabled);
+    }
+    if (p == NULL || nbytes < p->min_nbytes || p->ended || p->pool == NULL
+        || p->pool->pool == NULL || p->state->exiting) {
+        return NULL;
+    }
+    cm_state *state = p->state; /* without the GIL `p` may end */
+    cm_pool *pool = p->pool->pool;
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, NULL);
+    if (block == NULL && may_grow) {
+        (void)cm_pool_hold(pool);
+        cm_state_enter(state);
+        Py_BEGIN_ALLOW_THREADS
+        block = cm_pool_alloc_optional(pool, nbytes);
+        cm_pool_release(pool);
+        Py_END_ALLOW_THREADS
+        cm_state_leave(state);
+    }
+    return block == NULL ? NULL : enlist(state, pool, block);
+}
+
+/* Not of a module that is gone, of which nobody knows. */
+static bool
+is_forked(const cm_storage *storage)
+{
+    return storage->state != NULL && cm_runtime_is_forked(storage->state->runtime);
+}
+
+/* A pool's last holder waits for it: that is left to a later call into cumem. */
+static void
+give(cm_storage *storage)
+{
+    bool is_last =
+        !cm_pool_free_is_quick(storage->pool, NULL, 0, 0) && !is_forked(storage);
+    if (!is_last) {
+        cm_pool_free(storage->pool, storage->block, NULL, 0, CM_POOL_FREE_FENCE);
+        storage->pool = NULL;
+        storage->block = NULL;
+    }
+    cm_storage_release(storage, !is_last);
+}
+
+/* -- what NumPy calls; the sizes that it gives to free() are not always true ------------- */
+
+static void *
+numpy_malloc(void *ctx, size_t nbytes)
+{
+    void *host = pin(ctx, nbytes, true);
+    return host != NULL ? host : process.numpy.malloc(process.numpy.ctx, nbytes);
+}
+
+static void *
+numpy_calloc(void *ctx, size_t count, size_t item_nbytes)
+{
+    size_t nbytes;
+    bool fits = !__builtin_mul_overflow(count, item_nbytes, &nbytes);
+    void *host = fits ? pin(ctx, nbytes, true) : NULL;
+    if (host == NULL) {
+        return process.numpy.calloc(process.numpy.ctx, count, item_nbytes);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    memset(host, 0, nbytes);
+    Py_END_ALLOW_THREADS
+    return host;
+}
+
+static void
+numpy_free(void *Py_UNUSED(ctx), void *host, size_t nbytes)
+{
+    cm_storage *storage = cm_address_map_find(&process.storages, (uintptr_t)host, true);
+    if (storage == NULL) {
+        process.numpy.free(process.numpy.ctx, host, nbytes);
+        return;
+    }
+    give(storage);
+}
+
+static void *
+numpy_realloc(void *ctx, void *host, size_t nbytes)
+{
+    const cm_storage *storage =
+        cm_address_map_find(&process.storages, (uintptr_t)host, false);
+    uint64_t room = nbytes;
+    if (storage == NULL) { /* how long it was is not known */
+        host = process.numpy.realloc(process.numpy.ctx, host, nbytes);
+    }
+    else if (is_forked(storage) && !cm_block_is_inherited(storage->block)) {
+        return NULL; /* its bytes are not there */
+    }
+    else {
+        room = storage->nbytes;
+    }
+    if (host == NULL || (storage != NULL && nbytes <= room && nbytes >= room / 2)) {
+        return host;
+    }
+    void *moved = pin(ctx, nbytes, false);
+    if (moved == NULL && storage != NULL) {
+        moved = process.numpy.malloc(process.numpy.ctx, nbytes);
+    }
+    if (moved == NULL) { /* where it is it still is */
+        return nbytes <= room ? host : NULL;
+    }
+    memcpy(moved, host, nbytes < room ? nbytes : room);
+    numpy_free(ctx, host, nbytes);
+    return moved;
+}
+
+/* -- blocks and the switch --------------------------------------------------------------- */
+
+static const cm_numpy_allocator functions = {NULL, numpy_malloc, numpy_calloc,
+                                             numpy_realloc, numpy_free};
+
+/* It is NumPy's handler in this context from now on. */
+static PyObject *
+enter(PyObject *Py_UNUSED(module), PyObject *capsule)
+{
+    pinning *p = pinning_of(capsule);
+    if (p->outer != NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this numpy_pinned() has had its block: make another one");
+        return NULL;
+    }
+    p->outer = cm_numpy_exchange_handler(capsule);
+    return p->outer == NULL ? NULL : Py_NewRef(Py_None);
+}
+
+static bool
+is_own(const pinning *p) /* and not the default handler */
+{
+    return p->handler.allocator.free == numpy_free && p->handler.allocator.ctx != NULL;
+}
+
+/* Blocks may end in any order: NumPy gets the innermost one that is not over. */
+static PyObject *
+leave(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    pinning_of(PyTuple_GetItem(args, 0))->ended = true;
+    PyObject *was = cm_numpy_exchange_handler(NULL);
+    PyObject *next = was;
+    while (next != NULL && is_own(pinning_of(next)) && pinning_of(next)->ended) {
+        next = pinning_of(next)->outer;
+    }
+    PyObject *unset = next == NULL ? NULL : cm_numpy_exchange_handler(next);
+    Py_XDECREF(was);
+    Py_XDECREF(unset);
+    return unset == NULL ? NULL : Py_NewRef(Py_None);
+}
+
+/* Of the default handler, from now on and in every thread; None: NumPy's own again. */
+static PyObject *
+enable(PyObject *Py_UNUSED(module), PyObject *capsule)
+{
+    PyObject *old = process.enabled;
+    process.enabled = capsule == Py_None ? NULL : Py_NewRef(capsule);
+    if (process.enabled != NULL) {
+        cm_numpy_default_handler()->allocator = functions;
+    }
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static void
+destroy(PyObject *capsule)
+{
+    pinning *p = pinning_of(capsule);
+    Py_XDECREF((PyObject *)p->pool); /* its end waits without the GIL */
+    Py_XDECREF(p->outer);
+    free(p);
+}
+
+static PyObject *
+handler(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    unsigned long long min_nbytes;
+    PyObject *object;
+    cm_pool_object *pool;
+    if (!PyArg_ParseTuple(args, "KO:_numpy_handler", &min_nbytes, &object)
+        || cm_arg_pool(state, object, &pool) < 0) {
+        return NULL;
+    }
+    pinning *p = calloc(1, sizeof(*p));
+    if (p == NULL) {
+        return PyErr_NoMemory();
+    }
+    *p =
+        (pinning){{"cumem_pinned", 1, functions}, state, pool, min_nbytes, NULL, false};
+    p->handler.allocator.ctx = p;
+    if (process.numpy.malloc == NULL) {
+        process.numpy = cm_numpy_default_handler()->allocator;
+    }
+    PyObject *capsule = PyCapsule_New(p, CM_NUMPY_HANDLER, destroy);
+    if (capsule == NULL) {
+        free(p);
+        return NULL;
+    }
+    Py_XINCREF((PyObject *)pool);
+    return capsule;
+}
+
+PyMethodDef cm_numpy_memory_methods[] = {
+    {"_numpy_handler", handler, METH_VARARGS, CM_DOC__numpy_handler},
+    {"_numpy_enter", enter, METH_O, CM_DOC__numpy_enter},
+    {"_numpy_leave", leave, METH_VARARGS, CM_DOC__numpy_leave},
+    {"_numpy_enable", enable, METH_O, CM_DOC__numpy_enable},
+    {NULL, NULL, 0, NULL},
+};
