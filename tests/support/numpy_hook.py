@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plug-in of pytest: every array of the tests that it runs lives in pinned memory.
+
+python -m pytest -p support.numpy_hook --pyargs numpy._core.tests.test_multiarray
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cumem
+
+
+def pytest_configure() -> None:
+    """From before the first test file is imported."""
+    cumem.numpy_pinned.enable(0)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many arrays there were, so that none is not taken for a success."""
+    stats = cumem.default_pool("pinned").stats()
+    terminalreporter.write_line(f"pinned arrays: {stats.allocation_count}")
