@@ -377,6 +377,7 @@ def test_impossible_sizes_raise_as_numpy_does(runtime) -> None:
         lambda: np.sort(np.arange(5000)[::-1]),
         lambda: np.argsort(np.arange(5000)[::-1], kind="stable"),
         lambda: np.fromiter(range(3000), "i8"),
+        lambda: np.fromstring("1 2 " * 3000, sep=" "),  # resizes without the GIL
         lambda: np.loadtxt(io.StringIO("1 2\n3 4\n" * 200)),
     ],
 )
@@ -832,18 +833,14 @@ def test_child_has_its_arrays_and_makes_ordinary_ones(runtime, whole_process) ->
 
 #: What makes, copies, resizes, pickles and reads arrays.
 OWN = [
-    *("_core/tests/test_mem_policy.py", "_core/tests/test_shape_base.py"),
-    "_core/tests/test_item_selection.py",
-    "lib/tests/test_format.py",
-    "_core/tests/test_multiarray.py",
-    "_core/tests/test_numeric.py",
-    "lib/tests/test_loadtxt.py",
+    *("_core/tests/test_multiarray.py", "_core/tests/test_shape_base.py"),
+    *("_core/tests/test_numeric.py", "_core/tests/test_item_selection.py"),
+    *("lib/tests/test_format.py", "lib/tests/test_io.py"),
 ]
 CHOSEN = (
-    "mem_policy or resize or Pickl or pickle or Creation or Zero or zeros or TestIO or "
-    "FromBuffer or TestArrayConstruction or TestAssignment or TestCopy or copy or "
-    "test_block or stack or TestTake or roundtrip or TestLikeFuncs or full_like or "
-    "TestArange or TestRequire or Fromiter or TestRepeat or TestConcatenate or loadtxt"
+    "resize or pickl or Pickl or test_empty or test_zeros or fromiter or fromstring or "
+    "fromfile or tofile or TestCreation or TestArrayConstruction or TestAssignment or "
+    "TestTake or TestRequire or TestLikeFuncs or concatenate or stack or roundtrip"
 )
 
 

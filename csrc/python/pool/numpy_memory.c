@@ -2,10 +2,11 @@
 /* NumPy arrays born in page-locked memory (NEP 49): what NumPy calls for the bytes of
  * arrays, in a context or, written into its default handler, in the whole process
  * (docs/decisions/0015). That is never taken out again: arrays of the default handler
- * may lie in either memory, and an address tells in which. NumPy holds the GIL; it is
- * let go while a pool looks for more, as NumPy's own calloc does, but not in realloc,
- * while an array points to what may go. Nothing here waits for a device or runs Python,
- * and what a pool does not give comes from NumPy's own functions. */
+ * may lie in either memory, and an address tells in which. NumPy holds the GIL, but for
+ * some calls of realloc; it is let go while a pool looks for more, as NumPy's own
+ * calloc does, but not in realloc, while an array points to what may go. Nothing here
+ * waits for a device or runs Python, and what a pool does not give comes from NumPy's
+ * own functions. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -150,8 +151,9 @@ numpy_free(void *Py_UNUSED(ctx), void *host, size_t nbytes)
     give(storage);
 }
 
+/* To where there are `nbytes`; NULL: nowhere, and it stays. */
 static void *
-numpy_realloc(void *ctx, void *host, size_t nbytes)
+move(void *ctx, void *host, size_t nbytes)
 {
     const cm_storage *storage =
         cm_address_map_find(&process.storages, (uintptr_t)host, false);
@@ -177,6 +179,16 @@ numpy_realloc(void *ctx, void *host, size_t nbytes)
     }
     memcpy(moved, host, nbytes < room ? nbytes : room);
     numpy_free(ctx, host, nbytes);
+    return moved;
+}
+
+static void *
+numpy_realloc(void *ctx, void *host, size_t nbytes)
+{
+    PyGILState_STATE gil = PyGILState_Ensure(); /* numpy.fromstring() has let go of it
+                                                 */
+    void *moved = move(ctx, host, nbytes);
+    PyGILState_Release(gil);
     return moved;
 }
 
