@@ -153,7 +153,7 @@ numpy_free(void *Py_UNUSED(ctx), void *host, size_t nbytes)
 
 /* To where there are `nbytes`; NULL: nowhere, and it stays. */
 static void *
-move(void *ctx, void *host, size_t nbytes)
+relocate(void *ctx, void *host, size_t nbytes)
 {
     const cm_storage *storage =
         cm_address_map_find(&process.storages, (uintptr_t)host, false);
@@ -187,7 +187,7 @@ numpy_realloc(void *ctx, void *host, size_t nbytes)
 {
     PyGILState_STATE gil = PyGILState_Ensure(); /* numpy.fromstring() has let go of it
                                                  */
-    void *moved = move(ctx, host, nbytes);
+    void *moved = relocate(ctx, host, nbytes);
     PyGILState_Release(gil);
     return moved;
 }
