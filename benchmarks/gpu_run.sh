@@ -6,9 +6,10 @@
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | casting | pipelines | managed | loading |
-#                            offloading | cupy_pool | files | safetensors | two |
-#                            interop | fork | sanitizer | stress | stress_transfers |
-#                            torture | corruption | pools | versions | all]...
+#                            offloading | cupy_pool | numpy_pinned | files |
+#                            safetensors | two | interop | fork | sanitizer | stress |
+#                            stress_transfers | torture | corruption | pools |
+#                            versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
@@ -112,6 +113,14 @@ run_cupy_pool() {
     "$PYTHON" benchmarks/cupy_pool.py --json "$OUT/cupy-pool.json"
 }
 
+run_numpy_pinned() {
+    "$PYTHON" -c 'import torch' 2>/dev/null || {
+        echo "left out: it needs PyTorch"
+        return 0
+    }
+    "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
+}
+
 run_pipelines() {
     "$PYTHON" benchmarks/pipelines.py --folder "${FILES:-/tmp}" --json "$OUT/pipelines.json"
 }
@@ -192,8 +201,8 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
-        offloading cupy_pool files safetensors bench tests interop fork sanitizer stress
-        stress_transfers torture corruption)
+        offloading cupy_pool numpy_pinned files safetensors bench tests interop fork
+        sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

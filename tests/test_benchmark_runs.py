@@ -170,6 +170,25 @@ def test_benchmark_of_casts_runs_verifies_and_says_that_it_is_emulated(
         assert min(case["seconds"].values()) > 0
 
 
+def test_benchmark_of_numpy_pinned_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "results.json"
+    script = str(FOLDER / "numpy_pinned.py")
+    done = programs.run(
+        script, "--quick", "--json", str(path), CUMEM_EMULATED_DELAY_US="0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert (results["emulated"], results["complete"]) == (True, True)
+    ways = {(case["key"], case["way"]) for case in results["cases"]}
+    for key in ("copy", "loop", "threads"):
+        assert {(key, "NumPy"), (key, "numpy_pinned"), (key, "enable()")} <= ways
+    assert {("link", "pinned memory"), ("make", "NumPy"), ("cost", "NumPy")} <= ways
+    assert all(min(case["seconds"]) > 0 for case in results["cases"])
+
+
 def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure NumPy arrays born pinned: NumPy loops that feed PyTorch, and what that costs.
+
+    python benchmarks/numpy_pinned.py --json benchmarks/results/numpy-pinned-h200.json
+
+`copy`: one array of NumPy's, copied to the device again and again. `loop`: each time a new
+array made by NumPy, in one thread. `threads`: the same by several threads at once. The ways
+are ordinary NumPy, PyTorch's `pin_memory()` of ordinary arrays, a block of `numpy_pinned`
+and `numpy_pinned.enable()`; the code that makes and copies arrays is the same for all but
+`pin_memory()`. The link is what copies from memory that PyTorch has pinned reach, in the
+same run. `make`: the loop without copies. `cost`: one `np.empty`, made and dropped.
+
+Without a GPU, cumem copies in PyTorch's place on the emulated device, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem.units import format_nbytes, format_rate, format_seconds
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run, times_of
+
+MIB = 1 << 20
+THREADS = 8
+#: Arrays on their way that are not waited for yet.
+DEPTH = 4
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """The whole process makes pinned arrays."""
+    cumem.numpy_pinned.enable()
+    try:
+        yield
+    finally:
+        cumem.numpy_pinned.disable()
+
+
+WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "NumPy": contextlib.nullcontext,
+    "pin_memory()": contextlib.nullcontext,
+    "numpy_pinned": cumem.numpy_pinned,
+    "enable()": enabled,
+}
+
+
+@dataclass
+class Case:
+    """One way to do one thing.
+
+    Parameters
+    ----------
+    key : str
+        ``"link"``, ``"copy"``, ``"make"``, ``"loop"``, ``"threads"`` or ``"cost"``.
+    way : str
+        Which.
+    nbytes : int
+        Of an array.
+    count : int
+        Arrays a round.
+    seconds : list of float
+        Of each round.
+    percent : float
+        Of the link's rate, by the median round; 0 for ``"cost"``.
+    """
+
+    key: str
+    way: str
+    nbytes: int
+    count: int
+    seconds: list[float] = field(default_factory=list)
+    percent: float = 0.0
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+class Copies:
+    """By PyTorch, or on the emulated device by cumem."""
+
+    def __init__(self) -> None:
+        self.torch: Any = None
+        if cumem.backend() == "cuda":
+            import torch
+
+            self.torch = torch
+        self.stream = cumem.Stream()
+
+    def send(self, array: np.ndarray, pins: bool) -> Any:
+        if self.torch is None:
+            there = cumem.empty_device(array.shape, array.dtype, stream=self.stream)
+            cumem.copy_async(there, array, stream=self.stream)
+            return there
+        tensor = self.torch.from_numpy(array)
+        return (tensor.pin_memory() if pins else tensor).to("cuda", non_blocking=True)
+
+    def pinned(self, nbytes: int) -> Any:
+        """What the link is measured with."""
+        if self.torch is None:
+            return cumem.empty_pinned(nbytes // 4, "f4").numpy()
+        return self.torch.empty(nbytes // 4, dtype=self.torch.float32, pin_memory=True)
+
+    def send_pinned(self, source: Any) -> Any:
+        if self.torch is None:
+            return self.send(source, False)
+        return source.to("cuda", non_blocking=True)
+
+    def wait(self) -> None:
+        if self.torch is None:
+            self.stream.synchronize()
+        else:
+            self.torch.cuda.synchronize()
+
+    def host(self, there: Any) -> np.ndarray:
+        return there.to_numpy() if self.torch is None else there.cpu().numpy()
+
+
+def make(base: np.ndarray, number: int) -> np.ndarray:
+    """What the user's code does: NumPy, and nothing of cumem."""
+    return base + np.float32(number)
+
+
+class Bench:
+    """What all cases share."""
+
+    def __init__(self, quick: bool) -> None:
+        self.copies = Copies()
+        self.seconds = 0.05 if quick else 1.0
+        self.sizes = [MIB] if quick else [MIB, 16 * MIB, 128 * MIB]
+        self.total = 8 * MIB if quick else 1024 * MIB
+        self.ways = [
+            way for way in WAYS if self.copies.torch is not None or way[0] != "p"
+        ]
+
+    def measure(self, case: Case, run: Callable[[], object], link: float) -> Case:
+        case.seconds = times_of(run, self.seconds)
+        rate = case.nbytes * case.count / case.median
+        case.percent = 100 * rate / link if link else 100.0
+        return case
+
+    def transfers(self) -> Iterator[Case]:
+        """All that copies, size by size."""
+        for nbytes in self.sizes:
+            count = max(2, self.total // nbytes)
+            source = self.copies.pinned(nbytes)
+
+            def burst(source: Any = source, count: int = count) -> None:
+                for _ in range(count):
+                    self.copies.send_pinned(source)
+                self.copies.wait()
+
+            link = self.measure(Case("link", "pinned memory", nbytes, count), burst, 0)
+            rate = nbytes * count / link.median
+            yield link
+            for key, way in itertools.product(("copy", "loop", "threads"), self.ways):
+                yield self.transfer(key, way, nbytes, count, rate)
+            yield self.transfer("make", "NumPy", nbytes, count, rate)
+
+    def transfer(
+        self, key: str, way: str, nbytes: int, count: int, link: float
+    ) -> Case:
+        base = np.arange(nbytes // 4, dtype="f4")
+        pins = way == "pin_memory()"
+        last: list[Any] = []
+
+        def copy(array: np.ndarray) -> None:
+            last.append(self.copies.send(array, pins))
+            del last[:-DEPTH]
+
+        def round_of_one() -> None:
+            for number in range(count):
+                array = make(base, number)
+                if key != "make":
+                    copy(array)
+            self.copies.wait()
+
+        with WAYS[way](), ThreadPoolExecutor(THREADS) as threads:
+            fixed = make(base, count - 1)
+
+            def round_of_copies() -> None:
+                for _ in range(count):
+                    copy(fixed)
+                self.copies.wait()
+
+            def round_of_threads() -> None:
+                for first in range(0, count, THREADS):
+                    numbers = range(first, min(first + THREADS, count))
+                    for array in threads.map(lambda n: make(base, n), numbers):
+                        copy(array)
+                self.copies.wait()
+
+            rounds = {"copy": round_of_copies, "threads": round_of_threads}
+            case = self.measure(
+                Case(key, way, nbytes, count), rounds.get(key, round_of_one), link
+            )
+            if last and not (self.copies.host(last[-1]) == make(base, count - 1)).all():
+                raise AssertionError(f"{key}, {way}: the device has other numbers")
+        return case
+
+    def costs(self) -> Iterator[Case]:
+        """An array made and dropped, by the thousand."""
+        count = 1000
+        for nbytes, way in itertools.product(
+            (128, MIB, 8 * MIB), ("NumPy", "enable()")
+        ):
+
+            def run(items: int = nbytes // 8) -> None:
+                for _ in range(count):
+                    np.empty(items)
+
+            with WAYS[way]():
+                yield self.measure(Case("cost", way, nbytes, count), run, 0)
+
+
+def line(case: Case) -> str:
+    """A row of the table."""
+    start = f"{case.key:<8} {case.way:<14} {format_nbytes(case.nbytes):>8}"
+    if case.key == "cost":
+        return f"{start}  {format_seconds(case.median / case.count):>9} each"
+    rate = format_rate(case.nbytes * case.count, case.median)
+    return f"{start}  {rate:>12}  {case.percent:>5.1f} % of the link"
+
+
+def main() -> int:
+    """Measure and print; a file on request."""
+    run = Run(__doc__)
+    emulated = cumem.backend() == "emulated"
+    bench = Bench(run.options.quick or emulated)
+    run.begin(emulated)
+    run.note(1, threads=THREADS, numpy=np.__version__)
+    run.show(bench.transfers(), line)
+    run.show(bench.costs(), line)
+    run.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
