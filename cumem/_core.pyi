@@ -2183,6 +2183,9 @@ def _numpy_leave(handler: object, /, *exc: object) -> None:
 def _numpy_enable(handler: object | None, /) -> None:
     """Serve arrays of NumPy's default handler as it says; None: as NumPy does."""
 
+def _lend(pool: _Pool, /) -> None:
+    """Lend a pool of device memory to functions that others call."""
+
 def _retry(attempt: object, callback: object, /) -> bool:
     """Call back, unless that is None, and allocate: True when nothing is left to try."""
 

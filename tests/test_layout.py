@@ -53,7 +53,8 @@ PACKAGE_LAYERS = [
     | {"offloading", "ring"},
     {"managed", "measuring", "numpy_memory", "pipelines", "loading", "collating"},
     {"integrations", "integrations.lending"},
-    {"integrations.cupy", "integrations.numba", "integrations.cuda_core"},
+    {"integrations.cupy", "integrations.numba", "integrations.cuda_core"}
+    | {"integrations.torch"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},

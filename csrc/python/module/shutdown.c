@@ -14,6 +14,7 @@
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 #include "python/module/module.h"
+#include "python/pool/lending.h"
 #include "python/pool/pool_object.h"
 
 /* -- waited for before anything is taken apart, so that Ctrl-C may end it ---------- */
@@ -182,7 +183,8 @@ detached_create(const cm_state *state)
     size_t storages = cm_list_count(&state->storages);
     size_t events = cm_list_count(&state->events);
     size_t streams = cm_list_count(&state->streams) + CM_MAX_DEVICES;
-    size_t pools = cm_list_count(&state->pool_objects) + CM_DEFAULT_POOL_COUNT;
+    size_t pools =
+        cm_list_count(&state->pool_objects) + CM_DEFAULT_POOL_COUNT + CM_MAX_DEVICES;
     detached_state *old =
         calloc(1, sizeof(*old) + storages * sizeof(*old->storages)
                       + events * sizeof(*old->events) + streams * sizeof(*old->streams)
@@ -203,6 +205,7 @@ detached_create(const cm_state *state)
 static void
 collect(cm_state *state, detached_state *out)
 {
+    out->pool_count = cm_lending_end(out->pools);
     out->runtime = state->runtime;
     out->registry = state->registry;
     out->engine = state->engine;
@@ -219,7 +222,7 @@ collect(cm_state *state, detached_state *out)
     }
     out->stream_count = cm_streams_collect(state, out->streams);
     out->event_count = cm_events_collect(state, out->events);
-    out->pool_count = cm_pool_objects_collect(state, out->pools);
+    out->pool_count += cm_pool_objects_collect(state, out->pools + out->pool_count);
     for (int i = 0; i < CM_DEFAULT_POOL_COUNT; i++) {
         if (state->pools[i] != NULL) {
             out->pools[out->pool_count++] = state->pools[i];
@@ -392,6 +395,7 @@ at_exit(PyObject *module, PyObject *others_run)
     cm_engine *engine = state->engine;
     bool shared = others_run == Py_True || state->call_count > 0;
     state->exiting = !shared;
+    cm_lending_leak();
     if (state->runtime == NULL || engine == NULL
         || cm_runtime_is_forked(state->runtime)) {
         Py_RETURN_NONE;

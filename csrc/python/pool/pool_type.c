@@ -10,6 +10,7 @@
 #include "python/core/types.h"
 #include "python/device/wait.h"
 #include "python/pool/allocate.h"
+#include "python/pool/lending.h"
 #include "python/pool/limits.h"
 
 /* -- as Python values ---------------------------------------------------------------- */
@@ -463,6 +464,7 @@ PyMethodDef cm_pool_methods[] = {
     {"default_pool", CM_METHOD(default_pool), CM_KEYWORDS, CM_DOC_default_pool},
     {"_set_pool_type", set_pool_type, METH_O, CM_DOC__set_pool_type},
     {"_trim", trim, METH_VARARGS, CM_DOC__trim},
+    {"_lend", cm_lend_pool, METH_O, CM_DOC__lend},
     {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
     {NULL, NULL, 0, NULL},

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's CUDA memory from cumem's pools: one set of limits and of statistics for both.
+
+Three ways, none of which changes what PyTorch computes:
+
+- `using` serves what one thread allocates in a ``with`` block, by a ``torch.cuda.MemPool``
+  (`mem_pool`), whose segments are cumem's blocks; PyTorch caches and cuts them.
+- `enable` does so for all threads of the process, those of autograd included, until
+  `disable`.
+- `replace_allocator` makes every tensor's memory a block of a cumem pool, from the
+  beginning of the process to its end.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import contextlib
+import ctypes
+import hashlib
+import importlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cumem import _core
+from cumem.errors import OutOfMemoryError
+from cumem.extension.arguments import wrong_type
+from cumem.memory import memory_info, set_limit
+from cumem.pools import Pool, trim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "disable",
+    "empty_cache",
+    "enable",
+    "mem_pool",
+    "replace_allocator",
+    "using",
+]
+
+#: From here on a captured graph inside `enable` is served from the graph's own pool and
+#: not from the first that applies (https://github.com/pytorch/pytorch/pull/168382).
+_NESTING: Final = (2, 11)
+
+_lock = threading.RLock()
+_served: dict[int, Pool] = {}  # by device: the pool that is lent
+_enabled: dict[int, Any] = {}  # by device: its torch.cuda.MemPool
+_regions: dict[int, Any] = {}  # the same for `using`
+_kept: list[Any] = []  # what C++ has the address of
+
+
+def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
+    """A ``torch.cuda.MemPool`` whose segments are blocks of a cumem pool.
+
+    Parameters
+    ----------
+    device : torch.device, Device, int or str, optional
+        Whose memory; default: PyTorch's current device.
+    pool : Pool, optional
+        Device memory; default: the default pool. One pool serves a device: from now on
+        new segments of earlier ``MemPool`` objects come from this one too.
+
+    Returns
+    -------
+    torch.cuda.MemPool
+        For ``torch.cuda.use_mem_pool`` and `using`.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no GPU, PyTorch has no CUDA or cannot take allocators, or its
+        allocator was replaced.
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the pool is closed, of another kind or device, or has segments of
+        ``cudaMalloc``: PyTorch would send other processes the wrong address of them.
+
+    Notes
+    -----
+    Where memory is short PyTorch raises its own ``torch.OutOfMemoryError``; callbacks of
+    `on_out_of_memory` are not called, as PyTorch holds a lock that a callback may need.
+    Segments go back to cumem when the ``MemPool`` ends.
+
+    Examples
+    --------
+    >>> pool = cumem.integrations.torch.mem_pool()  # doctest: +SKIP
+    >>> with torch.cuda.use_mem_pool(pool):  # doctest: +SKIP
+    ...     x = torch.empty(1 << 20, device="cuda")
+    """
+    torch = _torch()
+    index = _index(torch, device)
+    if _is_replaced():
+        raise RuntimeError(
+            "PyTorch's allocator was replaced by replace_allocator(): all its memory is "
+            "cumem's, and it has no MemPool of its own any more"
+        )
+    chosen = _check(pool, index)
+    if not chosen.device.attributes().get("virtual_memory_management"):
+        raise RuntimeError(
+            f"device {index} cannot map memory piece by piece, and of cudaMalloc's "
+            "PyTorch would send other processes the wrong address: replace_allocator() "
+            "serves it"
+        )
+    with _lock:
+        _lend(index, chosen)
+    with torch.cuda.device(index):
+        return torch.cuda.MemPool(_segment_allocator(torch))
+
+
+@contextlib.contextmanager
+def using(
+    mem_pool: Any = None, *, device: object = None, pool: Pool | None = None
+) -> Iterator[Any]:
+    """Serve what this thread allocates for CUDA tensors in the block.
+
+    What other threads do is not: those of autograd, where ``backward()`` runs, among
+    them. See `enable` for all.
+
+    Parameters
+    ----------
+    mem_pool : torch.cuda.MemPool, optional
+        As `mem_pool` gives; default: one for the device, kept for the next block.
+    device : torch.device, Device, int or str, optional
+        Whose memory; default: PyTorch's current device.
+    pool : Pool, optional
+        As `mem_pool` takes.
+
+    Yields
+    ------
+    torch.cuda.MemPool
+
+    Raises
+    ------
+    RuntimeError, TypeError, ValueError
+        As `mem_pool` raises.
+
+    Examples
+    --------
+    >>> with cumem.integrations.torch.using():  # doctest: +SKIP
+    ...     x = torch.empty(1 << 20, device="cuda")
+    """
+    torch = _torch()
+    index = _index(torch, device)
+    if mem_pool is None:
+        with _lock:
+            if pool is not None or index not in _regions or not _is_served(index):
+                _regions[index] = _mem_pool(index, pool=pool)
+            mem_pool = _regions[index]
+    with torch.cuda.use_mem_pool(mem_pool, index):
+        try:
+            yield mem_pool
+        except torch.OutOfMemoryError as error:
+            _explain(error, index)
+            raise
+
+
+def enable(device: object = None, *, pool: Pool | None = None) -> None:
+    """Serve what all threads allocate for CUDA tensors on a device, until `disable`.
+
+    Parameters
+    ----------
+    device : torch.device, Device, int or str, optional
+        Whose memory; default: PyTorch's current device. Others stay as they are.
+    pool : Pool, optional
+        As `mem_pool` takes.
+
+    Raises
+    ------
+    RuntimeError
+        As `mem_pool` raises; also where PyTorch is older than 2.11, or a stream captures.
+    TypeError, ValueError
+        As `mem_pool` raises.
+
+    Notes
+    -----
+    Tensors that are there stay where they are. Captured graphs keep pools of PyTorch's
+    own. While it is enabled PyTorch takes no memory back that ``Tensor.record_stream``
+    was called for, and asks for more rather than giving its cache back: `empty_cache`
+    settles both. No other ``torch.cuda.MemPool`` may end meanwhile: PyTorch would abort
+    the process.
+
+    Examples
+    --------
+    >>> cumem.integrations.torch.enable()  # doctest: +SKIP
+    >>> loss.backward()  # doctest: +SKIP
+    >>> cumem.integrations.torch.disable()  # doctest: +SKIP
+    """
+    torch = _torch()
+    index = _index(torch, device)
+    version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+    if version < _NESTING:
+        raise RuntimeError(
+            f"enable() needs PyTorch 2.11, not {torch.__version__}, which would let the "
+            "memory of captured graphs be used elsewhere. using() and "
+            "replace_allocator() serve it"
+        )
+    with _lock:
+        _refuse_capture(torch)
+        if index in _enabled and pool is None and _is_served(index):
+            return
+        fresh = mem_pool(index, pool=pool)
+        _stop(torch, index)
+        _start(torch, index, fresh)
+
+
+def disable(device: object = None) -> None:
+    """End what `enable` began.
+
+    Tensors keep their memory, which goes back to cumem's pool when they end and PyTorch
+    gives it back, at ``torch.cuda.empty_cache()`` for instance. Does nothing where
+    nothing is enabled.
+
+    Parameters
+    ----------
+    device : torch.device, Device, int or str, optional
+        Which; default: all.
+
+    Raises
+    ------
+    RuntimeError
+        If a stream captures.
+    """
+    if not _enabled:
+        return
+    torch = _torch()
+    which = [*_enabled] if device is None else [_index(torch, device)]
+    with _lock:
+        _refuse_capture(torch)
+        for index in which:
+            _stop(torch, index)
+
+
+def empty_cache() -> None:
+    """Let PyTorch give what it caches of cumem's memory back to the pools.
+
+    ``torch.cuda.empty_cache()`` does not while a ``MemPool`` lives. Tensors keep their
+    memory. `cumem.trim` gives what the pools have then to the driver.
+
+    Raises
+    ------
+    RuntimeError
+        If a stream captures.
+
+    Notes
+    -----
+    **Blocks** until the work on memory that was used by several streams has ended.
+    """
+    torch = _torch()
+    with _lock:
+        _refuse_capture(torch)
+        _regions.clear()
+        enabled = [*_enabled]
+        for index in enabled:
+            _stop(torch, index)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        for index in enabled:
+            _start(torch, index, mem_pool(index, pool=_served.get(index)))
+
+
+def replace_allocator() -> None:
+    """Make every CUDA tensor's memory a block of cumem's default pools, for the process.
+
+    To be called before PyTorch allocates anything on a GPU. What cumem needs for that is
+    compiled at the first call against the PyTorch that is installed, within seconds, and
+    kept in ``~/.cache/cumem`` (``XDG_CACHE_HOME``). Does nothing the second time.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no GPU, PyTorch has no CUDA or has begun to use its own allocator, or
+        there is no C++ compiler.
+
+    Notes
+    -----
+    Where memory is short all is tried that `empty` tries, callbacks of
+    `on_out_of_memory` included, then ``torch.OutOfMemoryError`` is raised.
+    ``Tensor.record_stream``, ``torch.cuda.empty_cache``,
+    ``torch.cuda.set_per_process_memory_fraction`` and captured graphs work;
+    ``torch.cuda.memory_allocated`` and all that asks PyTorch's own allocator raises: ask
+    `stats`. Tensors cannot be sent to other processes. After `shutdown` PyTorch is served
+    from fresh pools; what it had then is never given back.
+
+    Examples
+    --------
+    >>> cumem.integrations.torch.replace_allocator()  # doctest: +SKIP
+    >>> x = torch.empty(1 << 20, device="cuda")  # doctest: +SKIP
+    """
+    torch = _torch()
+    with _lock:
+        if _is_replaced():
+            return
+        if torch.cuda.is_initialized():
+            raise RuntimeError(_TOO_LATE)
+        shim = ctypes.CDLL(str(_build(torch)))
+        library = ctypes.CDLL(_core.__file__)
+        allocator = torch._C._cuda_customAllocator(
+            _address(shim.cumem_torch_alloc), _address(shim.cumem_torch_free)
+        )
+        allocator.set_record_stream_fn(_address(shim.cumem_torch_record_stream))
+        allocator.set_begin_allocate_to_pool(_address(shim.cumem_torch_begin_pool))
+        allocator.set_end_allocate_to_pool_fn(_address(shim.cumem_torch_end_pool))
+        allocator.set_release_pool(_address(shim.cumem_torch_release_pool))
+        functions = _Functions(
+            *map(_address, (library.cumem_lend, library.cumem_lend_segment)),
+            *map(_address, (library.cumem_take_back, library.cumem_note_stream)),
+            _Relieve(_relieve),
+        )
+        callbacks = (_Reset(_trim), _Fraction(_set_fraction))
+        allocator.set_reset_fn(_address(callbacks[0]))
+        allocator.set_memory_fraction_fn(_address(callbacks[1]))
+        shim.cumem_torch_begin(ctypes.byref(functions))
+        try:
+            torch._C._cuda_changeCurrentAllocator(allocator)
+        except RuntimeError as error:
+            raise RuntimeError(_TOO_LATE) from error
+        atexit.register(shim.cumem_torch_end)
+        _kept.extend((shim, allocator, functions, callbacks))
+
+
+_mem_pool = mem_pool  # where a parameter has its name
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Before PyTorch ends: a MemPool that ends while it is in use aborts the process."""
+    disable()
+    _regions.clear()
+
+
+_TOO_LATE: Final = (
+    "PyTorch has begun to use its own allocator: call replace_allocator() before anything "
+    "that touches CUDA, or use enable(), which can begin at any time"
+)
+
+# -- what is there ------------------------------------------------------------------------
+
+
+def _torch() -> Any:
+    """PyTorch, if its memory can be ours; RuntimeError."""
+    if _core._read_backend()[0] == "emulated":
+        raise RuntimeError(
+            "PyTorch cannot use memory of the emulated device: there is no GPU here, or "
+            "CUMEM_BACKEND asks for emulation"
+        )
+    torch = importlib.import_module("torch")
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} takes no allocator: it was built without CUDA"
+        )
+    return torch
+
+
+def _is_replaced() -> bool:
+    return bool(_kept)
+
+
+def _index(torch: Any, device: Any) -> int:
+    """Of whatever names a device; what PyTorch calls it, cumem does too."""
+    if device is None:
+        return int(torch.cuda.current_device())
+    if isinstance(device, torch.device):
+        if device.type != "cuda":
+            raise ValueError(f"device must be a CUDA device, not {device}")
+        device = torch.cuda.current_device() if device.index is None else device.index
+    return _core._device(device, "device").index
+
+
+def _check(pool: Any, index: int) -> Pool:
+    if pool is None:
+        found: Pool = _core.default_pool("device", index)
+        return found
+    if not isinstance(pool, Pool):
+        raise wrong_type("pool", "a Pool or None", pool)
+    if pool.kind != "device" or pool.device.index != index:
+        raise ValueError(
+            f"pool must be of device memory of device {index}, not of {pool.kind} memory "
+            f"of device {pool.device.index}"
+        )
+    if pool.closed:
+        raise ValueError("the pool is closed")
+    if pool.segments != "auto":
+        raise ValueError(
+            "pool must have segments='auto': of cudaMalloc's, PyTorch would send other "
+            "processes the address of the whole where it means a part"
+        )
+    return pool
+
+
+def _refuse_capture(torch: Any) -> None:
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured: what serves PyTorch stays until it is done"
+        )
+
+
+def _lend(index: int, pool: Pool) -> None:
+    """The pool's memory is open to all devices that PyTorch has begun to use by now."""
+    if _served.get(index) is not pool:
+        _core._lend(pool)
+        _served[index] = pool
+    torch = importlib.import_module("torch")
+    for other in range(torch.cuda.device_count()):
+        if other not in _served and torch._C._cuda_hasPrimaryContext(other):
+            memory_info(other)  # cumem knows of its context from now on
+
+
+def _is_served(index: int) -> bool:
+    """False: not yet, or no longer, after `shutdown`."""
+    return index in _served and not _served[index].closed
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+# -- segments for PyTorch's own allocator -------------------------------------------------
+
+
+def _segment_allocator(torch: Any) -> Any:
+    """Calls the extension without the GIL, by addresses."""
+    if not _segment_allocators:
+        plug = torch.cuda.memory.CUDAPluggableAllocator
+        found = plug(_core.__file__, "cumem_lend_segment", "cumem_take_back")
+        _segment_allocators.append(found)
+    return _segment_allocators[0].allocator()
+
+
+_segment_allocators: list[Any] = []
+
+
+def _start(torch: Any, index: int, fresh: Any) -> None:
+    torch._C._cuda_beginAllocateToPool(index, fresh.id)
+    _enabled[index] = fresh
+
+
+def _stop(torch: Any, index: int) -> None:
+    ended = _enabled.pop(index, None)
+    if ended is not None:
+        torch._C._cuda_endAllocateToPool(index, ended.id)
+        torch._C._cuda_releasePool(index, ended.id)
+
+
+def _explain(error: Any, index: int) -> None:
+    if _is_served(index):
+        error.add_note(f"Of cumem's pool {_describe(_served[index])}.")
+
+
+def _describe(pool: Pool) -> str:
+    stats = pool.stats()
+    limits = (_core._limit_in_force("device", pool.device.index), pool.limit)
+    least = min((each for each in limits if each is not None), default="none")
+    return (
+        f"{stats.live_nbytes} bytes are in use, {stats.cached_nbytes} cached and "
+        f"{stats.in_flight_nbytes} wait for work to end; its limit is {least}"
+    )
+
+
+# -- blocks for the allocator that takes its place ----------------------------------------
+
+_Relieve = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *(ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
+    *(ctypes.c_void_p, ctypes.c_size_t),
+)
+_Reset = ctypes.CFUNCTYPE(None)
+_Fraction = ctypes.CFUNCTYPE(None, ctypes.c_double, ctypes.c_int)
+
+
+class _Functions(ctypes.Structure):
+    """Functions in torch_allocator.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("lend", "lend_segment")),
+        *((name, ctypes.c_void_p) for name in ("take_back", "note_stream")),
+        ("relieve", _Relieve),
+    )
+
+
+def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> int:
+    """Make room, or begin to serve the device; 0 with what to say if there is none."""
+    said = ""
+    try:
+        if not _is_served(index):
+            # Not before: that would make a context on every device there is.
+            _lend(index, _check(None, index))
+            return 1
+        if captures:  # nothing may be waited for
+            if trim("device", device=index, wait=False):
+                return 1
+            said = f"Of it {_describe(_served[index])}."
+        else:
+            # All that an allocation of ours tries; the memory is there for the next.
+            _served[index].allocate(nbytes, stream=0).free()
+            return 1
+    except OutOfMemoryError as error:
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    except KeyboardInterrupt:
+        _thread.interrupt_main()  # heard once this is over
+        said = "Ctrl-C ended the attempt."
+    data = said.encode()[: room - 1] + b"\0"
+    ctypes.memmove(text, data, len(data))
+    return 0
+
+
+def _trim() -> None:
+    trim("device")
+
+
+def _set_fraction(fraction: float, index: int) -> None:
+    total = memory_info(index).total
+    set_limit("device", None if fraction >= 1 else int(fraction * total), device=index)
+
+
+def _build(torch: Any) -> Path:
+    """The shared library of torch_allocator.cpp for this PyTorch, made if need be."""
+    source = Path(__file__).with_name("torch_allocator.cpp")
+    home = Path(torch.__file__).parent
+    flag = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = next(filter(None, map(shutil.which, filter(None, names))), None)
+    key = hashlib.sha256(source.read_bytes())
+    key.update(f"{torch.__version__} {home} {flag} {sysconfig.get_platform()}".encode())
+    target = _cache_folder() / f"torch_allocator_{key.hexdigest()[:20]}.so"
+    if target.exists():
+        return target
+    if compiler is None:
+        raise RuntimeError(
+            "replace_allocator() needs a C++ compiler, and there is neither CXX nor c++, "
+            "g++ or clang++ on the PATH: install one, or use enable(), which needs none"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    said = ""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        for standard in ("c++17", "c++20"):  # later PyTorch needs the latter
+            command = [compiler, "-shared", "-fPIC", "-O2", f"-std={standard}"]
+            command += [f"-D_GLIBCXX_USE_CXX11_ABI={flag}", f"-I{home / 'include'}"]
+            command += ["-o", str(made), str(source), f"-L{home / 'lib'}", "-lc10"]
+            command += [f"-Wl,-rpath,{home / 'lib'}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                os.replace(made, target)
+                return target
+            said = done.stderr
+    raise RuntimeError(
+        f"replace_allocator(): {compiler} could not compile {source.name} against PyTorch "
+        f"{torch.__version__}; enable() needs no compiler. It said:\n{said[-2000:]}"
+    )
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(root if os.path.isabs(root) else Path.home() / ".cache") / "cumem"

@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that PyTorch calls by address for device memory, called as it does: without
+the GIL, from any thread. What PyTorch itself makes of them: test_torch_memory.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import faults, programs, session
+from support.session import testing
+
+import cumem
+from cumem import _core
+from cumem.integrations import torch as integration
+
+MIB = 1 << 20
+MALLOC = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+)
+FREE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+)
+NOTE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+_library = ctypes.CDLL(_core.__file__)
+lend = MALLOC(("cumem_lend", _library))
+lend_segment = MALLOC(("cumem_lend_segment", _library))
+take_back = FREE(("cumem_take_back", _library))
+note_stream = NOTE(("cumem_note_stream", _library))
+
+
+@contextlib.contextmanager
+def lent_pool(**options: Any) -> Iterator[cumem.Pool]:
+    """A pool that is lent, and empty afterwards; not one that constructors use."""
+    pool = cumem.Pool("device", **options)
+    _core._lend(pool)
+    yield pool
+    settle(pool)
+    assert (pool.stats().live_count, pool.stats().reserved_nbytes) == (0, 0)
+    pool.close()
+
+
+@pytest.fixture
+def pool(runtime) -> Iterator[cumem.Pool]:
+    with lent_pool() as pool:
+        yield pool
+
+
+def settle(pool: cumem.Pool) -> None:
+    cumem.Device(0).synchronize()
+    pool.trim()
+
+
+def handle(stream: cumem.Stream) -> int:
+    return stream.__cuda_stream__()[1]
+
+
+def keep_busy(stream: cumem.Stream) -> None:
+    """Give it work, which waits where the stream is shut."""
+    cumem.empty_device(64, "u1", stream=stream).fill(1, stream=stream)
+
+
+def address_of(nbytes: int, stream: int | None = None, segment: bool = False) -> int:
+    found = (lend_segment if segment else lend)(nbytes, 0, stream)
+    assert found is not None
+    return int(found)
+
+
+def give(address: int, stream: int | None = None) -> None:
+    take_back(address, 0, 0, stream)
+
+
+@pytest.mark.parametrize("ask", [lend, lend_segment])
+@pytest.mark.parametrize("nbytes", [1, 513, 2 * MIB, 20 * MIB + 7])
+def test_block_is_the_pools_until_it_comes_back(pool, ask, nbytes) -> None:
+    address = ask(nbytes, 0, None)
+    stats = pool.stats()
+    assert address % 512 == 0
+    assert (stats.live_count, stats.requested_nbytes) == (1, nbytes)
+    assert any(
+        block.address == address and block.requested_nbytes == nbytes
+        for segment in pool.snapshot().segments
+        for block in segment.blocks
+        if block.state == "live"
+    )
+    give(address)
+    assert pool.stats().live_count == 0
+    settle(pool)
+    assert pool.stats().reserved_nbytes == 0
+
+
+@pytest.mark.gpu
+def test_copies_reach_what_was_lent(cuda) -> None:
+    with lent_pool():
+        address = address_of(4096)
+        interface = {
+            "shape": (4096,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+        holder: Any = type("Holder", (), {"__cuda_array_interface__": interface})()
+        source, back = np.arange(4096).astype("u1"), np.zeros(4096, "u1")
+        cumem.copy(cumem.asbuffer(holder), source)
+        cumem.copy(back, cumem.asbuffer(holder))
+        assert (back == source).all()
+        give(address)
+
+
+@pytest.mark.parametrize("nbytes", [1000, 3 * MIB])
+def test_block_is_reused_at_once_on_its_stream_alone(emulated, nbytes) -> None:
+    one, other = cumem.Stream(), cumem.Stream()
+    with lent_pool():
+        address = address_of(nbytes, handle(one))
+        with session.gate(one):
+            keep_busy(one)
+            give(address, handle(one))
+            elsewhere = address_of(nbytes, handle(other))
+            assert elsewhere != address
+            assert address_of(nbytes, handle(one)) == address
+            give(address, handle(one))
+        give(elsewhere, handle(other))
+
+
+def test_block_waits_for_streams_that_were_noted(emulated) -> None:
+    user = cumem.Stream()
+    with lent_pool() as pool:
+        address = address_of(MIB)
+        note_stream(address, handle(user))
+        note_stream(address, handle(user))
+        with session.gate(user):
+            keep_busy(user)
+            give(address)
+            assert pool.stats().in_flight_count == 1
+            other = address_of(MIB)
+            assert other != address
+        give(other)
+
+
+def test_own_stream_may_be_noted_without_cost(emulated) -> None:
+    one = cumem.Stream()
+    with lent_pool() as pool:
+        for stream in (None, handle(one)):
+            address = address_of(MIB, stream)
+            note_stream(address, stream)
+            give(address, stream)
+            assert pool.stats().in_flight_count == 0
+
+
+@pytest.mark.parametrize("late", range(7))
+def test_block_of_many_streams_waits_for_each(emulated, late) -> None:
+    users = [cumem.Stream() for _ in range(7)]
+    with lent_pool() as pool:
+        address = address_of(MIB)
+        for user in users:
+            note_stream(address, handle(user))
+        with session.gate(users[late]):
+            keep_busy(users[late])
+            give(address)
+            other = address_of(MIB)
+            assert other != address
+        users[late].synchronize()
+        settle(pool)
+        assert pool.stats().in_flight_count == 0
+        give(other)
+
+
+def test_stream_of_another_device_is_waited_for(emulated) -> None:
+    user = cumem.Stream(device=1)
+    with lent_pool(device=0):
+        address = address_of(MIB)
+        note_stream(address, handle(user))
+        with session.gate(user):
+            cumem.empty_device(8, "u1", device=1, stream=user).fill(1, stream=user)
+            give(address)
+            other = address_of(MIB)
+            assert other != address
+        give(other)
+
+
+def test_segment_waits_for_whoever_works_on_the_device(emulated) -> None:
+    unknown = cumem.Stream()
+    with lent_pool() as pool:
+        address = address_of(2 * MIB, segment=True)
+        with session.gate(unknown):
+            keep_busy(unknown)
+            give(address)
+            for ask in (lend, lend_segment):
+                other = ask(2 * MIB, 0, None)
+                assert other != address
+                give(other)
+        settle(pool)
+        assert pool.stats().in_flight_count == 0
+
+
+def test_segment_is_of_memory_that_idles(emulated) -> None:
+    one = cumem.Stream()
+    with lent_pool():
+        address = address_of(2 * MIB, handle(one))
+        with session.gate(one):
+            keep_busy(one)
+            give(address, handle(one))
+            segment = address_of(2 * MIB, handle(one), segment=True)
+            assert segment != address
+        give(segment)
+
+
+def test_capturing_stream_gets_segments_and_nothing_is_waited_for(emulated) -> None:
+    one, busy = cumem.Stream(), cumem.Stream()
+    with lent_pool(limit=4 * MIB):
+        address = address_of(2 * MIB, handle(busy))
+        with session.gate(busy):
+            keep_busy(busy)
+            give(address, handle(busy))
+            testing.set_capturing(one, True)
+            segment = address_of(2 * MIB, handle(one), segment=True)
+            assert segment != address
+            assert lend_segment(2 * MIB, 0, handle(one)) is None  # and returns
+            testing.set_capturing(one, False)
+        give(segment)
+
+
+def test_limit_is_an_answer_of_null(pool) -> None:
+    pool.limit = 8 * MIB
+    first = address_of(6 * MIB)
+    assert lend(4 * MIB, 0, None) is None
+    assert lend_segment(4 * MIB, 0, None) is None
+    assert pool.stats().out_of_memory_count == 2
+    give(first)
+    second = address_of(8 * MIB)
+    give(second)
+
+
+def test_freed_memory_is_waited_for_before_null_is_answered(emulated) -> None:
+    user = cumem.Stream()
+    with lent_pool(limit=4 * MIB) as pool:
+        address = address_of(4 * MIB)
+        note_stream(address, handle(user))
+        found: list[int | None] = []
+        with session.gate(user):
+            keep_busy(user)
+            give(address)
+            thread = threading.Thread(
+                target=lambda: found.append(lend(4 * MIB, 0, None))
+            )
+            thread.start()
+            session.wait_until(lambda: pool.stats().allocation_count == 1)
+            assert found == []
+        thread.join()
+        assert found == [address]
+        give(address)
+
+
+@pytest.mark.parametrize("ask", [lend, lend_segment])
+def test_what_cannot_be_lent_is_null(pool, ask) -> None:
+    assert ask(0, 0, None) is None
+    assert ask(MIB, 1, None) is None
+    assert ask(MIB, -1, None) is None
+    assert ask(MIB, 64, None) is None
+    assert ask(1 << 62, 0, None) is None
+    give(0)
+    give(12345)
+    note_stream(0, None)
+    note_stream(12345, None)
+    assert pool.stats().allocation_count == 0
+
+
+def test_pool_that_is_lent_instead_gets_nothing_of_the_other(runtime) -> None:
+    with cumem.Pool("device") as one, cumem.Pool("device") as other:
+        _core._lend(one)
+        first = address_of(MIB)
+        _core._lend(other)
+        second = address_of(MIB)
+        assert one.stats().live_count == other.stats().live_count == 1
+        give(first)
+        assert one.stats().live_count == 0
+        assert other.stats().live_count == 1
+        give(second)
+
+
+def test_closed_pool_keeps_what_is_on_loan(runtime) -> None:
+    pool = cumem.Pool("device")
+    _core._lend(pool)
+    address = address_of(MIB)
+    pool.close()
+    again = address_of(MIB)  # it is lent all the same
+    assert again != address
+    give(address)
+    give(again)
+    with pytest.raises(ValueError, match="closed"):
+        _core._lend(pool)
+    assert _core._lend(None) is None  # type: ignore[func-returns-value,arg-type]
+    with pytest.raises(TypeError, match="Pool"):
+        _core._lend(3)  # type: ignore[arg-type]
+
+
+def test_threads_never_share_a_block(runtime) -> None:
+    streams = [cumem.Stream() for _ in range(3)]
+    handles = [None, *map(handle, streams)]
+    held: set[int] = set()
+    lock = threading.Lock()
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        choose = random.Random(seed)
+        mine: list[tuple[int, int | None]] = []
+        for _ in range(300):
+            if len(mine) > 10 or (mine and choose.random() < 0.45):
+                address, stream = mine.pop(choose.randrange(len(mine)))
+                if choose.random() < 0.2:
+                    note_stream(address, choose.choice(handles))
+                with lock:
+                    held.remove(address)
+                give(address, stream)
+                continue
+            stream = choose.choice(handles)
+            ask = choose.choice((lend, lend_segment))
+            got = ask(choose.choice((1, 700, 5000, MIB, 3 * MIB)), 0, stream)
+            with lock:
+                if got is None or got in held:
+                    wrong.append(got)
+                else:
+                    held.add(got)
+                    mine.append((got, stream))
+        for address, stream in mine:
+            with lock:
+                held.remove(address)
+            give(address, stream)
+
+    with lent_pool() as pool:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert testing.check_pools()
+        settle(pool)
+        assert pool.stats().reserved_nbytes == 0
+
+
+def test_what_comes_back_after_shutdown_is_leaked(emulated) -> None:
+    pool = cumem.default_pool("device")
+    _core._lend(pool)
+    address = address_of(MIB)
+    cumem.shutdown()
+    assert lend(MIB, 0, None) is None
+    note_stream(address, None)
+    give(address)
+    _core._lend(cumem.default_pool("device"))
+    again = address_of(MIB)
+    assert cumem.default_pool("device").stats().live_count == 1
+    give(again)
+
+
+def test_shutdown_waits_for_calls_that_are_under_way(emulated) -> None:
+    ended = threading.Event()
+    counts = [0, 0]
+
+    def work(index: int) -> None:
+        while not ended.is_set():
+            address = lend(1000, 0, None)
+            if address is not None:
+                give(address)
+            counts[index] += 1
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            _core._lend(cumem.default_pool("device"))
+            before = sum(counts)
+            session.wait_until(lambda before=before: sum(counts) > before + 20)
+            cumem.shutdown()
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forked_child_gets_nothing_and_leaks(pool) -> None:
+    address = address_of(MIB)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            good = lend(MIB, 0, None) is None and lend_segment(MIB, 0, None) is None
+            note_stream(address, None)
+            give(address)
+            code = 0 if good else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pool.stats().live_count == 1
+    give(address)
+
+
+def test_block_that_comes_back_at_exit_is_leaked() -> None:
+    program = """
+import atexit, ctypes
+atexit.register(lambda: late())  # runs after cumem's
+import cumem
+from cumem import _core
+pool = cumem.default_pool("device")
+_core._lend(pool)
+library = ctypes.CDLL(_core.__file__)
+library.cumem_lend.restype = ctypes.c_void_p
+library.cumem_lend.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+library.cumem_take_back.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+address = library.cumem_lend(1000, 0, None)
+def late():
+    library.cumem_take_back(address, 0, 0, None)
+    print("late", library.cumem_lend(1000, 0, None) not in (None, address))
+"""
+    done = programs.run("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late True\n", "")
+
+
+def use_all() -> None:
+    """What PyTorch may ask for; where something fails, null is an answer."""
+    one, other = cumem.Stream(), cumem.Stream()
+    with lent_pool() as pool:
+        for ask in (lend, lend_segment):
+            for nbytes in (1000, 3 * MIB):
+                address = ask(nbytes, 0, handle(one))
+                if address is not None:
+                    note_stream(address, handle(other))
+                    note_stream(address, None)
+                    give(address, handle(one))
+                again = ask(nbytes, 0, handle(other))
+                if again is not None:
+                    give(again, handle(other))
+        assert pool.stats().live_count == 0
+
+
+def test_failures_lose_nothing(emulated) -> None:
+    use_all()
+    faults.settle()
+    testing.plan_fault(None, 0)
+    use_all()
+    calls = {op: testing.fault_count(op) for op in faults.reached()}
+    assert {"stream_get_id", "physical_create", "event_record"} <= set(calls)
+    for op, count in calls.items():
+        for nth in faults.chosen(op, count):
+            testing.plan_fault(op, nth, faults.UNKNOWN)
+            with faults.unraised():
+                with contextlib.suppress(cumem.CudaError):  # of what is not lending
+                    use_all()
+                testing.plan_fault(None, 0)
+                faults.settle()
+            assert session.leftovers() == {}, (op, nth)
+            assert testing.check_pools(), (op, nth)
+            use_all()
+
+
+def test_failing_growth_is_null_and_then_succeeds(emulated) -> None:
+    with lent_pool():
+        testing.plan_fault("physical_create", 1, faults.UNKNOWN)
+        assert lend(MIB, 0, None) is None
+        assert testing.fault_struck()
+        testing.plan_fault(None, 0)
+        give(address_of(MIB))
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "mem_pool": integration.mem_pool,
+    "using": lambda: integration.using().__enter__(),
+    "enable": integration.enable,
+    "empty_cache": integration.empty_cache,
+    "replace_allocator": integration.replace_allocator,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_emulated_memory_is_refused(emulated, name) -> None:
+    with pytest.raises(RuntimeError, match="emulated"):
+        CALLS[name]()
+
+
+def test_nothing_that_is_enabled_may_be_disabled(emulated) -> None:
+    integration.disable()
+
+
+def test_only_what_others_call_is_seen() -> None:
+    functions = ("cumem_lend", "cumem_lend_segment", "cumem_take_back")
+    assert all(hasattr(_library, name) for name in (*functions, "cumem_note_stream"))
+    assert not hasattr(_library, "cm_pool_alloc")
