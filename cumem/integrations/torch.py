@@ -97,12 +97,8 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
     ...     x = torch.empty(1 << 20, device="cuda")
     """
     torch = _torch()
+    _refuse_replaced()
     index = _index(torch, device)
-    if _is_replaced():
-        raise RuntimeError(
-            "PyTorch's allocator was replaced by replace_allocator(): all its memory is "
-            "cumem's, and it has no MemPool of its own any more"
-        )
     chosen = _check(pool, index)
     if not chosen.device.attributes().get("virtual_memory_management"):
         raise RuntimeError(
@@ -149,6 +145,7 @@ def using(
     ...     x = torch.empty(1 << 20, device="cuda")
     """
     torch = _torch()
+    _refuse_replaced()
     index = _index(torch, device)
     if mem_pool is None:
         with _lock:
@@ -195,6 +192,7 @@ def enable(device: object = None, *, pool: Pool | None = None) -> None:
     >>> cumem.integrations.torch.disable()  # doctest: +SKIP
     """
     torch = _torch()
+    _refuse_replaced()
     index = _index(torch, device)
     version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
     if version < _NESTING:
@@ -362,6 +360,14 @@ def _torch() -> Any:
 
 def _is_replaced() -> bool:
     return bool(_kept)
+
+
+def _refuse_replaced() -> None:
+    if _is_replaced():
+        raise RuntimeError(
+            "PyTorch's allocator was replaced by replace_allocator(): all its memory is "
+            "cumem's, and it has no MemPool of its own any more"
+        )
 
 
 def _index(torch: Any, device: Any) -> int:
