@@ -6,7 +6,7 @@
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | casting | pipelines | managed | loading |
-#                            offloading | cupy_pool | numpy_pinned | files |
+#                            offloading | cupy_pool | numpy_pinned | training | files |
 #                            safetensors | two | interop | fork | sanitizer | stress |
 #                            stress_transfers | torture | corruption | pools |
 #                            versions | all]...
@@ -114,11 +114,15 @@ run_cupy_pool() {
 }
 
 run_numpy_pinned() {
+}
+
+run_training() {
     "$PYTHON" -c 'import torch' 2>/dev/null || {
         echo "left out: it needs PyTorch"
         return 0
     }
     "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
+    "$PYTHON" benchmarks/training.py --json "$OUT/training.json"
 }
 
 run_pipelines() {
@@ -201,8 +205,8 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
-        offloading cupy_pool numpy_pinned files safetensors bench tests interop fork
-        sanitizer stress stress_transfers torture corruption)
+        offloading cupy_pool numpy_pinned training files safetensors bench tests interop
+        fork sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

@@ -61,6 +61,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
     "safetensors": ("cumem/safetensors", "csrc/transfer/file"),
     "stress-transfers": ("csrc/transfer",),
+    "training": (
+        "cumem/integrations/torch*",
+        "csrc/python/pool/lending.c",
+        "csrc/pool",
+    ),
     "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
     "threads": ("csrc/transfer", "csrc/python/copy"),
     "torture": ("csrc",),

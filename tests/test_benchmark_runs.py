@@ -232,3 +232,22 @@ def test_benchmark_of_loading_has_the_same_losses_by_each_way(tmp_path: Path) ->
     assert set(case["rates"]) == {"cuda", "prefetch", "collate_pinned"}
     assert len(case["losses"]) == len(set(case["sums"])) == 2
     assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_benchmark_of_training_runs_without_a_gpu_by_pytorch_alone(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "results.json"
+    script = str(FOLDER / "training.py")
+    done = programs.run(script, "--quick", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert (results["emulated"], results["complete"]) == (True, True)
+    assert set(results["missing"]) == {"expandable", "enable", "replace"}
+    (case,) = results["cases"]
+    assert case["way"] == "native"
+    assert len(case["shapes"]) == len(case["first_seconds"]) == 4
+    assert len(case["losses"]) == 8
+    assert case["losses"][-1] < case["losses"][0]
