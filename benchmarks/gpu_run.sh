@@ -114,6 +114,11 @@ run_cupy_pool() {
 }
 
 run_numpy_pinned() {
+    "$PYTHON" -c 'import torch' 2>/dev/null || {
+        echo "left out: it needs PyTorch"
+        return 0
+    }
+    "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
 }
 
 run_training() {
@@ -121,7 +126,6 @@ run_training() {
         echo "left out: it needs PyTorch"
         return 0
     }
-    "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
     "$PYTHON" benchmarks/training.py --json "$OUT/training.json"
 }
 

@@ -29,6 +29,7 @@ from cumem import (
 )
 from cumem.bench import cases as bench_cases
 from cumem.bench import report as bench_report
+from cumem.integrations import torch as integrations_torch
 from cumem.replay import allocators as replay_allocators
 from cumem.replay import hold as replay_hold
 from cumem.replay import report as replay_report
@@ -41,7 +42,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
 MODULES = (
-    *(bench, bench_cases, bench_report, cli, info, units),
+    *(bench, bench_cases, bench_report, cli, info, integrations_torch, units),
     *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
     *(safetensors, safetensors_format, safetensors_save),
 )
