@@ -53,85 +53,50 @@ drop_nothing(void *owner)
 }
 
 /* PyTorch's streams are never destroyed, and one that a user brings in has to live as
- * long as what was allocated on it (torch.cuda.ExternalStream): it counts as kept.
- * NULL: it cannot be known. */
-static cm_stream *
-wrap(cm_runtime *rt, int device, void *stream)
+ * long as what was allocated on it (torch.cuda.ExternalStream): it counts as kept. */
+static cm_status
+wrap(cm_runtime *rt, int device, void *stream, cm_stream **out)
 {
     static char torch;
-    cm_stream *record = NULL;
-    bool known = device >= 0
-                 && cm_is_ok(cm_stream_wrap(rt, device, (uintptr_t)stream, &torch,
-                                            drop_nothing, &record));
-    return known ? record : NULL;
-}
-
-/* -1: it is not known. A default stream's handle does not tell. */
-static int
-device_of(cm_runtime *rt, void *stream)
-{
-    int device = -1;
-    int used_count = 0;
-    for (int i = 0; i < rt->device_count; i++) {
-        bool used = cm_device_was_entered(rt, i);
-        used_count += used;
-        device = used ? i : device;
-    }
-    if (used_count == 1) {
-        return device;
-    }
-    bool answered =
-        (uintptr_t)stream > CM_STREAM_PER_THREAD
-        && cm_runtime_has(rt, CM_OP_stream_get_device)
-        && cm_is_ok(cm_rt_stream_get_device(rt, (uintptr_t)stream, &device));
-    return answered ? device : -1;
+    return cm_stream_wrap(rt, device, (uintptr_t)stream, &torch, drop_nothing, out);
 }
 
 static void
 end_loan(loan *ended)
 {
-    while (ended != NULL && ended->use_count > 0) {
+    while (ended->use_count > 0) {
         cm_stream_release(ended->uses[--ended->use_count]);
     }
     free(ended);
 }
 
-/* Takes over `stream`. NULL: there is no memory. */
-static void *
-begin_loan(cm_pool *pool, uint64_t nbytes, cm_stream *stream, bool is_segment)
+/* Fails: CM_ENOMEM; as cm_stream_wrap() and cm_pool_alloc() do. */
+static cm_status
+fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segment)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
-    loan *new = calloc(1, sizeof(*new));
-    if (new == NULL) {
-        cm_stream_release(stream);
-        return NULL;
+    cm_stream *record;
+    CM_TRY(wrap(rt, cm_pool_get_config(new->pool)->device, stream, &record));
+    new->uses[new->use_count++] = record;
+    bool may_wait = !is_segment || cm_is_ok(cm_stream_check_not_capturing(record));
+    CM_TRY(cm_pool_alloc(new->pool, nbytes, is_segment ? NULL : record,
+                         may_wait ? &uninterrupted : NULL, &new->block));
+    if (!cm_address_map_put(&lending.loans, new->block->address, new)) {
+        cm_pool_free(new->pool, new->block, NULL, 0, 0); /* nobody has used it */
+        return cm_fail(CM_ENOMEM, nbytes);
     }
-    *new = (loan){.pool = pool,
-                  .flags = is_segment ? CM_POOL_FREE_FENCE : 0,
-                  .use_count = 1,
-                  .uses = {stream}};
-    bool may_wait = !is_segment || cm_is_ok(cm_stream_check_not_capturing(stream));
-    cm_status status = cm_pool_alloc(pool, nbytes, is_segment ? NULL : stream,
-                                     may_wait ? &uninterrupted : NULL, &new->block);
-    if (cm_is_ok(status)
-        && cm_address_map_put(&lending.loans, new->block->address, new)) {
-        if (is_segment) {
-            new->use_count = 0;
-            cm_stream_release(stream);
-        }
-        return (void *)(uintptr_t)new->block->address;
+    if (is_segment) {
+        new->use_count = 0;
+        new->flags = CM_POOL_FREE_FENCE;
+        cm_stream_release(record);
     }
-    if (cm_is_ok(status)) {
-        cm_pool_free(pool, new->block, NULL, 0, 0); /* nobody has used it */
-    }
-    end_loan(new);
-    return NULL;
+    return cm_ok();
 }
 
 static void *
 lend(uint64_t nbytes, int device, void *stream, bool is_segment)
 {
-    void *address = NULL;
+    cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {
@@ -139,19 +104,23 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
     }
     cm_spin_lock_take(&lending.lock);
     cm_pool *pool = lending.pools[device];
-    if (pool != NULL) {
-        (void)cm_pool_hold(pool);
-    }
+    pool = pool == NULL ? NULL : cm_pool_hold(pool);
     cm_spin_lock_give(&lending.lock);
-    if (pool != NULL) {
-        cm_stream *record = wrap(rt, device, stream);
-        if (record != NULL) {
-            address = begin_loan(pool, nbytes, record, is_segment);
+    loan *new = pool == NULL ? NULL : calloc(1, sizeof(*new));
+    if (new != NULL) {
+        *new = (loan){.pool = pool};
+        if (cm_is_ok(fill_loan(rt, new, nbytes, stream, is_segment))) {
+            address = new->block->address;
         }
+        else {
+            end_loan(new);
+        }
+    }
+    if (pool != NULL) {
         cm_pool_release(pool);
     }
     leave();
-    return address;
+    return (void *)(uintptr_t)address;
 }
 
 void *
@@ -166,20 +135,20 @@ cumem_lend_segment(size_t nbytes, int device, void *stream)
     return lend(nbytes, device, stream, true);
 }
 
-static void
-note_locked(loan *used, cm_stream *stream)
+/* Of a stream whose handle does not tell; -1: there are several in use. */
+static int
+only_device(const cm_runtime *rt)
 {
-    for (uint32_t i = 0; stream != NULL && i < used->use_count; i++) {
-        if (cm_stream_same(used->uses[i], stream)) {
-            return;
+    int found = -1;
+    for (int device = 0; device < rt->device_count; device++) {
+        if (cm_device_was_entered(rt, device)) {
+            if (found >= 0) {
+                return -1;
+            }
+            found = device;
         }
     }
-    if (stream != NULL && used->use_count < USES_MAX) {
-        used->uses[used->use_count++] = cm_stream_hold(stream);
-    }
-    else {
-        used->flags |= CM_POOL_FREE_FENCE;
-    }
+    return found;
 }
 
 void
@@ -189,15 +158,26 @@ cumem_note_stream(void *address, void *stream)
     if (rt == NULL) {
         return;
     }
-    cm_stream *record = wrap(rt, device_of(rt, stream), stream);
+    cm_stream *record = NULL;
+    int device = only_device(rt);
+    bool known = device >= 0 && cm_is_ok(wrap(rt, device, stream, &record));
     /* The caller has the block: it does not come back meanwhile. */
     loan *used = cm_address_map_find(&lending.loans, (uintptr_t)address, false);
     if (used != NULL) {
         cm_spin_lock_take(&lending.lock);
-        note_locked(used, record);
+        uint32_t i = 0;
+        while (known && i < used->use_count && !cm_stream_same(used->uses[i], record)) {
+            i++;
+        }
+        if (!known || i == USES_MAX) {
+            used->flags |= CM_POOL_FREE_FENCE;
+        }
+        else if (i == used->use_count) {
+            used->uses[used->use_count++] = cm_stream_hold(record);
+        }
         cm_spin_lock_give(&lending.lock);
     }
-    if (record != NULL) {
+    if (known) {
         cm_stream_release(record);
     }
     leave();
@@ -214,8 +194,8 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
     if (ended != NULL) { /* else of a generation that is gone */
         cm_pool_free(ended->pool, ended->block, ended->uses, ended->use_count,
                      ended->flags);
+        end_loan(ended);
     }
-    end_loan(ended);
     leave();
 }
 
@@ -271,7 +251,9 @@ cm_lending_end(cm_pool **out)
         }
     }
     for (uint64_t i = 0; i < lending.loans.room; i++) {
-        end_loan(lending.loans.entries[i].value);
+        if (lending.loans.entries[i].value != NULL) {
+            end_loan(lending.loans.entries[i].value);
+        }
     }
     cm_address_map_fini(&lending.loans);
     return count;
