@@ -513,6 +513,8 @@ def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> in
     except KeyboardInterrupt:
         _thread.interrupt_main()  # heard once this is over
         said = "Ctrl-C ended the attempt."
+    except Exception as error:  # PyTorch has an exception of its own for it
+        said = f"{type(error).__name__}: {error}"
     data = said.encode()[: room - 1] + b"\0"
     ctypes.memmove(text, data, len(data))
     return 0
