@@ -26,12 +26,16 @@ from cumem._core import (
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from cumem import units as units
     from cumem.calibration import Calibration, calibrate
     from cumem.choosing import Recommendation, recommend
     from cumem.collating import PinnedCollate, collate_pinned
-    from cumem.constructors import array, full, zeros
+    from cumem.constructors import (
+        array, asarray, ascontiguousarray, full, full_like, zeros, zeros_like,
+    )
     from cumem.devices import (
-        Device, backend, device_count, driver_version, emulation_reason, runtime_version,
+        Device, backend, device_count, driver_version, emulation_reason, is_available,
+        runtime_version, synchronize,
     )
     from cumem.errors import (
         CancelledError, CudaError, EmulationWarning, OutOfMemoryError,
@@ -129,7 +133,9 @@ __all__ = [
     "Workspace",
     "__version__",
     "array",
+    "asarray",
     "asbuffer",
+    "ascontiguousarray",
     "asnumpy",
     "backend",
     "broadcast",
@@ -158,9 +164,11 @@ __all__ = [
     "explain",
     "fromfile",
     "full",
+    "full_like",
     "gather",
     "gather_async",
     "get_limit",
+    "is_available",
     "limit",
     "load_safetensors",
     "measure",
@@ -186,11 +194,13 @@ __all__ = [
     "set_limit",
     "shutdown",
     "stats",
+    "synchronize",
     "tiles",
     "tofile",
     "trim",
     "write_ranges",
     "zeros",
+    "zeros_like",
 ]
 # fmt: on
 
@@ -224,17 +234,28 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.awaiting": (),
     "extension.blocks": (),
     "extension.casting": (),
+    "extension.events": (),
     "calibration": ("Calibration", "calibrate"),
     "choosing": ("Recommendation", "recommend"),
     "collating": ("PinnedCollate", "collate_pinned"),
-    "constructors": ("array", "full", "zeros"),
+    "constructors": (
+        "array",
+        "asarray",
+        "ascontiguousarray",
+        "full",
+        "full_like",
+        "zeros",
+        "zeros_like",
+    ),
     "devices": (
         "Device",
         "backend",
         "device_count",
         "driver_version",
         "emulation_reason",
+        "is_available",
         "runtime_version",
+        "synchronize",
     ),
     "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),
     "explanation": ("Explanation", "explain"),
@@ -243,6 +264,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.filling": (),
     "extension.foreign_memory": (),
     "extension.foreign_stream": (),
+    "extension.hints": (),
     "loading": ("prefetch",),
     "managed": ("ManagedThrashWarning", "Residency", "prefetch_many", "tiles"),
     "memory": (
@@ -318,8 +340,10 @@ def __getattr__(name: str) -> object:
     for module, names in _LATER.items():
         if name in names:
             return getattr(_load(module), name)
+    if name == "units":
+        return _load(name)
     raise AttributeError(f"module 'cumem' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "units"})

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from cumem.devices import Device
+from cumem.extension.flags import Flags
 from cumem.managed import Residency
 from cumem.pools import Pool
 
@@ -45,8 +46,9 @@ class Buffer:
     Indexing with integers, slices, Ellipsis and None gives views that keep the
     memory alive; ``buf[index] = value`` copies. Iterating gives the views
     ``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that
-    buffers can be keys; compare values with ``numpy()``. Dropping a buffer never waits:
-    its memory is reused when all work that cumem knows of is done with it.
+    buffers can be keys; compare values with ``numpy()``. ``print`` shows values, which
+    of device memory it copies; ``repr`` shows none and never waits. Dropping a buffer
+    never waits: its memory is reused when all work that cumem knows of is done with it.
     """
 
     @property
@@ -95,10 +97,11 @@ class Buffer:
     def base(self) -> Buffer | None:
         """The buffer that this one is a view of, or None."""
     @property
-    def flags(self) -> tuple[str, ...]:
-        """How the memory was made: of ``'portable'``, ``'mapped'``,
-        ``'write_combined'``, ``'global'``, ``'host'``, ``'registered'``,
-        ``'read_only'`` those that apply.
+    def flags(self) -> Flags:
+        """How the memory was made, and NumPy's flags: a tuple of those of
+        ``'portable'``, ``'mapped'``, ``'write_combined'``, ``'global'``, ``'host'``,
+        ``'registered'``, ``'read_only'`` that apply, with ``flags.c_contiguous``,
+        ``flags["F_CONTIGUOUS"]`` and so on as they are now.
         """
     @property
     def closed(self) -> bool:
@@ -210,6 +213,140 @@ class Buffer:
             not allow the shape without a copy, or the buffer is closed.
         TypeError
             A length is not an integer.
+        """
+    def ravel(self, order: _LikeOrder = "C") -> Self:
+        """All elements in one row: a view where the strides allow it, else a copy.
+
+        Parameters
+        ----------
+        order : {'C', 'F', 'A', 'K'}
+            In which order elements are read, as in NumPy.
+
+        Returns
+        -------
+        Buffer
+            A view that keeps the memory alive, or a buffer of its own, of the same kind,
+            flags and device (of ordinary memory for a `HostBuffer`); ``.base`` tells.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed, or `order` is none of those.
+        TypeError
+            `order` is no string.
+        OutOfMemoryError
+            There is no room for a copy.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: a view never, a copy until the bytes are there (GIL released).
+        Ordered after: of a copy, work that cumem knows of on this buffer, and the
+        current stream.
+        """
+    def flatten(self, order: _LikeOrder = "C") -> Self:
+        """Copy all elements into a new buffer in one row; see `ravel`.
+
+        Parameters
+        ----------
+        order : {'C', 'F', 'A', 'K'}
+            In which order elements are read, as in NumPy.
+
+        Returns
+        -------
+        Buffer
+            Of the same kind, flags and device; never a view.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed, or `order` is none of those.
+        TypeError
+            `order` is no string.
+        OutOfMemoryError
+            There is no room for the copy.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: until the bytes are there (GIL released).
+        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        """
+    def squeeze(
+        self, axis: SupportsIndex | Sequence[SupportsIndex] | None = None
+    ) -> Self:
+        """View without axes of length 1.
+
+        Parameters
+        ----------
+        axis : int or sequence of int, optional
+            Which; all of them by default. Negative numbers count from the end.
+
+        Returns
+        -------
+        Buffer
+            A view of the same type; it keeps the memory alive.
+
+        Raises
+        ------
+        ValueError
+            An axis is longer, is named twice or does not exist, or the buffer is closed.
+        TypeError
+            An axis is not an integer.
+        """
+    def item(self, *index: SupportsIndex | Sequence[SupportsIndex]) -> Any:
+        """Copy one element out as an object of Python's, from memory of any kind.
+
+        Parameters
+        ----------
+        *index : int or tuple of int, optional
+            As in NumPy: an index for each axis, or one of the elements in C order;
+            needed unless there is one element.
+
+        Returns
+        -------
+        bool, int, float, complex, bytes, str, tuple or other
+            What NumPy's ``item`` gives of the dtype.
+
+        Raises
+        ------
+        ValueError
+            There is no index and not one element, there are too few, or the buffer is
+            closed.
+        IndexError
+            The index is out of bounds or has too many numbers.
+        TypeError
+            The index is no integer.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: until the element is there (GIL released): device memory by a copy of
+        that element. Ordered after: of device memory, work that cumem knows of on it and
+        the current stream; of other memory, unfinished transfers into it.
+        """
+    def tolist(self) -> Any:
+        """Copy into nested lists of Python's objects, from memory of any kind.
+
+        Returns
+        -------
+        list or object
+            As NumPy's ``tolist``: without dimensions the element itself.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        CudaError
+            The copy failed.
+
+        Notes
+        -----
+        Blocks: until the bytes are there (GIL released).
+        Ordered after: as `item`.
         """
     def transpose(self, *axes: SupportsIndex) -> Self:
         """View with the axes in another order; without arguments reversed.
@@ -464,20 +601,24 @@ class Buffer:
     def __getitem__(self, index: _Index, /) -> Self: ...
     def __setitem__(self, index: _Index, value: object, /) -> None: ...
     def __len__(self) -> int: ...
+    def __dir__(self) -> list[str]:
+        """Names of members, without those that only say what to type in their place."""
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
     def __complex__(self) -> complex:
-        """The only element, for ``complex(buf)``.
+        """The only element, for ``complex(buf)``; of device memory by a blocking copy.
 
         Raises
         ------
         TypeError
-            There is not one element, it is no number, or the memory is a device's.
+            There is not one element, or it is no number.
+        CudaError
+            The copy failed.
 
         Notes
         -----
-        Blocks: until unfinished transfers into the memory are done.
-        Ordered after: those transfers.
+        Blocks: until the element is there (GIL released).
+        Ordered after: as `item`.
         """
     def __iter__(self) -> Iterator[Self]: ...
     def __reversed__(self) -> Iterator[Self]:
@@ -964,6 +1105,27 @@ class Stream:
         **Blocks** only for a Transfer, until its last piece is submitted; for one
         that ends on the host, until it is done. **Ordered after** `other`.
         """
+    def wait_event(self, event: Event, /) -> None:
+        """Let work queued from now on start only after an event, as `wait` does.
+
+        Parameters
+        ----------
+        event : Event
+            As it was recorded last.
+
+        Raises
+        ------
+        TypeError
+            If `event` is nothing that can be waited for.
+        ValueError
+            If one of them is closed.
+        CudaError
+            If the driver refuses.
+
+        Notes
+        -----
+        PyTorch and CuPy have this name. Never blocks. **Ordered after** `event`.
+        """
     def record(self, event: Event | None = None, /) -> Event:
         """Mark this point of the stream.
 
@@ -1136,6 +1298,65 @@ class Event:
         -----
         **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
         the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
+        """
+    def query(self) -> bool:
+        """The same as `done`, by the name that PyTorch and Numba have for it.
+
+        Returns
+        -------
+        bool
+
+        Raises
+        ------
+        ValueError
+            If the event is closed.
+        CudaError
+            If work before it failed.
+        """
+    def wait(self, stream: object = None) -> None:
+        """Let a stream wait for the event, as ``stream.wait(event)`` does.
+
+        Parameters
+        ----------
+        stream : object, optional
+            Anything `Stream.from_external` takes; the current stream of the event's
+            device by default.
+
+        Raises
+        ------
+        TypeError
+            If `stream` is no stream.
+        ValueError
+            If one of them is closed.
+        CudaError
+            If the driver refuses.
+
+        Notes
+        -----
+        PyTorch and Numba have this name. Never blocks the host, which `synchronize`
+        does. What is queued on `stream` later is **ordered after** the event.
+        """
+    def elapsed_time(self, end: Event, /) -> float:
+        """Milliseconds from this event to a later one, as PyTorch and Numba have it.
+
+        Parameters
+        ----------
+        end : Event
+            An event of the same device.
+
+        Returns
+        -------
+        float
+            Milliseconds: ``1000 * end.seconds_since(self)``.
+
+        Raises
+        ------
+        TypeError, ValueError, CudaError
+            As by `seconds_since`.
+
+        Notes
+        -----
+        **Blocks** until both are reached, GIL released.
         """
     def close(self) -> None:
         """Release the event; streams that wait for it still do."""
@@ -2037,7 +2258,8 @@ def current_stream(device: object = None) -> Stream:
     """
 
 def current_device() -> Device:
-    """Device that functions use when none is given: 0 until `set_current_device`.
+    """Device that functions use when none is given: 0 until `set_current_device`, and
+    inside ``with device:`` that one.
 
     Returns
     -------
@@ -2050,8 +2272,8 @@ def current_device() -> Device:
 
     Notes
     -----
-    It is cumem's own and the same in all threads; CUDA's current device is
-    neither read nor changed.
+    It is cumem's own; CUDA's current device is neither read nor changed. Outside of
+    ``with device:``, which holds for its thread or task, it is the same in all threads.
     """
 
 def set_current_device(device: object, /) -> None:
@@ -2072,7 +2294,8 @@ def set_current_device(device: object, /) -> None:
 
     Notes
     -----
-    Holds for all threads until `shutdown`. Creates no context.
+    Holds for all threads until `shutdown`, but inside of ``with device:`` blocks. Creates
+    no context.
     """
 
 def default_pool(kind: _Kind, device: object = None) -> Pool:
@@ -2135,6 +2358,9 @@ def shutdown(*, reset_devices: bool = False) -> None:
 
 def _device(object: object, name: str, /) -> Device:
     """The Device that an argument called `name` means."""
+
+def _device_block(device: Device, /, *raised: object) -> Any:
+    """Begin a ``with device:`` block, or end it with what was raised; None: nothing."""
 
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""

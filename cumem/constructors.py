@@ -161,10 +161,7 @@ def full(
         source = read_source(fill_value, _first_stream(place))
         dtype = (source if isinstance(source, _core.Buffer) else as_array(source)).dtype
     buffer = _core.empty(shape, dtype, order=order, **place)
-    if isinstance(source, (int, float)) and casting is None:
-        buffer.fill(source, stream=stream)
-    else:
-        fill(buffer, source, stream, casting, takes_fitting=True)
+    _set(buffer, source, stream, casting)
     return buffer
 
 
@@ -253,6 +250,344 @@ def array(
     buffer = _core.empty_like(source, order=order, **_apart(place))
     _core.copy(buffer, source, stream=stream)
     return buffer
+
+
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> _core.Buffer:
+    """Allocate a buffer like another array and set all its bytes to zero.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+    dtype : dtype_like, optional
+        Instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        memory.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
+        'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        that of the prototype or cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        kind, order or device is none of those that exist, or `stream` is of another
+        device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: as `zeros`.
+    Ordered after: work on `stream`.
+    """
+    buffer = _core.empty_like(
+        prototype,
+        dtype,
+        kind,
+        order=order,
+        device=device,
+        stream=stream,
+        pool=pool,
+    )
+    _core._fill(buffer, np.zeros((), buffer.dtype), stream)
+    return buffer
+
+
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    casting: _core._Casting | None = None,
+) -> _core.Buffer:
+    """Allocate a buffer like another array and set all its elements to a value.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        A scalar, or an array that broadcasts to the shape; also on a device.
+    dtype : dtype_like, optional
+        Instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        memory.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
+        'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        that of the prototype or cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        What may be converted to the dtype if it does not fit, as in `copy`.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        kind, order or device is none of those that exist, or `stream` is of another
+        device, or `fill_value` does not broadcast.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: as `full`.
+    Ordered after: work on `stream`.
+    """
+    buffer = _core.empty_like(
+        prototype,
+        dtype,
+        kind,
+        order=order,
+        device=device,
+        stream=stream,
+        pool=pool,
+    )
+    _set(buffer, fill_value, stream, casting)
+    return buffer
+
+
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    copy: bool | None = None,
+) -> _core.Buffer:
+    """A buffer of what is given: the same memory where it will do, else a copy.
+
+    Parameters
+    ----------
+    obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        Where the values come from.
+    dtype : dtype_like, optional
+        Default: the dtype of `obj`; another one as for `array`.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        What memory the buffer must be; default: the kind of memory that `obj` is, and
+        device memory for what is ordinary memory or a value.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
+        'K' takes memory as it is.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        that of `obj`, of a copy cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+    copy : bool, optional
+        True always copies, False never does and raises instead.
+
+    Returns
+    -------
+    Buffer
+        `obj` itself if it is a buffer that fits, a view of its memory if another
+        exporter's does (as from `asbuffer`), else a new buffer (as from `array`).
+
+    Raises
+    ------
+    ValueError
+        kind, order or device is none of those that exist, or `stream` is of another
+        device, or `copy` is False and a copy is needed.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: a copy until the values are there (GIL released), else no.
+    Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+    """
+    found = _memory(obj, kind, device, stream, pool)
+    wanted = None if dtype is None else _usable(dtype)
+    is_fit = found is not None and (
+        _fits(found, kind, device, pool)
+        and wanted in (None, found.dtype)
+        and _is_laid_out(found, order)
+    )
+    if is_fit and not copy:
+        return found  # type: ignore[return-value]
+    if copy is not None and not copy:
+        raise ValueError("copy=False, and this memory needs a copy to be that buffer")
+    source = obj if found is None else found
+    if kind is None and pool is None:
+        kind = "device"
+        if found is not None and found.kind != "pageable":
+            kind = found.kind  # type: ignore[assignment]
+            device = found.device if device is None else device
+    place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
+    if kind is not None:
+        place["kind"] = kind
+    return array(source, dtype, order=order, **place)
+
+
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> _core.Buffer:
+    """The same as ``asarray(obj, order="C")``, of at least one dimension.
+
+    Parameters
+    ----------
+    obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        Where the values come from.
+    dtype : dtype_like, optional
+        Default: the dtype of `obj`; another one as for `array`.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        What memory the buffer must be; default: the kind of memory that `obj` is, and
+        device memory for what is ordinary memory or a value.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        that of `obj`, of a copy cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        C-contiguous.
+
+    Raises
+    ------
+    ValueError
+        kind, order or device is none of those that exist, or `stream` is of another
+        device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: a copy until the values are there (GIL released), else no.
+    Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+    """
+    buffer = asarray(
+        obj, dtype, kind, order="C", device=device, stream=stream, pool=pool
+    )
+    return buffer if buffer.ndim > 0 else buffer.reshape(1)
+
+
+def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> None:
+    if isinstance(value, (int, float)) and casting is None:
+        buffer.fill(value, stream=stream)
+    else:
+        fill(buffer, value, stream, casting, takes_fitting=True)
+
+
+def _memory(
+    obj: Any, kind: str | None, device: object, stream: object, pool: Any
+) -> _core.Buffer | None:
+    """The memory of an exporter, or of an array, as it is; None: a value."""
+    if isinstance(obj, _core.Buffer):
+        _ = obj.ptr  # a closed one says so
+        return obj
+    if not _core._is_memory(obj) or isinstance(obj, (bytes, bytearray, memoryview)):
+        return None
+    try:
+        return _core.asbuffer(obj, stream=stream)
+    except TypeError:  # of a dtype that no buffer can have: as a value it says so
+        return None
+
+
+def _fits(found: _core.Buffer, kind: str | None, device: object, pool: Any) -> bool:
+    wanted = getattr(pool, "kind", None) if kind is None else kind
+    if found.kind == "pageable" or wanted not in (None, found.kind):
+        return False
+    place = getattr(pool, "device", None) if device is None else device
+    return place is None or found.device == _core._device(place, "device")
+
+
+def _is_laid_out(found: _core.Buffer, order: Any) -> bool:
+    if order not in (None, "K", "A", "C", "F"):
+        raise ValueError(f'order must be "C", "F", "A" or "K", not {order!r}')
+    flags = found.flags
+    laid = {"C": flags.c_contiguous, "F": flags.f_contiguous}
+    return bool(laid.get(order, order != "A" or flags.forc))
 
 
 def _place(kind: Any, device: object, stream: object, pool: Any) -> dict[str, Any]:

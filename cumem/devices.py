@@ -8,7 +8,8 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, Self, SupportsIndex, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 import numpy as np
 
@@ -40,7 +41,10 @@ class Device:
     Notes
     -----
     Can be used wherever an index can and equals it: ``buf.device == 0``. Pickles as its
-    index. Asking for properties creates no context.
+    index. Asking for properties creates no context. Inside of ``with device:`` it is
+    cumem's current device, in this thread or task alone; `set_current_device` sets that
+    of all others. Blocks nest, end in any order, as those of streams do, and neither
+    read nor change CUDA's current device.
     """
 
     __slots__ = ("_index",)
@@ -50,6 +54,16 @@ class Device:
         if index is None:
             raise TypeError('index must be an int or "cuda:N", not NoneType')
         return _core._device(index, "device")
+
+    # No frame of Python's: a Ctrl-C between two would leave a block open.
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+        def __exit__(self, *raised: object) -> None: ...
+
+    else:
+        __enter__ = property(partial(partial, _core._device_block))
+        __exit__ = __enter__
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         """Pickle: the index. Reading it back is a ValueError where there is no such
@@ -200,6 +214,52 @@ def make(index: int) -> Device:
     device = object.__new__(Device)
     device._index = index
     return device
+
+
+def synchronize(device: object = None) -> None:
+    """Wait until everything queued on a device so far is done.
+
+    Parameters
+    ----------
+    device : Device, int or str, optional
+        cumem's current device by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `device` is none, or does not exist.
+    CudaError
+        If work on the device failed.
+
+    Notes
+    -----
+    **Blocks** until all streams of the device are empty, GIL released; Ctrl-C interrupts
+    it in the main thread. Copies in the background (`copy_async` without a stream) are
+    waited for by their handles alone. Creates a context on the device if there is none.
+    """
+    _core._device(device, "device").synchronize()
+
+
+def is_available() -> bool:
+    """Is there a GPU that cumem works on?
+
+    Returns
+    -------
+    bool
+        False where devices are emulated, where a driver or GPU is missing or does not
+        work, and in a child made by ``fork``; it never raises and never warns.
+
+    Notes
+    -----
+    Opens what cumem works on, as the first use of anything else does, and so decides
+    between a GPU and emulation; it creates no context.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmulationWarning)  # the answer says it
+            return backend() == "cuda" and device_count() > 0
+    except Exception:
+        return False
 
 
 def device_count() -> int:

@@ -25,7 +25,8 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
-    {"answers", "extension.driver", "kinds", "locks", "structures"},
+    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"},
+    {"extension.hints"},
     {
         "extension.arguments",
         "extension.array_interface",
@@ -38,7 +39,7 @@ PACKAGE_LAYERS = [
     }
     | {"registering", "units", "extension.values"},
     {"_testing", "devices", "extension.filling", "extension.texts"}
-    | {"extension.exchange"},
+    | {"extension.events", "extension.exchange"},
     {"limits"},
     {
         "extension.awaiting",

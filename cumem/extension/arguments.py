@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cumem import _core, errors
-from cumem.extension import driver
+from cumem.extension import driver, hints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,9 +33,9 @@ def refuse_call(
     found = names[:given]
     for keyword in keywords or ():
         if keyword not in names:
-            raise TypeError(
-                f"{function}() got an unexpected keyword argument '{keyword}'"
-            )
+            text = f"{function}() got an unexpected keyword argument '{keyword}'"
+            hint = hints.ARGUMENTS.get(keyword)
+            raise TypeError(text if hint is None else f"{text}: {hint}")
         if keyword in found:
             raise TypeError(
                 f"{function}() got multiple values for argument '{keyword}'"

@@ -28,7 +28,7 @@ def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]
     order = "F" if array.flags.fnc else "C"
     flat = _flat(array if array.flags.forc else array.copy())
     data = pickle.PickleBuffer(cast("Any", flat)) if protocol >= 5 else flat.tobytes()
-    flags = buffer.flags if pooled else None
+    flags = tuple(buffer.flags) if pooled else None
     form = (buffer.kind, buffer.dtype, buffer.shape, order, flags)
     return rebuild, (*form, data, buffer.readonly)
 

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import itertools
+from typing import Any, NoReturn
+
+import numpy as np
 
 from cumem import _core
+from cumem.errors import CudaError
+from cumem.extension.flags import Flags, is_dense
 from cumem.kinds import (
     ATTACH_HOST,
     KINDS,
@@ -13,13 +18,19 @@ from cumem.kinds import (
     PORTABLE,
     REGISTER_READ_ONLY,
     WRITE_COMBINED,
+    is_on_device,
 )
 
 _HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_combined"}
 
 
+def buffer_text(buffer: _core.Buffer, with_values: bool) -> str:
+    """What `repr` and `str` say of a buffer, also of one that is closed."""
+    return buffer_str(buffer) if with_values else buffer_repr(buffer)
+
+
 def buffer_repr(buffer: _core.Buffer) -> str:
-    """Of a buffer, also of one that is closed."""
+    """Of a buffer; never waits, and asks no device."""
     said = [
         f"shape={buffer.shape}",
         f"dtype={buffer.dtype}",
@@ -35,6 +46,40 @@ def buffer_repr(buffer: _core.Buffer) -> str:
     return f"cumem.{type(buffer).__name__}({', '.join(said)})"
 
 
+def buffer_str(buffer: _core.Buffer) -> str:
+    """The values as NumPy shows them; where they cannot be read, why."""
+    if buffer.closed:
+        return buffer_repr(buffer)
+    try:
+        if not is_on_device(buffer.kind):
+            return str(buffer.numpy())
+        device = buffer.device
+        if _core.current_stream(0 if device is None else device).is_capturing:
+            return f"{buffer_repr(buffer)}: values cannot be read during a capture"
+        return _shown(buffer)
+    except (CudaError, RuntimeError, ValueError, OSError) as error:
+        return f"{buffer_repr(buffer)}: values cannot be read: {error}"
+
+
+def _shown(buffer: _core.Buffer) -> str:
+    """Of device memory: only the elements that NumPy shows are copied."""
+    options = np.get_printoptions()
+    edge = options["edgeitems"]
+    if buffer.size <= max(options["threshold"], 1) or edge < 1:
+        return str(buffer.to_numpy())
+    # the corners, and one row between them that NumPy leaves out
+    ends = [
+        [slice(None)] if length <= 2 * edge else [slice(None, edge), slice(-edge, None)]
+        for length in buffer.shape
+    ]
+    shape = [length if length <= 2 * edge else 2 * edge + 1 for length in buffer.shape]
+    corners: np.ndarray[Any, Any] = np.zeros(shape, buffer.dtype)
+    _core.copy_many(
+        [(corners[place], buffer[place]) for place in itertools.product(*ends)]
+    )
+    return np.array2string(corners, threshold=0, separator=" ")
+
+
 def stream_repr(stream: _core.Stream, handle: int) -> str:
     """Of a stream, which is closed where the handle is 0."""
     if handle == 0:
@@ -43,6 +88,24 @@ def stream_repr(stream: _core.Stream, handle: int) -> str:
     emulated = ", emulated" if _core._is_emulated() else ""
     which = names.get(handle, f"id {stream.id}")
     return f"<cumem.Stream {which}, device {stream.device.index}{emulated}>"
+
+
+def buffer_flags(
+    buffer: _core.Buffer, kind: str, flags: int, is_registered: bool, has_pool: bool
+) -> Flags:
+    """What `Buffer.flags` is."""
+    shape, strides, itemsize = buffer.shape, buffer.strides, buffer.itemsize
+    align = buffer.dtype.alignment
+    place = 0 if buffer.closed or buffer.size == 0 else buffer.ptr
+    steps = [step for length, step in zip(shape, strides, strict=True) if length > 1]
+    return Flags(
+        flag_names(kind, flags, is_registered, has_pool),
+        c_contiguous=is_dense(shape, strides, itemsize),
+        f_contiguous=is_dense(shape[::-1], strides[::-1], itemsize),
+        owndata=has_pool and buffer.base is None,
+        writeable=not buffer.readonly,
+        aligned=all(each % align == 0 for each in (place, *steps)),
+    )
 
 
 def flag_names(

@@ -9,11 +9,16 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
+import numpy as np
+
 from cumem import _core
 from cumem.extension.arguments import wrong_type
+from cumem.extension.hints import NAMES, compute_hint
 from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
+
+Array = np.ndarray[Any, Any]
 
 
 # -- views -----------------------------------------------------------------------------
@@ -67,6 +72,54 @@ def transpose(buffer: _core.Buffer, /, *axes: object) -> _core.Buffer:
         tuple(shape[axis] for axis in order),
         tuple(strides[axis] for axis in order),
     )
+
+
+def ravel(buffer: _core.Buffer, /, order: Any = "C") -> _core.Buffer:
+    """See `Buffer.ravel`."""
+    turned = _turned(buffer, order)
+    axes = [*zip(turned.shape, turned.strides, strict=True)][::-1]
+    is_view = turned.size == 0 or _match(axes, [turned.size], turned.itemsize)
+    return (turned if is_view else turned.copy()).reshape(-1)
+
+
+def flatten(buffer: _core.Buffer, /, order: Any = "C") -> _core.Buffer:
+    """See `Buffer.flatten`."""
+    return _turned(buffer, order).copy().reshape(-1)
+
+
+def _turned(buffer: _core.Buffer, order: Any) -> _core.Buffer:
+    """A view whose elements, in C order, are those of the buffer in another one."""
+    if order is not None and not isinstance(order, str):
+        raise wrong_type("order", '"C", "F", "A" or "K"', order)
+    if order not in (None, "C", "F", "A", "K"):
+        raise ValueError(f'order must be "C", "F", "A" or "K", not {order!r}')
+    _ = buffer.ptr  # a closed one says so
+    if order == "K":
+        steps = [abs(step) for step in buffer.strides]
+        axes = sorted(range(buffer.ndim), key=lambda axis: -steps[axis])
+        return buffer.transpose(*axes)
+    is_turned = order == "F" or (order == "A" and buffer.flags.fnc)
+    return buffer.T if is_turned else buffer
+
+
+def squeeze(buffer: _core.Buffer, /, axis: Any = None) -> _core.Buffer:
+    """See `Buffer.squeeze`."""
+    ndim, shape = buffer.ndim, buffer.shape
+    axes = [place for place, length in enumerate(shape) if length == 1]
+    if axis is not None:
+        axes = _integers((axis,), "axis")
+        for each in axes:
+            if not -ndim <= each < ndim:
+                raise ValueError(f"axis {each} does not exist: there are {ndim}")
+            if shape[each] != 1:
+                raise ValueError(
+                    f"axis {each} has length {shape[each]}, and only those of length 1 "
+                    "can go"
+                )
+        axes = [each % ndim for each in axes]
+        if len(set(axes)) < len(axes):
+            raise ValueError("an axis is named twice")
+    return buffer[tuple(0 if place in axes else slice(None) for place in range(ndim))]
 
 
 def recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
@@ -132,12 +185,22 @@ def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
 
 def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) -> object:
     """See `Buffer.__array__`."""
+    if is_on_device(buffer.kind) and not buffer.closed:
+        raise TypeError(
+            "NumPy cannot read device memory in place: copy it with buf.to_numpy() or "
+            f"cumem.asnumpy(buf); to compute {compute_hint(True)}"
+        )
     array = buffer.numpy()
     if dtype is not None and array.dtype != dtype:
         if copy is not None and not copy:
             raise ValueError("another dtype needs a copy")
         return array.astype(dtype)
     return array.copy() if copy else array
+
+
+def on_host(buffer: _core.Buffer) -> Array:
+    """What the host reads: device memory is copied, on the current stream."""
+    return buffer.to_numpy() if is_on_device(buffer.kind) else buffer.numpy()
 
 
 def as_number(buffer: _core.Buffer, kind: type) -> object:
@@ -147,7 +210,36 @@ def as_number(buffer: _core.Buffer, kind: type) -> object:
             f"the truth of a buffer of {buffer.size} elements is ambiguous; use "
             "`buf is not None`, `buf.size > 0` or buf.numpy().any()"
         )
-    return kind(buffer.numpy())
+    if buffer.size != 1:  # before they are copied
+        raise TypeError(
+            f"only a buffer of one element is a number, and this has {buffer.size}"
+        )
+    return kind(on_host(buffer))
+
+
+def item(buffer: _core.Buffer, /, *index: Any) -> object:
+    """See `Buffer.item`."""
+    if not is_on_device(buffer.kind):
+        return buffer.numpy().item(*index)
+    _ = buffer.ptr  # a closed one says so
+    np.broadcast_to(np.zeros((), "u1"), buffer.shape).item(*index)  # NumPy's errors
+    if len(index) == 1 and isinstance(index[0], tuple):
+        index = index[0]
+    place: Any = index or (0,) * buffer.ndim
+    if len(index) == 1 and buffer.ndim != 1:
+        place = np.unravel_index(operator.index(index[0]) % buffer.size, buffer.shape)
+    element = buffer[tuple(int(each) for each in place)]
+    return element.to_numpy().item()
+
+
+def tolist(buffer: _core.Buffer) -> object:
+    """See `Buffer.tolist`."""
+    return on_host(buffer).tolist()
+
+
+def list_names(buffer: _core.Buffer) -> list[str]:
+    """See `Buffer.__dir__`."""
+    return sorted({*object.__dir__(buffer)} - NAMES)
 
 
 def as_complex(buffer: _core.Buffer) -> object:

@@ -75,41 +75,16 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
     return array;
 }
 
-/* What cumem.extension.views.<function>(buffer, more) answers. */
-static PyObject *
-ask_package(const char *function, PyObject *object, PyObject *more)
-{
-    return cm_package_call("extension.views", function, PyTuple_Pack(2, object, more));
-}
-
-/* Without these Python would read the bytes of a buffer as digits. */
-PyObject *
-cm_buffer_int(PyObject *object)
-{
-    return ask_package("as_number", object, (PyObject *)&PyLong_Type);
-}
-
-PyObject *
-cm_buffer_float(PyObject *object)
-{
-    return ask_package("as_number", object, (PyObject *)&PyFloat_Type);
-}
-
 int
 cm_buffer_bool(PyObject *object)
 {
-    PyObject *answer = ask_package("as_number", object, (PyObject *)&PyBool_Type);
+    PyObject *answer = cm_package_call("extension.views", "as_number",
+                                       PyTuple_Pack(2, object, &PyBool_Type));
     Py_XDECREF(answer);
     return answer == NULL ? -1 : answer == Py_True;
 }
 
 /* -- as a collection ---------------------------------------------------------------------- */
-
-PyObject *
-cm_buffer_iter(PyObject *object)
-{
-    return ask_package("iterate", object, Py_False);
-}
 
 /* Without this `in` would compare the views one by one, by identity. */
 int

@@ -9,11 +9,9 @@
 
 /* -- views: none copies bytes, waits or touches a device ---------------------------------- */
 
-/* Py_mp_subscript, Py_mp_length, Py_tp_iter and
- * Py_sq_contains (which refuses). */
+/* Py_mp_subscript, Py_mp_length and Py_sq_contains (which refuses). */
 PyObject *cm_buffer_subscript(PyObject *self, PyObject *index);
 Py_ssize_t cm_buffer_length(PyObject *self);
-PyObject *cm_buffer_iter(PyObject *self);
 int cm_buffer_contains(PyObject *self, PyObject *value);
 
 /* METH_FASTCALL | METH_KEYWORDS */
@@ -34,9 +32,7 @@ PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-/* Py_nb_int, Py_nb_float, Py_nb_bool */
-PyObject *cm_buffer_int(PyObject *self);
-PyObject *cm_buffer_float(PyObject *self);
+/* Py_nb_bool */
 int cm_buffer_bool(PyObject *self);
 
 /* -- of managed memory, and how its pages go to and fro; what calls the driver releases the

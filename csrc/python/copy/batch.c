@@ -426,7 +426,7 @@ ask_about_arrays(many_call *self)
     if (rt == NULL) {
         return -1;
     }
-    int device = self->state->current_device;
+    int device = cm_state_device(self->state);
     cm_registry *registry = self->state->registry;
     cm_page_shares locked = {.count = 0};
     cm_status status =

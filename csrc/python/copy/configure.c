@@ -70,7 +70,7 @@ cm_configure_look(cm_state *state, int device)
     cm_state_enter(state);
     int result = cm_package_do(
         "calibration", "take_kept",
-        Py_BuildValue("(i)", device < 0 ? state->current_device : device));
+        Py_BuildValue("(i)", device < 0 ? cm_state_device(state) : device));
     cm_state_leave(state);
     if (result == 0) {
         return 0;

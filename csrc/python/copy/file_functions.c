@@ -154,7 +154,7 @@ run_call(file_call *call)
     cm_state *state = call->call.state;
     uint64_t devices = call->devices;
     if (devices == 0) { /* one has to page-lock its chunks */
-        devices = UINT64_C(1) << state->current_device;
+        devices = UINT64_C(1) << cm_state_device(state);
     }
     cm_engine *engine = cm_call_engine(state, devices);
     if (engine == NULL || open_file(call) < 0

@@ -237,7 +237,7 @@ read_device(const cm_state *state, PyObject *object, const char *name, int64_t *
     }
     PyObject *index =
         cm_package_call("extension.arguments", "read_device",
-                        Py_BuildValue("(Osi)", object, name, state->current_device));
+                        Py_BuildValue("(Osi)", object, name, cm_state_device(state)));
     if (index == NULL) {
         return -1;
     }
@@ -253,7 +253,7 @@ cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
     if (rt == NULL) {
         return -1;
     }
-    int64_t index = state->current_device;
+    int64_t index = cm_state_device(state);
     if (cm_arg_is_given(object) && read_device(state, object, name, &index) < 0) {
         return -1;
     }

@@ -59,6 +59,13 @@ cm_package_method(const char *module, const char *function, PyObject *self,
     return answer;
 }
 
+PyObject *
+cm_package_hint(PyObject *self, void *name)
+{
+    return cm_package_call("extension.hints", "refuse_attribute",
+                           Py_BuildValue("(Os)", self, (const char *)name));
+}
+
 int
 cm_package_do(const char *module, const char *function, PyObject *arguments)
 {

@@ -17,6 +17,19 @@ PyObject *cm_package_call(const char *module, const char *function,
 /* The same as a method of `self`, METH_VARARGS | METH_KEYWORDS. */
 PyObject *cm_package_method(const char *module, const char *function, PyObject *self,
                             PyObject *arguments, PyObject *keywords);
+/* For tables: such a method; and what a type does not have, whose AttributeError says
+ * what to type instead. */
+#define CM_PACKAGED(type, module, name)                                                \
+    static PyObject *type##_##name(PyObject *self, PyObject *args, PyObject *keywords) \
+    {                                                                                  \
+        return cm_package_method(module, #name, self, args, keywords);                 \
+    }
+#define CM_PACKAGED_METHOD(type, name)                                                 \
+    {#name, CM_METHOD(type##_##name), METH_VARARGS | METH_KEYWORDS,                    \
+     CM_DOC_##type##_##name},
+#define CM_HINT(name)                                                                  \
+    {#name, cm_package_hint, NULL, "Not there: its error says why.", (void *)#name},
+PyObject *cm_package_hint(PyObject *self, void *name);
 /* The same of a function that answers nothing: 0, or -1 with an exception. */
 int cm_package_do(const char *module, const char *function, PyObject *arguments);
 /* The same of a function that always raises; always -1. */

@@ -24,6 +24,23 @@ cm_state_init(cm_state *state)
     cm_mutex_init(&state->deferred_lock);
 }
 
+int
+cm_state_device(const cm_state *state)
+{
+    if (cm_override_is_empty(&state->entered_device)) {
+        return state->current_device;
+    }
+    PyObject *chain = cm_override_read(&state->entered_device);
+    PyObject *at = chain;
+    PyObject *index = chain == NULL ? NULL : cm_override_step(&at);
+    long device = index == NULL ? -1 : PyLong_AsLong(index);
+    Py_XDECREF(chain); /* a shutdown may have taken the device away */
+    return device >= 0 && state->runtime != NULL
+                   && device < state->runtime->device_count
+               ? (int)device
+               : state->current_device;
+}
+
 /* Failures of transfers whose handles nobody asked go to the unraisable hook. */
 static void
 report_unread(cm_state *state)

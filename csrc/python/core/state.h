@@ -98,6 +98,7 @@ typedef struct cm_state {
     const void *exchange_table;        /* cm_dl_exchange, of exchange_type */
     cm_override current_stream;        /* "cumem.current_stream" */
     cm_override current_pool;          /* "cumem.current_pool" */
+    cm_override entered_device;        /* "cumem.current_device": ints */
     /* the process's devices, opened at first use; NULL before and after shutdown */
     cm_runtime *runtime;    /* owned */
     uint64_t context_count; /* of the runtime's contexts, those that pools know */
@@ -120,7 +121,7 @@ typedef struct cm_state {
     pid_t opening_process; /* where that is; a forked child has no such thread */
     bool shares_managed; /* every device lets the host touch managed memory at any time;
                             false: perhaps not */
-    int current_device;
+    int current_device;  /* outside of blocks: see cm_state_device() */
     void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
     Py_ssize_t call_count;    /* see cm_state_enter() */
     uint64_t many_count;      /* calls of copy_many() so far */
@@ -143,6 +144,10 @@ cm_state_is_emulated(const cm_state *state)
 {
     return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
 }
+
+/* What device=None means: the innermost `with device:` block of this context has one,
+ * else the process. */
+int cm_state_device(const cm_state *state);
 
 /* Where the default pool of a kind is kept. */
 static inline cm_pool **

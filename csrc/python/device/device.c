@@ -176,7 +176,7 @@ current_device(PyObject *module, PyObject *Py_UNUSED(unused))
     if (cm_state_runtime(state) == NULL) {
         return NULL;
     }
-    return cm_device_object_new(state, state->current_device);
+    return cm_device_object_new(state, cm_state_device(state));
 }
 
 static PyObject *
@@ -193,6 +193,19 @@ set_current_device(PyObject *module, PyObject *object)
     }
     state->current_device = index;
     Py_RETURN_NONE;
+}
+
+/* `with device:` begins with the device alone, and ends with what was raised. */
+static PyObject *
+device_block(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    cm_override *entered = &cm_state_of_module(module)->entered_device;
+    PyObject *index = nargs == 0 ? NULL : PyNumber_Index(args[0]);
+    int result = index == NULL ? -1
+                 : nargs == 1  ? cm_override_enter(entered, index)
+                               : cm_override_exit(entered, index, "device");
+    Py_XDECREF(index);
+    return result < 0 ? NULL : Py_NewRef(nargs == 1 ? args[0] : Py_None);
 }
 
 /* -- the runtime ------------------------------------------------------------------- */
@@ -225,6 +238,7 @@ PyMethodDef cm_device_methods[] = {
     {"current_device", current_device, METH_NOARGS, CM_DOC_current_device},
     {"set_current_device", set_current_device, METH_O, CM_DOC_set_current_device},
     {"_device", device, METH_VARARGS, CM_DOC__device},
+    {"_device_block", CM_METHOD(device_block), METH_FASTCALL, CM_DOC__device_block},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
     {"_make_stream", cm_make_stream, METH_VARARGS, CM_DOC__make_stream},

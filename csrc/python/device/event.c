@@ -338,6 +338,10 @@ event_repr(PyObject *op)
         self->device, self->rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "");
 }
 
+CM_PACKAGED(Event, "extension.events", query)
+CM_PACKAGED(Event, "extension.events", wait)
+CM_PACKAGED(Event, "extension.events", elapsed_time)
+
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef event_methods[] = {
@@ -345,14 +349,16 @@ static PyMethodDef event_methods[] = {
     {"synchronize", event_synchronize, METH_NOARGS, CM_DOC_Event_synchronize},
     {"seconds_since", event_seconds_since, METH_O, CM_DOC_Event_seconds_since},
     {"close", event_close, METH_NOARGS, CM_DOC_Event_close},
-    {NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Event, query) CM_PACKAGED_METHOD(Event, wait)
+        CM_PACKAGED_METHOD(Event, elapsed_time){NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef event_getset[] = {
     {"handle", event_get_handle, NULL, CM_DOC_Event_handle, NULL},
     {"device", event_get_device, NULL, CM_DOC_Event_device, NULL},
     {"done", event_get_done, NULL, CM_DOC_Event_done, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+    CM_HINT(is_done) CM_HINT(sync) CM_HINT(time_since)
+        CM_HINT(time_till){NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef event_members[] = CM_WEAKREFS(cm_event_object);

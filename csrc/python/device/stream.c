@@ -157,7 +157,7 @@ PyObject *
 cm_current_stream(cm_state *state, int device)
 {
     if (device < 0) {
-        device = state->current_device;
+        device = cm_state_device(state);
     }
     PyObject *found = NULL;
     if (!cm_override_is_empty(&state->current_stream)) {
@@ -283,7 +283,7 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
         }
         return named;
     }
-    return device >= 0 ? device : state->current_device;
+    return device >= 0 ? device : cm_state_device(state);
 }
 
 static cm_stream *

@@ -298,6 +298,7 @@ static PyMethodDef stream_methods[] = {
      METH_VARARGS | METH_KEYWORDS | METH_CLASS, CM_DOC_Stream_from_external},
     {"synchronize", stream_synchronize, METH_NOARGS, CM_DOC_Stream_synchronize},
     {"wait", stream_wait, METH_O, CM_DOC_Stream_wait},
+    {"wait_event", stream_wait, METH_O, CM_DOC_Stream_wait_event},
     {"record", CM_METHOD(stream_record), METH_FASTCALL, CM_DOC_Stream_record},
     {"close", stream_close, METH_NOARGS, CM_DOC_Stream_close},
     {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, CM_DOC_Stream___cuda_stream__},
@@ -312,7 +313,8 @@ static PyGetSetDef stream_getset[] = {
     {"priority", stream_get_priority, NULL, CM_DOC_Stream_priority, NULL},
     {"done", stream_ask, NULL, CM_DOC_Stream_done, NULL},
     {"is_capturing", stream_ask, NULL, CM_DOC_Stream_is_capturing, "captures"},
-    {NULL, NULL, NULL, NULL, NULL},
+    CM_HINT(query) CM_HINT(is_done) CM_HINT(sync) CM_HINT(use) CM_HINT(wait_stream)
+        CM_HINT(record_event) CM_HINT(wait_for_event){NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef stream_members[] = {

@@ -61,9 +61,10 @@ get(PyObject *object, void *attribute)
                    : cm_device_object_new(self->state, storage->device);
     case AT_flags:
         return cm_package_call(
-            "extension.texts", "flag_names",
-            Py_BuildValue("(sIii)", cm_kinds[storage->kind].text, storage->flags,
-                          storage->registration != NULL, storage->pool != NULL));
+            "extension.texts", "buffer_flags",
+            Py_BuildValue("(OsIii)", object, cm_kinds[storage->kind].text,
+                          storage->flags, storage->registration != NULL,
+                          storage->pool != NULL));
     default:
         return PyBool_FromLong(storage->closed || cm_buffer_is_left(self));
     }
@@ -71,6 +72,18 @@ get(PyObject *object, void *attribute)
 
 #define ATTRIBUTE(type, name)                                                          \
     {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
+
+/* What the arrays of other libraries have. */
+#define HINTS(X)                                                                       \
+    X(add)                                                                             \
+    X(all)                                                                             \
+    X(any)                                                                             \
+    X(argmax) X(argmin) X(clip) X(clone) X(contiguous) X(copy_) X(cpu) X(cuda)         \
+        X(cumsum) X(data_ptr) X(detach) X(dot) X(element_size) X(expand) X(get)        \
+            X(is_contiguous) X(is_cuda) X(is_pinned) X(max) X(mean) X(min) X(mul)      \
+                X(numel) X(permute) X(pin_memory) X(prod) X(put) X(repeat) X(round)    \
+                    X(set) X(sort) X(std) X(sub) X(sum) X(take) X(to) X(tobytes)       \
+                        X(unsqueeze) X(var) X(zero_)
 
 static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, ptr),
@@ -84,7 +97,7 @@ static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, flags),
     ATTRIBUTE(Buffer, closed),
     {"T", cm_buffer_get_transposed, NULL, CM_DOC_Buffer_T, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+    HINTS(CM_HINT){NULL, NULL, NULL, NULL, NULL},
 };
 
 #define ARRAY_INTERFACE                                                                \
@@ -136,52 +149,66 @@ static PyGetSetDef device_getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* -- repr ----------------------------------------------------------------------------- */
+/* -- slots that the package fills ------------------------------------------------------ */
+
+/* Without int and float Python would read the bytes of a buffer as digits. */
+#define ASK(slot, module, function, more)                                              \
+    static PyObject *buffer_##slot(PyObject *object)                                   \
+    {                                                                                  \
+        return cm_package_call(module, function, PyTuple_Pack(2, object, more));       \
+    }
+ASK(int, "extension.views", "as_number", (PyObject *)&PyLong_Type)
+ASK(float, "extension.views", "as_number", (PyObject *)&PyFloat_Type)
+ASK(iter, "extension.views", "iterate", Py_False)
+ASK(repr, "extension.texts", "buffer_text", Py_False)
+ASK(str, "extension.texts", "buffer_text", Py_True)
+
+/* Arithmetic is for others: what to type, or NotImplemented. */
+#define ARITHMETIC(X)                                                                  \
+    X(add)                                                                             \
+    X(subtract)                                                                        \
+    X(multiply)                                                                        \
+    X(true_divide) X(floor_divide) X(remainder) X(matrix_multiply) X(and) X(or) X(xor)
+#define REFUSED(name) {Py_nb_##name, (void *)refuse_arithmetic},
 
 static PyObject *
-buffer_repr(PyObject *object)
+refuse_arithmetic(PyObject *a, PyObject *b)
 {
-    return cm_package_call("extension.texts", "buffer_repr", PyTuple_Pack(1, object));
+    return cm_package_call("extension.hints", "refuse_arithmetic",
+                           PyTuple_Pack(2, a, b));
 }
 
 /* -- tables --------------------------------------------------------------------------- */
 
-/* Methods that the package has. */
-#define PACKAGE(module, name)                                                          \
-    static PyObject *call_##name(PyObject *self, PyObject *arguments,                  \
-                                 PyObject *keywords)                                   \
-    {                                                                                  \
-        return cm_package_method(module, #name, self, arguments, keywords);            \
-    }
-PACKAGE("extension.views", reshape)
-PACKAGE("extension.views", transpose)
-PACKAGE("extension.views", __array__)
-PACKAGE("extension.views", __complex__)
-PACKAGE("extension.views", __reversed__)
-PACKAGE("managed", prefetch)
-PACKAGE("managed", advise)
-PACKAGE("managed", residency)
-PACKAGE("managed", discard)
-PACKAGE("managed", on)
-
-#define PACKAGE_METHOD(type, name)                                                     \
-    {#name, CM_METHOD(call_##name), METH_VARARGS | METH_KEYWORDS,                      \
-     CM_DOC_##type##_##name}
+/* Methods that the package has; __array__ of device memory too, where it says no:
+ * without it NumPy makes an object array. */
+#define VIEWS(X)                                                                       \
+    X(reshape)                                                                         \
+    X(transpose)                                                                       \
+    X(ravel)                                                                           \
+    X(flatten) X(squeeze) X(item) X(tolist) X(__array__) X(__complex__)                \
+        X(__reversed__)
+#define VIEW(name) CM_PACKAGED(Buffer, "extension.views", name)
+#define VIEW_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
+#define MANAGED(X) X(prefetch) X(advise) X(residency) X(discard) X(on)
+#define MANAGE(name) CM_PACKAGED(ManagedBuffer, "managed", name)
+#define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
+VIEWS(VIEW)
+VIEW(list_names)
+MANAGED(MANAGE)
 
 static PyMethodDef buffer_methods[] = {
     {"numpy", cm_buffer_numpy, METH_NOARGS, CM_DOC_Buffer_numpy},
     {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
     {"as_device", cm_buffer_as_device, METH_NOARGS, CM_DOC_Buffer_as_device},
-    PACKAGE_METHOD(Buffer, reshape),
-    PACKAGE_METHOD(Buffer, transpose),
-    {"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS, CM_DOC_Buffer_view},
+    VIEWS(VIEW_METHOD){"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS,
+                       CM_DOC_Buffer_view},
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
     {"astype", CM_METHOD(cm_buffer_astype), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer_astype},
     {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, CM_DOC_Buffer___copy__},
     {"__deepcopy__", cm_buffer_dunder_copy, METH_O, CM_DOC_Buffer___deepcopy__},
-    PACKAGE_METHOD(Buffer, __reversed__),
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
@@ -189,18 +216,13 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack__", CM_METHOD(cm_buffer_dlpack), CM_KEYWORDS, CM_DOC_Buffer___dlpack__},
     {"__dlpack_device__", cm_buffer_dlpack_device, METH_NOARGS,
      CM_DOC_Buffer___dlpack_device__},
-    /* of device memory too, where it says no: without it NumPy makes an object array */
-    PACKAGE_METHOD(Buffer, __array__),
-    PACKAGE_METHOD(Buffer, __complex__),
+    {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
     {NULL, NULL, 0, NULL},
 };
 
-static PyMethodDef managed_methods[] = {
-    PACKAGE_METHOD(ManagedBuffer, prefetch),  PACKAGE_METHOD(ManagedBuffer, advise),
-    PACKAGE_METHOD(ManagedBuffer, residency), PACKAGE_METHOD(ManagedBuffer, discard),
-    PACKAGE_METHOD(ManagedBuffer, on),        {NULL, NULL, 0, NULL},
-};
+static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};
 
 static PyMemberDef buffer_members[] = {
     {"dtype", T_OBJECT, offsetof(cm_buffer, dtype), READONLY, CM_DOC_Buffer_dtype},
@@ -223,13 +245,15 @@ static PyType_Slot buffer_slots[] = {
     {Py_tp_methods, buffer_methods},
     {Py_tp_getset, buffer_getters},
     {Py_tp_repr, (void *)buffer_repr},
+    {Py_tp_str, (void *)buffer_str},
     {Py_mp_subscript, (void *)cm_buffer_subscript},
     {Py_mp_ass_subscript, (void *)cm_buffer_ass_subscript},
     {Py_mp_length, (void *)cm_buffer_length},
-    {Py_nb_int, (void *)cm_buffer_int},
-    {Py_nb_float, (void *)cm_buffer_float},
+    {Py_nb_int, (void *)buffer_int},
+    {Py_nb_float, (void *)buffer_float},
     {Py_nb_bool, (void *)cm_buffer_bool},
-    {Py_tp_iter, (void *)cm_buffer_iter},
+    {Py_tp_iter, (void *)buffer_iter},
+    ARITHMETIC(REFUSED)
     /* no sq_item: with it others would take a buffer for a list, element by element */
     {Py_sq_contains, (void *)cm_buffer_contains},
     {0, NULL},

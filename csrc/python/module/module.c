@@ -117,6 +117,7 @@ core_exec(PyObject *module)
     if (cm_numpy_import() < 0 || make_words(state) < 0
         || cm_override_init(&state->current_stream, "cumem.current_stream") < 0
         || cm_override_init(&state->current_pool, "cumem.current_pool") < 0
+        || cm_override_init(&state->entered_device, "cumem.current_device") < 0
         || cm_register_buffer_types(module, state) < 0
         || cm_register_stream_type(module, state) < 0
         || cm_register_event_type(module, state) < 0
@@ -154,7 +155,8 @@ visit_owned(cm_state *state, visitproc visit, void *arg)
     };
     char *first = (char *)state + offsetof(cm_state, devices);
     int result = visit_all((PyObject **)(void *)first, COUNT, visit, arg);
-    cm_override *const overrides[] = {&state->current_stream, &state->current_pool};
+    cm_override *const overrides[] = {&state->current_stream, &state->current_pool,
+                                      &state->entered_device};
     for (size_t i = 0; result == 0 && i < 2; i++) {
         result = visit_all(&overrides[i]->variable, 3, visit, arg);
     }

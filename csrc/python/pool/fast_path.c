@@ -182,7 +182,7 @@ CM_COLD static PyObject *
 make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
              PyObject **values)
 {
-    int device = given != NULL ? given->config.device : state->current_device;
+    int device = given != NULL ? given->config.device : cm_state_device(state);
     PyObject *stream = NULL;
     if (cm_kind_is_ordered(kind) && !cm_arg_is_given(values[CM_WORD_stream])
         && !cm_override_is_empty(&state->current_stream)) {
@@ -223,7 +223,8 @@ fast_empty(cm_state *state, cm_kind kind, PyObject **values)
         }
     }
     if (CM_UNLIKELY(given != NULL || !cm_override_is_empty(&state->current_pool)
-                    || !cm_override_is_empty(&state->current_stream))) {
+                    || !cm_override_is_empty(&state->current_stream)
+                    || !cm_override_is_empty(&state->entered_device))) {
         return make_current(state, kind, given, values);
     }
     unsigned flags = cm_kinds[kind].flags;

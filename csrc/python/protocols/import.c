@@ -140,7 +140,7 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     PyThreadState *thread = waits ? PyEval_SaveThread() : NULL;
     /* On a thread without a context the driver knows no pointer. */
     cm_status status =
-        CM_ON_ANY_DEVICE(rt, state->current_device,
+        CM_ON_ANY_DEVICE(rt, cm_state_device(state),
                          cm_registry_probe(registry, import->first, import->nbytes,
                                            &shares, info, &last));
     if (thread != NULL) {

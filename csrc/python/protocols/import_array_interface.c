@@ -44,7 +44,7 @@ place(cm_state *state, cm_import *import)
     cm_pointer_info info;
     import->kind = CM_KIND_DEVICE;
     if (import->nbytes == 0) {
-        cm_import_place(import, NULL, state->current_device);
+        cm_import_place(import, NULL, cm_state_device(state));
         return 0;
     }
     if (cm_import_probe(state, import, what, &info) < 0) {
@@ -59,7 +59,7 @@ place(cm_state *state, cm_import *import)
     }
     /* page-locked memory that a device may use is what we call mapped */
     import->kind = cm_kind_is_page_locked(info.kind) ? CM_KIND_MAPPED : info.kind;
-    cm_import_place(import, &info, state->current_device);
+    cm_import_place(import, &info, cm_state_device(state));
     return 0;
 }
 

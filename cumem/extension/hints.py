@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to type here in place of what other libraries have: the texts of errors."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from cumem import _core
+from cumem.kinds import is_on_device
+
+_COMPUTES = "buffers do not compute: "
+_PINNED = 'cumem.array(buf, kind="pinned")'
+
+#: Of members that buffers do not have and the arrays of NumPy, CuPy or PyTorch do.
+MEMBERS = {
+    "clone": "buf.copy()",
+    "contiguous": "cumem.ascontiguousarray(buf)",
+    "copy_": "cumem.copy(buf, src), or cumem.copy_async(buf, src) for non_blocking=True",
+    "cpu": f"buf.to_numpy(), or {_PINNED} for a buffer",
+    "cuda": 'cumem.array(buf, kind="device", device=index)',
+    "data_ptr": "buf.ptr",
+    "detach": "buf itself: nothing is differentiated",
+    "element_size": "buf.itemsize",
+    "expand": "np.broadcast_to(buf.numpy(), shape); copies broadcast by themselves",
+    "get": "buf.to_numpy(), or cumem.copy_async(array, buf) for a copy in the background",
+    "is_contiguous": "buf.flags.c_contiguous",
+    "is_cuda": 'buf.kind == "device"',
+    "is_pinned": 'buf.kind == "pinned"',
+    "numel": "buf.size",
+    "permute": "buf.transpose(axes)",
+    "pin_memory": f"{_PINNED}, or cumem.register(array) to pin it in place",
+    "put": "buf[index] = value, with basic indices",
+    "set": "cumem.copy(buf, src) or buf[...] = src, or cumem.copy_async(buf, src)",
+    "sort": "np.sort(buf.numpy())",
+    "take": "buf.numpy().take(indices)",
+    "to": 'cumem.array(buf, kind="device", device=index), buf.to_numpy() or '
+    "buf.astype(dtype), or cumem.copy_async(dst, buf) for non_blocking=True",
+    "tobytes": "buf.to_numpy().tobytes()",
+    "unsqueeze": "buf[None] or buf[:, None]",
+    "zero_": "buf.fill(0)",
+}
+#: Of those that compute.
+FUNCTIONS = (
+    *("add", "all", "any", "argmax", "argmin", "clip", "cumsum", "dot", "max", "mean"),
+    *("min", "mul", "prod", "repeat", "round", "std", "sub", "sum", "var"),
+)
+#: What buffers have for its hint alone.
+NAMES = frozenset(MEMBERS).union(FUNCTIONS)
+STREAM_MEMBERS = {
+    "is_done": "stream.done",
+    "query": "stream.done",
+    "record_event": "stream.record(event)",
+    "sync": "stream.synchronize()",
+    "use": "with stream: ...",
+    "wait_for_event": "stream.wait(event)",
+    "wait_stream": "stream.wait(other)",
+}
+EVENT_MEMBERS = {
+    "is_done": "event.done",
+    "sync": "event.synchronize()",
+    "time_since": "event.seconds_since(start), in seconds",
+    "time_till": "end.seconds_since(event), in seconds",
+}
+#: Of arguments that functions do not take.
+ARGUMENTS = {
+    "non_blocking": "copy_async(dst, src) does not wait, in the order of stream= if given",
+    "blocking": "copy_async(dst, src) does not wait, in the order of stream= if given",
+    "pin_memory": 'kind="pinned" or empty_pinned() is page-locked memory',
+    "requires_grad": "torch.from_dlpack(buf) is a tensor that has it",
+    "out": "cumem.copy(out, src) writes into memory that there is",
+}
+
+
+def compute_hint(on_device: bool) -> str:
+    """Where to compute."""
+    there = "cupy.asarray(buf) or torch.from_dlpack(buf) on the device"
+    here = "buf.to_numpy()" if on_device else "buf.numpy()"
+    return f"use {there}, or {here}" if on_device else f"use {here}, or {there}"
+
+
+def refuse_attribute(owner: Any, name: str) -> NoReturn:
+    """AttributeError, so that hasattr() is False, that says what to type."""
+    kind = type(owner).__name__
+    if isinstance(owner, _core.Buffer):
+        if name in FUNCTIONS:
+            hint = _COMPUTES + compute_hint(is_on_device(owner.kind))
+        else:
+            hint = f"use {MEMBERS[name]}"
+    else:
+        is_stream = isinstance(owner, _core.Stream)
+        hint = f"use {(STREAM_MEMBERS if is_stream else EVENT_MEMBERS)[name]}"
+    text = f"{kind!r} object has no attribute {name!r}; {hint}"
+    raise AttributeError(text)
+
+
+def refuse_arithmetic(a: Any, b: Any) -> Any:
+    """TypeError that says where to compute; NotImplemented where the other one may."""
+    for each, other in ((a, b), (b, a)):
+        if isinstance(each, _core.Buffer) and (
+            isinstance(other, (_core.Buffer, int, float, complex))
+            and type(other).__module__ != "numpy"
+        ):
+            raise TypeError(_COMPUTES + compute_hint(is_on_device(each.kind)))
+    return NotImplemented
