@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
     from cumem.numpy_memory import numpy_pinned
+    from cumem.npy import NpzDict, load, save, savez
     from cumem.offloading import (
         ActivationOffload, offload, offload_activations, restore,
     )
@@ -112,6 +113,7 @@ __all__ = [
     "MappedBuffer",
     "Measure",
     "Measurement",
+    "NpzDict",
     "OutOfMemoryError",
     "OutOfMemoryHook",
     "PinnedBuffer",
@@ -170,6 +172,7 @@ __all__ = [
     "get_limit",
     "is_available",
     "limit",
+    "load",
     "load_safetensors",
     "measure",
     "memory_info",
@@ -187,7 +190,9 @@ __all__ = [
     "register",
     "restore",
     "runtime_version",
+    "save",
     "save_safetensors",
+    "savez",
     "scatter",
     "scatter_async",
     "set_current_device",
@@ -287,6 +292,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "scatter_async",
     ),
     "numpy_memory": ("numpy_pinned",),
+    "npy": ("NpzDict", "load", "save", "savez"),
     "offloading": ("ActivationOffload", "offload", "offload_activations", "restore"),
     "out_of_memory": (),
     "pipelines": ("chunk_size", "chunks", "pipeline"),

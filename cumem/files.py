@@ -461,6 +461,19 @@ def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) ->
         )
 
 
+def _check_plain(opened: _Opened, begin: int) -> None:
+    """Nobody means to read the header of NumPy's own files as elements."""
+    head = os.pread(opened.descriptor(), 6, begin)
+    name = opened.name if isinstance(opened.name, (str, bytes)) else ""
+    is_npz = head[:4] == b"PK\x03\x04" and os.fsdecode(name).endswith(".npz")
+    if head == b"\x93NUMPY" or is_npz:
+        suffix = ".npz" if is_npz else ".npy"
+        raise ValueError(
+            f"{opened.name!r} is an {suffix} file: cumem.load() reads its arrays; to read "
+            "its bytes as they are, header and all, pass offset=0"
+        )
+
+
 def _check_length(
     opened: _Opened, size: int | None, begin: int, nbytes: int, asked: str
 ) -> None:
@@ -514,7 +527,7 @@ def fromfile(
     dtype: DTypeLike | None = None,
     count: int = -1,
     *,
-    offset: int = 0,
+    offset: int | None = None,
     shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
     kind: _core._Kind | None = None,
     device: object = None,
@@ -538,7 +551,8 @@ def fromfile(
         Items to read; -1: all whole ones up to the end of the file, without the bytes of
         one that is not.
     offset : int, optional
-        Bytes to skip, up to the end of the file at most.
+        Bytes to skip, up to the end of the file at most; 0 by default. Given, it reads
+        NumPy's own files as well, header and all.
     shape : int or sequence of int, optional
         The array's shape in C order, instead of `count`; one -1 is worked out, and must
         leave no bytes over.
@@ -571,7 +585,8 @@ def fromfile(
         FIFO, pipe or socket.
     TypeError, ValueError
         If an argument makes no sense or contradicts `out`, if elements of `out` share
-        memory, or if the file does not hold a whole number of rows of `shape`.
+        memory, if the file does not hold a whole number of rows of `shape`, or if it is
+        an ``.npy`` or ``.npz``, which `load` reads, and there is no `offset`.
     OutOfMemoryError
         If there is no room for the array.
     ImportError
@@ -585,7 +600,7 @@ def fromfile(
     that cumem knows of on `out`. After a failure part of `out` may have been written.
     """
     number = _direct_number(direct)
-    skipped = _offset_number(offset)
+    skipped = 0 if offset is None else _offset_number(offset)
     count = read_integer(count, "count")
     if count < -1:
         raise ValueError(f"count must be at least 0, or -1 for all, not {count}")
@@ -599,6 +614,8 @@ def fromfile(
         begin = opened.begin + skipped
         size = opened.nbytes()
         _check_offset(opened, size, begin, skipped)
+        if offset is None and size is not None:
+            _check_plain(opened, begin)
         if out is None:
             memory = {"device": device, "stream": stream, "pool": pool}
             memory["kind"] = "device" if kind is None else kind

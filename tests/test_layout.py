@@ -52,7 +52,8 @@ PACKAGE_LAYERS = [
     | {"extension.foreign_stream", "pools", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading", "ring"},
-    {"managed", "measuring", "numpy_memory", "pipelines", "loading", "collating"},
+    {"managed", "measuring", "numpy_memory", "pipelines", "loading", "collating"}
+    | {"npy"},
     {"integrations", "integrations.lending"},
     {"integrations.cupy", "integrations.numba", "integrations.cuda_core"}
     | {"integrations.torch"},

@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from cumem.files import open_regular
+from cumem.npy import read_header
 
 __all__ = ["MOST_ROWS", "read_arrays"]
 
 # A replay keeps about 200 bytes for each row: more would be nobody's trace.
 MOST_ROWS: Final = 1 << 25
-
-_READ_HEADER: Final = {
-    (1, 0): npy.read_array_header_1_0,
-    (2, 0): npy.read_array_header_2_0,
-}
 
 
 def read_arrays(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
@@ -93,17 +88,10 @@ def _read_member(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
 
 
 def _read_header(file: IO[bytes], key: str) -> tuple[int, np.dtype[Any]]:
-    version = npy.read_magic(file)
-    if version not in _READ_HEADER:
-        raise ValueError(f"{key} is in version {version} of the format")
-    shape, _, dtype = _READ_HEADER[version](file)
-    if dtype.hasobject:
-        raise ValueError(f"{key}: object arrays are refused")
+    shape, _, dtype = read_header(file, key)
     if dtype.kind not in "iu" or len(shape) != 1:
         raise ValueError(
             f"{key} is {dtype} of shape {shape}; expected integers of shape (n,)"
         )
     count = int(math.prod(shape))
-    if count < 0:
-        raise ValueError(f"{key} declares {count} rows")
     return count, dtype

@@ -1,0 +1,587 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy's own files, ``.npy`` and ``.npz``, straight to and from memory of any kind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn, Self
+
+import numpy as np
+from numpy.lib import format as npy
+
+from cumem import _core
+from cumem.extension.filling import as_array
+from cumem.files import (
+    Direct,
+    File,
+    open_regular,
+    read_ranges,
+    replacing,
+    tofile,
+    unwrapped,
+    write_ranges,
+)
+from cumem.kinds import is_on_device
+from cumem.pools import Pool
+from cumem.progress import Parts, Progress
+
+__all__ = ["NpzDict", "load", "save", "savez"]
+
+#: Bytes that are unpacked, or that a checksum is made of, at a time.
+_PIECE = 16 << 20
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_READ_HEADER: Any = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}
+
+
+class NpzDict(dict[str, Any]):
+    """The arrays of an ``.npz`` file by name: all of them are loaded.
+
+    It can be used as what ``numpy.load`` gives, which reads when it is asked:
+    ``with load(path) as data: data["x"]``. Nothing has to be closed.
+    """
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the arrays."""
+        return list(self)
+
+    def close(self) -> None:
+        """Do nothing: the file is closed already, and the arrays stay."""
+
+    def __enter__(self) -> Self:
+        """Return the dict itself."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Do nothing."""
+
+
+# -- loading ---------------------------------------------------------------------------
+
+
+def load(
+    file: File,
+    mmap_mode: None = None,
+    *,
+    names: Iterable[str] | None = None,
+    kind: _core._Kind | None = None,
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    out: Any = None,
+    direct: Direct = None,
+    progress: Progress = None,
+    max_header_size: int = 10_000,
+) -> Any:
+    """Load an ``.npy`` or ``.npz`` file of NumPy's into memory of any kind.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        A path, a descriptor, or a file that ``open(..., "rb")`` made, which is read from
+        its position on; that then is after the array.
+    mmap_mode : None
+        Refused: the error says what maps a file.
+    names : iterable of str, optional
+        Of the arrays of an ``.npz`` to load; all by default.
+    kind, device, pool : optional
+        What memory, as for `empty`; `kind` is "device" by default.
+    stream : stream, optional
+        Where device memory is written, by default its current stream.
+    out : Buffer, array or exporter, optional
+        Of an ``.npy``: writable memory of the array's shape and dtype to fill, of any sort
+        and strides; it is returned.
+    direct, progress : optional
+        As for `fromfile`.
+    max_header_size : int
+        Longest header that is read, as in ``numpy.load``.
+
+    Returns
+    -------
+    Buffer or NpzDict
+        A new buffer, in Fortran order if the file is, or `out`; of an ``.npz`` a dict of
+        buffers by name.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file or is damaged, holds Python objects, is encrypted, or does
+        not fit `out`; if `mmap_mode` is given, or an argument makes no sense.
+    KeyError
+        If there is no array of one of the `names`.
+    EOFError
+        If the file ends before the array does; with `filename` and `offset`, where it
+        ends.
+    OSError
+        If the file cannot be opened or read.
+    OutOfMemoryError
+        If there is no room for the arrays.
+    TypeError
+        If an argument has the wrong type, or elements have no bytes.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    CudaError
+        If a copy to the device failed.
+
+    Notes
+    -----
+    Headers are checked and memory is made for all arrays before the first byte of one is
+    read. An ``.npy``, and what is not compressed in an ``.npz``, is read as by
+    `read_ranges`, without a look at the checksums of the ``.npz``. Compressed arrays are
+    unpacked by `zipfile`, by one thread, piece by piece on the host: that is slower.
+
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on `out`, and `stream`.
+    """
+    if mmap_mode is not None:
+        raise ValueError(
+            "mmap_mode: a buffer is no mapped file; np.load(file, mmap_mode=...) maps "
+            "one, and copy() and chunks() take that as their source"
+        )
+    memory = {"device": device, "stream": stream, "pool": pool}
+    if kind is not None or (pool is None and out is None):
+        memory["kind"] = "device" if kind is None else kind
+    options: Any = {"stream": stream, "direct": direct}
+    with contextlib.ExitStack() as stack:
+        source = _open(stack, file)
+        begin = source.tell()
+        magic = source.read(len(npy.MAGIC_PREFIX))
+        source.seek(begin)
+        if magic == npy.MAGIC_PREFIX:
+            if names is not None:
+                raise ValueError(f"{source.name!r} is one array: names cannot be given")
+            array = _read_array(source, max_header_size)
+            target: Any = array.make(memory) if out is None else array.check(out, kind)
+            ranges = [(array.offset, target.T if array.fortran else target)]
+            try:
+                read_ranges(source, ranges, progress=progress, **options)
+            except BaseException:  # its traceback keeps frames, not the memory
+                ranges.clear()
+                target = None
+                raise
+            source.seek(array.offset + array.nbytes)
+            return target if out is None else out
+        if not magic.startswith(_ZIP):
+            raise ValueError(
+                f"{source.name!r} is no .npy or .npz file; fromfile() reads plain bytes, "
+                "and pickles are not read"
+            )
+        if out is not None:
+            raise ValueError("out is for one array, and this is an .npz of several")
+        return _load_members(source, names, memory, options, progress, max_header_size)
+
+
+def _open(stack: contextlib.ExitStack, file: Any) -> Any:
+    """A file that can be read in Python and by its descriptor."""
+    if isinstance(file, int) and not isinstance(file, bool):
+        file = f"/proc/self/fd/{file}"  # with a position of its own
+    if isinstance(file, (str, bytes, os.PathLike)):
+        return stack.enter_context(open_regular(os.fsdecode(file)))
+    return unwrapped(file)
+
+
+class _Array(NamedTuple):
+    """What a header says, and where the elements begin in their file."""
+
+    name: str
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def make(self, memory: dict[str, Any]) -> _core.Buffer:
+        order: Any = "F" if self.fortran else "C"
+        return _core.empty(self.shape, self.dtype, order=order, **memory)
+
+    def check(self, out: Any, kind: str | None) -> _core.Buffer:
+        """`out` as a buffer, which has to be like the array."""
+        target = _core.asbuffer(out)
+        if (target.shape, target.dtype) != (self.shape, self.dtype):
+            raise ValueError(
+                f"out has shape {target.shape} and dtype {target.dtype}, but {self.name} "
+                f"has {self.shape} and {self.dtype}"
+            )
+        if kind is not None and kind != target.kind:
+            raise ValueError(f"kind is {kind!r}, but out is {target.kind} memory")
+        return target
+
+
+def read_header(
+    file: IO[bytes], name: str, max_header_size: int = 10_000
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read what stands before the elements: shape, whether in Fortran order, and dtype.
+
+    ValueError, which names `name`: it is damaged, or elements are Python objects.
+    """
+    try:
+        version = npy.read_magic(file)
+        if version == (
+            3,
+            0,
+        ):  # as 2.0, but in UTF-8, for which there is no public reader
+            (length,) = struct.unpack("<I", file.read(4))
+            text = file.read(length)
+            if len(text) < length:
+                raise ValueError("EOF: the header is cut short")
+            # the text is Python's: what latin-1 lacks is written with escapes
+            text = text.decode("utf8").encode("latin1", "backslashreplace")
+            file = io.BytesIO(struct.pack("<I", len(text)) + text)
+            version = (2, 0)
+        if version not in _READ_HEADER:
+            raise ValueError(f"version {version} of the format is not known")
+        shape, fortran, dtype = _READ_HEADER[version](
+            file, max_header_size=max_header_size
+        )
+    except OSError:
+        raise
+    except Exception as error:  # of what parses a damaged one, nearly anything
+        text = str(error) or type(error).__name__
+        raise ValueError(f"{name}: the header is damaged: {text}") from None
+    if dtype.hasobject:
+        raise ValueError(
+            f"{name}: object arrays are refused, since they are pickles: "
+            "np.load(file, allow_pickle=True) reads those that you trust"
+        )
+    if any(length < 0 for length in shape):
+        raise ValueError(f"{name}: the shape {shape} has a negative length")
+    return shape, fortran, dtype
+
+
+def _read_array(file: Any, max_header_size: int) -> _Array:
+    name = repr(file.name)
+    array = _Array(name, *read_header(file, name, max_header_size), file.tell())
+    size = os.fstat(file.fileno()).st_size
+    if array.offset + array.nbytes > size:
+        _refuse_short(file.name, array, size)
+    return array
+
+
+def _refuse_short(filename: object, array: _Array, size: int) -> NoReturn:
+    """Before memory is made for it."""
+    error = EOFError(
+        f"{filename!r} ends early: {max(size - array.offset, 0)} of the {array.nbytes} "
+        f"bytes at offset {array.offset} are there"
+    )
+    vars(error).update(filename=filename, offset=size)
+    raise error
+
+
+# -- of archives -----------------------------------------------------------------------
+
+
+class _Member(NamedTuple):
+    array: _Array
+    packed: zipfile.ZipInfo | None  # None: it lies in the file as it is
+
+
+def _load_members(
+    file: Any,
+    names: Iterable[str] | None,
+    memory: dict[str, Any],
+    options: dict[str, Any],
+    progress: Progress,
+    max_header_size: int,
+) -> NpzDict:
+    loaded = NpzDict()
+    ranges: list[tuple[int, _core.Buffer]] = []
+    with _archive(file) as archive:
+        members = _members(file, archive, names, max_header_size)
+        whole = [member for member in members.values() if member.packed is None]
+        total = sum(member.array.nbytes for member in members.values())
+        try:
+            with Parts(progress, total, "read") as told:
+                for name, (array, _) in members.items():
+                    loaded[name] = array.make(memory)
+                targets = {
+                    name: loaded[name].T if member.array.fortran else loaded[name]
+                    for name, member in members.items()
+                }
+                ranges += [
+                    (array.offset, targets[name])
+                    for name, (array, packed) in members.items()
+                    if packed is None
+                ]
+                part = told.next(sum(member.array.nbytes for member in whole))
+                read_ranges(file, ranges, progress=part, **options)
+                for name, (array, packed) in members.items():
+                    if packed is not None:
+                        part = told.next(array.nbytes)
+                        _unpack(archive, packed, array, targets[name], options, part)
+        except BaseException:  # its traceback keeps frames, not the memory
+            ranges.clear()
+            targets = {}
+            loaded.clear()
+            raise
+    file.seek(0, os.SEEK_END)
+    return loaded
+
+
+@contextlib.contextmanager
+def _archive(file: Any) -> Iterator[zipfile.ZipFile]:
+    """Whatever zipfile says of a damaged archive is a ValueError."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise ValueError(f"{file.name!r}: {error}") from None
+
+
+def _members(
+    file: Any,
+    archive: zipfile.ZipFile,
+    names: Iterable[str] | None,
+    max_header_size: int,
+) -> dict[str, _Member]:
+    """The arrays that are wanted, in the order that they are asked for."""
+    if isinstance(names, (str, bytes)):
+        raise TypeError(f"names must be a list of names, not {type(names).__name__}")
+    entries = {info.filename: info for info in archive.infolist()}
+    there = {name.removesuffix(".npy"): name for name in entries}
+    members: dict[str, _Member] = {}
+    for name in there if names is None else names:
+        if name not in there:
+            known = ", ".join([*there][:8]) or "none"
+            raise KeyError(f"{file.name!r} has no array {name!r}; there are: {known}")
+        entry = entries[there[name]]
+        members[name] = _read_member(file, archive, entry, max_header_size)
+    return members
+
+
+def _read_member(
+    file: Any, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, max_header_size: int
+) -> _Member:
+    label = f"{file.name!r}: {entry.filename}"
+    if entry.flag_bits & 1:
+        raise ValueError(f"{label} is encrypted")
+    with archive.open(entry) as member:
+        if member.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+            raise ValueError(f"{label} is no array: say by names= which to load")
+        member.seek(0)
+        header = read_header(member, label, max_header_size)
+        before = member.tell()
+    array = _Array(label, *header, before)
+    held = entry.file_size - before
+    if held != array.nbytes:
+        raise ValueError(
+            f"{label} declares {array.nbytes} bytes, but {held} of them are there"
+        )
+    if entry.compress_type != zipfile.ZIP_STORED:
+        return _Member(array, entry)
+    head = os.pread(file.fileno(), _LOCAL_HEADER.size, entry.header_offset)
+    _, name_length, extra_length = _LOCAL_HEADER.unpack(head)
+    begin = entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    return _Member(array._replace(offset=begin + before), None)
+
+
+def _unpack(
+    archive: zipfile.ZipFile,
+    entry: zipfile.ZipInfo,
+    array: _Array,
+    target: _core.Buffer,
+    options: dict[str, Any],
+    told: Any,
+) -> None:
+    flat = target.reshape(-1).view("u1") if array.nbytes else None
+    with archive.open(entry) as member:
+        member.read(array.offset)
+        for at in range(0, array.nbytes, _PIECE):
+            piece = member.read(min(_PIECE, array.nbytes - at))
+            if len(piece) < min(_PIECE, array.nbytes - at):
+                raise ValueError(f"{array.name} is not as long as the archive says")
+            data = np.frombuffer(piece, "u1")
+            part = flat[at : at + len(piece)]  # type: ignore[index]
+            _core.copy(part, data, stream=options["stream"])
+            if told is not None:
+                told(at + len(piece), array.nbytes)
+        if member.read(1):  # the end is where the checksum is looked at
+            raise ValueError(f"{array.name} is not as long as the archive says")
+
+
+# -- saving ----------------------------------------------------------------------------
+
+
+def save(
+    file: File,
+    arr: object,
+    *,
+    stream: object = None,
+    fsync: bool = False,
+    direct: Direct = None,
+    progress: Progress = None,
+) -> None:
+    """Save an array of any memory as an ``.npy`` file, which ``numpy.load`` reads.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        A path, to which ``.npy`` is appended where it does not end so; a descriptor; or a
+        file that ``open(..., "wb")`` made, which is written from its position on.
+    arr : Buffer, array, exporter or value
+        Memory of any sort and strides, or what ``numpy.asarray`` takes. What is
+        Fortran-contiguous alone is saved in that order.
+    stream : stream, optional
+        Where device memory is read, by default its current stream.
+    fsync : bool, optional
+        Return only when the file is on the disk.
+    direct, progress : optional
+        As for `tofile`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument makes no sense, or elements are Python objects; no file is then
+        made or changed.
+    OSError
+        If the file cannot be written, or something else than a file has its name.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    CudaError
+        If a copy from the device failed.
+
+    Notes
+    -----
+    Given a path, the file is written under another name in the same folder and takes its
+    place as a whole, with its rights, as by `save_safetensors`: if that fails, what was
+    there stays. The bytes are those that ``numpy.save`` writes.
+
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on `arr`.
+    """
+    head, data = _saved(arr, stream)
+    options: Any = {"stream": stream, "fsync": fsync, "direct": direct}
+    if isinstance(file, int) and not isinstance(file, bool):
+        start = np.frombuffer(head, "u1")
+        ranges = [(0, start), (len(head), data)]
+        write_ranges(file, ranges, progress=progress, **options)
+        return
+    with _written(file, ".npy") as opened:
+        opened.write(head)
+        tofile(opened, data, progress=progress, **options)
+
+
+def savez(file: File, /, *args: object, **named: object) -> None:
+    """Save several arrays of any memory as an ``.npz`` file, not compressed.
+
+    Parameters
+    ----------
+    file : path or binary file
+        A path, to which ``.npz`` is appended where it does not end so; or a file that
+        ``open(..., "wb")`` made.
+    *args : Buffer, array, exporter or value
+        As for `save`; they are called ``arr_0``, ``arr_1``, ….
+    **named : Buffer, array, exporter or value
+        By their names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If elements are Python objects, or two arrays have one name; no file is then made
+        or changed.
+    OSError, CudaError
+        As by `save`.
+
+    Notes
+    -----
+    The host makes the checksums that such a file has, by one thread: `save` and
+    `save_safetensors` are faster. Memory whose elements lie apart is copied to the host
+    as a whole. A file takes its place as by `save`.
+
+    **Blocks** until done. **Ordered after** all work that cumem knows of on the arrays,
+    and the current streams.
+    """
+    arrays = dict(named)
+    for index, array in enumerate(args):
+        if f"arr_{index}" in arrays:
+            raise ValueError(f"arr_{index} is the name of an array without one as well")
+        arrays[f"arr_{index}"] = array
+    saved = {name: _saved(array, None) for name, array in arrays.items()}
+    with (
+        _written(file, ".npz") as opened,
+        zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        for name, (head, data) in saved.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                member.write(head)
+                for piece in _pieces(data):
+                    member.write(piece)
+
+
+@contextlib.contextmanager
+def _written(file: Any, suffix: str) -> Iterator[Any]:
+    """The file to write: of a path one that takes its place at the end."""
+    if not isinstance(file, (str, bytes, os.PathLike)):
+        yield unwrapped(file)
+        return
+    path = os.fsdecode(file)
+    with replacing(Path(path if path.endswith(suffix) else path + suffix)) as new:
+        with new.open() as opened:
+            yield opened
+        new.place()
+
+
+def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
+    """The header, and what comes after it in C order."""
+    if isinstance(obj, _core.Buffer) or _core._is_memory(obj):
+        buffer = _core.asbuffer(obj, stream=stream)
+    else:
+        buffer = _core.asbuffer(as_array(obj))
+    _ = buffer.ptr  # a closed one says so
+    is_turned = buffer.flags.fnc
+    head = _header(buffer.shape, is_turned, buffer.dtype)
+    return head, buffer.T if is_turned else buffer
+
+
+def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
+    """What NumPy writes before the elements, of the oldest version that will do."""
+    fields = {
+        "descr": npy.dtype_to_descr(dtype),
+        "fortran_order": fortran,
+        "shape": tuple(shape),
+    }
+    for write in (npy.write_array_header_1_0, npy.write_array_header_2_0):
+        file = io.BytesIO()
+        try:
+            write(file, fields)
+        except UnicodeEncodeError:
+            break
+        except ValueError:  # longer than 64 KiB
+            continue
+        return file.getvalue()
+    # of names that latin-1 lacks, for which there is no public writer
+    text = "".join(f"{key!r}: {value!r}, " for key, value in sorted(fields.items()))
+    body = f"{{{text}}}".encode()
+    body += b" " * (-(len(body) + 13) % npy.ARRAY_ALIGN) + b"\n"
+    return npy.MAGIC_PREFIX + b"\x03\x00" + struct.pack("<I", len(body)) + body
+
+
+def _pieces(data: _core.Buffer) -> Iterator[memoryview]:
+    """The bytes in C order, as the host reads them."""
+    if data.nbytes == 0:
+        return
+    if not data.flags.c_contiguous:
+        data = _core.asbuffer(data.to_numpy())
+    flat = data.reshape(-1).view("u1")
+    is_far = is_on_device(data.kind)
+    stage = _core.empty_pinned(min(_PIECE, flat.size), "u1") if is_far else None
+    for at in range(0, flat.size, _PIECE):
+        part = flat[at : at + _PIECE]
+        if stage is not None:
+            _core.copy(stage[: part.size], part)
+            part = stage[: part.size]
+        yield part.numpy().data
