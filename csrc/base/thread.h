@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
  * ThreadSanitizer), and a spin lock. A mutex or condition is plain memory on Linux:
- * neither making nor locking one can fail. */
+ * neither making nor locking one can fail, and a mutex need not be destroyed. */
 #ifndef CM_BASE_THREAD_H
 #define CM_BASE_THREAD_H
 
@@ -23,12 +23,6 @@ static inline void
 cm_mutex_init(cm_mutex *mutex)
 {
     (void)pthread_mutex_init(mutex, NULL);
-}
-
-static inline void
-cm_mutex_fini(cm_mutex *mutex)
-{
-    (void)pthread_mutex_destroy(mutex);
 }
 
 static inline void

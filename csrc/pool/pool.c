@@ -32,8 +32,6 @@ static void
 free_pool(cm_pool *pool)
 {
     cm_heap_fini(&pool->heap);
-    cm_mutex_fini(&pool->growing);
-    cm_mutex_fini(&pool->polling);
     free(pool);
 }
 

@@ -75,7 +75,6 @@ registry_release(cm_registry *registry)
 {
     if (atomic_fetch_sub_explicit(&registry->refs, 1, memory_order_acq_rel) == 1) {
         cm_cond_fini(&registry->settled);
-        cm_mutex_fini(&registry->lock);
         free(registry->pieces);
         free(registry);
     }

@@ -146,7 +146,6 @@ oracle_close(order_oracle *oracle)
     }
     free(oracle->uses);
     free(oracle->ranges);
-    cm_mutex_fini(&oracle->lock);
     order_it = NULL;
 }
 

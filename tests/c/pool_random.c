@@ -381,7 +381,6 @@ random_close(void)
     oracle_drain(&world.oracle);
     check_counts();
     if (random_wrong() == NULL) {
-        cm_mutex_fini(&world.model.lock);
         oracle_close(&world.oracle);
         world.rt->close(world.rt);
     }

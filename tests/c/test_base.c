@@ -166,7 +166,6 @@ test_thread_counts_under_mutex(void)
     CHECK_EQ(s.turns, 3000);
     CHECK(s.interrupt_blocked);
     cm_cond_fini(&s.cond);
-    cm_mutex_fini(&s.mutex);
 }
 
 static void
@@ -185,7 +184,6 @@ test_cond_deadline_passes(void)
     cm_mutex_unlock(&mutex);
     CHECK_GE(cm_now_ns() - start, 2000000);
     cm_cond_fini(&cond);
-    cm_mutex_fini(&mutex);
 }
 
 /* -- the spin lock ------------------------------------------------------------------------ */

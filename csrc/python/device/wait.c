@@ -170,7 +170,6 @@ static void
 free_wait(device_wait *wait)
 {
     cm_cond_fini(&wait->ended);
-    cm_mutex_fini(&wait->lock);
     free(wait);
 }
 

@@ -433,7 +433,6 @@ cm_state_fini(cm_state *state)
             cm_stream_release(state->default_streams[device]);
         }
     }
-    cm_mutex_fini(&state->deferred_lock);
 }
 
 /* -- table ------------------------------------------------------------------------------- */

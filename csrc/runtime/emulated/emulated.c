@@ -149,7 +149,6 @@ emulated_close(cm_runtime *rt)
     cm_emulated_table_fini(&emulated->streams.events);
     cm_emulated_table_fini(&emulated->modules);
     cm_cond_fini(&emulated->changed);
-    cm_mutex_fini(&emulated->lock);
     cm_alive_page_destroy(emulated->base.alive);
     free(emulated);
 }

@@ -47,7 +47,6 @@ cm_engine_release(cm_engine *engine)
         cm_cond_fini(&engine->watch);
         cm_cond_fini(&engine->work);
         cm_cond_fini(&engine->changed);
-        cm_mutex_fini(&engine->lock);
         free(engine);
     }
 }

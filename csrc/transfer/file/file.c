@@ -80,7 +80,6 @@ cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
     }
     settle_failure(file);
     *failure = file->failure;
-    cm_mutex_fini(&file->lock);
     free(file);
 }
 

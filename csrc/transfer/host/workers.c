@@ -303,7 +303,6 @@ cm_workers_fini(cm_workers *workers)
         cm_cond_fini(&workers->wake[i]);
     }
     cm_cond_fini(&workers->done);
-    cm_mutex_fini(&workers->sleep);
 }
 
 /* -- task groups ------------------------------------------------------------------------ */
