@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
@@ -60,6 +61,33 @@ def is_readonly(exporter: Any, has_buffer: bool) -> bool:
         pass
     module = getattr(type(exporter), "__module__", None)
     return isinstance(module, str) and module.split(".")[0] in ("jax", "jaxlib")
+
+
+def read_buffer(exporter: Any) -> np.ndarray[Any, Any]:
+    """An array over what the buffer protocol gives: NumPy knows every format."""
+    view = memoryview(exporter)
+    if view.suboffsets:  # memory behind pointers, as PIL has it
+        raise BufferError("a buffer with suboffsets is not one piece of memory")
+    array = np.asarray(view)
+    if array.dtype.hasobject:
+        raise TypeError(f"an object of type {type(view)!r} holds no plain values")
+    return array
+
+
+def ask_capsule(method: Callable[..., object], stream: int) -> tuple[object, bool]:
+    """What `__dlpack__` answers, ready on a stream (0: on none), and whether the exporter
+    knows of streams. Older ones do not know ``max_version``, the oldest not even those.
+    """
+    named: dict[str, object] = {"max_version": (1, 0)}
+    if stream != 0:
+        named["stream"] = stream
+    while True:
+        try:
+            return method(**named), "stream" in named
+        except TypeError:
+            if not named:
+                raise
+        del named[next(iter(named))]
 
 
 def check_sign(tensor: Any) -> None:

@@ -447,35 +447,24 @@ name_stream(cm_stream *stream)
     return handle == 0 ? CM_STREAM_LEGACY : handle;
 }
 
-/* __dlpack__(stream=…, max_version=(1, 0)) with what is wanted of them. Older exporters
- * do not know max_version, the oldest not even stream: those have made the legacy
- * default stream wait. */
+/* A fresh capsule. The oldest exporters do not know of streams: those have made the
+ * legacy default stream wait. */
 static PyObject *
 ask_capsule(cm_state *state, PyObject *method, cm_stream *stream)
 {
-    static const char *const names[] = {"max_version", "stream"};
-    int count = stream == NULL ? 1 : 2;
-    PyObject *keywords =
-        stream == NULL ? Py_BuildValue("{s(ii)}", names[0], CM_DL_MAJOR, 0)
-                       : Py_BuildValue("{s(ii)sK}", names[0], CM_DL_MAJOR, 0, names[1],
-                                       (unsigned long long)name_stream(stream));
-    PyObject *none = PyTuple_New(0);
-    PyObject *capsule =
-        none == NULL || keywords == NULL ? NULL : PyObject_Call(method, none, keywords);
-    int left_out = 0;
-    while (capsule == NULL && keywords != NULL && left_out < count
-           && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear();
-        if (PyDict_DelItemString(keywords, names[left_out++]) == 0) {
-            capsule = PyObject_Call(method, none, keywords);
-        }
+    uint64_t handle = stream == NULL ? 0 : name_stream(stream);
+    PyObject *answer =
+        cm_package_call("extension.foreign_memory", "ask_capsule",
+                        Py_BuildValue("(OK)", method, (unsigned long long)handle));
+    PyObject *capsule = NULL;
+    int knows;
+    if (answer != NULL && PyArg_ParseTuple(answer, "Op", &capsule, &knows)) {
+        bool good =
+            stream == NULL || knows
+            || cm_import_follow(state, stream, stream->device, CM_STREAM_LEGACY) == 0;
+        capsule = good ? Py_NewRef(capsule) : NULL;
     }
-    Py_XDECREF(none);
-    Py_XDECREF(keywords);
-    if (capsule != NULL && left_out == 2
-        && cm_import_follow(state, stream, stream->device, CM_STREAM_LEGACY) < 0) {
-        Py_CLEAR(capsule);
-    }
+    Py_XDECREF(answer);
     return capsule;
 }
 

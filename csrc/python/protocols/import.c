@@ -347,33 +347,16 @@ cm_import_array(cm_state *state, PyObject *array)
     return buffer;
 }
 
-/* Memory behind pointers (PIL-style suboffsets) is not one piece. */
-static int
-check_suboffsets(PyObject *view)
-{
-    PyObject *suboffsets = PyObject_GetAttrString(view, "suboffsets");
-    bool is_direct = suboffsets != NULL && PyTuple_Size(suboffsets) == 0;
-    if (suboffsets != NULL && !is_direct) {
-        PyErr_SetString(PyExc_BufferError,
-                        "a buffer with suboffsets is not one piece of memory");
-    }
-    Py_XDECREF(suboffsets);
-    return is_direct ? 0 : -1;
-}
-
 PyObject *
 cm_import_buffer(cm_state *state, PyObject *object)
 {
     if (!PyObject_CheckBuffer(object)) {
         return Py_NewRef(Py_NotImplemented);
     }
-    PyObject *view = PyMemoryView_FromObject(object);
-    /* holds the view, and so the export */
-    PyObject *array = view == NULL || check_suboffsets(view) < 0
-                          ? NULL
-                          : cm_numpy_as_array(view, NULL);
+    /* holds a view, and so the export */
+    PyObject *array = cm_package_call("extension.foreign_memory", "read_buffer",
+                                      PyTuple_Pack(1, object));
     PyObject *buffer = array == NULL ? NULL : cm_import_array(state, array);
     Py_XDECREF(array);
-    Py_XDECREF(view);
     return buffer;
 }
