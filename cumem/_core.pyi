@@ -1299,6 +1299,9 @@ class Event:
         **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
         the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
         """
+    _timing: Final[bool]
+    _recorded: Final[bool]
+    def _elapsed(self, start: Event, /) -> float: ...
     def query(self) -> bool:
         """The same as `done`, by the name that PyTorch and Numba have for it.
 

@@ -108,6 +108,15 @@ def buffer_flags(
     )
 
 
+def transfer_repr(transfer: _core.Transfer, done: int, good: int) -> str:
+    """Of a transfer, in whatever state."""
+    state = "cancelled" if transfer.cancelled else "done" if good else "failed"
+    if not done and not transfer.cancelled:
+        state = "running"
+    state += ", emulated" if _core._is_emulated() else ""
+    return f"<cumem.Transfer of {transfer.nbytes} bytes, {transfer.route}, {state}>"
+
+
 def flag_names(
     kind: str, flags: int, is_registered: bool, has_pool: bool
 ) -> tuple[str, ...]:

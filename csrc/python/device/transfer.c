@@ -213,17 +213,10 @@ transfer_notify(PyObject *op, PyObject *object)
 static PyObject *
 transfer_repr(PyObject *op)
 {
-    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    const cm_runtime *rt = self->state->runtime;
     cm_ticket_info info = read_info(op);
-    return PyUnicode_FromFormat(
-        "<cumem.Transfer of %llu bytes, %s, %s%s>", (unsigned long long)info.nbytes,
-        cm_routes[info.route].text,
-        info.cancelled          ? "cancelled"
-        : !info.done            ? "running"
-        : cm_is_ok(info.status) ? "done"
-                                : "failed",
-        rt != NULL && rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "");
+    return cm_package_call(
+        "extension.texts", "transfer_repr",
+        Py_BuildValue("(Oii)", op, info.done, cm_is_ok(info.status)));
 }
 
 /* -- getters ----------------------------------------------------------------------------- */
