@@ -5,17 +5,14 @@ all: by stand-ins on the emulated device, and with the libraries themselves on a
 from __future__ import annotations
 
 import gc
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import session, stand_ins
+from support import programs, session, stand_ins
 from test_fork import fork_and_run
 from test_libraries import cupy_compiles
 
@@ -309,13 +306,8 @@ def test_forked_child_drops_all_quietly(numba, core) -> None:
 
 def run(code: str, **environ: str) -> str:
     """In a process of its own: Numba keeps the manager of its first use."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUMEM_BACKEND": "cuda", **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ["-W", "ignore", "-c", textwrap.dedent(code)]
+    done = programs.run(*command, CUMEM_BACKEND="cuda", **environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

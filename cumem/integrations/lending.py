@@ -37,6 +37,8 @@ class Pools:
         What they must be of; None: of any in `kinds`, by default the first.
     kinds : tuple of str
         What the library can use.
+    library : str
+        Its name, for errors.
     """
 
     def __init__(
