@@ -6,9 +6,9 @@
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | casting | pipelines | managed | loading |
-#                            offloading | cupy_pool | numpy_pinned | training | files |
-#                            safetensors | two | interop | fork | sanitizer | stress |
-#                            stress_transfers | torture | corruption | pools |
+#                            offloading | doors | cupy_pool | numpy_pinned | training |
+#                            files | safetensors | two | interop | fork | sanitizer |
+#                            stress | stress_transfers | torture | corruption | pools |
 #                            versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
@@ -83,6 +83,11 @@ run_cores() {
 
 run_many() {
     "$PYTHON" benchmarks/many.py --json "$OUT/many.json"
+}
+
+run_doors() {
+    XLA_PYTHON_CLIENT_PREALLOCATE=false "$PYTHON" benchmarks/doors.py \
+        --json "$OUT/doors.json"
 }
 
 run_casting() {
@@ -209,8 +214,8 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
-        offloading cupy_pool numpy_pinned training files safetensors bench tests interop
-        fork sanitizer stress stress_transfers torture corruption)
+        offloading doors cupy_pool numpy_pinned training files safetensors bench tests
+        interop fork sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "interop.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.S | re.M)
+
+
+def blocks_of(heading: str) -> list[str]:
+    """The examples of a section of the page."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"\n### {heading}\n")[2]
+    return BLOCK.findall(re.split(r"^##+ ", text, maxsplit=1, flags=re.M)[0])
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -283,6 +294,9 @@ MPI_PROGRAM = textwrap.dedent(
     assert "writ" in refused(constant, constant)
     back = world.sendrecv(pinned, dest=0, source=0)  # pickled
     assert isinstance(back, cumem.PinnedBuffer) and (back.numpy() == data).all()
+    names = {"cumem": cumem, "np": np, "pinned": cumem.full(1024, 7, "f4", "pinned")}
+    exec(sys.argv[1], names)  # the example of docs/interop.md
+    names.clear()
     print("sent", *kinds)
     """
 )
@@ -290,8 +304,52 @@ MPI_PROGRAM = textwrap.dedent(
 
 def test_mpi_sends_and_receives_it(runtime) -> None:
     pytest.importorskip("mpi4py")
-    done = programs.run("-c", MPI_PROGRAM, CUMEM_BACKEND=runtime.name)
+    (example,) = blocks_of("mpi4py")
+    done = programs.run("-c", MPI_PROGRAM, example, CUMEM_BACKEND=runtime.name)
     if done.returncode == 77:
         pytest.skip(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("sent pinned mapped managed")
+
+
+# -- the page ------------------------------------------------------------------------------
+
+#: Headings of docs/interop.md: what has to be installed, and whether it takes a GPU.
+SECTIONS = {
+    "PyTorch": (("torch",), False),
+    "CuPy": (("cupy",), True),
+    "JAX": (("jax",), False),
+    "Numba": (("numba.cuda",), True),
+    "cuda.core": (("cuda.core.utils",), True),
+    "TVM FFI": (("tvm_ffi",), False),
+    "pyarrow": (("pyarrow",), False),
+    "h5py and zarr": (("h5py", "zarr"), False),
+    "Pillow and pandas": (("PIL", "pandas"), False),
+}
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_examples_of_the_page_run(runtime, heading, tmp_path, monkeypatch) -> None:
+    modules, needs_gpu = SECTIONS[heading]
+    if needs_gpu and runtime.emulated:
+        pytest.skip("needs a GPU")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    for module in modules:
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    pinned = cumem.zeros(1024, "f4", "pinned")
+    names: dict[str, Any] = {"cumem": cumem, "np": np, "pinned": pinned}
+    blocks = blocks_of(heading)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, heading, "exec"), names)
+    names.clear()
+
+
+def test_page_names_tests_that_there_are() -> None:
+    tests = "".join(
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")
+    )
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text(encoding="utf-8")))
+    assert len(named) > 20
+    assert {name for name in named if f"def {name}(" not in tests} == set()
