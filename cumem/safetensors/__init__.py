@@ -35,7 +35,7 @@ __all__ = ["SafetensorsDict", "load_safetensors"]
 
 _Path = str | os.PathLike[str]
 _KINDS = (*DEVICE_FIRST, "host")
-_FRAMEWORKS = (None, "torch", "numpy")
+_FRAMEWORKS = (None, "torch", "numpy", "jax")
 
 
 class SafetensorsDict(dict[str, Any]):
@@ -66,7 +66,7 @@ def load_safetensors(
     kind: _core._Kind | Literal["host"] | None = None,
     device: object = None,
     stream: object = None,
-    framework: Literal["torch", "numpy"] | None = None,
+    framework: Literal["torch", "numpy", "jax"] | None = None,
     progress: Progress = None,
 ) -> SafetensorsDict:
     """Load the tensors of a safetensors file or of a checkpoint in several files.
@@ -86,9 +86,10 @@ def load_safetensors(
         Device that the memory belongs to; the current one by default.
     stream : stream, optional
         Stream that the memory is made and filled on; the device's current one by default.
-    framework : {"torch", "numpy"}, optional
-        Give tensors of PyTorch or arrays of NumPy, which share the memory of the buffers
-        and keep it alive, in place of the buffers.
+    framework : {"torch", "numpy", "jax"}, optional
+        Give tensors of PyTorch or arrays of NumPy or JAX, which share the memory of the
+        buffers and keep it alive, in place of the buffers. JAX copies ordinary memory
+        that does not begin at a multiple of 64 bytes.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all tensors; what a callable raises ends the call
         as Ctrl-C does.
@@ -114,7 +115,9 @@ def load_safetensors(
         If the file has no tensor of one of the `names`.
     ValueError
         If a folder holds no checkpoint or more than one, or `kind` or `framework` is
-        unknown.
+        unknown; if JAX would cut elements of 64 bits (``jax_enable_x64``).
+    BufferError
+        If `framework` has no type for that of a tensor.
     TypeError
         If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach.
     OSError
@@ -254,7 +257,8 @@ def _maker(
     kind: str, device: object, stream: object, framework: str | None
 ) -> Callable[[SafetensorsInfo], _core.Buffer]:
     """What makes the buffer of a tensor."""
-    find = _torch_carrier if framework == "torch" else dtype_of
+    finds = {"torch": _torch_carrier, "jax": _jax_dtype}
+    find = finds.get(framework or "", dtype_of)
 
     def host(info: SafetensorsInfo) -> _core.Buffer:
         return _core.asbuffer(np.empty(packed_shape(info), find(info.dtype)))
@@ -274,7 +278,7 @@ def _finisher(
         raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}")
     if framework not in _FRAMEWORKS:
         raise ValueError(
-            f"framework must be 'torch', 'numpy' or None, not {framework!r}"
+            f"framework must be 'torch', 'numpy', 'jax' or None, not {framework!r}"
         )
     if framework is None:
         return lambda buffer, info: buffer
@@ -282,7 +286,14 @@ def _finisher(
         if is_on_device(kind):
             raise TypeError("NumPy cannot reach device memory: ask for another kind")
         return lambda buffer, info: buffer.numpy()
-    torch = importlib.import_module("torch")
+    if framework == "jax":
+        _library("jax")
+        from_dlpack = _library("jax.dlpack").from_dlpack
+        # JAX knows managed memory only as a device's
+        return lambda buffer, info: from_dlpack(
+            buffer.as_device() if kind == "managed" else buffer
+        )
+    torch = _library("torch")
 
     def tensor(buffer: _core.Buffer, info: SafetensorsInfo) -> Any:
         # PyTorch knows managed memory only as a device's
@@ -292,6 +303,28 @@ def _finisher(
         return made if wanted in (None, made.dtype) else made.view(wanted)
 
     return tensor
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"framework={name.split('.')[0]!r} needs that library: {error}",
+            name=error.name,
+        ) from None
+
+
+def _jax_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of the buffer under an array of JAX, which must not change it."""
+    dtype = dtype_of(name)
+    wide = ("int64", "uint64", "float64", "complex128")
+    if dtype.name in wide and not _library("jax").config.jax_enable_x64:
+        raise ValueError(
+            f"JAX would cut {dtype.name} to 32 bits: set "
+            'jax.config.update("jax_enable_x64", True), or leave those tensors out (names=)'
+        )
+    return dtype
 
 
 def _torch_carrier(name: str) -> np.dtype[Any]:
