@@ -601,6 +601,18 @@ class Buffer:
     def __getitem__(self, index: _Index, /) -> Self: ...
     def __setitem__(self, index: _Index, value: object, /) -> None: ...
     def __len__(self) -> int: ...
+    def __format__(self, spec: str, /) -> str:
+        """What ``f"{buf}"`` is: ``str(buf)``, and with a format that of the element.
+
+        Raises
+        ------
+        TypeError
+            There is a format and the buffer has dimensions.
+
+        Notes
+        -----
+        Blocks: until the values are there. Ordered after: as `item`.
+        """
     def __dir__(self) -> list[str]:
         """Names of members, without those that only say what to type in their place."""
     def __int__(self) -> int: ...

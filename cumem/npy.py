@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, Self
+from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.lib import format as npy
@@ -37,6 +37,10 @@ __all__ = ["NpzDict", "load", "save", "savez"]
 
 #: Bytes that are unpacked, or that a checksum is made of, at a time.
 _PIECE = 16 << 20
+_NO_PICKLES = (
+    "object arrays are refused, since they are pickles: np.load(file, allow_pickle=True) "
+    "reads those that you trust"
+)
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _READ_HEADER: Any = {
@@ -74,6 +78,7 @@ class NpzDict(dict[str, Any]):
 def load(
     file: File,
     mmap_mode: None = None,
+    allow_pickle: Literal[False] = False,
     *,
     names: Iterable[str] | None = None,
     kind: _core._Kind | None = None,
@@ -94,6 +99,8 @@ def load(
         its position on; that then is after the array.
     mmap_mode : None
         Refused: the error says what maps a file.
+    allow_pickle : bool
+        True is refused: Python objects cannot live in a buffer.
     names : iterable of str, optional
         Of the arrays of an ``.npz`` to load; all by default.
     kind, device, pool : optional
@@ -150,6 +157,8 @@ def load(
             "mmap_mode: a buffer is no mapped file; np.load(file, mmap_mode=...) maps "
             "one, and copy() and chunks() take that as their source"
         )
+    if allow_pickle:
+        raise ValueError(f"allow_pickle: {_NO_PICKLES}")
     memory = {"device": device, "stream": stream, "pool": pool}
     if kind is not None or (pool is None and out is None):
         memory["kind"] = "device" if kind is None else kind
@@ -251,13 +260,10 @@ def read_header(
     except OSError:
         raise
     except Exception as error:  # of what parses a damaged one, nearly anything
-        text = str(error) or type(error).__name__
-        raise ValueError(f"{name}: the header is damaged: {text}") from None
+        why = str(error) or type(error).__name__
+        raise ValueError(f"{name}: the header is damaged: {why}") from None
     if dtype.hasobject:
-        raise ValueError(
-            f"{name}: object arrays are refused, since they are pickles: "
-            "np.load(file, allow_pickle=True) reads those that you trust"
-        )
+        raise ValueError(f"{name}: {_NO_PICKLES}")
     if any(length < 0 for length in shape):
         raise ValueError(f"{name}: the shape {shape} has a negative length")
     return shape, fortran, dtype

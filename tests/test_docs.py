@@ -298,3 +298,67 @@ def test_decisions_are_numbered_and_at_most_a_page() -> None:
         for part in ("Context", "Decision", "Cost", "What would change it")
         if f"**{part}.**" not in text
     )
+
+
+def rows_of(page: str, columns: int) -> list[list[str]]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [row for row in rows if len(row) == columns and set(row[0]) != {"-"}]
+
+
+#: All of the second column, and what is cumem's of the third.
+HABITS = [
+    code
+    for row in rows_of("coming-from.md", 3)
+    for place, cell in enumerate(row[1:])
+    for code in re.findall(r"`([^`]+)`", cell)
+    if place == 0 or re.match(r"(cumem|buf|end|torch)\.", code)
+]
+
+
+@pytest.mark.parametrize("code", sorted(set(HABITS)))
+def test_habits_of_other_libraries_run_as_they_are_written(
+    emulated, tmp_path, monkeypatch, code
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch = pytest.importorskip("torch") if code.startswith("torch.") else None
+    array = numpy.ones((4, 4), "f4")
+    pinned = cumem.array(array, kind="pinned")
+    stream, other = cumem.Stream(), cumem.Stream()
+    start, end, event = cumem.Event(), cumem.Event(), cumem.Event()
+    start.record(stream)
+    end.record(stream)
+    names: dict[str, object] = {"np": numpy, "cumem": cumem, "array": array}
+    names |= {
+        "torch": torch,
+        "pinned": pinned,
+        "buf": cumem.array(array),
+        "stream": stream,
+    }
+    names |= {"other": other, "start": start, "end": end, "event": event}
+    if "cumem.load(" in code:
+        cumem.save("x.npy", array)
+    try:
+        exec(compile(code, "docs/coming-from.md", "exec"), names)
+    finally:
+        cumem.set_limit("device", None)
+        names.clear()
+
+
+def test_habits_of_all_five_libraries_are_listed() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    for name in ("PyTorch", "CuPy", "PyCUDA", "RMM", "Numba"):
+        section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        assert section.count("\n| `") > 8, name
+    assert len(HABITS) > 100
+
+
+def test_names_of_streams_and_events_are_there() -> None:
+    rows = rows_of("coming-from.md", 7)[1:]
+    assert len(rows) == 9
+    for row in rows:
+        owner = cumem.Event if row[0] in ("is an event reached",) else None
+        for name in re.findall(r"`(\w+)(?:\(\))?`", row[6]):
+            owners = [owner] if owner else [cumem.Stream, cumem.Event]
+            assert any(hasattr(each, name) for each in owners), (row[0], name)

@@ -297,6 +297,14 @@ def test_str_is_what_numpy_prints(backend: str) -> None:
         check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_format_of_one_element_is_that_of_its_number(runtime, kind) -> None:
+    buffer = cumem.array([1.23456, 2], kind=kind)
+    assert f"{buffer[0]:.3f} {buffer[1]!s:>4}" == "1.235  2.0"
+    with pytest.raises(TypeError, match="one element"):
+        f"{buffer:.3f}"
+
+
 def test_str_of_a_long_device_buffer_copies_what_it_shows(runtime, monkeypatch) -> None:
     array = np.random.default_rng(0).random((50, 40, 30))
     buffer = cumem.array(array)
@@ -586,6 +594,18 @@ def test_with_device_is_current_in_the_block_alone() -> None:
             assert cumem.asarray([1]).device == 1
         assert cumem.current_device() == 0
         assert cumem.empty_device(4).device == 0
+
+
+def test_with_device_places_memory_there(runtime) -> None:
+    last = cumem.Device(cumem.device_count() - 1)
+    with last:
+        buffers = [cumem.zeros(4, kind=kind) for kind in KINDS]
+        assert all(buffer.device == last for buffer in buffers)
+        stream = cumem.Stream()
+        assert stream.device == cumem.current_stream().device == last
+        buffers[-1].fill(3, stream=stream)
+        assert buffers[-1].tolist() == [3] * 4
+    assert cumem.current_device() == 0
 
 
 def test_with_device_ends_with_an_exception_and_out_of_order() -> None:

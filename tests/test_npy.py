@@ -211,6 +211,8 @@ def test_load_says_what_to_do_instead_of_mapping(runtime, tmp_path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"np\.load\(file, mmap_mode"):
         cumem.load(tmp_path / "a.npy", mmap_mode="r")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"np\.load\(file, allow_pickle=True"):
+        cumem.load(tmp_path / "a.npy", allow_pickle=True)  # type: ignore[arg-type]
 
 
 def test_names_and_out_of_the_other_sort_of_file_are_refused(runtime, tmp_path) -> None:

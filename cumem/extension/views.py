@@ -237,6 +237,18 @@ def tolist(buffer: _core.Buffer) -> object:
     return on_host(buffer).tolist()
 
 
+def format_values(buffer: _core.Buffer, spec: str, /) -> str:
+    """See `Buffer.__format__`."""
+    if not spec:
+        return str(buffer)
+    if buffer.ndim > 0:
+        raise TypeError(
+            f"{spec!r} formats one element, as of buf[0]; "
+            "np.array2string(buf.to_numpy()) formats many"
+        )
+    return format(on_host(buffer)[()], spec)
+
+
 def list_names(buffer: _core.Buffer) -> list[str]:
     """See `Buffer.__dir__`."""
     return sorted({*object.__dir__(buffer)} - NAMES)

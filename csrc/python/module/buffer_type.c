@@ -78,12 +78,13 @@ get(PyObject *object, void *attribute)
     X(add)                                                                             \
     X(all)                                                                             \
     X(any)                                                                             \
-    X(argmax) X(argmin) X(clip) X(clone) X(contiguous) X(copy_) X(cpu) X(cuda)         \
-        X(cumsum) X(data_ptr) X(detach) X(dot) X(element_size) X(expand) X(get)        \
-            X(is_contiguous) X(is_cuda) X(is_pinned) X(max) X(mean) X(min) X(mul)      \
-                X(numel) X(permute) X(pin_memory) X(prod) X(put) X(repeat) X(round)    \
-                    X(set) X(sort) X(std) X(sub) X(sum) X(take) X(to) X(tobytes)       \
-                        X(unsqueeze) X(var) X(zero_)
+    X(argmax)                                                                          \
+    X(argmin) X(clip) X(clone) X(contiguous) X(copy_) X(cpu) X(cuda) X(cumsum)         \
+        X(data_ptr) X(detach) X(dot) X(element_size) X(expand) X(get) X(is_contiguous) \
+            X(is_cuda) X(is_pinned) X(max) X(mean) X(min) X(mul) X(numel) X(permute)   \
+                X(pin_memory) X(prod) X(put) X(repeat) X(round) X(set) X(sort) X(std)  \
+                    X(sub) X(sum) X(take) X(to) X(tobytes) X(unsqueeze) X(var)         \
+                        X(zero_)
 
 static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, ptr),
@@ -186,8 +187,7 @@ refuse_arithmetic(PyObject *a, PyObject *b)
     X(reshape)                                                                         \
     X(transpose)                                                                       \
     X(ravel)                                                                           \
-    X(flatten) X(squeeze) X(item) X(tolist) X(__array__) X(__complex__)                \
-        X(__reversed__)
+    X(flatten) X(squeeze) X(item) X(tolist) X(__array__) X(__complex__) X(__reversed__)
 #define VIEW(name) CM_PACKAGED(Buffer, "extension.views", name)
 #define VIEW_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
 #define MANAGED(X) X(prefetch) X(advise) X(residency) X(discard) X(on)
@@ -195,6 +195,7 @@ refuse_arithmetic(PyObject *a, PyObject *b)
 #define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
 VIEWS(VIEW)
 VIEW(list_names)
+VIEW(format_values)
 MANAGED(MANAGE)
 
 static PyMethodDef buffer_methods[] = {
@@ -216,6 +217,8 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack__", CM_METHOD(cm_buffer_dlpack), CM_KEYWORDS, CM_DOC_Buffer___dlpack__},
     {"__dlpack_device__", cm_buffer_dlpack_device, METH_NOARGS,
      CM_DOC_Buffer___dlpack_device__},
+    {"__format__", CM_METHOD(Buffer_format_values), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC_Buffer___format__},
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
