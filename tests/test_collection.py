@@ -93,19 +93,14 @@ def test_in_is_refused_with_what_to_do(runtime, kind) -> None:
     assert 2 in host.numpy()
 
 
-@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [0, 3])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_truth_of_one_element_is_its_own(runtime, kind, value, shape) -> None:
     assert bool(cumem.full(shape, value, "i4", kind)) is bool(value)
 
 
-def test_truth_of_device_memory_says_that_the_host_cannot_read_it(runtime) -> None:
-    with pytest.raises(TypeError, match="host cannot read device memory"):
-        bool(cumem.zeros(()))
-
-
-@pytest.mark.parametrize("read", [np.asarray, np.array, np.sum, int, float])
+@pytest.mark.parametrize("read", [np.asarray, np.array, np.sum])
 def test_reading_device_memory_names_a_remedy_that_works(runtime, read) -> None:
     buffer = cumem.array(np.array(3.0))
     remedy = "buf.to_numpy() or cumem.asnumpy(buf)"

@@ -187,8 +187,8 @@ def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) ->
     """See `Buffer.__array__`."""
     if is_on_device(buffer.kind) and not buffer.closed:
         raise TypeError(
-            "NumPy cannot read device memory in place: copy it with buf.to_numpy() or "
-            f"cumem.asnumpy(buf); to compute {compute_hint(True)}"
+            "the host cannot read device memory; copy it first, with buf.to_numpy() or "
+            f"cumem.asnumpy(buf); to compute, {compute_hint(True)}"
         )
     array = buffer.numpy()
     if dtype is not None and array.dtype != dtype:
