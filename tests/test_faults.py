@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -382,6 +383,38 @@ def read_and_write_files() -> None:
         assert (values.get(rows)[:, 1] == content[:1000]).all()
         assert (values.get(other) == content[10:1010]).all()
         assert (host.numpy()[::2] == content[20:1020]).all()
+
+
+@scenario
+def load_and_save_numpys_files() -> None:
+    content = np.arange(1000.0).reshape(10, 100)
+    with tempfile.TemporaryDirectory() as folder:
+        source = cumem.array(content)
+        cumem.save(f"{folder}/a.npy", source.T)
+        cumem.savez(f"{folder}/a.npz", source, x=source[:, ::2])
+        np.savez_compressed(f"{folder}/b.npz", content)
+        assert (values.get(cumem.load(f"{folder}/a.npy")) == content.T).all()
+        loaded = cumem.load(f"{folder}/a.npz", kind="pinned")
+        assert (values.get(loaded["x"]) == content[:, ::2]).all()
+        packed = cumem.load(f"{folder}/b.npz")
+        assert (values.get(packed["arr_0"]) == content).all()
+        assert len(os.listdir(folder)) == 3
+
+
+@scenario
+def type_what_others_type() -> None:
+    with cumem.Device(1):
+        buffer = cumem.full_like(np.ones((30, 40)), 2.5)
+        assert buffer.device == 1
+        assert cumem.zeros_like(buffer, kind="managed").tolist()[0][0] == 0
+        assert float(buffer[0, 0]) == buffer.item(1) == 2.5
+        assert cumem.ascontiguousarray(buffer.T[::2]).shape == (20, 30)
+        assert cumem.asarray(buffer, kind="pinned").flatten("F").size == 1200
+        event = cumem.Stream().record()
+        event.wait()
+        assert event.elapsed_time(cumem.current_stream().record()) >= 0
+        cumem.synchronize()
+    assert cumem.current_device() == 0
 
 
 @scenario

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import re
 import subprocess
 import sys
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -606,6 +608,15 @@ def test_with_device_places_memory_there(runtime) -> None:
         buffers[-1].fill(3, stream=stream)
         assert buffers[-1].tolist() == [3] * 4
     assert cumem.current_device() == 0
+
+
+def test_what_is_current_is_seen_by_the_collector() -> None:
+    """Else the module would keep it for ever."""
+    referents = gc.get_referents(cumem._core)
+    names = {each.name for each in referents if isinstance(each, ContextVar)}
+    assert names == {
+        *("cumem.current_stream", "cumem.current_pool", "cumem.current_device"),
+    }
 
 
 def test_with_device_ends_with_an_exception_and_out_of_order() -> None:

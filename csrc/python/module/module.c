@@ -157,7 +157,7 @@ visit_owned(cm_state *state, visitproc visit, void *arg)
     int result = visit_all((PyObject **)(void *)first, COUNT, visit, arg);
     cm_override *const overrides[] = {&state->current_stream, &state->current_pool,
                                       &state->entered_device};
-    for (size_t i = 0; result == 0 && i < 2; i++) {
+    for (size_t i = 0; result == 0 && i < 3; i++) {
         result = visit_all(&overrides[i]->variable, 3, visit, arg);
     }
     return result;
