@@ -189,7 +189,8 @@ def held_nbytes() -> int:
 
 def pinned_nbytes() -> int:
     """Bytes that PyTorch's and cumem's allocators have page-locked: no process's pages."""
-    found = cumem.stats()["pinned"].reserved_nbytes
+    host = cumem.memory_info("host")
+    found = host.reserved + host.staging
     if torch.cuda.is_available() and hasattr(torch.cuda, "host_memory_stats"):
         found += torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
     return int(found)

@@ -421,7 +421,7 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
     uint64_t fences = 0; /* the devices that need one */
     if ((flags & CM_POOL_FREE_FENCE) != 0) {
         /* Unknown workers may be on any device that this process uses. */
-        fences = cm_devices_with_work(pool->rt) | device_bit(pool->config.device);
+        fences = cm_devices_in_use(pool->rt, true) | device_bit(pool->config.device);
     }
     for (uint32_t i = 0; i < use_count; i++) {
         uint64_t bit = device_bit(uses[i]->device);

@@ -619,7 +619,7 @@ cm_pool_admit_peers(cm_pool *pool)
         return cm_fail(CM_EFORKED, 0);
     }
     uint64_t others =
-        cm_pool_devices_in_use(pool) & ~(UINT64_C(1) << pool->config.device);
+        cm_devices_in_use(pool->rt, false) & ~(UINT64_C(1) << pool->config.device);
     if (!cm_kind_is_on_device(pool->config.kind) || (others & ~pool->admitted) == 0) {
         return cm_ok(); /* and waits for nobody */
     }

@@ -138,18 +138,6 @@ cm_pool_note_peaks_locked(cm_pool *pool)
     cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
 }
 
-/* The devices that this process has a context on, as bits: none is made for this. */
-static inline uint64_t
-cm_pool_devices_in_use(const cm_pool *pool)
-{
-    uint64_t devices = 0;
-    for (int d = 0; d < pool->rt->device_count; d++) {
-        bool used = atomic_load(&pool->rt->primary[d]) != 0;
-        devices |= used ? UINT64_C(1) << d : 0;
-    }
-    return devices;
-}
-
 /* The place a block of this (rounded) size must have. */
 static inline uint64_t
 cm_pool_align_of(const cm_pool *pool, uint64_t nbytes)

@@ -131,12 +131,13 @@ cm_device_was_entered(const cm_runtime *rt, int device)
 }
 
 uint64_t
-cm_devices_with_work(cm_runtime *rt)
+cm_devices_in_use(cm_runtime *rt, bool by_anyone)
 {
     uint64_t devices = 0;
-    for (int d = 0; d < rt->device_count && d < CM_MAX_DEVICES; d++) {
-        bool active = true;
-        if (!cm_device_was_entered(rt, d)) {
+    for (int d = 0; d < rt->device_count; d++) {
+        bool active = cm_device_was_entered(rt, d);
+        if (!active && by_anyone) {
+            active = true;
             cm_ignore(cm_rt_context_is_active(rt, d, &active));
         }
         devices |= active ? UINT64_C(1) << d : 0;

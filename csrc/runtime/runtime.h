@@ -294,10 +294,10 @@ CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
 CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
                                            cm_device_guard *guard);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
-/* The devices, as bits, where work of this process may be: those that have a context,
- * whoever made it, or that cannot be asked. Contexts beside CUDA's own, as cuCtxCreate
- * makes them, no driver tells of. */
-uint64_t cm_devices_with_work(cm_runtime *rt);
+/* The devices, as bits, that this process has a context on, and none is made for this:
+ * one that was entered, or `by_anyone`, which counts one that cannot be asked. Contexts
+ * beside CUDA's own, as cuCtxCreate makes them, no driver tells of. */
+uint64_t cm_devices_in_use(cm_runtime *rt, bool by_anyone);
 /* To enter it takes no time: its context is known. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 

@@ -62,7 +62,7 @@ FAULTS = [
         "fence of one device",
         "csrc/pool/in_flight.c",
         "unknown work is waited for on the pool's own device alone",
-        "fences = cm_devices_with_work(pool->rt) |",
+        "fences = cm_devices_in_use(pool->rt, true) |",
         "fences =",
         [
             "tests/c/test_pool_streams.c::test_pool_fence_covers_every_device_in_use",
@@ -73,8 +73,8 @@ FAULTS = [
         "fence of our own contexts",
         "csrc/runtime/runtime.c",
         "devices that only another library works on are not fenced",
-        "bool active = true; if (!cm_device_was_entered(rt, d)) {",
-        "bool active = cm_device_was_entered(rt, d); if (false) {",
+        "if (!active && by_anyone) {",
+        "if (false) {",
         ["tests/c/test_pool_streams.c::test_pool_fence_covers_contexts_of_others"],
     ),
     Fault(
@@ -100,7 +100,7 @@ FAULTS = [
         "pages unlocked under another device",
         "csrc/python/buffer/storage.c",
         "registered pages are unlocked while another device may read them",
-        "fence && runtime != NULL ? cm_devices_with_work(runtime) : 0",
+        "fence && runtime != NULL ? cm_devices_in_use(runtime, true) : 0",
         "fence && runtime != NULL ? UINT64_C(1) << detached->device : 0",
         ["tests/test_exported.py::test_pages_stay_locked_under_work_on_another_device"],
     ),

@@ -122,7 +122,7 @@ settle(const cm_storage *detached, cm_runtime *runtime)
             first, CM_ASKING(use->rt, use->device,
                              cm_rt_stream_synchronize(use->rt, use->handle)));
     }
-    uint64_t devices = fence && runtime != NULL ? cm_devices_with_work(runtime) : 0;
+    uint64_t devices = fence && runtime != NULL ? cm_devices_in_use(runtime, true) : 0;
     for (int d = 0; d < CM_MAX_DEVICES; d++) {
         if ((devices >> d & 1) != 0) {
             first = cm_first_failure(

@@ -108,9 +108,10 @@ wait_for_exports(cm_state *state)
         any = CM_LIST_ENTRY(n, cm_storage, node)->was_exported;
     }
     cm_runtime *rt = state->runtime;
-    for (int device = 0; any && device < rt->device_count; device++) {
+    uint64_t devices = any ? cm_devices_in_use(rt, true) : 0;
+    for (int device = 0; device < rt->device_count; device++) {
         cm_status ignored;
-        if (atomic_load(&rt->primary[device]) != 0
+        if ((devices >> device & 1) != 0
             && !cm_wait_for_device(state, rt, device, &ignored)) {
             return -1;
         }

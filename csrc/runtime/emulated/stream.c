@@ -727,10 +727,14 @@ int32_t
 cm_emulated_op_context_record_event(cm_emulated *emulated, uint64_t handle)
 {
     cm_emulated_thread *self = cm_emulated_self(emulated);
+    const cm_emulated_thread strict = {.capture_mode = 0};
     cm_stream_thread *fence;
     event *each;
     if (self->device < 0) {
         return CM_CUDA_DEVICE_UNINITIALIZED;
+    }
+    if (cm_emulated_is_forbidden(emulated, &strict)) { /* whatever the mode */
+        return CM_CUDA_CAPTURE_UNSUPPORTED;
     }
     CM_TRY_CODE(event_find(emulated, handle, &each));
     CM_TRY_CODE(default_find(emulated, CM_QUEUE_FENCE, self->device, NULL, &fence));
