@@ -335,7 +335,7 @@ mapped = cuda.mapped_array(10)
 mapped[:] = 3
 managed = cuda.managed_array(10, "f8")
 managed[:] = 4
-assert mapped.copy_to_host().sum() == 30 and managed.sum() == 40
+assert mapped.sum() == 30 and managed.sum() == 40
 assert (live("mapped"), live("managed")) == (1, 1)
 with cuda.pinned(data), cuda.defer_cleanup():
     del array

@@ -473,7 +473,10 @@ def test_cupy_counts_against_cumems_limit(real) -> None:
 def test_cupy_stages_without_page_locked_memory_when_there_is_none(real) -> None:
     cupy = real
     data = np.arange(4 << 20, dtype="u1")
-    with cumem.limit("pinned", 1), pytest.warns(UserWarning, match="pinned memory"):
+    with (
+        cumem.limit("pinned", 1),
+        pytest.warns(cupy._util.PerformanceWarning, match="pinned memory"),
+    ):
         array = cupy.array([data, data])  # a list goes by way of page-locked memory
     assert (array.get() == data).all()
 

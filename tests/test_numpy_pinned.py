@@ -735,6 +735,7 @@ def test_copies_go_straight_from_and_to_the_arrays(runtime) -> None:
 @pytest.mark.gpu
 def test_torch_sees_them_as_pinned(cuda) -> None:
     torch = pytest.importorskip("torch")
+    torch.cuda.init()  # before that it says no of all memory
     with cumem.numpy_pinned():
         array = np.arange(1 << 20, dtype="f4")
     assert torch.from_numpy(array).is_pinned()
@@ -761,6 +762,7 @@ def test_cupy_copies_from_them_in_the_background(cuda) -> None:
         there = cupy.asarray(array)
         del array
         assert bool((there == round_).all())
+    cupy.cuda.alloc_pinned_memory(1)  # CuPy then lets go of what was copied
 
 
 # -- forks -------------------------------------------------------------------------------
