@@ -401,18 +401,6 @@ hold_part(cm_ticket *whole, uint64_t *index)
     return part;
 }
 
-/* With the last of them the whole is over. */
-static void
-look_at_parts(cm_ticket *whole)
-{
-    cm_ticket *part;
-    bool over = true;
-    for (uint64_t i = 0; over && (part = hold_part(whole, &i)) != NULL; i++) {
-        over = cm_ticket_update(part);
-        cm_ticket_release(part);
-    }
-}
-
 /* The job waits for an event, or did until now: whether it can go on, or is to hear
  * that asking failed. */
 static void
@@ -434,7 +422,12 @@ bool
 cm_ticket_update(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
-    look_at_parts(ticket);
+    cm_ticket *part;
+    bool goes_on = true; /* with the last of its parts a whole is over */
+    for (uint64_t i = 0; goes_on && (part = hold_part(ticket, &i)) != NULL; i++) {
+        goes_on = cm_ticket_update(part);
+        cm_ticket_release(part);
+    }
     cm_mutex_lock(&engine->lock);
     await_others_locked(ticket);
     bool waits = ticket->state == CM_TICKET_QUEUED && !cm_list_is_empty(&ticket->node);
