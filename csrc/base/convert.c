@@ -6,7 +6,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
 #if defined(__x86_64__)

@@ -6,8 +6,6 @@
 #ifndef CM_TRANSFER_PLAN_TUNING_H
 #define CM_TRANSFER_PLAN_TUNING_H
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };

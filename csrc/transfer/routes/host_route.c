@@ -4,7 +4,6 @@
  * well.
  */
 #include "base/fresh_pages.h"
-#include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
 enum {

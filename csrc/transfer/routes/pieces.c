@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/routes/pieces.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked_math.h"
