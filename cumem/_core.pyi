@@ -2558,9 +2558,16 @@ def _at_exit(others_run: bool, /) -> None:
     """
 
 def _view(
-    buffer: Buffer, dtype: object, shape: tuple[int, ...], strides: tuple[int, ...], /
+    buffer: Buffer,
+    dtype: object,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    as_device: bool = False,
+    /,
 ) -> Buffer:
-    """Of the same bytes, which is not checked; strides count bytes."""
+    """Of the same bytes, which is not checked; strides count bytes. `as_device`: as
+    device memory, which it can serve as.
+    """
 
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""

@@ -122,6 +122,20 @@ def squeeze(buffer: _core.Buffer, /, axis: Any = None) -> _core.Buffer:
     return buffer[tuple(0 if place in axes else slice(None) for place in range(ndim))]
 
 
+def as_device(buffer: _core.Buffer) -> _core.Buffer:
+    """See `Buffer.as_device`."""
+    _ = buffer.ptr  # which says that it is closed
+    kind = buffer.kind
+    if is_on_device(kind):
+        return buffer
+    if kind not in ("mapped", "managed"):
+        raise TypeError(
+            f"as_device() needs mapped or managed memory, and this is {kind}; use "
+            "empty_mapped() or empty_managed()"
+        )
+    return _core._view(buffer, buffer.dtype, buffer.shape, buffer.strides, True)
+
+
 def recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
     """Of the same bytes as elements of another size; see `Buffer.view`."""
     shape, strides, old = [*buffer.shape], [*buffer.strides], buffer.itemsize

@@ -99,24 +99,7 @@ cm_buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 PyObject *
 cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
 {
-    cm_buffer *self = (cm_buffer *)object;
-    const cm_state *state = self->state;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    if (cm_kind_is_on_device(cm_buffer_kind(self))) {
-        return Py_NewRef(object);
-    }
-    if (!cm_kind_is_shared(self->storage->kind)) {
-        PyErr_Format(PyExc_TypeError,
-                     "as_device() needs mapped or managed memory, and this is %s; use "
-                     "empty_mapped() or empty_managed()",
-                     cm_kinds[self->storage->kind].text);
-        return NULL;
-    }
-    return cm_buffer_new_view(self, state->buffer_types[CM_KIND_DEVICE], self->offset,
-                              self->dtype, self->ndim, cm_buffer_shape(self),
-                              cm_buffer_strides(self));
+    return cm_package_call("extension.views", "as_device", PyTuple_Pack(1, object));
 }
 
 /* -- record_stream -------------------------------------------------------------------- */

@@ -169,7 +169,7 @@ cm_buffer_length(PyObject *object)
 
 /* -- other shapes, strides and dtypes ----------------------------------------------------- */
 
-/* _view(buffer, dtype, shape, strides): trusted to be of the same bytes */
+/* _view(buffer, dtype, shape, strides[, as_device]): trusted to be of the same bytes */
 static PyObject *
 view(PyObject *module, PyObject *args)
 {
@@ -177,14 +177,17 @@ view(PyObject *module, PyObject *args)
     int64_t strides[CM_MAX_NDIM];
     PyObject *object, *dtype, *lengths, *steps;
     int ndim;
-    if (!PyArg_ParseTuple(args, "O!OOO", cm_state_of_module(module)->buffer_type,
-                          &object, &dtype, &lengths, &steps)
+    int as_device = 0;
+    const cm_state *state = cm_state_of_module(module);
+    if (!PyArg_ParseTuple(args, "O!OOO|p", state->buffer_type, &object, &dtype,
+                          &lengths, &steps, &as_device)
         || cm_buffer_check_open((cm_buffer *)object) < 0
         || cm_extents_read(lengths, steps, &ndim, shape, strides) < 0) {
         return NULL;
     }
     cm_buffer *self = (cm_buffer *)object;
-    return cm_buffer_new_view(self, NULL, self->offset, dtype, ndim, shape, strides);
+    PyTypeObject *type = as_device ? state->buffer_types[CM_KIND_DEVICE] : NULL;
+    return cm_buffer_new_view(self, type, self->offset, dtype, ndim, shape, strides);
 }
 
 PyObject *
