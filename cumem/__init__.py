@@ -20,7 +20,7 @@ from cumem._core import (
     asbuffer, asnumpy, copy, copy_async,
     copy_many, copy_many_async, current_device,
     current_stream, default_pool, empty,
-    empty_device, empty_like, empty_managed, empty_mapped, empty_pinned,
+    empty_device, empty_managed, empty_mapped, empty_pinned,
     set_current_device, shutdown,
 )
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cumem.constructors import (
         array, asarray, ascontiguousarray, full, full_like, zeros, zeros_like,
     )
+    from cumem.constructors import array, empty_like, full, zeros
     from cumem.devices import (
         Device, backend, device_count, driver_version, emulation_reason, is_available,
         runtime_version, synchronize,
@@ -252,6 +253,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "zeros",
         "zeros_like",
     ),
+    "constructors": ("array", "empty_like", "full", "zeros"),
     "devices": (
         "Device",
         "backend",

@@ -1687,67 +1687,6 @@ def empty(
     user orders it.
     """
 
-def empty_like(
-    prototype: object,
-    dtype: DTypeLike | None = None,
-    kind: _Kind | None = None,
-    *,
-    order: _LikeOrder | None = "K",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
-) -> Buffer:
-    """Allocate a buffer with the shape and dtype of another array.
-
-    Parameters
-    ----------
-    prototype : Buffer or array_like
-        Gives shape, dtype and, if it is a buffer, kind, flags and device.
-    dtype : dtype_like, optional
-        Instead of the prototype's.
-    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is no buffer and for ordinary
-        memory.
-    order : {'C', 'F', 'A', 'K'}
-        As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
-        'K' keeps the order of its strides.
-    device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        cumem's current one.
-    stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
-    pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
-
-    Returns
-    -------
-    Buffer
-        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
-
-    Raises
-    ------
-    ValueError
-        A length is negative, the size does not fit in 63 bits, kind, order or device
-        is none of those that exist, or `stream` is of another device.
-    TypeError
-        An argument has the wrong type, or the dtype holds Python objects.
-    OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
-    CudaError
-        A call to CUDA failed.
-    RuntimeError
-        In a child made by ``fork``.
-
-    Notes
-    -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: as `empty`.
-    """
-
 def empty_pinned(
     shape: _Shape,
     dtype: DTypeLike = "float64",
@@ -2556,6 +2495,19 @@ def _at_exit(others_run: bool, /) -> None:
     """Wait for unfinished transfers and, where no other thread may be inside the engine
     right now, end the worker threads.
     """
+
+def _empty_like(
+    layout: Buffer | np.ndarray[Any, Any],
+    dtype: DTypeLike | None,
+    kind: str | None,
+    order: object,
+    device: object,
+    stream: object,
+    pool: object,
+    like: Buffer | None,
+    /,
+) -> Buffer:
+    """A buffer with that layout, and the flags of `like`, for `empty_like`."""
 
 def _view(
     buffer: Buffer,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New buffers with values in them."""
+"""New buffers with values in them, or like others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cumem.extension.filling import (
     as_value_of,
     copy_as,
     fill,
+    make_like,
     read_source,
     read_value,
 )
@@ -165,6 +166,69 @@ def full(
     return buffer
 
 
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> _core.Buffer:
+    """Allocate a buffer with the shape and dtype of another array.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+    dtype : dtype_like, optional
+        Instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        memory.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
+        'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
+        cumem's current one.
+    stream : Stream or other stream object, optional
+        The stream to use it on first, for device memory one of `device`; default:
+        the current stream.
+    pool : Pool, optional
+        Where to take it from; default: the pool of the innermost ``with pool:`` block
+        that fits, else the kind's default pool. Without `kind` and `device` it says
+        these as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, kind, order or device
+        is none of those that exist, or `stream` is of another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is no room, also after waiting for freed memory and trimming pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        In a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: as `empty`.
+    """
+    return make_like(prototype, dtype, kind, order, device, stream, pool)
+
+
 def array(
     obj: object,
     dtype: DTypeLike | None = None,
@@ -235,7 +299,7 @@ def array(
     source = read_source(obj, _first_stream(place))
     if casting is not None and dtype is not None:
         source = read_value(source, _usable(dtype))
-        buffer = _core.empty_like(source, dtype, order=order, **_apart(place))
+        buffer = make_like(source, dtype, order=order, **_apart(place))
         copy_as(buffer, source, stream, casting)
         return buffer
     if not isinstance(source, _core.Buffer):
@@ -247,7 +311,7 @@ def array(
                 f"{source.dtype}; {hint(source.dtype, np.dtype(dtype))}"
             )
         source = as_value_of(source.numpy(), np.dtype(dtype))
-    buffer = _core.empty_like(source, order=order, **_apart(place))
+    buffer = make_like(source, order=order, **_apart(place))
     _core.copy(buffer, source, stream=stream)
     return buffer
 

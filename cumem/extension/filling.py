@@ -65,6 +65,30 @@ def read_prototype(value: Any, stream: object) -> Any:
     return source if isinstance(source, _core.Buffer) else as_array(source)
 
 
+def make_like(
+    prototype: Any,
+    dtype: DTypeLike | None = None,
+    kind: str | None = None,
+    order: object = "K",
+    device: object = None,
+    stream: object = None,
+    pool: object = None,
+) -> _core.Buffer:
+    """What `empty_like` answers."""
+    like = None  #: whose flags it gets
+    layout = prototype
+    if isinstance(prototype, _core.Buffer):
+        place = prototype.device
+        if pool is None and place is not None:  # no ordinary memory
+            device = place if device is None else device
+            if kind is None:
+                kind = prototype.kind
+                like = prototype if not is_on_device(kind) else None
+    elif not isinstance(prototype, np.ndarray):
+        layout = read_prototype(prototype, stream)
+    return _core._empty_like(layout, dtype, kind, order, device, stream, pool, like)
+
+
 def as_array(value: object) -> Array:
     """Of the dtype that NumPy gives it."""
     array = np.asarray(value)
@@ -128,7 +152,7 @@ def _astype(
     result = (
         _core.asbuffer(np.empty_like(buffer.numpy(), wanted, order))
         if is_pageable
-        else _core.empty_like(buffer, wanted, order=order)
+        else make_like(buffer, wanted, order=order)
     )
     source: Any = buffer
     if name_of(buffer.dtype) is None or name_of(wanted) is None:

@@ -14,7 +14,7 @@
 /* What they take, each a few of these. */
 enum {
     SHAPE,
-    PROTOTYPE,
+    LAYOUT,
     DTYPE,
     KIND,
     ORDER,
@@ -24,6 +24,7 @@ enum {
     DEVICE,
     STREAM,
     POOL,
+    LIKE,
     SLOT_COUNT
 };
 
@@ -84,22 +85,12 @@ request_set_dtype(request *self, PyObject *dtype)
     return self->dtype == NULL ? -1 : 0;
 }
 
-/* The prototype, where that is a buffer. */
-static const cm_buffer *
-request_like(const request *self)
-{
-    PyObject *prototype = self->values[PROTOTYPE];
-    return prototype != NULL && cm_buffer_check(self->state, prototype)
-               ? (const cm_buffer *)prototype
-               : NULL;
-}
-
-/* Order, and shape and dtype where they are not the prototype's. */
+/* Order, and shape and dtype where they are not those of a layout. */
 static int
 request_set_shape(request *self)
 {
     PyObject *const *values = self->values;
-    bool like = values[PROTOTYPE] != NULL;
+    bool like = values[LAYOUT] != NULL;
     if ((!like && cm_arg_shape(values[SHAPE], "shape", &self->ndim, self->shape) < 0)
         || cm_arg_order(or_none(values[ORDER]), "order", like, like ? 'K' : 'C',
                         &self->order)
@@ -111,53 +102,38 @@ request_set_shape(request *self)
                : request_set_dtype(self, values[DTYPE]);
 }
 
-/* The device is that of the pool where one is given alone, else the prototype's. */
+/* The device is that of the pool where one is given alone. */
 static int
 request_set_place(request *self)
 {
     PyObject *device = self->values[DEVICE];
-    const cm_buffer *like = request_like(self);
-    if (cm_arg_pool(self->state, self->values[POOL], &self->pool) < 0) {
+    if (cm_arg_pool(self->state, self->values[POOL], &self->pool) < 0
+        || cm_arg_device(self->state, device, "device", &self->device) < 0) {
         return -1;
     }
-    bool is_given = cm_arg_is_given(device);
-    bool is_alike = !is_given && self->pool == NULL && like != NULL
-                    && !cm_kind_is_pageable(like->storage->kind);
-    device =
-        is_alike ? PyLong_FromLong(like->storage->device) : Py_NewRef(or_none(device));
-    int result = device == NULL
-                     ? -1
-                     : cm_arg_device(self->state, device, "device", &self->device);
-    Py_XDECREF(device);
-    if (!is_given && self->pool != NULL) {
+    if (!cm_arg_is_given(device) && self->pool != NULL) {
         self->device = self->pool->config.device;
     }
-    return result;
+    return 0;
 }
 
-/* Where any may be given: else the pool's, or the prototype's with its flags. */
+/* Where any may be given: else the pool's. The flags may be those of another buffer. */
 static int
 request_set_kind(request *self, bool is_any)
 {
     PyObject *kind = self->values[KIND];
-    const cm_buffer *like = request_like(self);
-    bool is_given =
-        self->values[PROTOTYPE] == NULL ? kind != NULL : cm_arg_is_given(kind);
-    if (like != NULL && (like->as_device || cm_kind_is_pageable(like->storage->kind))) {
-        like = NULL;
-    }
+    bool is_given = self->values[LAYOUT] == NULL ? kind != NULL : cm_arg_is_given(kind);
     if (is_any && self->pool != NULL) {
         self->kind = self->pool->config.kind;
-    }
-    else if (like != NULL) {
-        self->kind = like->storage->kind;
     }
     if (is_given && cm_arg_kind(kind, &self->kind) < 0) {
         return -1;
     }
-    bool is_alike =
-        like != NULL && like->storage->pool != NULL && !is_given && self->pool == NULL;
-    self->flags = is_alike ? like->storage->flags : cm_kinds[self->kind].flags;
+    const cm_buffer *like =
+        cm_arg_is_given(self->values[LIKE]) ? (cm_buffer *)self->values[LIKE] : NULL;
+    self->flags = like != NULL && like->storage->pool != NULL
+                      ? like->storage->flags
+                      : cm_kinds[self->kind].flags;
     return 0;
 }
 
@@ -199,7 +175,7 @@ request_set_stream(request *self)
 {
     PyObject *stream = self->values[STREAM];
     bool ordered = cm_kind_is_ordered(self->kind);
-    if (!cm_arg_is_given(stream) && ordered && self->values[PROTOTYPE] == NULL
+    if (!cm_arg_is_given(stream) && ordered && self->values[LAYOUT] == NULL
         && cm_override_is_empty(&self->state->current_pool)) { /* else Python code may
                                                                   run */
         self->lent = cm_stream_lent(self->state, self->device);
@@ -216,22 +192,11 @@ request_set_stream(request *self)
 
 /* -- memory ------------------------------------------------------------------------------- */
 
-/* An array or a Buffer with the prototype's layout and dtype; nothing else of it
- * matters. New reference. */
-static PyObject *
-find_layout(const request *self)
-{
-    PyObject *prototype = self->values[PROTOTYPE];
-    if (request_like(self) != NULL || cm_numpy_is_array(prototype)) {
-        return Py_NewRef(prototype);
-    }
-    return cm_package_call("extension.filling", "read_prototype",
-                           PyTuple_Pack(2, prototype, or_none(self->values[STREAM])));
-}
-
+/* Of an array or a Buffer, of which nothing else matters. */
 static int
-request_take_layout(request *self, PyObject *layout, cm_region *like)
+request_take_layout(request *self, cm_region *like)
 {
+    PyObject *layout = self->values[LAYOUT];
     if (cm_buffer_check(self->state, layout)) {
         cm_buffer_region((const cm_buffer *)layout, like);
     }
@@ -254,21 +219,17 @@ request_allocate(request *self)
     cm_stream *stream = !cm_kind_is_ordered(self->kind) ? NULL
                         : self->lent != NULL            ? self->lent
                                                         : self->stream;
-    if (self->values[PROTOTYPE] == NULL) {
+    if (self->values[LAYOUT] == NULL) {
         return cm_buffer_allocate(self->state, self->pool, self->kind, self->flags,
                                   self->device, self->dtype, self->ndim, self->shape,
                                   self->order, stream);
     }
     cm_region like;
-    PyObject *buffer = NULL;
-    PyObject *layout = find_layout(self);
-    if (layout != NULL && request_take_layout(self, layout, &like) == 0) {
-        buffer = cm_buffer_allocate_like(self->state, self->pool, self->kind,
+    return request_take_layout(self, &like) < 0
+               ? NULL
+               : cm_buffer_allocate_like(self->state, self->pool, self->kind,
                                          self->flags, self->device, self->dtype, &like,
                                          self->order, stream);
-    }
-    Py_XDECREF(layout);
-    return buffer;
 }
 
 /* -- the functions ------------------------------------------------------------------------ */
@@ -278,8 +239,8 @@ make(const form *own, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
      PyObject *kwnames)
 {
     static const char *const texts[] = {
-        "shape",          "prototype", "dtype",  "kind",   "order", "portable",
-        "write_combined", "attach",    "device", "stream", "pool"};
+        "shape",          "layout", "dtype",  "kind",   "order", "portable",
+        "write_combined", "attach", "device", "stream", "pool",  "like"};
     const char *names[SLOT_COUNT];
     PyObject *values[SLOT_COUNT];
     int count = 0;
@@ -323,8 +284,8 @@ make(const form *own, PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 MAKER(empty, FAST_ANY, 3, CM_KIND_DEVICE,
       {SHAPE, DTYPE, KIND, ORDER, DEVICE, STREAM, POOL, SLOT_COUNT})
-MAKER(empty_like, NULL, 3, CM_KIND_DEVICE,
-      {PROTOTYPE, DTYPE, KIND, ORDER, DEVICE, STREAM, POOL, SLOT_COUNT})
+MAKER(empty_like, NULL, 8, CM_KIND_DEVICE,
+      {LAYOUT, DTYPE, KIND, ORDER, DEVICE, STREAM, POOL, LIKE, SLOT_COUNT})
 MAKER(empty_pinned, FAST(CM_KIND_PINNED), 2, CM_KIND_PINNED, HOST_SLOTS)
 MAKER(empty_mapped, FAST(CM_KIND_MAPPED), 2, CM_KIND_MAPPED, HOST_SLOTS)
 MAKER(empty_managed, FAST(CM_KIND_MANAGED), 2, CM_KIND_MANAGED,
@@ -337,7 +298,11 @@ MAKER(empty_device, FAST(CM_KIND_DEVICE), 2, CM_KIND_DEVICE,
 #define CONSTRUCTOR(name) {#name, CM_METHOD(name), CM_KEYWORDS, CM_DOC_##name}
 
 PyMethodDef cm_constructor_methods[] = {
-    CONSTRUCTOR(empty),        CONSTRUCTOR(empty_like),    CONSTRUCTOR(empty_pinned),
-    CONSTRUCTOR(empty_mapped), CONSTRUCTOR(empty_managed), CONSTRUCTOR(empty_device),
+    CONSTRUCTOR(empty),
+    CONSTRUCTOR(empty_pinned),
+    CONSTRUCTOR(empty_mapped),
+    CONSTRUCTOR(empty_managed),
+    CONSTRUCTOR(empty_device),
+    {"_empty_like", CM_METHOD(empty_like), CM_KEYWORDS, CM_DOC__empty_like},
     {NULL, NULL, 0, NULL},
 };
