@@ -131,19 +131,13 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 
 def astype(
-    buffer: _core.Buffer, arguments: tuple[Any, ...], named: dict[str, Any] | None
-) -> _core.Buffer:
-    """What `Buffer.astype` answers."""
-    return _astype(buffer, *arguments, **named or {})
-
-
-def _astype(
     buffer: _core.Buffer,
     dtype: DTypeLike,
     order: Any = "K",
     casting: Any = "unsafe",
     copy: bool = True,
 ) -> _core.Buffer:
+    """See `Buffer.astype`."""
     wanted = np.dtype(dtype)
     check("astype: ", buffer.dtype, wanted, casting)
     if not copy and buffer.dtype == wanted and order in ("K", None):

@@ -63,6 +63,11 @@ def is_readonly(exporter: Any, has_buffer: bool) -> bool:
     return isinstance(module, str) and module.split(".")[0] in ("jax", "jaxlib")
 
 
+def find_table(kind: type) -> object:
+    """The capsule of DLPack's C functions that a type has itself; None: it has none."""
+    return getattr(kind, "__dict__", {}).get("__dlpack_c_exchange_api__")
+
+
 def read_buffer(exporter: Any) -> np.ndarray[Any, Any]:
     """An array over what the buffer protocol gives: NumPy knows every format."""
     view = memoryview(exporter)

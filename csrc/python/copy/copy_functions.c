@@ -164,9 +164,8 @@ cm_buffer_dunder_copy(PyObject *object, PyObject *unused CM_UNUSED)
 PyObject *
 cm_buffer_astype(PyObject *object, PyObject *arguments, PyObject *keywords)
 {
-    return cm_package_call("extension.filling", "astype",
-                           Py_BuildValue("(OOO)", object, arguments,
-                                         keywords == NULL ? Py_None : keywords));
+    return cm_package_method("extension.filling", "astype", object, arguments,
+                             keywords);
 }
 
 /* buf[index] = value */

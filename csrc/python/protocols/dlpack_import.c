@@ -279,20 +279,13 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
 static const cm_dl_exchange *
 read_table(PyObject *type)
 {
-    PyObject *names = PyObject_GetAttrString(type, "__dict__");
-    PyObject *lacks = names == NULL ? PyExc_AttributeError : PyExc_KeyError;
-    PyObject *capsule =
-        names == NULL ? NULL
-                      : PyMapping_GetItemString(names, "__dlpack_c_exchange_api__");
-    Py_XDECREF(names);
-    const cm_dl_exchange *table = NULL;
-    if (capsule != NULL && PyCapsule_IsValid(capsule, CM_DL_EXCHANGE_NAME)) {
-        table = PyCapsule_GetPointer(capsule, CM_DL_EXCHANGE_NAME);
-    }
+    PyObject *capsule = cm_package_call("extension.foreign_memory", "find_table",
+                                        PyTuple_Pack(1, type));
+    const cm_dl_exchange *table =
+        capsule != NULL && PyCapsule_IsValid(capsule, CM_DL_EXCHANGE_NAME)
+            ? PyCapsule_GetPointer(capsule, CM_DL_EXCHANGE_NAME)
+            : NULL;
     Py_XDECREF(capsule);
-    if (capsule == NULL && PyErr_ExceptionMatches(lacks)) {
-        PyErr_Clear();
-    }
     while (table != NULL && table->version.major != CM_DL_MAJOR) {
         table = table->previous;
     }

@@ -214,8 +214,6 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     return is_known || (!is_plain_value(object) && is_exporter(object));
 }
 
-enum { CONCURRENT_MANAGED_ACCESS = 89 }; /* CUdevice_attribute */
-
 /* Else what another library's managed memory may be asked for is not known. */
 static bool
 shares_managed(cm_state *state)
@@ -228,8 +226,8 @@ shares_managed(cm_state *state)
     all = true;
     for (int device = 0; device < rt->device_count && all; device++) {
         int concurrent = 0;
-        all = cm_is_ok(cm_rt_device_attribute(rt, CONCURRENT_MANAGED_ACCESS, device,
-                                              &concurrent))
+        all = cm_is_ok(cm_rt_device_attribute(
+                  rt, CM_ATTRIBUTE_concurrent_managed_access, device, &concurrent))
               && concurrent == 1;
     }
     state->shares_managed = all;
