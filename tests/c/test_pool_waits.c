@@ -53,6 +53,62 @@ test_pool_alloc_now_waits_for_no_work(void)
     }
 }
 
+static void
+test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool_config config = PINNED;
+    cm_budget budget;
+    cm_budget_init(&budget, 4 * MIB, NULL);
+    config.budget = &budget;
+    cm_pool *pool = open_pool(rt, config);
+    cm_stream *stream = open_stream(rt, 0);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 0), NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, UINT64_MAX), NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 5 * MIB), NULL);
+    cm_block *block = cm_pool_alloc_optional(pool, 4 * MIB); /* grows */
+    CHECK(block != NULL);
+    hold_work(rt, stream, block);
+    give(pool, block, NULL, CM_POOL_FREE_FENCE);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, MIB), NULL);
+    CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
+    synchronize_device(rt, 0);
+    block = cm_pool_alloc_optional(pool, 4 * MIB); /* the fence came after the work */
+    CHECK(block != NULL);
+    give(pool, block, NULL, 0);
+    block = cm_pool_alloc_optional(pool, MIB);
+    CHECK(block != NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 4 * MIB), NULL);
+    CHECK_EQ(read_counters(pool).trim_count, 0);
+    CHECK_EQ(read_counters(pool).growth_count, 1);
+    give(pool, block, NULL, 0);
+    cm_pool_release(pool);
+    cm_stream_release(stream);
+    check_nothing_live(rt);
+    close_emulated(rt);
+}
+
+/* Without fences, as before CUDA 12.5: what waits is bounded all the same. */
+static void
+test_pool_alloc_optional_bounds_what_waits(void)
+{
+    cm_runtime *rt = open_emulated(12000, 1, UINT64_C(2048) * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    int count = 0;
+    cm_block *block;
+    while (count < 100 && (block = cm_pool_alloc_optional(pool, 16 * MIB)) != NULL) {
+        give(pool, block, NULL, CM_POOL_FREE_FENCE);
+        count++;
+    }
+    CHECK_EQ(count, 17); /* 256 MiB, and one more */
+    CHECK_LE(read_counters(pool).reserved_nbytes, (256 + 2 * 16) * MIB);
+    cm_pool_release(pool);
+    check_nothing_live(rt);
+    close_emulated(rt);
+}
+
 /* clang-format off */
-MAIN(RUN(test_pool_alloc_now_waits_for_no_work))
+MAIN(RUN(test_pool_alloc_now_waits_for_no_work)
+     RUN(test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims)
+     RUN(test_pool_alloc_optional_bounds_what_waits))
 /* clang-format on */
