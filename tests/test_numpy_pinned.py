@@ -210,6 +210,95 @@ def test_tasks_inherit_and_do_not_disturb_each_other(runtime) -> None:
     asyncio.run(main())
 
 
+class Allocator(ctypes.Structure):
+    """NumPy's PyDataMemAllocator."""
+
+    MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    CALLOC = ctypes.CFUNCTYPE(
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+    )
+    REALLOC = ctypes.CFUNCTYPE(
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    )
+    FREE = ctypes.CFUNCTYPE(*(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t))
+    _fields_ = (
+        *(("ctx", ctypes.c_void_p), ("malloc", MALLOC), ("calloc", CALLOC)),
+        *(("realloc", REALLOC), ("free", FREE)),
+    )
+
+
+class Handler(ctypes.Structure):
+    """NumPy's PyDataMem_Handler."""
+
+    _fields_ = (
+        *(("name", ctypes.c_char * 127), ("version", ctypes.c_uint8)),
+        ("allocator", Allocator),
+    )
+
+
+def foreign_handler() -> tuple[Handler, object]:
+    """Of another library, over the C library; and its capsule."""
+    libc = ctypes.CDLL(None)
+    for name in ("malloc", "calloc", "realloc"):
+        getattr(libc, name).restype = ctypes.c_void_p
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    handler = Handler(
+        b"foreign",
+        1,
+        Allocator(
+            None,
+            Allocator.MALLOC(lambda _, n: libc.malloc(size(n))),
+            Allocator.CALLOC(lambda _, n, m: libc.calloc(size(n), size(m))),
+            Allocator.REALLOC(lambda _, p, n: libc.realloc(pointer(p), size(n))),
+            Allocator.FREE(lambda _, p, n: libc.free(pointer(p))),
+        ),
+    )
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return handler, make(ctypes.addressof(handler), b"mem_handler", None)
+
+
+def set_handler(capsule: object) -> object:
+    """NumPy's PyDataMem_SetHandler."""
+    core = getattr(np, "_core", None) or np.core
+    find = ctypes.pythonapi.PyCapsule_GetPointer
+    find.restype = ctypes.POINTER(ctypes.c_void_p)
+    find.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    table = find(core._multiarray_umath._ARRAY_API, None)
+    function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[304])
+    return function(capsule)
+
+
+def test_handlers_of_others_are_left_and_put_back(runtime) -> None:
+    handler, capsule = foreign_handler()
+    before = set_handler(capsule)
+    try:
+        cumem.numpy_pinned.enable()
+        outside = np.ones(MIB, "u1")
+        assert (handler_name(outside), is_pinned(outside)) == ("foreign", False)
+        with cumem.numpy_pinned():
+            inside = np.ones(MIB, "u1")
+            small = np.ones(10, "u1")
+        assert (handler_name(inside), is_pinned(inside)) == ("cumem_pinned", True)
+        assert handler_name() == "foreign"
+        with cumem.numpy_pinned():
+            set_handler(capsule)  # and not put back: it is the innermost
+        assert handler_name() == "foreign"
+    finally:
+        cumem.numpy_pinned.disable()
+        set_handler(before)
+    assert handler_name() == "default_allocator"
+    outside.resize(2 * MIB, refcheck=False)
+    inside.resize(2 * MIB, refcheck=False)
+    assert outside[:MIB].all()
+    assert inside[:MIB].all()
+    assert small.all()
+    del outside, inside, small
+    gc.collect()
+    assert handler.version == 1  # alive until here
+
+
 def test_block_left_in_another_thread_is_over_in_both(runtime) -> None:
     block = cumem.numpy_pinned()
 
@@ -840,8 +929,8 @@ OWN = [
     "lib/tests/test_format.py",
 ]
 CHOSEN = (
-    "not zeros_big and (resize or pickl or Pickl or test_empty or test_zeros or fromiter or fromstring or "
-    "fromfile or tofile or TestCreation or TestArrayConstruction or TestAssignment or "
+    "not zeros_big and (resize or pickl or Pickl or test_empty or test_zeros or "
+    "fromiter or fromstring or fromfile or tofile or TestCreation or TestArrayConstruction or TestAssignment or "
     "TestTake or TestRequire or TestLikeFuncs or concatenate or stack or roundtrip)"
 )
 
