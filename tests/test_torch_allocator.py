@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import random
 import threading
@@ -357,9 +358,10 @@ def test_what_comes_back_after_shutdown_is_leaked(emulated) -> None:
     note_stream(address, None)
     give(address)
     _core._lend(cumem.default_pool("device"))
-    again = address_of(MIB)
-    assert cumem.default_pool("device").stats().live_count == 1
-    give(again)
+    with cumem.limit("device", 2 * MIB):  # it counts no longer
+        again = address_of(MIB)
+        assert cumem.default_pool("device").stats().live_count == 1
+        give(again)
 
 
 def test_shutdown_waits_for_calls_that_are_under_way(emulated) -> None:
@@ -473,6 +475,364 @@ def test_failing_growth_is_null_and_then_succeeds(emulated) -> None:
         assert testing.fault_struck()
         testing.plan_fault(None, 0)
         give(address_of(MIB))
+
+
+# -- what the package makes of them, with a stand-in for PyTorch ---------------------------
+
+
+class Tensor:
+    """A segment of its own; PyTorch keeps it for reuse when the tensor ends."""
+
+    def __init__(self, torch: StandIn, pool: int, address: int) -> None:
+        self.torch, self.pool, self.address = torch, pool, address
+
+    def end(self) -> None:
+        self.torch.cached.setdefault(self.pool, []).append(self.address)
+
+
+# ruff: noqa: N802  names of PyTorch's
+class StandIn:
+    """PyTorch 2.11 as far as MemPools go: c10/cuda/CUDACachingAllocator.cpp."""
+
+    __version__ = "2.11.0+stand-in"
+
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    class device:  # noqa: N801  torch.device
+        def __init__(self, name: str) -> None:
+            self.type, _, index = name.partition(":")
+            self.index = int(index) if index else None
+
+    def __init__(self) -> None:
+        self.uses: dict[int, int] = {}  # of each pool, by its id
+        self.captures: list[tuple[int, Callable[[], bool]]] = []
+        self.cached: dict[int, list[int]] = {}
+        self.freeable: set[int] = set()
+        self.aborted = False
+        self.capturing = False
+        self.cuda = self._C = self.memory = self
+        outer = self
+
+        class MemPool:
+            def __init__(self, allocator: object) -> None:
+                self.id = len(outer.uses) + 1
+                outer.uses[self.id] = 1
+
+            def __del__(self) -> None:
+                outer._cuda_releasePool(0, self.id)
+                if self.id in outer.freeable:
+                    outer.aborted |= bool(outer.captures)
+                    outer.give_back(self.id)
+
+        self.MemPool = MemPool
+
+    def begin(self, pool: int, applies: Callable[[], bool]) -> None:
+        if any(pool == each for each, _ in self.captures):
+            raise RuntimeError("already recording to mempool_id")
+        self.uses[pool] += 1
+        self.captures.append((pool, applies))
+
+    def _cuda_beginAllocateToPool(self, device: int, pool: int) -> None:
+        self.begin(pool, lambda: True)
+
+    def _cuda_beginAllocateCurrentThreadToPool(self, device: int, pool: int) -> None:
+        own = threading.get_ident()
+        self.begin(pool, lambda: threading.get_ident() == own)
+
+    def _cuda_endAllocateToPool(self, device: int, pool: int) -> None:
+        (found,) = [each for each in self.captures if each[0] == pool]
+        self.captures.remove(found)
+
+    def _cuda_releasePool(self, device: int, pool: int) -> None:
+        self.uses[pool] -= 1
+        assert self.uses[pool] >= 0
+        if self.uses[pool] == 0:
+            self.freeable.add(pool)
+
+    def _cuda_hasPrimaryContext(self, device: int) -> bool:
+        return device == 0
+
+    def give_back(self, pool: int) -> None:
+        for address in self.cached.pop(pool, []):
+            give(address)
+
+    def empty_cache(self) -> None:
+        for pool in self.freeable:
+            self.give_back(pool)
+
+    @contextlib.contextmanager
+    def use_mem_pool(self, pool: Any, device: int) -> Iterator[None]:
+        self._cuda_beginAllocateCurrentThreadToPool(device, pool.id)
+        try:
+            yield
+        finally:
+            self._cuda_endAllocateToPool(device, pool.id)
+            self._cuda_releasePool(device, pool.id)
+
+    def empty(self, nbytes: int) -> Tensor | None:
+        """None: of PyTorch's own memory."""
+        for pool, applies in reversed(self.captures):
+            if applies():
+                if self.cached.get(pool):
+                    return Tensor(self, pool, self.cached[pool].pop())
+                address = lend_segment(nbytes, 0, None)
+                if address is None:
+                    raise self.OutOfMemoryError("CUDA out of memory.")
+                return Tensor(self, pool, address)
+        return None
+
+    def CUDAPluggableAllocator(self, *names: str) -> StandIn:
+        assert all(hasattr(_library, name) for name in names[1:])
+        return self
+
+    def allocator(self) -> None:
+        pass
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 2
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+
+@pytest.fixture
+def torch(emulated, monkeypatch) -> Iterator[StandIn]:
+    found = StandIn()
+    place = StandIn.device
+    monkeypatch.setattr(integration, "_torch", lambda: found)
+    # torch.cuda.device is a context, torch.device a class
+    monkeypatch.setattr(found, "cuda", Cuda(found), raising=True)
+    assert found.device is place
+    yield found
+    integration.disable()
+    integration.empty_cache()
+    gc.collect()
+    assert not found.aborted
+    assert found.captures == []
+    assert sum(found.uses.values()) == 0
+    settle(cumem.default_pool("device"))
+    assert live() == 0
+
+
+class Cuda:
+    """torch.cuda, whose `device` is another thing than that of torch."""
+
+    def __init__(self, torch: StandIn) -> None:
+        self.torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.torch, name)
+
+    def device(self, index: int) -> Any:
+        return contextlib.nullcontext(index)
+
+
+def live() -> int:
+    return sum(p.live_count for p in cumem.stats().pools if p.kind == "device")
+
+
+def ask(torch: StandIn, nbytes: int = 2 * MIB) -> Tensor:
+    found = torch.empty(nbytes)
+    assert found is not None
+    return found
+
+
+def test_block_serves_its_thread_and_keeps_its_pool(torch) -> None:
+    elsewhere: list[object] = []
+    with integration.using() as pool:
+        one = ask(torch)
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.empty(MIB)))
+        thread.start()
+        thread.join()
+        with integration.using() as inner:
+            assert inner is not pool
+            other = ask(torch)
+    assert elsewhere == [None]
+    assert torch.empty(MIB) is None
+    with integration.using() as again:
+        assert again is pool
+    assert live() == 2
+    one.end()
+    other.end()
+    assert live() == 2  # PyTorch keeps them
+    del pool, inner, again
+    integration.empty_cache()
+    settle(cumem.default_pool("device"))
+    assert live() == 0
+
+
+def test_enabled_serves_all_threads_until_it_is_disabled(torch) -> None:
+    found: list[Any] = []
+    integration.enable()
+    integration.enable()
+    thread = threading.Thread(target=lambda: found.append(torch.empty(2 * MIB)))
+    thread.start()
+    thread.join()
+    assert found[0] is not None
+    integration.disable()
+    integration.disable()
+    assert torch.empty(MIB) is None
+    found[0].end()
+
+
+def test_cache_is_emptied_while_pools_are_in_use(torch) -> None:
+    with integration.using():
+        one = ask(torch)
+        integration.enable()
+        with integration.using():
+            other = ask(torch)
+        other.end()
+        ask(torch).end()
+        integration.empty_cache()
+        assert live() == 1
+        third = ask(torch)
+        integration.disable()
+        fourth = ask(torch)
+    for tensor in (one, third, fourth):
+        tensor.end()
+
+
+def test_pool_that_is_given_serves_until_another_is(torch) -> None:
+    own = cumem.Pool("device", limit=8 * MIB)
+    with integration.using(pool=own):
+        one = ask(torch)
+        with pytest.raises(torch.OutOfMemoryError) as caught, integration.using():
+            ask(torch, 16 * MIB)
+    assert own.stats().live_count == 1
+    assert f"limit is {8 * MIB}" in caught.value.__notes__[0]
+    one.end()
+    integration.empty_cache()
+    settle(own)
+    assert own.stats().live_count == 0
+    integration.enable(pool=cumem.default_pool("device"))
+    two = ask(torch)
+    assert own.stats().live_count == 0
+    two.end()
+
+
+def test_shutdown_in_between_is_survived(torch) -> None:
+    with integration.using():
+        lost = ask(torch)
+    integration.enable()
+    cumem.shutdown()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(MIB)
+    integration.enable()
+    with integration.using():
+        one = ask(torch)
+    two = ask(torch)
+    assert live() == 2
+    for tensor in (lost, one, two):
+        tensor.end()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"pool": 3}, TypeError, "pool must be a Pool"),
+        ({"pool": "pinned"}, ValueError, "pinned memory"),
+        ({"pool": "malloc"}, ValueError, "segments='auto'"),
+        ({"pool": "closed"}, ValueError, "closed"),
+        ({"pool": "other"}, ValueError, "of device 1"),
+        ({"device": "cpu"}, ValueError, "device"),
+        ({"device": 7}, ValueError, "device"),
+        ({"device": StandIn.device("cpu")}, ValueError, "CUDA device"),
+        ({"device": object()}, TypeError, "device"),
+    ],
+)
+def test_wrong_arguments_are_refused(torch, options, error, text) -> None:
+    closed = cumem.Pool("device")
+    closed.close()
+    pools = {
+        "pinned": cumem.Pool("pinned"),
+        "malloc": cumem.Pool("device", segments="malloc"),
+        "closed": closed,
+        "other": cumem.Pool("device", device=1),
+    }
+    given = {
+        name: pools.get(value, value) if name == "pool" else value
+        for name, value in options.items()
+    }
+    for call in (integration.mem_pool, integration.enable):
+        with pytest.raises(error, match=text):
+            call(**given)
+    with pytest.raises(error, match=text), integration.using(**given):
+        pass
+
+
+def test_capture_is_not_disturbed(torch) -> None:
+    integration.enable()
+    torch.capturing = True
+    for call in (integration.disable, integration.enable, integration.empty_cache):
+        with pytest.raises(RuntimeError, match="captured"):
+            call()
+    torch.capturing = False
+
+
+def test_older_pytorch_is_refused_where_it_would_corrupt(torch) -> None:
+    torch.__version__ = "2.10.1+cu130"
+    with pytest.raises(RuntimeError, match=r"2\.11"):
+        integration.enable()
+    with integration.using():
+        ask(torch).end()
+
+
+def test_device_without_mapping_is_refused(torch, monkeypatch) -> None:
+    monkeypatch.setattr(cumem.Device, "attributes", lambda self: {})
+    with pytest.raises(RuntimeError, match="replace_allocator"):
+        integration.mem_pool()
+
+
+def relieve(nbytes: int, index: int = 0, captures: int = 0) -> tuple[int, str]:
+    text = ctypes.create_string_buffer(4096)
+    address = ctypes.addressof(text)
+    answer = integration._relieve(nbytes, index, captures, address, len(text))
+    return answer, text.value.decode()
+
+
+def test_room_is_made_as_for_our_own_allocations(torch) -> None:
+    held: list[int] = []
+
+    def callback(kind: str, device: int, nbytes: int) -> None:
+        assert (kind, device, nbytes) == ("device", 0, 8 * MIB)
+        while held:
+            give(held.pop())
+
+    assert lend(MIB, 0, None) is None
+    assert relieve(MIB) == (1, "")  # from now on the device is served
+    held.append(address_of(6 * MIB))
+    with cumem.limit("device", 8 * MIB), cumem.on_out_of_memory(callback):
+        assert lend(8 * MIB, 0, None) is None
+        assert relieve(8 * MIB) == (1, "")
+        give(address_of(8 * MIB))
+        answer, said = relieve(64 * MIB, captures=1)
+        assert answer == 0 or said == ""
+        answer, said = relieve(64 * MIB, captures=1)
+        assert (answer, "limit is" in said) == (0, True)
+    with cumem.limit("device", 8 * MIB):
+        answer, said = relieve(64 * MIB)
+        assert answer == 0
+        assert "asked for 64 MiB" in said
+        assert "limit 8 MiB" in said
+
+
+def test_fraction_is_a_limit_and_reset_a_trim(torch) -> None:
+    relieve(1)
+    integration._set_fraction(0.25, 0)
+    assert cumem.get_limit("device") == cumem.memory_info(0).total // 4
+    integration._set_fraction(1.0, 0)
+    assert cumem.get_limit("device") is None
+    give(address_of(MIB))
+    assert cumem.default_pool("device").stats().cached_nbytes > 0
+    integration._trim()
+    assert cumem.default_pool("device").stats().cached_nbytes == 0
 
 
 CALLS: dict[str, Callable[[], object]] = {

@@ -161,15 +161,37 @@ def test_block_serves_this_thread(gpu) -> None:
         thread.start()
         thread.join()
         with integration.using() as again:
-            assert again is pool
+            assert again is not pool
             b = torch.ones(100, device="cuda")
     c = torch.ones(100, device="cuda")
+    with integration.using() as kept:
+        assert kept is pool
     assert is_ours(a)
     assert is_ours(b)
     assert not is_ours(c)
     assert not is_ours(elsewhere[0])
     assert a.sum().item() == 7 * 15 * MIB
     assert cumem.default_pool("device").stats().live_nbytes >= a.nbytes
+
+
+@pytest.mark.gpu
+def test_blocks_of_several_threads_are_apart(gpu) -> None:
+    meet = threading.Barrier(3)
+    found: list[bool] = []
+
+    def work(value: int) -> None:
+        with integration.using():
+            meet.wait()
+            a = torch.full((MIB,), value, device="cuda")
+            meet.wait()
+            found.append(is_ours(a) and a.sum().item() == value * MIB)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 3
 
 
 @pytest.mark.gpu
@@ -345,6 +367,23 @@ def test_empty_cache_gives_back_what_streams_shared(gpu) -> None:
     assert total.item() == 32 * MIB
     assert keep.sum().item() == MIB
     assert is_ours(torch.ones(MIB, device="cuda"))  # it goes on
+
+
+@pytest.mark.gpu
+def test_cache_may_be_emptied_inside_a_block(gpu) -> None:
+    with integration.using():
+        a = torch.ones(MIB, device="cuda")
+        integration.empty_cache()
+        integration.enable()
+        with integration.using():
+            b = torch.ones(MIB, device="cuda")
+        integration.empty_cache()
+        integration.disable()
+        c = torch.ones(MIB, device="cuda")
+    assert is_ours(a)
+    assert is_ours(b)
+    assert is_ours(c)
+    assert (a + b + c).sum().item() == 3 * MIB
 
 
 @pytest.mark.gpu

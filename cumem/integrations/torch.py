@@ -53,7 +53,7 @@ _NESTING: Final = (2, 11)
 _lock = threading.RLock()
 _served: dict[int, Pool] = {}  # by device: the pool that is lent
 _enabled: dict[int, Any] = {}  # by device: its torch.cuda.MemPool
-_regions: dict[int, Any] = {}  # the same for `using`
+_idle: dict[int, list[Any]] = {}  # the same for `using`: those that nobody is in
 _kept: list[Any] = []  # what C++ has the address of
 
 
@@ -65,8 +65,9 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
     device : torch.device, Device, int or str, optional
         Whose memory; default: PyTorch's current device.
     pool : Pool, optional
-        Device memory; default: the default pool. One pool serves a device: from now on
-        new segments of earlier ``MemPool`` objects come from this one too.
+        Device memory; default: the one that serves the device by now, at first its
+        default pool. One serves a device: from now on new segments of earlier ``MemPool``
+        objects come from this one too.
 
     Returns
     -------
@@ -99,7 +100,8 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
     torch = _torch()
     _refuse_replaced()
     index = _index(torch, device)
-    chosen = _check(pool, index)
+    is_known = pool is None and _is_served(index)
+    chosen = _served[index] if is_known else _check(pool, index)
     if not chosen.device.attributes().get("virtual_memory_management"):
         raise RuntimeError(
             f"device {index} cannot map memory piece by piece, and of cudaMalloc's "
@@ -107,7 +109,7 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
             "serves it"
         )
     with _lock:
-        _lend(index, chosen)
+        _lend(torch, index, chosen)
     with torch.cuda.device(index):
         return torch.cuda.MemPool(_segment_allocator(torch))
 
@@ -124,7 +126,7 @@ def using(
     Parameters
     ----------
     mem_pool : torch.cuda.MemPool, optional
-        As `mem_pool` gives; default: one for the device, kept for the next block.
+        As `mem_pool` gives; default: one of cumem's, kept for the next block.
     device : torch.device, Device, int or str, optional
         Whose memory; default: PyTorch's current device.
     pool : Pool, optional
@@ -147,17 +149,24 @@ def using(
     torch = _torch()
     _refuse_replaced()
     index = _index(torch, device)
-    if mem_pool is None:
+    is_kept = mem_pool is None
+    if is_kept:  # PyTorch refuses one that is in use, also by another thread
         with _lock:
-            if pool is not None or index not in _regions or not _is_served(index):
-                _regions[index] = _mem_pool(index, pool=pool)
-            mem_pool = _regions[index]
-    with torch.cuda.use_mem_pool(mem_pool, index):
-        try:
+            if pool is not None or not _is_served(index):
+                _drop_idle(torch, index)
+            idle = _idle.setdefault(index, [])
+            mem_pool = idle.pop() if idle else _mem_pool(index, pool=pool)
+    try:
+        with torch.cuda.use_mem_pool(mem_pool, index):
             yield mem_pool
-        except torch.OutOfMemoryError as error:
-            _explain(error, index)
-            raise
+    except torch.OutOfMemoryError as error:
+        if _is_served(index):
+            error.add_note(f"Of cumem's pool {_describe(_served[index])}.")
+        raise
+    finally:
+        if is_kept:
+            with _lock:
+                _idle.setdefault(index, []).append(mem_pool)
 
 
 def enable(device: object = None, *, pool: Pool | None = None) -> None:
@@ -255,7 +264,8 @@ def empty_cache() -> None:
     torch = _torch()
     with _lock:
         _refuse_capture(torch)
-        _regions.clear()
+        for index in [*_idle]:
+            _drop_idle(torch, index)
         enabled = [*_enabled]
         for index in enabled:
             _stop(torch, index)
@@ -330,9 +340,10 @@ _mem_pool = mem_pool  # where a parameter has its name
 
 @atexit.register
 def _at_exit() -> None:
-    """Before PyTorch ends: a MemPool that ends while it is in use aborts the process."""
+    """Before PyTorch ends: a MemPool that ends while one is in use ends the process."""
     disable()
-    _regions.clear()
+    for index in [*_idle]:
+        _drop_idle(_torch(), index)
 
 
 _TOO_LATE: Final = (
@@ -409,12 +420,11 @@ def _refuse_capture(torch: Any) -> None:
         )
 
 
-def _lend(index: int, pool: Pool) -> None:
+def _lend(torch: Any, index: int, pool: Pool) -> None:
     """The pool's memory is open to all devices that PyTorch has begun to use by now."""
     if _served.get(index) is not pool:
         _core._lend(pool)
         _served[index] = pool
-    torch = importlib.import_module("torch")
     for other in range(torch.cuda.device_count()):
         if other not in _served and torch._C._cuda_hasPrimaryContext(other):
             memory_info(other)  # cumem knows of its context from now on
@@ -452,13 +462,26 @@ def _start(torch: Any, index: int, fresh: Any) -> None:
 def _stop(torch: Any, index: int) -> None:
     ended = _enabled.pop(index, None)
     if ended is not None:
-        torch._C._cuda_endAllocateToPool(index, ended.id)
-        torch._C._cuda_releasePool(index, ended.id)
+        name = ended.id
+        torch._C._cuda_endAllocateToPool(index, name)
+        del ended  # before the use that has ended is told: see _drop_idle()
+        torch._C._cuda_releasePool(index, name)
 
 
-def _explain(error: Any, index: int) -> None:
-    if _is_served(index):
-        error.add_note(f"Of cumem's pool {_describe(_served[index])}.")
+def _drop_idle(torch: Any, index: int) -> None:
+    """Let go of MemPools though others may be in use, by another thread for instance.
+
+    Where it is the last to use its memory, what ends one waits for events, which PyTorch
+    then refuses, and so ends the process. Another use outlives it, and is no more than a
+    number: ``torch.cuda.empty_cache()`` does the rest, once it may.
+    """
+    idle = _idle.pop(index, [])
+    while idle:
+        name = idle[-1].id
+        torch._C._cuda_beginAllocateCurrentThreadToPool(index, name)
+        torch._C._cuda_endAllocateToPool(index, name)
+        idle.pop()  # which ends it, unless the program has it too
+        torch._C._cuda_releasePool(index, name)
 
 
 def _describe(pool: Pool) -> str:
@@ -498,7 +521,7 @@ def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> in
     try:
         if not _is_served(index):
             # Not before: that would make a context on every device there is.
-            _lend(index, _check(None, index))
+            _lend(_torch(), index, _check(None, index))
             return 1
         if captures:  # nothing may be waited for
             if trim("device", device=index, wait=False):
