@@ -734,19 +734,28 @@ def test_collectives_work_on_replaced_memory(gpu, tmp_path) -> None:
 
 
 @pytest.mark.gpu
-def test_process_ends_well_whatever_is_alive(gpu) -> None:
-    for begin in ("enable", "replace_allocator"):
-        program = f"""
-        import torch
-        from cumem.integrations import torch as integration
-        integration.{begin}()
-        a = torch.ones(1 << 20, device="cuda")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            b = a * 2
-        graph.replay()
-        print(b.sum().item())
-        """
-        done = run_program(textwrap.dedent(program))
-        assert (done.returncode, done.stdout) == (0, f"{float(2 << 20)}\n"), done.stderr
-        assert done.stderr == ""
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "integration.enable()",
+        "integration.replace_allocator()",
+        "pool = integration.mem_pool()",
+        "with integration.using(): c = torch.ones(9, device='cuda')",
+        "with integration.using(): integration.enable()",
+    ],
+)
+def test_process_ends_well_whatever_is_alive(gpu, begin) -> None:
+    program = f"""
+    import torch
+    from cumem.integrations import torch as integration
+    {begin}
+    a = torch.ones(1 << 20, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        b = a * 2
+    graph.replay()
+    print(b.sum().item())
+    """
+    done = run_program(textwrap.dedent(program))
+    assert (done.returncode, done.stdout) == (0, f"{float(2 << 20)}\n"), done.stderr
+    assert done.stderr == ""

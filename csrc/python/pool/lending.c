@@ -135,22 +135,6 @@ cumem_lend_segment(size_t nbytes, int device, void *stream)
     return lend(nbytes, device, stream, true);
 }
 
-/* Of a stream whose handle does not tell; -1: there are several in use. */
-static int
-only_device(const cm_runtime *rt)
-{
-    int found = -1;
-    for (int device = 0; device < rt->device_count; device++) {
-        if (cm_device_was_entered(rt, device)) {
-            if (found >= 0) {
-                return -1;
-            }
-            found = device;
-        }
-    }
-    return found;
-}
-
 void
 cumem_note_stream(void *address, void *stream)
 {
@@ -158,18 +142,21 @@ cumem_note_stream(void *address, void *stream)
     if (rt == NULL) {
         return;
     }
-    cm_stream *record = NULL;
-    int device = only_device(rt);
-    bool known = device >= 0 && cm_is_ok(wrap(rt, device, stream, &record));
     /* The caller has the block: it does not come back meanwhile. */
     loan *used = cm_address_map_find(&lending.loans, (uintptr_t)address, false);
+    cm_stream *record = NULL;
+    if (used != NULL && atomic_load(&rt->context_count) == 1) {
+        /* Else the handle does not tell whose it is. */
+        cm_ignore(wrap(rt, cm_pool_get_config(used->pool)->device, stream, &record));
+    }
     if (used != NULL) {
         cm_spin_lock_take(&lending.lock);
         uint32_t i = 0;
-        while (known && i < used->use_count && !cm_stream_same(used->uses[i], record)) {
+        while (record != NULL && i < used->use_count
+               && !cm_stream_same(used->uses[i], record)) {
             i++;
         }
-        if (!known || i == USES_MAX) {
+        if (record == NULL || i == USES_MAX) {
             used->flags |= CM_POOL_FREE_FENCE;
         }
         else if (i == used->use_count) {
@@ -177,7 +164,7 @@ cumem_note_stream(void *address, void *stream)
         }
         cm_spin_lock_give(&lending.lock);
     }
-    if (known) {
+    if (record != NULL) {
         cm_stream_release(record);
     }
     leave();
