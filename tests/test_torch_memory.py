@@ -439,7 +439,7 @@ def test_devices_reach_each_others_memory(gpu) -> None:
 # -- in the allocator's place -------------------------------------------------------------
 
 REPLACED = """
-import gc, json, sys, threading, traceback
+import gc, json, random, threading, traceback
 import torch
 import cumem
 from cumem.integrations import torch as integration
@@ -610,6 +610,27 @@ def threads():
     for thread in running:
         thread.join()
     assert sums == [2 * MIB] * 150
+
+@check
+def nothing_is_overwritten():
+    choose = random.Random(1)
+    streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
+    wrong = []
+    for i in range(3000):
+        own, other = choose.choice(streams), choose.choice(streams)
+        with torch.cuda.stream(own):
+            n = choose.choice((1000, 300_000, 3_000_000))
+            a = torch.full((n,), i, dtype=torch.int32, device="cuda")
+        other.wait_stream(own)
+        with torch.cuda.stream(other):
+            if choose.random() < 0.02:
+                torch.cuda._sleep(2_000_000)
+            wrong.append((a != i).sum())
+        a.record_stream(other)
+        del a
+    torch.cuda.synchronize()
+    assert sum(each.item() for each in wrong) == 0
+
 
 @check
 def what_pytorch_refuses():
