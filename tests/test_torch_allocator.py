@@ -784,6 +784,12 @@ def test_older_pytorch_is_refused_where_it_would_corrupt(torch) -> None:
         ask(torch).end()
 
 
+def test_pytorch_without_pools_of_a_thread_is_refused(torch, monkeypatch) -> None:
+    monkeypatch.delattr(StandIn, "_cuda_beginAllocateCurrentThreadToPool")
+    with pytest.raises(RuntimeError, match="too old"):
+        integration.mem_pool()
+
+
 def test_device_without_mapping_is_refused(torch, monkeypatch) -> None:
     monkeypatch.setattr(cumem.Device, "attributes", lambda self: {})
     with pytest.raises(RuntimeError, match="replace_allocator"):

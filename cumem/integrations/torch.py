@@ -100,6 +100,11 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
     torch = _torch()
     _refuse_replaced()
     index = _index(torch, device)
+    if not hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} has no pools of one thread: it is too old for "
+            "all but replace_allocator()"
+        )
     is_known = pool is None and _is_served(index)
     chosen = _served[index] if is_known else _check(pool, index)
     if not chosen.device.attributes().get("virtual_memory_management"):
