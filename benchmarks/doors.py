@@ -58,7 +58,7 @@ class Case:
     spread: dict[str, float] = field(default_factory=dict)
 
 
-def times_of(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+def times_of(calls: dict[str, Call], rounds: int, count: int) -> dict[str, list[float]]:
     """Seconds of a call, by name: the mean of so many, as often, by turns."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -66,9 +66,9 @@ def times_of(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
-            for _ in range(CALLS):
+            for _ in range(count):
                 call()
-            found[name].append((time.perf_counter() - start) / CALLS)
+            found[name].append((time.perf_counter() - start) / count)
     return found
 
 
@@ -77,7 +77,8 @@ class Bench:
 
     def __init__(self, quick: bool) -> None:
         self.emulated = cumem.backend() == "emulated"
-        self.rounds = 2 if quick or self.emulated else ROUNDS
+        small = quick or self.emulated
+        self.rounds, self.calls = (2, 10) if small else (ROUNDS, CALLS)
         self.library: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         for name in LIBRARIES:
@@ -92,7 +93,7 @@ class Bench:
         self.has_cuda = bool(self.torch and self.torch.cuda.is_available())
 
     def run(self, case: Case, calls: dict[str, Call]) -> Case:
-        for name, times in times_of(calls, self.rounds).items():
+        for name, times in times_of(calls, self.rounds, self.calls).items():
             case.seconds[name] = min(times)
             case.spread[name] = statistics.median(times) / min(times)
         return case
