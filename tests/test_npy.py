@@ -88,6 +88,17 @@ def test_archives_equal_numpys(backend: str, tmp_path: Path) -> None:
         check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_fortran_order_stays(runtime, tmp_path, kind) -> None:
+    array = np.asfortranarray(np.arange(24).reshape(2, 3, 4))
+    np.save(tmp_path / "a.npy", array)
+    loaded = cumem.load(tmp_path / "a.npy", kind=kind)
+    assert loaded.strides == array.strides
+    assert loaded.tolist() == array.tolist()
+    cumem.save(tmp_path / "b.npy", loaded)
+    assert (tmp_path / "b.npy").read_bytes() == (tmp_path / "a.npy").read_bytes()
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_archives_go_piece_by_piece(runtime, tmp_path, kind, packed) -> None:
