@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 
 import numpy as np
@@ -19,6 +19,17 @@ from cumem.extension import driver
 from cumem.units import read_size
 
 _Backend = Literal["cuda", "emulated"]
+
+
+class _Bound:
+    """A function of the extension as a method, without a frame of Python's in between: a
+    Ctrl-C that came there would leave a block open."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Callable[..., Any]:
+        return self._function if owner is None else MethodType(self._function, owner)
 
 
 @final
@@ -55,15 +66,13 @@ class Device:
             raise TypeError('index must be an int or "cuda:N", not NoneType')
         return _core._device(index, "device")
 
-    # No frame of Python's: a Ctrl-C between two would leave a block open.
     if TYPE_CHECKING:
 
         def __enter__(self) -> Self: ...
         def __exit__(self, *raised: object) -> None: ...
 
     else:
-        __enter__ = property(partial(partial, _core._device_block))
-        __exit__ = __enter__
+        __enter__ = __exit__ = _Bound(_core._device_block)
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         """Pickle: the index. Reading it back is a ValueError where there is no such

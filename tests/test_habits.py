@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import pickle
@@ -638,6 +639,16 @@ def test_with_device_ends_with_an_exception_and_out_of_order() -> None:
         assert cumem.current_device() == 0
         with pytest.raises(RuntimeError, match="not entered"):
             cumem.Device(1).__exit__(None, None, None)
+
+
+def test_with_device_works_in_an_exit_stack() -> None:
+    with session.opened("emulated", device_count=3):
+        with contextlib.ExitStack() as stack:
+            for index in (1, 2):
+                assert stack.enter_context(cumem.Device(index)) == index
+                assert cumem.current_device() == index
+        assert cumem.current_device() == 0
+        assert isinstance(cumem.Device(1), contextlib.AbstractContextManager)
 
 
 def test_with_device_is_of_its_thread_and_its_task() -> None:
