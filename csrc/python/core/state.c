@@ -32,7 +32,10 @@ cm_state_device(const cm_state *state)
     }
     PyObject *chain = cm_override_read(&state->entered_device);
     PyObject *at = chain;
-    PyObject *index = chain == NULL ? NULL : cm_override_step(&at);
+    if (chain == NULL) {
+        PyErr_Clear(); /* no memory to look */
+    }
+    PyObject *index = cm_override_step(&at);
     long device = index == NULL ? -1 : PyLong_AsLong(index);
     Py_XDECREF(chain); /* a shutdown may have taken the device away */
     return device >= 0 && state->runtime != NULL
