@@ -41,7 +41,11 @@ def test_hunt_in_short_finds_the_stand_in_and_nothing_of_ours(tmp_path: Path) ->
     assert result["emulated"] is True
     assert result["failures"] == []
     assert {case["role"] for case in result["cases"]} == {"peer", "cumem", "documented"}
-    for case in result["cases"]:
+    cases = [case for case in result["cases"] if "torch" not in case["memory"]]
+    if result["libraries"]["torch"] is not None:
+        cases = result["cases"]
+    assert len(cases) >= 18
+    for case in cases:
         assert case["missing"] is None
         assert case["rounds"] == case["late_rounds"] >= 3
         expected = 0 if case["role"] == "cumem" else case["rounds"]

@@ -255,7 +255,8 @@ take_ended(cm_pool *pool, const alloc_request *r)
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
     cm_heap_span *span = take_thoroughly(pool, r);
-    if (span == NULL && r->hooks != NULL && !r->capturing && fenced > most_fenced) {
+    if (span == NULL && r->hooks != NULL && !r->capturing && fenced > most_fenced
+        && !cm_runtime_has(pool->rt, CM_OP_context_record_event)) {
         cm_ignore(cm_pool_wait(pool, NULL, true));
         span = take_thoroughly(pool, r);
     }

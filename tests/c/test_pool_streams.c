@@ -335,6 +335,55 @@ test_pool_fence_on_an_old_driver_waits_for_the_device(void)
     close_emulated(rt);
 }
 
+typedef struct waited_for {
+    cm_runtime *rt;
+    cm_stream *stream;
+    atomic_bool over;
+} waited_for;
+
+/* Whoever waits for the device is let go. */
+static void *
+open_for_who_waits(void *argument)
+{
+    waited_for *w = argument;
+    WAIT_UNTIL(atomic_load(&w->over)
+               || cm_faults_count(w->rt, CM_OP_device_synchronize) > 0);
+    MUST(cm_emulated_gate_open(w->rt, w->stream->handle));
+    return NULL;
+}
+
+static void
+test_pool_fences_that_are_events_are_not_waited_for(void)
+{
+    enum { COUNT = 24 };
+    cm_runtime *rt = open_emulated(13000, 1, 512 * MIB);
+    cm_pool *pool = open_pool(rt, PINNED);
+    waited_for w = {.rt = rt, .stream = open_stream(rt, 0)};
+    cm_block *blocks[COUNT];
+    cm_thread thread;
+    for (int i = 0; i < COUNT; i++) {
+        blocks[i] = take(pool, 4 * MIB, NULL);
+    }
+    hold_work(rt, w.stream, blocks[0]);
+    for (int i = 0; i < COUNT; i++) { /* more than an old driver lets pile up */
+        give(pool, blocks[i], NULL, CM_POOL_FREE_FENCE);
+    }
+    CHECK_OK(cm_thread_start(&thread, open_for_who_waits, &w));
+    for (int i = 0; i < COUNT; i++) { /* takes the fence, then new memory */
+        blocks[i] = take(pool, 4 * MIB, NULL);
+    }
+    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 0);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 1);
+    atomic_store(&w.over, true);
+    cm_thread_join(thread);
+    for (int i = 0; i < COUNT; i++) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    cm_pool_release(pool);
+    cm_stream_release(w.stream);
+    close_emulated(rt);
+}
+
 static void
 test_pool_stream_nobody_keeps_is_never_touched(void)
 {
@@ -655,6 +704,7 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_fence_waits_for_every_stream)
      RUN(test_pool_fence_covers_every_device_in_use)
      RUN(test_pool_fence_covers_contexts_of_others)
+     RUN(test_pool_fences_that_are_events_are_not_waited_for)
      RUN(test_pool_takes_no_fence_while_a_capture_runs)
      RUN(test_pool_fence_on_an_old_driver_waits_for_the_device)
      RUN(test_pool_stream_nobody_keeps_is_never_touched)

@@ -626,6 +626,10 @@ def emulated() -> list[Pattern]:
     for name in ("pinned", "mapped"):
         found += host(PINNED, "cumem", f"cumem, {name}", ours(name), DriverWork)
         found += host(OTHER_GPU, "cumem", f"cumem, {name}", ours(name), DriverWork, 1)
+    found += host(PINNED, "cumem", "cumem, torch.frombuffer", ours_by_torch, DriverWork)
+    found += host(
+        PINNED, "cumem", "cumem, torch.from_dlpack", ours_by_dlpack, DriverWork
+    )
     found += host(MANAGED, "cumem", "cumem, managed", ours("managed"), DriverWork)
     found += device(CONSUMER, "cumem", "cumem", OurMemory, DriverWork, by_dlpack)
     found += device(ADDRESS, "documented", "cumem", OurMemory, DriverWork, by_address)

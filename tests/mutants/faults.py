@@ -113,6 +113,17 @@ FAULTS = [
         ["tests/c/test_pool_streams.c::test_pool_takes_no_fence_while_a_capture_runs"],
     ),
     Fault(
+        "wait where an event tells",
+        "csrc/pool/pool.c",
+        "an allocation waits for the device although an event fences what waits",
+        "&& !cm_runtime_has(pool->rt, CM_OP_context_record_event)) {",
+        ") {",
+        [
+            "tests/c/test_pool_streams.c::"
+            "test_pool_fences_that_are_events_are_not_waited_for"
+        ],
+    ),
+    Fault(
         "only the first stream recorded",
         "csrc/pool/in_flight.c",
         "of the streams that used a block the second and later are not waited for",
