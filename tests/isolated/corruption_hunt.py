@@ -32,6 +32,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -80,7 +81,8 @@ class CupyWork:
             self.stream = self.cupy.cuda.Stream(non_blocking=True)
             self.ends = self.cupy.zeros((2, 1 << 28), "u1")
             self.target = self.cupy.zeros(nbytes, "u1")
-            self.source = self.cupy.full(nbytes, OLD, "u1")
+            self.source = self.cupy.empty(nbytes, "u1")
+            self.source.data.memset(OLD, nbytes)  # needs no compiler, as full() does
             self.device.synchronize()
 
     def delay(self) -> None:
@@ -367,7 +369,7 @@ class CupyMemory:
     def take(self, nbytes: int, value: int) -> Any:
         with self.stream:
             array = self.cupy.empty(nbytes, "u1")
-            array.fill(value)
+            array.data.memset_async(value, nbytes, self.stream)
             return array
 
     def wait(self) -> None:
@@ -422,7 +424,7 @@ class RmmMemory:
     def take(self, nbytes: int, value: int) -> Any:
         with self.stream:
             array = self.cupy.asarray(self.make(nbytes)).view("u1")
-            array.fill(value)
+            array.data.memset_async(value, nbytes, self.stream)
             return array
 
     wait = CupyMemory.wait
@@ -517,6 +519,7 @@ class Case:
     reused_rounds: int = 0
     corrupted_rounds: int = 0
     missing: str | None = None
+    error: str | None = None
 
 
 Play = Callable[[int], Callable[[], tuple[Outcome, Any]]]
@@ -610,13 +613,16 @@ def on_a_gpu() -> list[Pattern]:
     found += device(STREAM, "peer", "PyTorch", TorchMemory, TorchWork, as_it_is)
     found += device(STREAM, "peer", "RMM", RmmMemory, CupyWork, as_it_is)
     for kind in (CupyWork, TorchWork):
-        found += device(STREAM, "cumem", "cumem", OurMemory, kind, by_dictionary)
-        found += device(CONSUMER, "cumem", "cumem", OurMemory, kind, by_dlpack)
-    found += device(CONSUMER, "peer", "PyTorch", TorchMemory, CupyWork, by_dlpack)
-    found += device(CONSUMER, "peer", "CuPy", CupyMemory, TorchWork, by_dlpack)
-    told = "cumem, record_stream"
+        by = "cumem, __cuda_array_interface__"
+        found += device(STREAM, "cumem", by, OurMemory, kind, by_dictionary)
+        found += device(CONSUMER, "cumem", "cumem, DLPack", OurMemory, kind, by_dlpack)
+    found += device(
+        CONSUMER, "peer", "PyTorch, DLPack", TorchMemory, CupyWork, by_dlpack
+    )
+    found += device(CONSUMER, "peer", "CuPy, DLPack", CupyMemory, TorchWork, by_dlpack)
+    untold, told = "cumem, address alone", "cumem, address and record_stream"
     for kind in (CupyWork, DriverWork):
-        found += device(ADDRESS, "documented", "cumem", OurMemory, kind, by_address)
+        found += device(ADDRESS, "documented", untold, OurMemory, kind, by_address)
         found += device(ADDRESS, "cumem", told, OurMemory, kind, by_address_and_told)
     return found
 
@@ -631,9 +637,11 @@ def emulated() -> list[Pattern]:
         PINNED, "cumem", "cumem, torch.from_dlpack", ours_by_dlpack, DriverWork
     )
     found += host(MANAGED, "cumem", "cumem, managed", ours("managed"), DriverWork)
-    found += device(CONSUMER, "cumem", "cumem", OurMemory, DriverWork, by_dlpack)
-    found += device(ADDRESS, "documented", "cumem", OurMemory, DriverWork, by_address)
-    told = "cumem, record_stream"
+    found += device(
+        CONSUMER, "cumem", "cumem, DLPack", OurMemory, DriverWork, by_dlpack
+    )
+    untold, told = "cumem, address alone", "cumem, address and record_stream"
+    found += device(ADDRESS, "documented", untold, OurMemory, DriverWork, by_address)
     found += device(ADDRESS, "cumem", told, OurMemory, DriverWork, by_address_and_told)
     return found
 
@@ -642,10 +650,17 @@ def hunt(pattern: Pattern, nbytes: int, seconds: float) -> Case:
     fields = {f.name for f in dataclasses.fields(Case)} & vars(pattern).keys()
     case = Case(**{name: getattr(pattern, name) for name in fields})
     try:
-        play = pattern.play(nbytes)
+        play_rounds(case, pattern.play(nbytes), seconds)
     except MissingError as error:
         case.missing = str(error)
-        return case
+    except Exception as error:
+        case.error = "".join(traceback.format_exception(error))
+    return case
+
+
+def play_rounds(
+    case: Case, play: Callable[[], tuple[Outcome, Any]], seconds: float
+) -> None:
     end = time.monotonic() + seconds
     while case.rounds < 3 or time.monotonic() < end:
         outcome, work = play()
@@ -657,7 +672,6 @@ def hunt(pattern: Pattern, nbytes: int, seconds: float) -> Case:
         case.late_rounds += outcome.late
         case.reused_rounds += outcome.reused and outcome.late
         case.corrupted_rounds += outcome.corrupted
-    return case
 
 
 def line(case: Case) -> str:
@@ -665,6 +679,8 @@ def line(case: Case) -> str:
     head = f"{case.role:<10} {case.memory}, which {case.work} {way} late: "
     if case.missing is not None:
         return f"{head}left out, {case.missing}"
+    if case.error is not None:
+        return f"{head}failed, {case.error}"
     told = f"{case.corrupted_rounds} of {case.rounds} rounds corrupted"
     if case.role == "peer" and case.corrupted_rounds == 0:
         told += ", not reproduced"
@@ -676,7 +692,10 @@ def line(case: Case) -> str:
 def failures_of(cases: list[Case]) -> list[str]:
     own = [case for case in cases if case.role == "cumem" and case.missing is None]
     wrong = [line(case) for case in own if case.corrupted_rounds > 0]
-    unproved = [line(case) for case in own if case.late_rounds == 0]
+    wrong += [line(case) for case in cases if case.error is not None]
+    unproved = [
+        line(case) for case in own if case.late_rounds == 0 and case.error is None
+    ]
     return wrong + [f"never put to the proof: {text}" for text in unproved]
 
 

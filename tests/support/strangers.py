@@ -40,7 +40,7 @@ class Stranger:
     def copy(self, dst: int, src: int, nbytes: int) -> None:
         """Start a copy between addresses; returns once the driver has it."""
         ends = dst, src, nbytes, self.stream  # it waits for its end, so in a thread
-        thread = threading.Thread(target=_core._raw_copy, args=ends)
+        thread = threading.Thread(target=_core._raw_copy, args=ends, daemon=True)
         thread.start()
         self.threads.append(thread)
         session.wait_until_waiting(thread)
