@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from cumem.choosing import Recommendation, recommend
     from cumem.collating import PinnedCollate, collate_pinned
     from cumem.constructors import (
-        array, asarray, ascontiguousarray, full, full_like, zeros, zeros_like,
+        array, asarray, ascontiguousarray, empty_like, full, full_like, zeros,
+        zeros_like,
     )
-    from cumem.constructors import array, empty_like, full, zeros
     from cumem.devices import (
         Device, backend, device_count, driver_version, emulation_reason, is_available,
         runtime_version, synchronize,
@@ -248,12 +248,12 @@ _LATER: dict[str, tuple[str, ...]] = {
         "array",
         "asarray",
         "ascontiguousarray",
+        "empty_like",
         "full",
         "full_like",
         "zeros",
         "zeros_like",
     ),
-    "constructors": ("array", "empty_like", "full", "zeros"),
     "devices": (
         "Device",
         "backend",

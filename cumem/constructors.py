@@ -376,7 +376,7 @@ def zeros_like(
     Blocks: as `zeros`.
     Ordered after: work on `stream`.
     """
-    buffer = _core.empty_like(
+    buffer = empty_like(
         prototype,
         dtype,
         kind,
@@ -455,7 +455,7 @@ def full_like(
     Blocks: as `full`.
     Ordered after: work on `stream`.
     """
-    buffer = _core.empty_like(
+    buffer = empty_like(
         prototype,
         dtype,
         kind,

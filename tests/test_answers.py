@@ -24,7 +24,8 @@ OTHERS = {
     *("ActivationOffload", "Buffer", "CancelledError", "Device", "DeviceBuffer"),
     *("EmulationWarning", "Event", "HostBuffer", "LimitBlock", "ManagedBuffer"),
     *("ManagedThrashWarning", "MappedBuffer", "OutOfMemoryHook", "PinnedBuffer"),
-    *("PinnedCollate", "Pool", "Registration", "SafetensorsDict", "SafetensorsError"),
+    *("NpzDict", "PinnedCollate", "Pool", "Registration", "SafetensorsDict"),
+    *("SafetensorsError", "numpy_pinned"),
     *("Stream", "Workspace"),
 }
 #: Attributes that a key names with its unit.

@@ -19,6 +19,7 @@ from typing import Any
 from numba.cuda.cudadrv import driver
 
 from cumem import _core
+from cumem.devices import Device
 from cumem.integrations.lending import Pools, need_gpu
 from cumem.registering import register
 
@@ -99,7 +100,7 @@ class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager)
     def get_memory_info(self) -> Any:
         """Free and total bytes of the device. Free ones are the driver's: what the pools
         cache is not among them."""
-        free, total = _core._memory_info(self.context.device.id)
+        free, total = Device(self.context.device.id).memory_info()
         return driver.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:

@@ -491,7 +491,7 @@ def _drop_idle(torch: Any, index: int) -> None:
 
 def _describe(pool: Pool) -> str:
     stats = pool.stats()
-    limits = (_core._limit_in_force("device", pool.device.index), pool.limit)
+    limits = (_core._limit("device", pool.device.index), pool.limit)
     least = min((each for each in limits if each is not None), default="none")
     return (
         f"{stats.live_nbytes} bytes are in use, {stats.cached_nbytes} cached and "
