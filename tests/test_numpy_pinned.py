@@ -790,6 +790,19 @@ def test_loop_runs_in_the_same_memory(enabled) -> None:
         assert stats.allocation_count == 600
 
 
+def test_what_has_ended_is_asked_however_much_is_cached(enabled) -> None:
+    if not enabled.has("context_record_event"):
+        pytest.skip("nothing tells when a device's work has ended")
+    cumem.empty_pinned(400 * MIB, "u1")  # cached from now on
+    for _ in range(8):
+        for _ in range(64):
+            np.empty(MIB, "u1")
+        cumem.Device(0).synchronize()  # the events of before have passed
+        stats = cumem.default_pool("pinned").stats()
+        assert stats.in_flight_nbytes <= 3 * 64 * MIB
+    assert stats.allocation_count == 1 + 8 * 64
+
+
 def test_no_runtime_call_is_made_by_a_hit_or_a_free(runtime) -> None:
     pool = cumem.Pool("pinned")
     buffer = pool.allocate(16 * MIB)
