@@ -45,6 +45,7 @@ SHAPE = (12, 16)
 pytestmark = [  # what libraries warn of when they are imported, and of what they are given
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 

@@ -20,6 +20,7 @@ HOST: list[Any] = ["pinned", "mapped", "managed"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
 

@@ -258,10 +258,11 @@ def test_current_stream_comes_after_work_of_others(cuda, door) -> None:
         before = waits("stream_wait_event")
         door(buffer)
         assert waits("stream_wait_event") > before
-        assert not other.query()
+        assert not other.done
+        own = cumem.empty(64, "u1", stream=current)
+        own.fill(8, stream=current)
         before = waits("stream_wait_event")
-        buffer.fill(8, stream=current)
-        door(buffer[:32])  # its own work needs no wait
+        door(own)  # its own work needs no wait
         assert waits("stream_wait_event") == before
     current.synchronize()
 
