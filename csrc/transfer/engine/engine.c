@@ -94,24 +94,12 @@ cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender
     cm_mutex_unlock(&engine->lock);
 }
 
-cm_status
-cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes, cm_stream *stream,
-                const cm_wait_hooks *hooks, cm_block **out)
-{
-    cm_pool *pool = device < 0 ? engine->pinned_pool : engine->device_pools[device];
-    cm_pool *lender = engine->lenders[device + 1];
-    cm_status status = cm_pool_alloc(pool, nbytes, stream, NULL, out);
-    if (lender != NULL && cm_pool_is_short(status)) {
-        status = cm_pool_alloc(lender, nbytes, stream, hooks, out);
-    }
-    return hooks != NULL && cm_pool_is_short(status)
-               ? cm_pool_alloc(pool, nbytes, stream, hooks, out)
-               : status;
-}
-
-cm_status
-cm_engine_relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
-                  cm_status status, cm_block **out)
+/* A caller's thread got `status`. Where that says that there is no room, and there is a
+ * cm_relief, the answer of that. It may leave the thread with another device: the one
+ * that is current now is made so again. */
+static cm_status
+relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
+        cm_status status, cm_block **out)
 {
     uint64_t context;
     if (!cm_pool_is_short(status) || engine->relief == NULL
@@ -126,6 +114,24 @@ cm_engine_relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *
         return back;
     }
     return status;
+}
+
+cm_status
+cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes, cm_stream *stream,
+                const cm_wait_hooks *hooks, cm_block **out)
+{
+    cm_pool *pool = device < 0 ? engine->pinned_pool : engine->device_pools[device];
+    cm_pool *lender = engine->lenders[device + 1];
+    cm_status status = cm_pool_alloc(pool, nbytes, stream, NULL, out);
+    if (lender != NULL && cm_pool_is_short(status)) {
+        status = cm_pool_alloc(lender, nbytes, stream, hooks, out);
+    }
+    if (hooks != NULL && cm_pool_is_short(status)) {
+        status = cm_pool_alloc(pool, nbytes, stream, hooks, out);
+    }
+    return hooks == NULL || hooks->interrupted == NULL
+               ? status
+               : relieve(engine, pool, nbytes, stream, status, out);
 }
 
 cm_status

@@ -114,17 +114,10 @@ CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning
 void cm_engine_end_call(cm_engine *engine);
 
 /* cm_pool_alloc() from the pool that copies stage through, or from its lender before
- * anything is waited for. */
+ * anything is waited for; in a thread that may be interrupted the relief comes last. */
 CM_NODISCARD cm_status cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes,
                                        cm_stream *stream, const cm_wait_hooks *hooks,
                                        cm_block **out);
-
-/* A caller's thread got `status` instead of `nbytes` of a pool. Where that says that
- * there is no room, and there is a cm_relief, the answer of that. It may leave the
- * thread with another device: the one that is current now is made so again. */
-CM_NODISCARD cm_status cm_engine_relieve(cm_engine *engine, cm_pool *pool,
-                                         uint64_t nbytes, cm_stream *stream,
-                                         cm_status status, cm_block **out);
 
 /* -- resource_cache.c: events, streams and a share of the ring that jobs borrow; what calls the
  * runtime enters the device itself */

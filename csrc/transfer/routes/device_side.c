@@ -182,16 +182,11 @@ cm_status
 cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
                    cm_block **out)
 {
-    cm_pool *pool = job->engine->device_pools[stream->device]; /* the first stays */
-    if (pool == NULL) {
+    if (job->engine->device_pools[stream->device] == NULL) { /* the first stays */
         return cm_fail(CM_EINVALID, (uint64_t)stream->device);
     }
-    cm_status status =
-        cm_engine_alloc(job->engine, stream->device, nbytes, stream,
-                        waits && !job->capturing ? &job->hooks : NULL, out);
-    return !waits || job->hooks.interrupted == NULL || job->capturing
-               ? status
-               : cm_engine_relieve(job->engine, pool, nbytes, stream, status, out);
+    return cm_engine_alloc(job->engine, stream->device, nbytes, stream,
+                           waits && !job->capturing ? &job->hooks : NULL, out);
 }
 
 /* From one piece of two to the other. */
