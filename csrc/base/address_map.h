@@ -6,8 +6,7 @@
  * Locks: its own, for a few probes; while the map grows, for one pass over it. Memory is
  * asked for without it. Who may fork while another thread is in here takes `lock`
  * before a fork and gives it after, in parent and child. */
-#ifndef CM_BASE_ADDRESS_MAP_H
-#define CM_BASE_ADDRESS_MAP_H
+#pragma once
 
 #include "base/thread.h"
 
@@ -35,5 +34,3 @@ CM_NODISCARD bool cm_address_map_put(cm_address_map *map, uint64_t address,
 void *cm_address_map_find(cm_address_map *map, uint64_t address, bool takes);
 /* Its memory; the values are left alone, and it is empty again. */
 void cm_address_map_fini(cm_address_map *map);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays that grow by one item at a time. */
-#ifndef CM_BASE_ARRAY_H
-#define CM_BASE_ARRAY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
     memcpy(array_pointer, &larger, sizeof(larger));
     return wanted;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compiler attributes under one set of names. Knows nothing of the rest of the core. */
-#ifndef CM_BASE_ATTRIBUTES_H
-#define CM_BASE_ATTRIBUTES_H
+#pragma once
 
 /* The result must be looked at: ignoring it is a compile error under -Werror. */
 #define CM_NODISCARD __attribute__((warn_unused_result))
@@ -14,5 +13,3 @@
 #define CM_INLINE inline __attribute__((always_inline))
 #define CM_LIKELY(x) __builtin_expect(!!(x), 1)
 #define CM_UNLIKELY(x) __builtin_expect(!!(x), 0)
-
-#endif

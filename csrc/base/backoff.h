@@ -2,8 +2,7 @@
 /* How long to leave the device alone between two looks at whether it is done: in
  * proportion to how long it has taken already, so that a short copy is not made long
  * and a long one not asked about a thousand times. */
-#ifndef CM_BASE_BACKOFF_H
-#define CM_BASE_BACKOFF_H
+#pragma once
 
 #include <sched.h>
 
@@ -60,5 +59,3 @@ cm_nap_after(uint64_t elapsed_ns)
     uint64_t gap = cm_backoff_ns(elapsed_ns);
     cm_sleep_ns(gap < CM_BACKOFF_NAP_NS ? CM_BACKOFF_NAP_NS : gap);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums and products that say when they overflow. Every size, stride and offset that
  * comes from outside passes through these before it is used. */
-#ifndef CM_BASE_CHECKED_MATH_H
-#define CM_BASE_CHECKED_MATH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,5 +61,3 @@ cm_is_power_of_two(uint64_t n)
 {
     return n != 0 && (n & (n - 1)) == 0;
 }
-
-#endif

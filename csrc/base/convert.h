@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers of one type to numbers of another, many at a time, as NumPy casts them.
  * Knows the processor, nothing else. */
-#ifndef CM_BASE_CONVERT_H
-#define CM_BASE_CONVERT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -68,5 +67,3 @@ cm_number cm_number_find(const char *text);
  * nearest one, NaN 0. */
 void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
                     const void *src, int64_t src_step, int64_t count);
-
-#endif

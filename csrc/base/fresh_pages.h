@@ -3,8 +3,7 @@
  * hiding them. Fresh pages get their memory when they are first written, which is
  * several times as fast for huge ones; those of a mapped file that was cut short are
  * gone, and touching them ends the process. No locks. */
-#ifndef CM_BASE_FRESH_PAGES_H
-#define CM_BASE_FRESH_PAGES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ CM_NODISCARD cm_status cm_populate_run(const cm_populate *populate);
  * nothing but zeros behind; false: not even these, as is usual for a driver's mapping.
  */
 bool cm_host_hide(void *start, uint64_t nbytes);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Intrusive circular doubly linked list: entering and leaving allocate nothing and so
  * cannot fail. A node that is in no list points to itself. No locks of its own. */
-#ifndef CM_BASE_LIST_H
-#define CM_BASE_LIST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,5 +87,3 @@ cm_list_count(const cm_list *list)
     }
     return count;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * kernel's text files tell below `root`, which tests replace; NULL: the real ones.
  * Whatever is missing there or makes no sense is "not known" and never a failure.
  * Nothing is kept between calls. No locks. */
-#ifndef CM_BASE_MACHINE_H
-#define CM_BASE_MACHINE_H
+#pragma once
 
 #include <sched.h>
 #include <stdbool.h>
@@ -75,5 +74,3 @@ cm_numa_find cm_numa_find_nodes;
  * `node`, from a sample of at most a few hundred pages, each standing for its
  * surroundings. */
 uint64_t cm_numa_elsewhere(cm_numa_find *find, void *start, uint64_t nbytes, int node);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies by vector instructions: of long runs past the caches, of short elements that
  * lie a few bytes apart, of rows into columns. Knows the processor, nothing else. */
-#ifndef CM_BASE_SIMD_COPY_H
-#define CM_BASE_SIMD_COPY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,5 +61,3 @@ cm_cache_flush(const void *start, size_t nbytes)
 #endif
     }
 }
-
-#endif

@@ -2,8 +2,7 @@
 /* The outcome of a call as a value: 16 bytes, returned in two registers, no
  * thread-local and no allocation on the error path. Knows nothing of CUDA: `op` is a
  * plain number that the runtime layer gives a meaning. */
-#ifndef CM_BASE_STATUS_H
-#define CM_BASE_STATUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -88,5 +87,3 @@ cm_allocated(bool is_there, uint64_t nbytes)
             return cm_try_status_;                                                     \
         }                                                                              \
     } while (0)
-
-#endif

@@ -2,8 +2,7 @@
 /* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
  * ThreadSanitizer), and a spin lock. A mutex or condition is plain memory on Linux:
  * neither making nor locking one can fail, and a mutex need not be destroyed. */
-#ifndef CM_BASE_THREAD_H
-#define CM_BASE_THREAD_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -137,5 +136,3 @@ cm_now_ns(void)
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
-
-#endif

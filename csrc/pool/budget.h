@@ -2,8 +2,7 @@
 /* How much may be held from the runtime: a limit, and what counts against it. Budgets
  * form a chain (a pool's own, then its kind's); a charge passes all or none.
  * Locks: none; atomic. */
-#ifndef CM_POOL_BUDGET_H
-#define CM_POOL_BUDGET_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,5 +22,3 @@ void cm_budget_refund(cm_budget *budget, uint64_t nbytes);
 uint64_t cm_budget_left(const cm_budget *budget);
 /* The same of all of the chain together. */
 uint64_t cm_budget_room(const cm_budget *budget);
-
-#endif

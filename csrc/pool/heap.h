@@ -3,8 +3,7 @@
  * Knows sizes, places and which stream last worked on a free span; knows nothing of
  * runtimes, events, limits or threads.
  * Locks: none of its own; its owner calls it under one. */
-#ifndef CM_POOL_HEAP_H
-#define CM_POOL_HEAP_H
+#pragma once
 
 #include "base/list.h"
 #include "pool/pool.h"
@@ -212,5 +211,3 @@ typedef struct cm_heap_sums {
 
 /* True when the invariants hold. To `sums` is added what is in each state. */
 bool cm_heap_check(const cm_heap *heap, cm_heap_sums sums[CM_SPAN_STATE_COUNT]);
-
-#endif

@@ -6,8 +6,7 @@
  * end. Knows nothing of Python.
  * Locks: one short lock for the lists, never held across a runtime call; and turns at
  * growing and at polling, which are. */
-#ifndef CM_POOL_POOL_H
-#define CM_POOL_POOL_H
+#pragma once
 
 #include "base/thread.h"
 #include "pool/budget.h"
@@ -246,5 +245,3 @@ const cm_pool_config *cm_pool_get_config(const cm_pool *pool);
 
 /* True when the invariants in private.h hold; tests and debug builds. */
 bool cm_pool_check(cm_pool *pool);
-
-#endif

@@ -5,8 +5,7 @@
  * Locks: `lock` guards heap, lists, slots and counters, for list work only. `growing` and
  * `polling` are turns at what one thread alone may do, the grower and the poller, who
  * keep them over runtime calls and take `lock` within; no thread has both. */
-#ifndef CM_POOL_PRIVATE_H
-#define CM_POOL_PRIVATE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -265,5 +264,3 @@ void cm_pool_trim_idle(cm_pool *pool);
  * blocks that are page-locked; and no longer. Without the lock. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
-
-#endif

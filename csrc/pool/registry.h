@@ -6,8 +6,7 @@
  * nothing of Python.
  * Locks: one mutex; registering happens outside it, guarded by a "busy" slot per piece.
  * Where nothing is registered no lock is taken to say so. */
-#ifndef CM_POOL_REGISTRY_H
-#define CM_POOL_REGISTRY_H
+#pragma once
 
 #include "runtime/runtime.h"
 
@@ -94,5 +93,3 @@ void cm_registry_abandon(cm_registry *registry, cm_page_shares *shares);
 
 /* Pieces now registered by us, for leak checks. */
 uint64_t cm_registry_count(cm_registry *registry);
-
-#endif

@@ -4,8 +4,7 @@
  * nothing: sizes, places and limits are the pool's.
  * Locks: none. A pool makes one call at a time; every call may wait in the runtime and
  * is made inside a cm_scope of the source's device, without the pool's lock. */
-#ifndef CM_POOL_SOURCE_H
-#define CM_POOL_SOURCE_H
+#pragma once
 
 #include "base/machine.h"
 #include "pool/pool.h"
@@ -81,5 +80,3 @@ CM_NODISCARD cm_status cm_source_segments_open(cm_runtime *rt,
                                                const cm_pool_config *config,
                                                const cm_host_world *world,
                                                cm_source **out);
-
-#endif

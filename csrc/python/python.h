@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one place that includes Python.h. The limited API is set by the build (see
  * setup.py); what it lacks is declared nowhere else. */
-#ifndef CM_PYTHON_PYTHON_H
-#define CM_PYTHON_PYTHON_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -65,5 +64,3 @@ cm_append(PyObject **list, PyObject *item)
     }
     Py_XDECREF(item);
 }
-
-#endif

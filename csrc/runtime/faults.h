@@ -2,8 +2,7 @@
 /* A runtime wrapped round another that counts calls, names them and makes the nth fail:
  * how every error path is reached. Generated from ops.h, so no operation can be missed.
  * Threads: counters are atomic; a plan is set while no call is under way. */
-#ifndef CM_RUNTIME_FAULTS_H
-#define CM_RUNTIME_FAULTS_H
+#pragma once
 
 #include "runtime/runtime.h"
 
@@ -30,5 +29,3 @@ void cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us);
 
 /* Calls so far that were made with the lock held. */
 uint64_t cm_faults_count_held(const cm_runtime *rt, cm_op op);
-
-#endif

@@ -2,8 +2,7 @@
 /* The one list of kernels, and the one parameter of each, read alike by the PTX text,
  * by its emulation in C and by the code that launches it. Plain data, the same layout
  * everywhere. */
-#ifndef CM_RUNTIME_KERNEL_JOBS_H
-#define CM_RUNTIME_KERNEL_JOBS_H
+#pragma once
 
 #include <assert.h>
 #include <stdint.h>
@@ -69,5 +68,3 @@ typedef struct cm_table_job {
 } cm_table_job;
 
 static_assert(sizeof(cm_table_job) == 4096, "what a kernel's parameters may take");
-
-#endif

@@ -14,8 +14,7 @@
  * a stream the legacy default). Operations that act on "the current device" need
  * cm_device_enter() around them. Out-parameters are last and written only on success.
  */
-#ifndef CM_RUNTIME_OPS_H
-#define CM_RUNTIME_OPS_H
+#pragma once
 
 #define CM_OP_PARAMS(...) (cm_runtime * rt __VA_OPT__(, ) __VA_ARGS__)
 #define CM_OP_ARGS(...) (rt __VA_OPT__(, ) __VA_ARGS__)
@@ -199,5 +198,3 @@
     X(event_elapsed, cudaEventElapsedTime, 12000, (EVENT, end),                          \
       (uint64_t start, uint64_t end, float *milliseconds), (start, end, milliseconds))
 /* clang-format on */
-
-#endif

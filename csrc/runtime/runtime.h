@@ -3,8 +3,7 @@
  * Callers see handles as integers and never a CUDA type; whether a real GPU, the
  * emulated device or the fault wrapper answers is not theirs to know.
  * Threads: every operation may be called from any thread without a lock of ours held. */
-#ifndef CM_RUNTIME_RUNTIME_H
-#define CM_RUNTIME_RUNTIME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -331,5 +330,3 @@ CM_NODISCARD cm_status cm_cuda_open(cm_runtime **out);
 
 /* The CUDA runtime compiled in, e.g. 12090. Makes no call. */
 int cm_cuda_built_version(void);
-
-#endif

@@ -2,8 +2,7 @@
 /* What stands around a group of runtime calls that allocate, free, ask or wait: the
  * right device is current, and the thread's capture mode is one in which a capture
  * elsewhere is neither broken nor in the way. Locks: none; per thread. */
-#ifndef CM_RUNTIME_SCOPE_H
-#define CM_RUNTIME_SCOPE_H
+#pragma once
 
 #include "runtime/runtime.h"
 
@@ -40,5 +39,3 @@ void cm_scope_leave(cm_scope *scope);
 /* The outcome of giving something back: the codes that say "the driver is already gone
  * and so is the thing" are success. */
 cm_status cm_scope_settle(cm_status status);
-
-#endif

@@ -4,8 +4,7 @@
  * never mistaken for a recycled one. The per-thread default stream has one handle, but
  * in every thread it is another stream: its record belongs to the thread that wrapped
  * it. Threads: the counts are atomic, the rest is set once. */
-#ifndef CM_RUNTIME_STREAM_H
-#define CM_RUNTIME_STREAM_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -105,5 +104,3 @@ cm_stream *cm_stream_hold(cm_stream *stream);
 void cm_stream_release(cm_stream *stream);
 /* The same but for the last: false, and nothing is done. Makes no runtime call. */
 bool cm_stream_try_release(cm_stream *stream);
-
-#endif

@@ -12,8 +12,7 @@
  *     }
  *     MAIN(RUN(test_pool_empty_has_no_bytes))
  */
-#ifndef CM_TESTS_CHECK_H
-#define CM_TESTS_CHECK_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -180,5 +179,3 @@ static atomic_int check_failures;
         printf("%d tests, %d failed checks\n", ran, failed);                           \
         return failed == 0 && ran > 0 ? 0 : 1;                                         \
     }
-
-#endif

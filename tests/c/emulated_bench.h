@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests of streams: one runtime with a small device buffer and two streams. */
-#ifndef CM_TESTS_EMULATED_BENCH_H
-#define CM_TESTS_EMULATED_BENCH_H
+#pragma once
 
 #include "base/thread.h"
 #include "open_emulated.h"
@@ -67,5 +66,3 @@ let_run(void)
 {
     let_others_run();
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests of the engine: a function of the test before each copy that the runtime
  * is given, on the thread that gives it. */
-#ifndef CM_TESTS_ENGINE_HOOK_H
-#define CM_TESTS_ENGINE_HOOK_H
+#pragma once
 
 #include <unistd.h>
 
@@ -38,5 +37,3 @@ wait_for_flag(const atomic_bool *flag)
     WAIT_UNTIL(atomic_load(flag));
     return true;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests of the engine: two emulated devices with everything a copy needs, and
  * memory of every kind whose bytes the test can see. */
-#ifndef CM_TESTS_ENGINE_WORLD_H
-#define CM_TESTS_ENGINE_WORLD_H
+#pragma once
 
 #include <unistd.h>
 
@@ -184,5 +183,3 @@ count_drop(void *object)
 {
     atomic_fetch_add((atomic_int *)object, 1);
 }
-
-#endif

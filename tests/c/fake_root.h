@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests: a folder of files that stands for /proc and /sys. */
-#ifndef CM_TESTS_FAKE_ROOT_H
-#define CM_TESTS_FAKE_ROOT_H
+#pragma once
 
 #include <ftw.h>
 #include <limits.h>
@@ -58,5 +57,3 @@ root_remove(const fake_root *root)
 {
     (void)nftw(root->path, root_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
-
-#endif

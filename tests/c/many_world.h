@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests of many copies at once: ends of pieces. */
-#ifndef CM_TESTS_MANY_WORLD_H
-#define CM_TESTS_MANY_WORLD_H
+#pragma once
 
 #include "engine_world.h"
 #include "transfer/batch/batch.h"
@@ -25,5 +24,3 @@ piece_between(const memory *to, uint64_t dst, const memory *from, uint64_t src,
                       .nbytes = nbytes,
                       .index = index};
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests: an emulated runtime under a fault wrapper, and its end with a leak
  * check. */
-#ifndef CM_TESTS_OPEN_EMULATED_H
-#define CM_TESTS_OPEN_EMULATED_H
+#pragma once
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -96,5 +95,3 @@ close_emulated(cm_runtime *rt)
     check_nothing_live(rt);
     rt->close(rt);
 }
-
-#endif

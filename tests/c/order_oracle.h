@@ -5,8 +5,7 @@
  * range is then asked about when it is handed out or goes back to the runtime. Knows
  * nothing of pools, and so shares none of their mistakes. One at a time in a process.
  * Locks: one, never held across a runtime call. */
-#ifndef CM_TESTS_ORDER_ORACLE_H
-#define CM_TESTS_ORDER_ORACLE_H
+#pragma once
 
 #include "base/thread.h"
 #include "runtime/runtime.h"
@@ -83,5 +82,3 @@ void oracle_use_range(order_oracle *oracle, uint32_t line, uint64_t begin,
 bool oracle_ask(order_oracle *oracle, uint32_t line, uint64_t begin, uint64_t nbytes);
 /* Wait for all that the devices do; the gates are opened first. */
 void oracle_drain(order_oracle *oracle);
-
-#endif

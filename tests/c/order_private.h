@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the order oracle share: its clocks and the one oracle there is.
  * Locks: `_locked` functions are called with its lock held. */
-#ifndef CM_TESTS_ORDER_PRIVATE_H
-#define CM_TESTS_ORDER_PRIVATE_H
+#pragma once
 
 #include "order_oracle.h"
 
@@ -29,5 +28,3 @@ int order_current_device(void);
 
 /* The hook itself: wait for the current device. */
 cm_status order_device_synchronize(cm_runtime *rt);
-
-#endif

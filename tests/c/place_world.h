@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of chunks that are put side by side share. */
-#ifndef CM_TESTS_PLACE_WORLD_H
-#define CM_TESTS_PLACE_WORLD_H
+#pragma once
 
 #include "pool_world.h"
 
@@ -42,5 +41,3 @@ check_usable(cm_runtime *rt, const cm_block *block)
     CHECK_EQ(*seen, epoch);
     CHECK_EQ(*last, epoch);
 }
-
-#endif

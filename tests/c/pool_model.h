@@ -3,8 +3,7 @@
  * sums and what it may hold, compared with the pool's own counters, its budgets and the
  * emulated device. Knows nothing of how a pool works.
  * Locks: one, for the sums; compare only while no other thread is in a pool. */
-#ifndef CM_TESTS_POOL_MODEL_H
-#define CM_TESTS_POOL_MODEL_H
+#pragma once
 
 #include "order_oracle.h"
 #include "pool/pool.h"
@@ -65,5 +64,3 @@ void model_compare_list(pool_model *model, model_pool *of);
  * the runtime. */
 void model_compare_all(pool_model *model);
 void model_fail(pool_model *model, const char *what, uint64_t a, uint64_t b);
-
-#endif

@@ -3,8 +3,7 @@
  * devices, its pools and streams of every sort, the two models, and dice. One at a time
  * in a process. Threads: the dice are each thread's own; streams and pools come and go
  * only while one thread runs. */
-#ifndef CM_TESTS_POOL_RANDOM_H
-#define CM_TESTS_POOL_RANDOM_H
+#pragma once
 
 #include "pool_model.h"
 
@@ -76,5 +75,3 @@ uint32_t random_place(bool taken);
 void random_use(model_block *block, cm_stream *stream);
 /* The stream that did so before, or another. */
 void random_use_more(model_block *block);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the pool share: one pool on an emulated device, its blocks and
  * streams, the invariants looked at after each step. */
-#ifndef CM_TESTS_POOL_WORLD_H
-#define CM_TESTS_POOL_WORLD_H
+#pragma once
 
 #include "base/thread.h"
 #include "open_emulated.h"
@@ -134,5 +133,3 @@ check_only_streams_live(cm_runtime *rt)
     CHECK_EQ(counts.live_nbytes, 0);
     CHECK_EQ(counts.events, 0);
 }
-
-#endif

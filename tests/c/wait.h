@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For C tests: waiting for other threads where nothing tells that they got there. The
  * deadline only ends a program that hangs; nothing is measured by it. */
-#ifndef CM_TESTS_WAIT_H
-#define CM_TESTS_WAIT_H
+#pragma once
 
 #include <dirent.h>
 #include <stdlib.h>
@@ -81,5 +80,3 @@ let_others_run(void)
         looks = do_others_rest() ? looks : -1;
     }
 }
-
-#endif

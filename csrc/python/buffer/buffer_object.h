@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The struct behind all buffer types: a view of a storage. Its module state is with it,
  * as with every object (types are final). GIL held throughout. */
-#ifndef CM_PYTHON_BUFFER_BUFFER_OBJECT_H
-#define CM_PYTHON_BUFFER_BUFFER_OBJECT_H
+#pragma once
 
 #include "python/buffer/storage.h"
 #include "python/core/numpy_bridge.h"
@@ -119,5 +118,3 @@ int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);
 PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
                              PyObject *dtype, int ndim, const int64_t *shape,
                              const int64_t *strides);
-
-#endif

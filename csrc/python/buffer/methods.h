@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Views, methods and slots of buffers and their docstrings, which module/buffer_type.c
  * puts into its tables. GIL held; what can wait releases it. */
-#ifndef CM_PYTHON_BUFFER_METHODS_H
-#define CM_PYTHON_BUFFER_METHODS_H
+#pragma once
 
 #include "python/buffer/buffer_object.h"
 #include "python/core/types.h"
@@ -48,5 +47,3 @@ int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
  * turn, once for each storage. Nothing is done for memory that does not migrate. May
  * run Python code. 0, or -1 where the warning is an error. */
 int cm_buffer_note_side(cm_buffer *self, bool on_device);
-
-#endif

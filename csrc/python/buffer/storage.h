@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory that buffers share. A view holds its storage, the storage holds its pool
  * block, registration or foreign owner: every pointer keeps the memory. */
-#ifndef CM_PYTHON_BUFFER_STORAGE_H
-#define CM_PYTHON_BUFFER_STORAGE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -246,5 +245,3 @@ CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *co
  * touched after the call. Where it is being captured the storage is the graph's from
  * now on. 0, or -1 with an exception. */
 int cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle);
-
-#endif

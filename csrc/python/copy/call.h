@@ -12,8 +12,7 @@
  *         … cm_call_remember() with its ticket
  *     }
  *     cm_call_fini(&call); */
-#ifndef CM_PYTHON_COPY_CALL_H
-#define CM_PYTHON_COPY_CALL_H
+#pragma once
 
 #include "python/core/progress.h"
 #include "python/protocols/protocols.h"
@@ -172,5 +171,3 @@ PyObject *cm_call_tell_end(const cm_call *call, cm_ticket *ticket);
  * streams that came before it: else a buffer would remember each that it ever met, and
  * each copy wait for all of them. */
 void cm_call_fini(cm_call *call);
-
-#endif

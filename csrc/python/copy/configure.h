@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How copies are made: what cumem/tuning.py has put together of what configure() said,
  * the environment and what was measured, and defaults for the rest. GIL held. */
-#ifndef CM_PYTHON_COPY_CONFIGURE_H
-#define CM_PYTHON_COPY_CONFIGURE_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -23,5 +22,3 @@ int cm_configure_look(cm_state *state, int device);
 int cm_configure_look_for(cm_state *state, const cm_copy_request *request);
 /* Variables are read anew, and measured figures are forgotten. */
 void cm_configure_close(cm_state *state);
-
-#endif

@@ -2,8 +2,7 @@
 /* copy(), the constructors and their like for the module's method table, and the
  * methods and slots of buffers that copy bytes, for the tables in module/buffer_type.c.
  * GIL held; what can wait releases it. */
-#ifndef CM_PYTHON_COPY_COPY_FUNCTIONS_H
-#define CM_PYTHON_COPY_COPY_FUNCTIONS_H
+#pragma once
 
 #include "python/buffer/buffer_object.h"
 
@@ -41,5 +40,3 @@ int cm_dlpack_add_exchange(PyTypeObject *type);
 PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
 /* Py_mp_ass_subscript */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A copy between two objects. GIL held; what can wait releases it. */
-#ifndef CM_PYTHON_COPY_COPY_OBJECTS_H
-#define CM_PYTHON_COPY_COPY_OBJECTS_H
+#pragma once
 
 #include "python/copy/call.h"
 
@@ -33,5 +32,3 @@ PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);
 /* Wait for it. 0, or -1 with an exception. */
 int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream);
-
-#endif

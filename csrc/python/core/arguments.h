@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Converters from Python arguments, each with an error that names the argument and what
  * was expected. 0 on success, -1 with TypeError or ValueError set. */
-#ifndef CM_PYTHON_CORE_ARGUMENTS_H
-#define CM_PYTHON_CORE_ARGUMENTS_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -85,5 +84,3 @@ int cm_arg_bool(PyObject *object, const char *name, bool *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 /* Shapes and strides as Python shows them: a new tuple of ints, or NULL. */
 PyObject *cm_tuple_from(const int64_t *values, int count);
-
-#endif

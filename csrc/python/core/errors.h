@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a status to an exception: the only place that makes CudaError and
  * OutOfMemoryError. All functions need the GIL. */
-#ifndef CM_PYTHON_CORE_ERRORS_H
-#define CM_PYTHON_CORE_ERRORS_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -55,5 +54,3 @@ PyObject *cm_py_exception_new(cm_state *state, cm_status status, const char *doi
  * raised at exit too, when nothing can be imported; by the first error if that is
  * earlier. 0 or -1. */
 int cm_errors_load(cm_state *state);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Everything cumem asks of NumPy's C API: dtypes, views and strides of arrays. Only
  * numpy_bridge.c includes NumPy's headers. GIL held throughout. */
-#ifndef CM_PYTHON_CORE_NUMPY_BRIDGE_H
-#define CM_PYTHON_CORE_NUMPY_BRIDGE_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -79,5 +78,3 @@ cm_numpy_handler *cm_numpy_default_handler(void);
 /* This context's capsule from now on (NULL: the default one); its last one, a new
  * reference, or NULL with an exception. */
 PyObject *cm_numpy_exchange_handler(PyObject *capsule);
-
-#endif

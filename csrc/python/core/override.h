@@ -2,8 +2,7 @@
 /* What a `with` block makes current in its context: streams and pools, each a chain of
  * blocks in a context variable, from the innermost outwards. The blocks themselves are
  * cumem/extension/blocks.py's. GIL. */
-#ifndef CM_PYTHON_CORE_OVERRIDE_H
-#define CM_PYTHON_CORE_OVERRIDE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -36,5 +35,3 @@ int cm_override_enter(const cm_override *override, PyObject *object);
  * of this context. RuntimeError where there is none, and where the block was entered in
  * another context: it is over there as well then. 0 or -1. */
 int cm_override_exit(const cm_override *override, PyObject *object, const char *what);
-
-#endif

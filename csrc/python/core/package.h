@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the package does for the extension, loaded at its first use. */
-#ifndef CM_PYTHON_CORE_PACKAGE_H
-#define CM_PYTHON_CORE_PACKAGE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -38,5 +37,3 @@ int cm_package_refuse(const char *module, const char *function, PyObject *argume
 /* Does the environment have a variable whose name begins so? Else the package need not
  * be loaded to read it. */
 bool cm_package_has_variables(const char *prefix);
-
-#endif

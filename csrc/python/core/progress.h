@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* progress= of functions that wait for bytes: whom to tell how far they are. The
  * package draws the bars. GIL held throughout. */
-#ifndef CM_PYTHON_CORE_PROGRESS_H
-#define CM_PYTHON_CORE_PROGRESS_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -17,5 +16,3 @@ int cm_progress_open(PyObject *object, const char *title, cm_progress *out);
 int cm_progress_tell(const cm_progress *progress, uint64_t done, uint64_t total);
 /* With or without an exception set, which stays. 0, or -1 with one. */
 int cm_progress_close(cm_progress *progress);
-
-#endif

@@ -2,8 +2,7 @@
 /* Module state: the types, the exceptions and the process-wide defaults (runtime,
  * pools, engine). The runtime opens at first use, never at import. All of it is touched
  * with the GIL held, but for the deferred decrefs, which have a lock of their own. */
-#ifndef CM_PYTHON_CORE_STATE_H
-#define CM_PYTHON_CORE_STATE_H
+#pragma once
 
 #include "python/core/package.h"
 #include "python/python.h"
@@ -234,5 +233,3 @@ cm_state_of_module(PyObject *module)
 {
     return PyModule_GetState(module);
 }
-
-#endif

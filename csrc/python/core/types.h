@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all types of objects have in common: their tables, their making, their end. */
-#ifndef CM_PYTHON_CORE_TYPES_H
-#define CM_PYTHON_CORE_TYPES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -44,5 +43,3 @@ cm_object_free(PyObject *op)
     release(op);
     Py_DECREF(type);
 }
-
-#endif

@@ -2,8 +2,7 @@
 /* Stream, Event and Transfer as C objects, Devices, and streams as arguments. Every
  * object carries its module state (types are final). GIL held throughout; what can wait
  * releases it. */
-#ifndef CM_PYTHON_DEVICE_OBJECTS_H
-#define CM_PYTHON_DEVICE_OBJECTS_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -126,5 +125,3 @@ PyObject *cm_make_stream(PyObject *module, PyObject *args);
 PyObject *cm_wrap_stream(PyObject *module, PyObject *args);
 int cm_register_event_type(PyObject *module, cm_state *state);
 int cm_register_transfer_type(PyObject *module, cm_state *state);
-
-#endif

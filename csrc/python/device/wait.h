@@ -2,8 +2,7 @@
 /* Waiting for streams, events, transfers and devices so that Ctrl-C is seen: by asking
  * again and again, or, where the driver only knows how to wait, in a thread for that.
  */
-#ifndef CM_PYTHON_DEVICE_DEVICE_WAIT_H
-#define CM_PYTHON_DEVICE_DEVICE_WAIT_H
+#pragma once
 
 #include "python/core/progress.h"
 
@@ -55,5 +54,3 @@ typedef struct cm_pool_waiter {
 } cm_pool_waiter;
 
 cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
-
-#endif

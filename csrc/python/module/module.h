@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The extension as a whole: how its devices are opened and closed, and the tables that
  * are put together of what the other folders have. GIL held. */
-#ifndef CM_PYTHON_MODULE_MODULE_H
-#define CM_PYTHON_MODULE_MODULE_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -17,5 +16,3 @@ void cm_state_fini(cm_state *state);
 int cm_register_buffer_types(PyObject *module, cm_state *state);
 
 extern PyMethodDef cm_testing_methods[]; /* what cumem/_testing.py calls */
-
-#endif

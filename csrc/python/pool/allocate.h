@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers over fresh memory of a pool. GIL held; what can wait releases it. */
-#ifndef CM_PYTHON_POOL_ALLOCATE_H
-#define CM_PYTHON_POOL_ALLOCATE_H
+#pragma once
 
 #include "python/pool/pool_object.h"
 
@@ -43,5 +42,3 @@ PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
  * it matters. */
 PyObject *cm_fast_bytes(cm_state *state, const cm_pool_object *pool, int64_t nbytes,
                         PyObject *stream);
-
-#endif

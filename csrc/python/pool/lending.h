@@ -4,8 +4,7 @@
  * They never take the GIL: the caller may hold a lock that a thread with the GIL waits
  * for. After shutdown() nothing is lent and what comes back is leaked, as in a forked
  * child. `stream` is a cudaStream_t. */
-#ifndef CM_PYTHON_POOL_LENDING_H
-#define CM_PYTHON_POOL_LENDING_H
+#pragma once
 
 #include "python/pool/pool_object.h"
 
@@ -30,5 +29,3 @@ CM_EXPORT void *cumem_lend_segment(size_t nbytes, int device, void *stream);
 /* It comes back, used on the stream it was asked for on and those noted since. */
 CM_EXPORT void cumem_take_back(void *address, size_t nbytes, int device, void *stream);
 CM_EXPORT void cumem_note_stream(void *address, void *stream);
-
-#endif

@@ -3,8 +3,7 @@
  * together against the larger of their two limits and half of the memory the process
  * may use: over-pinning brings machines down. Device and managed memory count per
  * device. GIL held; pools charge the budgets without it. */
-#ifndef CM_PYTHON_POOL_LIMITS_H
-#define CM_PYTHON_POOL_LIMITS_H
+#pragma once
 
 #include "python/core/state.h"
 
@@ -22,5 +21,3 @@ int cm_limits_open(cm_state *state, cm_runtime *runtime);
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
 /* The other way round. 0, or -1 with an exception. */
 int cm_limit_from_object(PyObject *object, uint64_t *out);
-
-#endif

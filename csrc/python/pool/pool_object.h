@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A Pool as a C object, and all pools there are. GIL held throughout. */
-#ifndef CM_PYTHON_POOL_POOL_OBJECT_H
-#define CM_PYTHON_POOL_POOL_OBJECT_H
+#pragma once
 
 #include "python/device/objects.h"
 
@@ -84,5 +83,3 @@ int cm_pools_trim(cm_state *state, cm_pools_trim_request *r);
 /* Open all pools' memory to the devices that have got a context. Keeps no exception: a
  * failure goes to the unraisable hook. */
 void cm_pools_admit_peers(cm_state *state);
-
-#endif

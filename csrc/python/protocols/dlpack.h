@@ -2,8 +2,7 @@
 /* DLPack: its binary interface in our own words, ABI major version 1 (versioned) and
  * the unversioned one before it (legacy), and what an exporter needs. GIL held. Only
  * the dlpack files include this. */
-#ifndef CM_PYTHON_PROTOCOLS_DLPACK_H
-#define CM_PYTHON_PROTOCOLS_DLPACK_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -114,5 +113,3 @@ PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 
 /* As __dlpack__(max_version=(1, 3), copy=False) of a consumer on the current stream. */
 PyObject *cm_dlpack_current(PyObject *buffer);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the importers share: from a described piece of foreign memory to a Buffer, after
  * every check that does not depend on the protocol. Knows no protocol. GIL held. */
-#ifndef CM_PYTHON_PROTOCOLS_IMPORT_H
-#define CM_PYTHON_PROTOCOLS_IMPORT_H
+#pragma once
 
 #include "python/buffer/buffer_object.h"
 
@@ -65,5 +64,3 @@ int cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked,
                          cm_import *out);
 /* An ndarray (which is kept) to a buffer over its memory. */
 PyObject *cm_import_array(cm_state *state, PyObject *array);
-
-#endif

@@ -3,8 +3,7 @@
  * size, stride, offset and pointer is checked before use, and a lie that shows in the
  * values is a ValueError, TypeError or BufferError that says which field. GIL held
  * throughout. */
-#ifndef CM_PYTHON_PROTOCOLS_PROTOCOLS_H
-#define CM_PYTHON_PROTOCOLS_PROTOCOLS_H
+#pragma once
 
 #include "python/buffer/buffer_object.h"
 
@@ -68,5 +67,3 @@ bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream, bool is_short);
 void cm_operand_fini(cm_operand *operand);
-
-#endif

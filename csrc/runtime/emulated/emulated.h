@@ -5,8 +5,7 @@
  * work that comes too late for it fails the device (700, until it is reset); registered
  * and write-combined memory has another address for devices; a bad range or stale
  * handle answers the error CUDA answers. Knows nothing of pools or Python. */
-#ifndef CM_RUNTIME_EMULATED_EMULATED_H
-#define CM_RUNTIME_EMULATED_EMULATED_H
+#pragma once
 
 #include "runtime/runtime.h"
 
@@ -72,5 +71,3 @@ void cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out);
 
 /* The devices that have had a context, as bits. */
 uint64_t cm_emulated_contexts(cm_runtime *rt);
-
-#endif

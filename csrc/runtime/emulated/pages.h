@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mappings of the host under the emulated memory: guarded, killable, and bytes that
  * can be mapped at more than one place. Knows nothing of ranges; holds no state. */
-#ifndef CM_RUNTIME_EMULATED_PAGES_H
-#define CM_RUNTIME_EMULATED_PAGES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,5 +28,3 @@ bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
 unsigned char *cm_emulated_bytes_new(uint64_t nbytes);
 /* Put them at `at`, a part of a mapping of ours, where nobody may touch them. */
 bool cm_emulated_bytes_map(unsigned char *bytes, uint64_t nbytes, unsigned char *at);
-
-#endif

@@ -6,8 +6,7 @@
  * Locks: one, `lock`. The wrappers take it, so that every body and everything declared
  * here is called with it held; what waits does so on `changed`, and executing work lets
  * it go while bytes move. */
-#ifndef CM_RUNTIME_EMULATED_PRIVATE_H
-#define CM_RUNTIME_EMULATED_PRIVATE_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -259,5 +258,3 @@ cm_emulated_found cm_emulated_find(const cm_emulated *emulated, uint64_t address
  * CM_CUDA_ILLEGAL_ADDRESS, before the touch or because the memory was unmapped under
  * it. */
 int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job);
-
-#endif

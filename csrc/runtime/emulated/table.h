@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a number to an object: a sorted array, without locks of its own. The numbers are
  * handles, as callers know them, or the ends of stretches of memory. */
-#ifndef CM_RUNTIME_EMULATED_TABLE_H
-#define CM_RUNTIME_EMULATED_TABLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,5 +32,3 @@ const cm_emulated_entry *cm_emulated_table_of_device(const cm_emulated_table *ta
 /* Index of the first entry above `key`. */
 size_t cm_emulated_table_above(const cm_emulated_table *table, uint64_t key);
 void cm_emulated_table_fini(cm_emulated_table *table);
-
-#endif

@@ -3,8 +3,7 @@
  * launch or through one page-locked block, and regions of any other form. Knows nothing
  * of Python.
  * Locks: as cm_engine_copy. */
-#ifndef CM_TRANSFER_BATCH_BATCH_H
-#define CM_TRANSFER_BATCH_BATCH_H
+#pragma once
 
 #include "transfer/engine/engine.h"
 #include "transfer/plan/batch_plan.h"
@@ -28,5 +27,3 @@ typedef struct cm_many_request {
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,
                                            cm_ticket **out);
-
-#endif

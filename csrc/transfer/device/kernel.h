@@ -2,8 +2,7 @@
 /* The kernels: their texts, loading one on each device at first need, and queueing the
  * launches that a copy takes. Needs the device current (cm_device_enter).
  * Locks: none; two threads may both load one, and the first keeps it. */
-#ifndef CM_TRANSFER_DEVICE_KERNEL_H
-#define CM_TRANSFER_DEVICE_KERNEL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -58,5 +57,3 @@ CM_NODISCARD cm_status cm_table_add(cm_table *table, cm_address dst, cm_address 
                                     uint64_t nbytes);
 /* Launch what is left. */
 CM_NODISCARD cm_status cm_table_flush(cm_table *table);
-
-#endif

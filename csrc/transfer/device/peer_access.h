@@ -3,8 +3,7 @@
  * pools, cudaMalloc and the mapped memory of others each have a way of their own to let
  * a device in; access to what cudaMalloc gives is enabled at first need.
  * Locks: none; what is known is kept in atomic bits. */
-#ifndef CM_TRANSFER_DEVICE_PEER_ACCESS_H
-#define CM_TRANSFER_DEVICE_PEER_ACCESS_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -28,5 +27,3 @@ bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int oth
  * either device. Streams may be captured meanwhile. */
 cm_peer_facts cm_peer_access_look(cm_peer_access *access, const cm_region *dst,
                                   const cm_region *src, bool all);
-
-#endif

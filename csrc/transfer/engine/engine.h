@@ -4,8 +4,7 @@
  * streams, the job threads and the kernels. Knows nothing of Python: what must stay
  * alive is a `keep` with a drop function.
  * Locks: one mutex over its lists, never held across a runtime call that can wait. */
-#ifndef CM_TRANSFER_ENGINE_ENGINE_H
-#define CM_TRANSFER_ENGINE_ENGINE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -160,5 +159,3 @@ cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 
 /* Unfinished transfers. */
 uint64_t cm_engine_count_pending(cm_engine *engine);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A copy under way as its callers see it: its ticket. Locks: as engine.h. */
-#ifndef CM_TRANSFER_ENGINE_HANDLE_H
-#define CM_TRANSFER_ENGINE_HANDLE_H
+#pragma once
 
 #include "runtime/stream.h"
 #include "transfer/plan/route.h"
@@ -58,5 +57,3 @@ CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, int fd);
 /* Make `stream` wait for the ticket. Blocks until the last piece is submitted; for a target
  * on the host, until it is done. Fails: stream_wait_event, event_record, the transfer's. */
 CM_NODISCARD cm_status cm_ticket_order(cm_ticket *ticket, cm_stream *stream);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One copy being made: what it needs, what it has borrowed and how far it is. Locks: none; a
  * job belongs to one thread at a time. */
-#ifndef CM_TRANSFER_ENGINE_JOB_H
-#define CM_TRANSFER_ENGINE_JOB_H
+#pragma once
 
 #include "transfer/engine/ticket.h"
 
@@ -175,5 +174,3 @@ cm_job_src_is_ordered(const cm_job *job)
     return !cm_kind_is_pageable(job->src.kind) || job->src_facts.locked
            || !job->src_facts.whole;
 }
-
-#endif

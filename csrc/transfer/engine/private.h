@@ -2,8 +2,7 @@
 /* The engine as its own files see it, and what it lends to jobs. Nothing outside
  * csrc/transfer includes it.
  * Locks: engine->lock alone, for everything said to be under it. */
-#ifndef CM_TRANSFER_ENGINE_PRIVATE_H
-#define CM_TRANSFER_ENGINE_PRIVATE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -154,5 +153,3 @@ struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
 /* False: it was in neither list. */
 bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);
-
-#endif

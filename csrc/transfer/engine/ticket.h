@@ -6,8 +6,7 @@
  * submitted once they are, and done with the last of them.
  * Whoever finds that the device is through makes the ticket done, be it the watcher, a
  * waiter or a reader. Locks: the engine's. */
-#ifndef CM_TRANSFER_ENGINE_TICKET_H
-#define CM_TRANSFER_ENGINE_TICKET_H
+#pragma once
 
 #include "transfer/engine/private.h"
 
@@ -139,5 +138,3 @@ struct cm_job *cm_order_take_job_locked(cm_ticket *ticket);
  * event. Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_engine_need_watcher(cm_engine *engine);
 void cm_engine_join_watcher(cm_engine *engine);
-
-#endif

@@ -3,8 +3,7 @@
  * out among the engine's threads, straight where the host may touch the memory, else
  * through page-locked chunks while the device copies others. Knows open descriptors, no
  * names. Locks: the engine's, and one per call for its first failure. */
-#ifndef CM_TRANSFER_FILE_FILE_H
-#define CM_TRANSFER_FILE_FILE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -90,5 +89,3 @@ typedef struct cm_file_request {
 CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
                                                const cm_file_request *request,
                                                cm_file_failure *failure);
-
-#endif

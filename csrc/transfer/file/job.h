@@ -2,8 +2,7 @@
 /* One file transfer being made: what a job has beside its ring, of which each piece is
  * a chunk: a run of the file, or a few. All runtime calls are made by the thread
  * that runs the job; the workers see the tasks alone. Locks: `lock`, over the failure. */
-#ifndef CM_TRANSFER_FILE_JOB_H
-#define CM_TRANSFER_FILE_JOB_H
+#pragma once
 
 #include "transfer/engine/job.h"
 #include "transfer/file/file.h"
@@ -111,5 +110,3 @@ cm_file_align(void *memory)
     uintptr_t mask = CM_FILE_PAGE_NBYTES - 1;
     return (char *)memory + ((0 - (uintptr_t)memory) & mask);
 }
-
-#endif

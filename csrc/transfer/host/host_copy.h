@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Strided copies by the CPU: both ends are plain host memory. */
-#ifndef CM_TRANSFER_HOST_HOST_COPY_H
-#define CM_TRANSFER_HOST_HOST_COPY_H
+#pragma once
 
 #include "base/convert.h"
 #include "transfer/plan/layout.h"
@@ -27,5 +26,3 @@ CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, cm_side side,
 enum { CM_POPULATE_NBYTES = 64 << 10 };
 CM_NODISCARD cm_status cm_host_populate(const cm_layout *layout, cm_side side,
                                         const void *base);
-
-#endif

@@ -4,8 +4,7 @@
  * parts that any thread may take. The thread that posts the copies helps, so that all
  * of it gets done where no other thread can be started.
  * Locks: a mutex for those who sleep. Parts are taken without one, by counting. */
-#ifndef CM_TRANSFER_HOST_WORKERS_H
-#define CM_TRANSFER_HOST_WORKERS_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -149,5 +148,3 @@ cm_copy_task_is_done(const cm_copy_task *task)
 {
     return atomic_load(&task->done_count) == atomic_load(&task->part_count);
 }
-
-#endif

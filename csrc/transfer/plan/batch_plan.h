@@ -2,8 +2,7 @@
 /* How many copies are made together: which may go at the same time, which way each
  * goes, and which go with one call. Pure: no runtime call; what must be asked of others
  * comes in as plain facts. Locks: none. */
-#ifndef CM_TRANSFER_PLAN_BATCH_PLAN_H
-#define CM_TRANSFER_PLAN_BATCH_PLAN_H
+#pragma once
 
 #include "transfer/plan/plan.h"
 
@@ -80,5 +79,3 @@ uint64_t cm_many_find(const cm_many *many, uint64_t at);
 cm_address cm_piece_end_address(const cm_piece_end *end); /* what copies take */
 bool cm_piece_end_is_on_device(const cm_piece_end *end);
 cm_region cm_piece_end_region(const cm_piece_end *end, uint64_t nbytes);
-
-#endif

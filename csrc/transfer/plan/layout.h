@@ -3,8 +3,7 @@
  * runs that lie together on both sides, and the axes over them; and how those are cut
  * into pieces that are moved one after another or by several threads. Pure: no runtime
  * call, no allocation, no idea of what kind of memory it is or what moves it. */
-#ifndef CM_TRANSFER_PLAN_LAYOUT_H
-#define CM_TRANSFER_PLAN_LAYOUT_H
+#pragma once
 
 #include "transfer/plan/region.h"
 
@@ -130,5 +129,3 @@ bool cm_cut_next(cm_cut *cut, cm_layout *piece);
 /* The piece of that number below cm_cut_count(), whatever came before. Without a ramp,
  * and aligned to multiples of a step of the pieces' length. */
 void cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece);
-
-#endif

@@ -2,8 +2,7 @@
 /* How a copy is to be made: the route, the device that does it, and the loops. Pure:
  * what must be asked of others (is this host range page-locked?) comes in as plain
  * facts. */
-#ifndef CM_TRANSFER_PLAN_PLAN_H
-#define CM_TRANSFER_PLAN_PLAN_H
+#pragma once
 
 #include "transfer/plan/layout.h"
 #include "transfer/plan/route.h"
@@ -92,5 +91,3 @@ cm_route cm_plan_staged_route(const cm_layout *layout, bool up);
 void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
                          cm_end_facts dst_facts, cm_end_facts src_facts,
                          cm_plan_options options);
-
-#endif

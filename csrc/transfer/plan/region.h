@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A strided view of memory anywhere, as plain data: what a copy reads or writes. Pure:
  * no runtime call, no allocation. */
-#ifndef CM_TRANSFER_PLAN_REGION_H
-#define CM_TRANSFER_PLAN_REGION_H
+#pragma once
 
 #include "runtime/runtime.h"
 
@@ -72,5 +71,3 @@ bool cm_region_is_same(const cm_region *a, const cm_region *b);
 bool cm_region_is_on_device(const cm_region *region);
 /* The address that the runtime's copies take: the host's own for host memory. */
 cm_address cm_region_copy_address(const cm_region *region);
-
-#endif

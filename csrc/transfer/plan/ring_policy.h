@@ -2,8 +2,7 @@
 /* How a copy goes through the ring: the size of its pieces and how many of them are in
  * flight at once; routes/ring.c carries it out, and does with less where less is free.
  * Short copies cut by themselves, as do chunks of files (file/cut.c). Pure. */
-#ifndef CM_TRANSFER_PLAN_RING_POLICY_H
-#define CM_TRANSFER_PLAN_RING_POLICY_H
+#pragma once
 
 #include "transfer/plan/plan.h"
 
@@ -17,5 +16,3 @@ void cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nb
 /* How a plan that goes in pieces cuts `core`, its layout without repeats. */
 void cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning,
                         const cm_layout *core, cm_cut *out);
-
-#endif

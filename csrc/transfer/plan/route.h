@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ways that a copy can go: one row a route says what it is called, which functions
  * choose it and move the bytes, and what it needs. */
-#ifndef CM_TRANSFER_PLAN_ROUTE_H
-#define CM_TRANSFER_PLAN_ROUTE_H
+#pragma once
 
 #include "base/status.h"
 
@@ -65,5 +64,3 @@ typedef struct cm_route_row {
 } cm_route_row;
 
 extern const cm_route_row cm_routes[CM_ROUTE_COUNT];
-
-#endif

@@ -3,8 +3,7 @@
  * constants of the one file that uses them. Each copy has its own copy of it, taken at
  * the beginning, so that another may be set at any time. Knows of no engine, no
  * runtime. */
-#ifndef CM_TRANSFER_PLAN_TUNING_H
-#define CM_TRANSFER_PLAN_TUNING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -107,5 +106,3 @@ void cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count);
 
 /* Threads that work on one piece, the one that runs the copy among them. */
 uint32_t cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes);
-
-#endif

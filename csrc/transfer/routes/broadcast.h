@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One source, several targets: what a copy is asked for beyond one target, and what a
  * job does for its further ones. Locks: none; of the thread that runs the job. */
-#ifndef CM_TRANSFER_ROUTES_BROADCAST_H
-#define CM_TRANSFER_ROUTES_BROADCAST_H
+#pragma once
 
 #include "transfer/routes/ring.h"
 
@@ -27,5 +26,3 @@ CM_NODISCARD cm_status cm_targets_send(cm_job *job, cm_slot *s);
 /* All is queued but copies on the same device; the job's stream then comes after all
  * others. */
 CM_NODISCARD cm_status cm_targets_end(cm_job *job);
-
-#endif

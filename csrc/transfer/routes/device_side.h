@@ -2,8 +2,7 @@
 /* What a job does on devices, whichever is current: packed bytes in blocks of their
  * memory, and work on more streams than its own. Locks: none; of the thread that runs
  * the job. */
-#ifndef CM_TRANSFER_ROUTES_DEVICE_SIDE_H
-#define CM_TRANSFER_ROUTES_DEVICE_SIDE_H
+#pragma once
 
 #include "transfer/engine/job.h"
 
@@ -69,5 +68,3 @@ CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
 void cm_job_free_block(const cm_job *job, cm_block *block);
 /* Those that are the job's own, and its other streams. */
 void cm_job_free_device_side(cm_job *job);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a job does that moves many runs of bytes instead of one region: the parts of its
  * steps that differ. Its plan's layout is the packed space of the runs. Locks: none. */
-#ifndef CM_TRANSFER_ROUTES_PIECES_H
-#define CM_TRANSFER_ROUTES_PIECES_H
+#pragma once
 
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/ring.h"
@@ -25,5 +24,3 @@ CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,
 /* The host's part of it: a cm_move_part whose context is the cm_many. */
 void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                        const void *src, bool wide);
-
-#endif

@@ -2,8 +2,7 @@
 /* The ring of slots that a copy in pieces goes through: one piece each, in turn with
  * the host and the device. Used by the thread that runs the job alone; the workers see
  * the tasks only. Locks: none. */
-#ifndef CM_TRANSFER_ROUTES_RING_H
-#define CM_TRANSFER_ROUTES_RING_H
+#pragma once
 
 #include "transfer/engine/job.h"
 
@@ -78,5 +77,3 @@ CM_NODISCARD cm_status cm_slot_look(const cm_job *job, const cm_slot *s, bool *o
  * by then stays so. */
 void cm_ring_stop(cm_job *job);
 void cm_ring_destroy(cm_job *job);
-
-#endif

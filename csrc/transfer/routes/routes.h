@@ -3,8 +3,7 @@
  * job's stream, or
  * makes it. Fails: what the runtime's calls do; CM_ECANCELLED. Locks: none; of the
  * thread that runs the job. */
-#ifndef CM_TRANSFER_ROUTES_ROUTES_H
-#define CM_TRANSFER_ROUTES_ROUTES_H
+#pragma once
 
 #include "transfer/engine/job.h"
 
@@ -58,5 +57,3 @@ bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
 /* Whether that would do it, now; *bounced: through a page-locked block. */
 bool cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
                              const cm_tuning *tuning, bool *bounced, cm_plan *plan);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a copy would do, without doing it. */
-#ifndef CM_TRANSFER_RUN_EXPLAIN_H
-#define CM_TRANSFER_RUN_EXPLAIN_H
+#pragma once
 
 #include "transfer/engine/engine.h"
 #include "transfer/plan/plan.h"
@@ -25,5 +24,3 @@ typedef struct cm_explanation {
 CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
                                          const cm_copy_request *request,
                                          cm_explanation *out);
-
-#endif

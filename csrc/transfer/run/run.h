@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a request to a job, and the threads that run jobs. Locks: as engine.h. */
-#ifndef CM_TRANSFER_RUN_RUN_H
-#define CM_TRANSFER_RUN_RUN_H
+#pragma once
 
 #include "transfer/engine/job.h"
 #include "transfer/routes/routes.h"
@@ -28,5 +27,3 @@ CM_NODISCARD cm_status cm_job_finish(cm_job *job, cm_status status, bool tells);
 
 /* job_threads.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
-
-#endif
