@@ -79,9 +79,10 @@ get(PyObject *object, void *attribute)
     X(all)                                                                             \
     X(any)                                                                             \
     X(argmax)                                                                          \
-    X(argmin) X(clip) X(clone) X(contiguous) X(copy_) X(cpu) X(cuda) X(cumsum)         \
-        X(data_ptr) X(detach) X(dot) X(element_size) X(expand) X(get) X(is_contiguous) \
-            X(is_cuda) X(is_pinned) X(max) X(mean) X(min) X(mul) X(numel) X(permute)   \
+    X(argmin)                                                                          \
+    X(clip) X(clone) X(contiguous) X(copy_) X(cpu) X(cuda) X(cumsum) X(data_ptr)       \
+        X(detach) X(dot) X(element_size) X(expand) X(get) X(is_contiguous) X(is_cuda)  \
+            X(is_pinned) X(max) X(mean) X(min) X(mul) X(numel) X(permute)              \
                 X(pin_memory) X(prod) X(put) X(repeat) X(round) X(set) X(sort) X(std)  \
                     X(sub) X(sum) X(take) X(to) X(tobytes) X(unsqueeze) X(var)         \
                         X(zero_)
