@@ -108,6 +108,8 @@ EMULATED = {
 #: What a library does that the protocols do not make it do; versions are those seen.
 LIMITS = {
     "flat": "np.frombuffer and torch.frombuffer give one axis, and take no gaps",
+    "numpy legacy": "NumPy before 2.1 asks for capsules of before DLPack 1.0 and makes "
+    "read-only arrays of them",
     "torch empty": "torch.frombuffer refuses memory without bytes (2.11, 2.13)",
     "torch read-only": "PyTorch has no read-only tensors: by DLPack it takes the memory "
     "and may write it (2.11, 2.13); by __cuda_array_interface__ it refuses",
@@ -203,12 +205,18 @@ def library_of(entrance: str) -> Library:
     return found
 
 
+def is_before(version: str) -> bool:
+    return bool(np.lib.NumpyVersion(np.__version__) < version)
+
+
 def opened(entrance: str, runtime: session.Runtime) -> Library:
     """The library, where it can be used on this runtime."""
     kind = ENTRANCES[entrance][0]
     if runtime.emulated and (kind.needs_gpu or '"cuda"' in entrance):
         pytest.skip("needs a GPU")
     library = library_of(entrance)
+    if isinstance(library, NumPy) and "dlpack" in entrance and is_before("2.1.0"):
+        pytest.skip(LIMITS["numpy legacy"])
     if isinstance(library, Torch) and not runtime.emulated and not library.has_cuda:
         pytest.skip("PyTorch without CUDA")
     if isinstance(library, Jax) and library.on_gpu is runtime.emulated:
