@@ -23,6 +23,7 @@ from support.exporters import (
     Tensor,
     Version,
     Versioned,
+    pointer_of,
     read_capsule,
 )
 from support.strategies import KINDS
@@ -62,14 +63,9 @@ class Table(ctypes.Structure):
     ]
 
 
-pointer = ctypes.pythonapi.PyCapsule_GetPointer
-pointer.restype = ctypes.c_void_p
-pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-
-
 def table_of(buffer_type: type) -> Table:
     capsule = vars(buffer_type)["__dlpack_c_exchange_api__"]
-    return Table.from_address(pointer(capsule, NAME))
+    return Table.from_address(pointer_of(capsule, NAME))
 
 
 TABLE = table_of(cumem.PinnedBuffer)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from support import faults, programs, session
+from support.exporters import new_capsule, pointer_of
 from support.session import testing
 
 import cumem
@@ -253,20 +254,15 @@ def foreign_handler() -> tuple[Handler, object]:
             Allocator.FREE(lambda _, p, n: libc.free(pointer(p))),
         ),
     )
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return handler, make(ctypes.addressof(handler), b"mem_handler", None)
+    return handler, new_capsule(ctypes.addressof(handler), b"mem_handler", None)
 
 
 def set_handler(capsule: object) -> object:
     """NumPy's PyDataMem_SetHandler."""
     core = getattr(np, "_core", None) or np.core
-    find = ctypes.pythonapi.PyCapsule_GetPointer
-    find.restype = ctypes.POINTER(ctypes.c_void_p)
-    find.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    table = find(core._multiarray_umath._ARRAY_API, None)
-    function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[304])
+    table = pointer_of(core._multiarray_umath._ARRAY_API, None)
+    function = (ctypes.c_void_p * 305).from_address(table)[304]
+    function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(function)
     return function(capsule)
 
 

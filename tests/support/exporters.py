@@ -72,9 +72,10 @@ new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype = ctypes.c_void_p
-_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+#: Of a capsule and its name. Not the function that others in the process set up.
+pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 _raw_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -94,7 +95,7 @@ def read_capsule(capsule: object) -> Legacy | Versioned:
     """The managed tensor in a fresh capsule, without consuming it."""
     name = capsule_name(capsule).encode()
     kind = Versioned if name == b"dltensor_versioned" else Legacy
-    return kind.from_address(_pointer(capsule, name))
+    return kind.from_address(pointer_of(capsule, name))
 
 
 _given: list[Produced] = []  # once for each capsule whose deleter was not called
