@@ -220,6 +220,15 @@ def test_refusals_are_exceptions(runtime, case, door) -> None:
         door(refusable(case))
 
 
+@pytest.mark.parametrize("door", [taken, borrowed])
+def test_buffer_of_before_a_shutdown_opens_nothing(runtime, door) -> None:
+    buffer = cumem.zeros(4, "f4", "pinned")
+    cumem.shutdown()
+    with pytest.raises(ValueError, match="closed"):
+        door(buffer)
+    assert not session.testing.opened()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("door", [taken, borrowed])
 def test_what_the_cpu_reads_is_waited_for(emulated, kind, door) -> None:

@@ -63,8 +63,7 @@ lend_tensor(void *object, cm_dl_tensor *out)
     memcpy(out->strides, managed->tensor.strides, sizeof(int64_t) * (size_t)out->ndim);
     managed->deleter(managed);
     if (buffer->readonly) {
-        PyErr_SetString(PyExc_BufferError, "the buffer is read-only, which a borrowed "
-                                           "DLPack tensor cannot say");
+        PyErr_SetString(PyExc_BufferError, "no tensor that is lent can be read-only");
     }
     return buffer->readonly ? -1 : 0;
 }

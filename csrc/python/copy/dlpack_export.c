@@ -399,14 +399,15 @@ PyObject *
 cm_dlpack_current(PyObject *self)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)self;
-    cm_stream *stream =
-        cm_stream_from_object(buffer->state, Py_None, buffer->storage->device);
+    cm_stream *stream = NULL;
+    if (cm_buffer_check_open(buffer) == 0) {
+        stream = cm_stream_from_object(buffer->state, Py_None, buffer->storage->device);
+    }
     if (stream == NULL) {
         return NULL;
     }
-    export_request asked = {true, (int64_t)cm_stream_tell_handle(stream), true,
-                            CM_DL_MINOR, .copy = 0};
-    asked.stream += asked.stream == 0; /* the legacy default */
+    int64_t handle = (int64_t)cm_stream_tell_handle(stream); /* 0: legacy default */
+    export_request asked = {true, handle + (handle == 0), true, CM_DL_MINOR, .copy = 0};
     PyObject *capsule = export_asked(self, &asked);
     cm_stream_give(buffer->state, stream);
     return capsule;
