@@ -476,3 +476,47 @@ def test_call_beside_a_real_capture_leaves_it_whole(cuda, call, capture) -> None
     call()  # what the first use loads
     with captured_elsewhere(capture):
         call()
+
+
+class Foreign:
+    """A stream of another library's, which does not say its device."""
+
+    def __init__(self, stream: cumem.Stream) -> None:
+        self.owner = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.owner.handle
+
+
+@pytest.mark.parametrize("wrap", [lambda stream: stream.handle, Foreign])
+def test_stream_that_captures_is_not_asked_who_it_is(emulated, wrap) -> None:
+    """CUDA answers with an error and breaks the capture, whatever its mode."""
+    stream = cumem.Stream()
+    source = cumem.zeros(NBYTES, "u1", "device", stream=stream)
+    target = cumem.empty_device(NBYTES, "u1", stream=stream)
+    stream.synchronize()
+    with capture(stream):  # ends with an error if it is broken
+        cumem.copy_async(target, source, stream=wrap(stream))
+        other = cumem.empty_device(NBYTES, "u1", stream=wrap(stream))
+        other.record_stream(wrap(stream))
+        assert cumem.Stream.from_external(wrap(stream)).handle == stream.handle
+    other.fill(1, stream=wrap(stream))  # known by its id from now on
+    stream.synchronize()
+    assert (other.to_numpy() == 1).all()
+    del source, target, other
+
+
+@pytest.mark.gpu
+def test_torchs_capture_may_use_our_memory(cuda) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(NBYTES, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream()
+        buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
+        cumem.copy_async(buffer, tensor, stream=stream)
+        buffer.record_stream(stream.cuda_stream)
+    tensor.fill_(7)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (buffer.to_numpy() == 7).all()

@@ -55,15 +55,6 @@ device_bit(int device)
     return UINT64_C(1) << device;
 }
 
-bool
-cm_stream_is_kept(const cm_stream *stream)
-{
-    if (stream->handle == CM_STREAM_PER_THREAD) {
-        return false;
-    }
-    return cm_stream_is_legacy(stream) || stream->owns_handle || stream->owner != NULL;
-}
-
 uint32_t
 cm_pool_search_slot_locked(const cm_pool *pool, const cm_stream *stream)
 {

@@ -158,10 +158,6 @@ cm_pool_is_trim_due_locked(const cm_pool *pool)
 
 void cm_pool_init_slots(cm_pool *pool);
 
-/* May the handle be used later? One that nobody keeps alive may be dead or recycled,
- * and the per-thread handle means another stream on each thread. */
-bool cm_stream_is_kept(const cm_stream *stream);
-
 /* The stream's slot; 0: it has none. */
 uint32_t cm_pool_search_slot_locked(const cm_pool *pool, const cm_stream *stream);
 

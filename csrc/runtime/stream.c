@@ -103,6 +103,17 @@ cm_stream_create(cm_runtime *rt, int device, unsigned flags, int priority,
                         create_on_current(rt, device, flags, priority, out));
 }
 
+/* To ask a stream that captures for its id would break the capture. As long as that
+ * lasts no other stream gets its handle. */
+static cm_status
+ask_id(cm_runtime *rt, uint64_t handle, uint64_t *id)
+{
+    bool capturing = false;
+    CM_TRY(cm_rt_stream_is_capturing(rt, handle, &capturing));
+    *id = CM_STREAM_CAPTURING | handle;
+    return capturing ? cm_ok() : cm_rt_stream_get_id(rt, handle, id);
+}
+
 static cm_status
 read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
 {
@@ -110,7 +121,7 @@ read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
         *id = handle == CM_STREAM_PER_THREAD ? id_of_own_stream() : CM_STREAM_LEGACY;
         return cm_ok();
     }
-    return CM_ON_DEVICE(rt, device, cm_rt_stream_get_id(rt, handle, id));
+    return CM_ON_DEVICE(rt, device, ask_id(rt, handle, id));
 }
 
 cm_status

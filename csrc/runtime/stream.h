@@ -30,22 +30,41 @@ CM_NODISCARD cm_status cm_stream_create(cm_runtime *rt, int device, unsigned fla
                                         int priority, cm_stream **out);
 
 /* Record a stream of other code. Takes over `owner` on success only.
- * Fails: stream_get_id (a dead or wrong handle), CM_ENOMEM. */
+ * Fails: stream_is_capturing, stream_get_id (a dead or wrong handle), CM_ENOMEM. */
 CM_NODISCARD cm_status cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle,
                                       void *owner, void (*drop_owner)(void *),
                                       cm_stream **out);
-
-/* Records of the same stream. */
-static inline bool
-cm_stream_same(const cm_stream *a, const cm_stream *b)
-{
-    return a == b || (a->id == b->id && a->device == b->device);
-}
 
 static inline bool
 cm_stream_is_legacy(const cm_stream *stream)
 {
     return stream->id == CM_STREAM_LEGACY;
+}
+
+/* May the handle be used later? One that nobody keeps alive may be dead or recycled,
+ * and the per-thread handle means another stream on each thread. */
+static inline bool
+cm_stream_is_kept(const cm_stream *stream)
+{
+    return stream->handle != CM_STREAM_PER_THREAD
+           && (cm_stream_is_legacy(stream) || stream->owns_handle
+               || stream->owner != NULL);
+}
+
+/* In place of the id that a stream has which captured when it was wrapped. */
+#define CM_STREAM_CAPTURING (UINT64_C(1) << 62)
+
+/* Records of the same stream. One that was not asked for its id has its handle: that is
+ * no other stream's while it captures, and what it does then belongs to a graph. */
+static inline bool
+cm_stream_same(const cm_stream *a, const cm_stream *b)
+{
+    if (a == b || a->id == b->id) {
+        return a->device == b->device;
+    }
+    const cm_stream *known = (a->id & CM_STREAM_CAPTURING) != 0 ? b : a;
+    return ((a->id | b->id) & CM_STREAM_CAPTURING) != 0 && a->handle == b->handle
+           && a->device == b->device && cm_stream_is_kept(known);
 }
 
 /* Neither ours nor the legacy one: its handle may be gone before the record is,

@@ -13,6 +13,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -52,9 +53,13 @@ alloc(Lend *lend, size_t nbytes, int device, Stream stream, bool captures)
             break;
         }
     }
-    TORCH_CHECK_WITH(OutOfMemoryError, nbytes == 0,
-                     "CUDA out of memory. Tried to allocate ", nbytes,
-                     " bytes on GPU ", device, " from cumem's pool. ", text);
+    if (nbytes > 0) { // no stream formats it: their locales crash where libstdc++ is
+                      // linked in twice
+        std::string told = "CUDA out of memory. Tried to allocate "
+                           + std::to_string(nbytes) + " bytes on GPU "
+                           + std::to_string(device) + " from cumem's pool. " + text;
+        C10_THROW_ERROR(OutOfMemoryError, told);
+    }
     return nullptr;
 }
 

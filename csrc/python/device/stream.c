@@ -266,7 +266,8 @@ named_device(const cm_runtime *rt, PyObject *object)
     return -1;
 }
 
-/* The device of a handle: what the object says, else the driver, else the caller. */
+/* The device of a handle: what the object says, else the driver, else the caller. A
+ * stream that captures cannot be asked. */
 static int
 resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handle,
                int device)
@@ -275,15 +276,19 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
     if (named != -1) {
         return named;
     }
+    bool capturing = true; /* the question would break the capture */
+    cm_status status = cm_ok();
     if (handle > CM_STREAM_PER_THREAD && cm_runtime_has(rt, CM_OP_stream_get_device)) {
-        cm_status status = CM_WITHOUT_GIL(cm_rt_stream_get_device(rt, handle, &named));
-        if (!cm_is_ok(status)) {
-            cm_py_raise(state, status, "looking up the device of a foreign stream");
-            return -2;
+        status = cm_rt_stream_is_capturing(rt, handle, &capturing);
+        if (cm_is_ok(status) && !capturing) {
+            status = CM_WITHOUT_GIL(cm_rt_stream_get_device(rt, handle, &named));
         }
-        return named;
     }
-    return device >= 0 ? device : cm_state_device(state);
+    if (!cm_is_ok(status)) {
+        cm_py_raise(state, status, "looking up the device of a foreign stream");
+        return -2;
+    }
+    return !capturing ? named : device >= 0 ? device : cm_state_device(state);
 }
 
 static cm_stream *

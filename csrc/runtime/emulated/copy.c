@@ -131,7 +131,7 @@ move_submit(cm_emulated *emulated, move what, const int *devices, uint64_t strea
 {
     int device;
     cm_emulated_job *job = &what.base;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(emulated, stream, &device));
+    CM_TRY_CODE(cm_emulated_device_of(emulated, stream, &device));
     if (what.width == 0 || what.height == 0) {
         return 0;
     }
@@ -210,7 +210,7 @@ fill_submit(cm_emulated *emulated, cm_address dst, uint32_t unit, uint32_t value
             uint64_t count, uint64_t stream)
 {
     int device;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(emulated, stream, &device));
+    CM_TRY_CODE(cm_emulated_device_of(emulated, stream, &device));
     if (count == 0) {
         return 0;
     }

@@ -247,7 +247,7 @@ cm_emulated_op_kernel_launch(cm_emulated *emulated, uint64_t function,
                              uint64_t stream)
 {
     int device;
-    CM_TRY_CODE(cm_emulated_op_stream_get_device(emulated, stream, &device));
+    CM_TRY_CODE(cm_emulated_device_of(emulated, stream, &device));
     uint64_t which = function % CM_EMULATED_HANDLE_STEP;
     const module *from = cm_emulated_table_find(&emulated->modules, function - which);
     if (from == NULL || which >= HANDLE_COUNT || !from->is_named[which]

@@ -205,6 +205,8 @@ void cm_emulated_streams_end(cm_emulated *emulated);
  * means: it never runs. */
 int32_t cm_emulated_submit(cm_emulated *emulated, uint64_t stream, cm_emulated_job *job,
                            size_t nbytes, bool wait);
+/* The device of a stream, also of one that captures. */
+int32_t cm_emulated_device_of(cm_emulated *emulated, uint64_t stream, int *out);
 /* Free what a job that was not submitted owns, and let go of what its ends hold. */
 void cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job);
 

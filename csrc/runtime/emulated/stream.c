@@ -605,14 +605,27 @@ cm_emulated_op_stream_synchronize(cm_emulated *emulated, uint64_t stream)
     return queue_wait(queue);
 }
 
+int32_t
+cm_emulated_device_of(cm_emulated *emulated, uint64_t stream, int *out)
+{
+    cm_stream_thread *queue;
+    CM_TRY_CODE(queue_find(emulated, stream, &queue));
+    *out = queue->device;
+    return 0;
+}
+
+/* Of a stream that captures it breaks the capture, whatever the mode. */
 #define STREAM_GETTER(name, type)                                                      \
     int32_t cm_emulated_op_stream_get_##name(cm_emulated *emulated, uint64_t stream,   \
                                              type *out)                                \
     {                                                                                  \
+        static const cm_emulated_thread strict = {.capture_mode = 0};                  \
         cm_stream_thread *queue;                                                       \
         CM_TRY_CODE(queue_find(emulated, stream, &queue));                             \
         *out = queue->name;                                                            \
-        return 0;                                                                      \
+        return queue->capture != 0 && cm_emulated_is_forbidden(emulated, &strict)      \
+                   ? CM_CUDA_CAPTURE_UNSUPPORTED                                       \
+                   : 0;                                                                \
     }
 STREAM_GETTER(id, uint64_t)
 STREAM_GETTER(device, int)
