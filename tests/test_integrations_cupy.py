@@ -198,6 +198,18 @@ def test_block_is_reused_at_once_on_its_stream_and_later_on_others(cupy, which) 
     cupy.use(cupy.null)
 
 
+def test_block_that_is_dropped_on_a_stream_of_cupys_needs_no_event(cupy) -> None:
+    cupy.it.enable(cumem.Pool("device"))
+    stream = stand_ins.CupyStream()
+    cupy.use(stream)
+    cupy.empty(SIZE)
+    before = session.testing.fault_count("event_create")
+    for _ in range(5):
+        cupy.empty(SIZE)
+    assert session.testing.fault_count("event_create") == before
+    cupy.use(cupy.null)
+
+
 def test_each_device_has_its_pool_and_its_default_stream(cupy) -> None:
     cupy.it.enable()
     arrays = []

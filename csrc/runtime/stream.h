@@ -19,6 +19,7 @@ typedef struct cm_stream {
                     default stream's is its thread's alone */
     int device;  /* index */
     bool owns_handle; /* destroyed with the record */
+    bool is_lasting;  /* as long as `owner`, which alone destroys it, lives */
     void *owner;      /* keeps a foreign stream alive; NULL: nothing has to */
     void (*drop_owner)(void *owner); /* called once at the end; must not need any lock
                                         of the core; NULL when owner is NULL */
@@ -72,7 +73,7 @@ cm_stream_same(const cm_stream *a, const cm_stream *b)
 static inline bool
 cm_stream_is_foreign(const cm_stream *stream)
 {
-    return !stream->owns_handle && !cm_stream_is_legacy(stream);
+    return !stream->owns_handle && !stream->is_lasting && !cm_stream_is_legacy(stream);
 }
 
 /* Does the handle mean this stream in the calling thread? */

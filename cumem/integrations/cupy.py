@@ -62,6 +62,19 @@ def _as(error: errors.OutOfMemoryError, kind: type[Exception]) -> Exception:
 _Place = tuple[Any, bool, Callable[[int, Any], _core.Buffer], Any, int]
 
 
+class _Lasting:
+    """A stream that CuPy made: its end alone destroys it. The pools rely on that, so that
+    a block that is dropped on it needs no event."""
+
+    _is_lasting = True
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream.ptr
+
+
 class _Places:
     """Where memory comes from while a stream is CuPy's current one."""
 
@@ -82,10 +95,11 @@ class _Places:
         return place
 
     def _make(self, stream: Any, device: int) -> _Place:
-        # What was a Stream of cumem's before is the cheapest: it is known to last.
         own = getattr(stream, "_foreign_stream_ref", None)
-        if not isinstance(own, _core.Stream):
-            own = _core.Stream.from_external(stream, device=device)
+        if not isinstance(own, _core.Stream):  # it was not cumem's before
+            is_made = own is None and type(stream) is cupy.cuda.Stream
+            wrapped = _Lasting(stream) if is_made and stream.ptr > 2 else stream
+            own = _core.Stream.from_external(wrapped, device=device)
         # CuPy's default streams are one object for all devices.
         asks = not self._is_single and stream.device_id < 0
         return stream, asks, self._pools.of(device).allocate, own, device

@@ -145,6 +145,7 @@ class Cupy:
         }
         cuda = {
             "MemoryPointer": MemoryPointer,
+            "Stream": CupyStream,
             "UnownedMemory": UnownedMemory,
             "PinnedMemory": PinnedMemory,
             "PinnedMemoryPointer": PinnedMemoryPointer,
