@@ -16,6 +16,10 @@ from typing import Any, Final, TextIO
 
 import cumem
 import cumem.errors  # which cumem would import when it opens, as the next
+import cumem.extension.casting  # which copies and buffers import at their first use
+import cumem.extension.streams
+import cumem.extension.values
+import cumem.extension.views
 import cumem.pools
 from cumem import calibration, info
 from cumem.bench import cases

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NumPy arrays born in page-locked memory (NEP 49): what NumPy calls for the bytes of
  * arrays, in a context or, written into its default handler, in the whole process
- * (docs/decisions/0016). That is never taken out again: arrays of the default handler
+ * (docs/decisions/0015). That is never taken out again: arrays of the default handler
  * may lie in either memory, and an address tells in which. NumPy holds the GIL, but for
  * some calls of realloc; it is let go while a pool looks for more, as NumPy's own
  * calloc does, but not in realloc, while an array points to what may go. Nothing here
