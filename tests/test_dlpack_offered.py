@@ -450,6 +450,24 @@ def test_refused_tensor_stays_the_callers(runtime) -> None:
         assert produced.deleted == 0
 
 
+def test_tensor_stays_the_callers_where_its_stream_cannot_be_noted(emulated) -> None:
+    memory = cumem.zeros(100, "u1", "device")
+    produced = Produced(
+        memory.ptr, (100,), None, memory.dtype, device=(CUDA, 0), keep=memory
+    )
+    with cumem.Stream():
+        session.testing.plan_fault("stream_is_capturing", 1, 999)
+        with pytest.raises(cumem.CudaError):
+            made_of(produced)
+        assert session.testing.fault_struck() == "stream_is_capturing"
+        session.testing.plan_fault(None, 0)
+    gc.collect()
+    assert produced.deleted == 0  # the caller does that
+    buffer = made_of(produced)
+    del buffer
+    assert produced.deleted == 1
+
+
 # -- a library that uses it ----------------------------------------------------------------
 
 

@@ -53,11 +53,3 @@ def allocate(
     except BaseException as error:
         kind = MemoryError if isinstance(error, MemoryError) else type(error)
         return kind.__name__, str(error)
-
-
-def take(capsule: object) -> _core.Buffer:
-    """A buffer over a tensor that the current stream works on."""
-    buffer = _core.asbuffer(capsule)
-    if buffer.kind in ("device", "managed"):
-        buffer.record_stream(None)
-    return buffer

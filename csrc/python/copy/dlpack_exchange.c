@@ -68,13 +68,27 @@ lend_tensor(void *object, cm_dl_tensor *out)
     return buffer->readonly ? -1 : 0;
 }
 
-/* What fails stays the caller's, as with PyTorch's. */
+/* What fails stays the caller's, as with PyTorch's: it is then not deleted. */
 static int
 take_tensor(cm_dl_versioned *managed, void **out)
 {
     PyObject *capsule = PyCapsule_New(managed, CM_DL_VERSIONED_NAME, NULL);
-    *out = cm_package_call("extension.exchange", "take", Py_BuildValue("(N)", capsule));
-    return *out == NULL ? -1 : 0;
+    PyObject *buffer =
+        cm_package_call("_core", "asbuffer", Py_BuildValue("(N)", capsule));
+    cm_kind kind =
+        buffer == NULL ? CM_KIND_PAGEABLE : cm_buffer_kind((cm_buffer *)(void *)buffer);
+    if (cm_kind_is_on_device(kind) || cm_kind_migrates(kind)) { /* streams use it */
+        PyObject *done = PyObject_CallMethod(buffer, "record_stream", "O", Py_None);
+        if (done == NULL) {
+            void (*deleter)(cm_dl_versioned *) = managed->deleter;
+            managed->deleter = NULL;
+            Py_CLEAR(buffer);
+            managed->deleter = deleter;
+        }
+        Py_XDECREF(done);
+    }
+    *out = buffer;
+    return buffer == NULL ? -1 : 0;
 }
 
 static int
