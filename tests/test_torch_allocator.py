@@ -188,6 +188,22 @@ def test_stream_of_another_device_is_waited_for(emulated) -> None:
         give(other)
 
 
+def test_noted_stream_may_be_of_a_device_that_only_others_use(emulated) -> None:
+    noted, unknown = cumem.Stream(), cumem.Stream()
+    with lent_pool(device=0):
+        address = address_of(MIB)
+        testing.plan_fault("context_is_active", 1)  # who knows: it counts as in use
+        note_stream(address, handle(noted))
+        assert testing.fault_struck() == "context_is_active"
+        testing.plan_fault(None, 0)
+        with session.gate(unknown):
+            keep_busy(unknown)
+            give(address)
+            other = address_of(MIB)
+            assert other != address
+        give(other)
+
+
 def test_segment_waits_for_whoever_works_on_the_device(emulated) -> None:
     unknown = cumem.Stream()
     with lent_pool() as pool:

@@ -145,9 +145,10 @@ cumem_note_stream(void *address, void *stream)
     /* The caller has the block: it does not come back meanwhile. */
     loan *used = cm_address_map_find(&lending.loans, (uintptr_t)address, false);
     cm_stream *record = NULL;
-    if (used != NULL && atomic_load(&rt->context_count) == 1) {
+    int device = used == NULL ? 0 : cm_pool_get_config(used->pool)->device;
+    if (used != NULL && cm_devices_in_use(rt, true) == UINT64_C(1) << device) {
         /* Else the handle does not tell whose it is. */
-        cm_ignore(wrap(rt, cm_pool_get_config(used->pool)->device, stream, &record));
+        cm_ignore(wrap(rt, device, stream, &record));
     }
     if (used != NULL) {
         cm_spin_lock_take(&lending.lock);
