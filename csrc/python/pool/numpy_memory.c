@@ -47,8 +47,7 @@ pinning_of(PyObject *capsule)
 /* -- one array's memory ------------------------------------------------------------------ */
 
 /* An exported storage of `block`, so that it is listed, keeps shutdown() away and, as
- * others may copy from it unseen, goes back with a fence. Its bytes; NULL: no memory.
- */
+ * others may copy from it unseen, goes back with a fence. Its bytes; NULL: none. */
 static void *
 enlist(cm_state *state, cm_pool *pool, cm_block *block)
 {
@@ -193,8 +192,7 @@ relocate(void *ctx, void *host, size_t nbytes)
 static void *
 numpy_realloc(void *ctx, void *host, size_t nbytes)
 {
-    PyGILState_STATE gil = PyGILState_Ensure(); /* numpy.fromstring() has let go of it
-                                                 */
+    PyGILState_STATE gil = PyGILState_Ensure(); /* numpy.fromstring() lets go of it */
     void *moved = relocate(ctx, host, nbytes);
     PyGILState_Release(gil);
     return moved;
@@ -220,25 +218,43 @@ enter(PyObject *Py_UNUSED(module), PyObject *capsule)
 }
 
 static bool
-is_own(const pinning *p) /* and not the default handler */
+is_own(PyObject *capsule) /* and not the default handler */
 {
-    return p->handler.allocator.free == numpy_free && p->handler.allocator.ctx != NULL;
+    const pinning *p = capsule == NULL ? NULL : pinning_of(capsule);
+    return p != NULL && p->handler.allocator.free == numpy_free
+           && p->handler.allocator.ctx != NULL;
 }
 
-/* Blocks may end in any order: NumPy gets the innermost one that is not over. */
+/* The innermost from there on that is not over; new reference. */
+static PyObject *
+find_current(PyObject *capsule)
+{
+    while (is_own(capsule) && pinning_of(capsule)->ended) {
+        capsule = pinning_of(capsule)->outer;
+    }
+    return Py_XNewRef(capsule);
+}
+
+/* Blocks may end in any order: NumPy gets the innermost one that is not over. Those
+ * that are over go, or blocks that overlap would keep each other for ever. */
 static PyObject *
 leave(PyObject *Py_UNUSED(module), PyObject *args)
 {
     pinning_of(PyTuple_GetItem(args, 0))->ended = true;
     PyObject *was = cm_numpy_exchange_handler(NULL);
-    PyObject *next = was;
-    while (next != NULL && is_own(pinning_of(next)) && pinning_of(next)->ended) {
-        next = pinning_of(next)->outer;
-    }
-    PyObject *unset = next == NULL ? NULL : cm_numpy_exchange_handler(next);
+    PyObject *at = find_current(was);
+    PyObject *unset = at == NULL ? NULL : cm_numpy_exchange_handler(at);
+    int result = unset == NULL ? -1 : 0;
     Py_XDECREF(was);
     Py_XDECREF(unset);
-    return unset == NULL ? NULL : Py_NewRef(Py_None);
+    while (is_own(at)) {
+        PyObject *outer = find_current(pinning_of(at)->outer);
+        cm_replace(&pinning_of(at)->outer, Py_XNewRef(outer));
+        Py_DECREF(at);
+        at = outer;
+    }
+    Py_XDECREF(at);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* Of the default handler, from now on and in every thread; None: NumPy's own again. */
