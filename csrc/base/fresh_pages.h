@@ -51,6 +51,5 @@ CM_NODISCARD cm_status cm_populate_run(const cm_populate *populate);
 
 /* Leave page-locked memory out of forked children, which would share it or, page by
  * page, take it away from the device. True: they have the addresses all the same, with
- * nothing but zeros behind; false: not even these, as is usual for a driver's mapping.
- */
+ * nothing but zeros behind; false: not even these, as usual for a driver's mapping. */
 bool cm_host_hide(void *start, uint64_t nbytes);

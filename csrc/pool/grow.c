@@ -5,8 +5,7 @@
  * chunks from elsewhere are moved there, those that fit nowhere are given back, and
  * only then new ones are made. So what is held is what blocks lie in, to the granule,
  * but for chunks of several granules that a block keeps in place. A move costs as much
- * as making a chunk (about 35 us on an H200, whatever its size) and holds nothing more.
- */
+ * as making a chunk (about 35 us on an H200, whatever its size) and holds no more. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"

@@ -110,8 +110,7 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 enum {
     UNIT_SHIFT = 6,      /* sizes in 64 B */
     MANTISSA_BITS = 5,   /* 32 bins for each power of two */
-    LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size, where some are short
-                          */
+    LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size: some are short */
     LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
     LOOK_BINS = 8,       /* longer bins tried before giving up on unusable spans */
     LOOK_FITS = 12,      /* spans compared, for the granules that a block would take */
@@ -686,8 +685,7 @@ cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_vie
 
 /* Reuse without cutting and joining: a program that asks again and again for the same
  * sizes gets the spans it gave back last. There are few, and any request that finds
- * nothing else turns them into ordinary free spans first, so nothing is wasted by them.
- */
+ * nothing else makes them ordinary free spans first, so nothing is wasted by them. */
 
 static cm_heap_span **
 set_of(cm_heap *heap, uint64_t nbytes)

@@ -41,8 +41,7 @@ typedef struct cm_pool_config {
 /* What a user of the pool holds. Read-only for callers. */
 typedef struct cm_block {
     void *host;         /* host-usable address; NULL for device memory */
-    cm_address address; /* device-usable address; 0 if there is none (never for a pool)
-                         */
+    cm_address address; /* device-usable; 0 if there is none (never for a pool) */
     uint64_t nbytes;    /* usable bytes, >= what was asked for */
 } cm_block;
 

@@ -24,8 +24,7 @@ typedef struct cm_due {
     uint64_t epoch;
 } cm_due;
 
-/* An event recorded in an epoch: once it has passed, the work of up to then has ended.
- */
+/* An event recorded in an epoch: once it has passed, the work up to then has ended. */
 typedef struct cm_mark {
     cm_list node;   /* in its slot */
     uint64_t event; /* owned */
@@ -91,8 +90,7 @@ struct cm_pool {
     cm_mutex growing;  /* the grower changes arenas, chunks and the source */
     cm_source *source; /* owned; opened at the first growth; the grower's */
     cm_arena *range;   /* of a placed source */
-    /* Other devices that all chunks are open to, as far as can be; the grower sets it
-     */
+    /* Other devices that all chunks are open to, as far as can be; set by the grower */
     _Atomic uint64_t admitted;
     cm_list fork_node; /* the rest is fork.c's: among all pools */
     bool is_copied;    /* a fork is under way: the child gets its living blocks */

@@ -39,8 +39,7 @@ struct cm_registry {
     cm_page_piece **pieces; /* owned, as what they point to */
     uint32_t room;
     _Atomic uint64_t arrivals; /* pieces that ever came; first of all that is done */
-    _Atomic size_t count; /* of pieces; read without the lock to see that there are none
-                           */
+    _Atomic size_t count;  /* of pieces; read without the lock to see that none is */
     atomic_int busy_count; /* of them: that are busy */
     atomic_bool closed;
 };
@@ -92,8 +91,7 @@ register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned ext
 }
 
 /* Many pages of read-only objects may be written all the same, as those of the heap.
- * They are locked as ordinary ones, so that a later request for writing can share them.
- */
+ * They are locked as ordinary ones: a later request for writing can share them. */
 static cm_status
 call_register(const cm_registry *registry, cm_page_piece *p)
 {
@@ -197,8 +195,7 @@ cm_registry_has_pieces(const cm_registry *registry)
     return count_pieces(registry) > 0 && !cm_runtime_is_forked(registry->rt);
 }
 
-/* The index of the first piece that ends after `address`; their count if there is none.
- */
+/* The index of the first piece that ends after `address`; their count: none does. */
 static size_t
 find_index_locked(const cm_registry *registry, uintptr_t address)
 {
@@ -452,8 +449,7 @@ return_shares(cm_registry *registry, cm_page_shares *shares, bool may_unlock)
 void
 cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
 {
-    if (shares->count > 0) { /* a refusal is met by a try at the next use, and at close
-                              */
+    if (shares->count > 0) { /* a refusal is met by a try at the next use, at close */
         cm_ignore(return_shares(registry, shares, true));
     }
 }
@@ -538,8 +534,7 @@ share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
             continue;
         }
         else if (p->read_only && !p->foreign && !r->asks_read_only) {
-            return cm_fail(CM_EBUSY, (uint64_t)cursor); /* devices may not write there
-                                                         */
+            return cm_fail(CM_EBUSY, (uint64_t)cursor); /* devices may not write */
         }
         else {
             add_share_locked(&r->shares, p);

@@ -49,8 +49,7 @@ CM_NODISCARD cm_status cm_registration_release(cm_registration *registration);
 bool cm_registration_is_read_only(const cm_registration *registration);
 
 /* The address devices reach the range by. Fails: host_device_address; CM_ENOTSUP, with
- * the host address, where a piece's device address does not follow on the one before.
- */
+ * the host address, where a piece's device address does not follow the one before. */
 CM_NODISCARD cm_status cm_registration_device_address(cm_registration *registration,
                                                       cm_address *out);
 

@@ -20,8 +20,7 @@ enum {
     /* The driver maps device and managed memory in pages of 2 MiB, so a smaller request
      * occupies as much. */
     DEVICE_GRANULE = 2 << 20,
-    /* A multiple of every page size there is (4 to 64 KiB); the driver locks by page.
-     */
+    /* A multiple of every page size there is (4 to 64 KiB): the driver locks pages. */
     HOST_GRANULE = 64 << 10,
     /* chunk.handle */
     MADE_BY_US = 0,

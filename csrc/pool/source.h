@@ -46,8 +46,7 @@ struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
     cm_pool_config config;    /* what it says of memory is the source's */
-    uint64_t granule; /* sizes and offsets of chunks are multiples of it; a power of 2
-                       */
+    uint64_t granule; /* sizes and offsets of chunks are multiples; a power of 2 */
     uint64_t peers;   /* by device index: whom admit_peers() is for */
     bool is_placed;   /* chunks lie in one range of addresses, neighbours join up */
     cm_address base;  /* of that range */

@@ -139,8 +139,7 @@ find_peers(vmm_source *source)
     return cm_ok();
 }
 
-/* Several times the device's memory, or as much of that as there is, but at least once.
- */
+/* Several times the device's memory, or as much of that as there is, at least once. */
 static cm_status
 reserve(cm_source *base)
 {

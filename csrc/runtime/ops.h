@@ -12,8 +12,7 @@
  * call answers CM_ENOTSUP and `what is done without` stands in the row's comment.
  * Streams, events, contexts, modules and kernels are handles as integers (0 = none, for
  * a stream the legacy default). Operations that act on "the current device" need
- * cm_device_enter() around them. Out-parameters are last and written only on success.
- */
+ * cm_device_enter() around them. Out-parameters are last, written only on success. */
 #pragma once
 
 #define CM_OP_PARAMS(...) (cm_runtime * rt __VA_OPT__(, ) __VA_ARGS__)

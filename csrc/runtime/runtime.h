@@ -212,8 +212,7 @@ struct cm_runtime {
     cm_backend backend;
     int driver_version; /* CUDA version the driver serves, e.g. 13000 */
     int device_count;
-    const char *reason; /* emulated only: why there is no GPU; borrowed, "" if asked for
-                         */
+    const char *reason; /* emulated: why there is no GPU; borrowed, "" if asked for */
     const volatile uint32_t *alive; /* one page with MADV_WIPEONFORK: 0 in a forked
                                        child */
     cm_runtime *inner;              /* fault wrapper only: borrowed; else NULL */
@@ -267,8 +266,7 @@ cm_code_is_unloading(int32_t code)
            || code == CM_CUDA_INSUFFICIENT_DRIVER;
 }
 
-/* The callers: cm_rt_host_alloc(rt, nbytes, flags, &out) and so on, one for each row.
- */
+/* The callers: cm_rt_host_alloc(rt, nbytes, flags, &out) and so on, one a row. */
 #define CM_OP_CALLER(name, cuda, driver, arg, params, args)                            \
     CM_NODISCARD static inline cm_status cm_rt_##name CM_OP_PARAMS params              \
     {                                                                                  \
@@ -279,8 +277,7 @@ CM_OPS(CM_OP_CALLER)
 
 /* Make `device` current for the calling thread and remember what was current before;
  * leave puts it back (also "no context", so that nothing is created on device 0).
- * A failed enter needs no leave. A failing leave is ignored: there is nothing to undo.
- */
+ * A failed enter needs no leave. A failing leave is ignored: nothing is undone. */
 typedef struct cm_device_guard {
     uint64_t previous;
     bool switched;

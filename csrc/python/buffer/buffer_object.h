@@ -37,8 +37,7 @@ typedef struct cm_inline_buffer {
  * caller's to fill in. NULL with MemoryError. */
 cm_inline_buffer *cm_inline_buffer_new(cm_state *state, cm_kind kind, int device,
                                        PyObject *dtype, int ndim);
-/* One that was kept, of one dimension and with no dtype, or NULL without an exception.
- */
+/* One that was kept, of one dimension and no dtype, or NULL without an exception. */
 static inline cm_inline_buffer *
 cm_inline_buffer_take(cm_state *state, cm_kind kind)
 {

@@ -194,8 +194,7 @@ cm_storage_drop_foreign(cm_storage *detached)
 {
     cm_kept_error kept = cm_error_keep(); /* a deleter may be Python code, which must
                                              not see our exception */
-    Py_XDECREF(detached->foreign); /* and with it locked pages, before they are unmapped
-                                    */
+    Py_XDECREF(detached->foreign); /* and with it locked pages, before the unmapping */
     if (detached->foreign_drop != NULL) {
         detached->foreign_drop(detached->foreign_argument);
     }

@@ -60,9 +60,8 @@ typedef struct cm_storage {
     bool readonly;
     atomic_bool closed; /* by free(), a with block or shutdown(): the bytes are gone, or
                            go with the last hold */
-    bool was_exported; /* someone may still work on it that we cannot see: fence on free
-                        */
-    bool is_file;      /* foreign, and known to be a mapped file's */
+    bool was_exported;  /* someone may work on it that we cannot see: fence on free */
+    bool is_file;       /* foreign, and known to be a mapped file's */
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
     bool unlocks;   /* an import whose pages stay locked until then */
@@ -79,8 +78,7 @@ typedef struct cm_storage {
     cm_registration *registration; /* owned; NULL unless register() made it */
     PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
                           capsule) */
-    void (*foreign_drop)(void *argument); /* instead of or beside `foreign`: C clean-up
-                                           */
+    void (*foreign_drop)(void *argument); /* instead of, beside `foreign`: C clean-up */
     void *foreign_argument;
     cm_stream **uses;       /* held streams that worked on it, no duplicates; GIL */
     uint32_t lasting_count; /* so many of them, the first, are others' as well: what is
@@ -99,8 +97,7 @@ typedef struct cm_storage {
     uint64_t many_call; /* the last copy_many() that named it, and which it was there */
     size_t many_index;
     cm_deferred deferred;  /* so that what is let go without the GIL cannot fail */
-    atomic_bool deferring; /* it waits, with a reference, for the bytes to go
-                            */
+    atomic_bool deferring; /* it waits, with a reference, for the end of */
 } cm_storage;
 
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.
@@ -136,8 +133,7 @@ int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by,
                             uint64_t use_calls);
 /* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
- * written; with `streams` also for the work of its streams. 0, or -1 with the failure.
- */
+ * written; with `streams` for its streams' work too. 0, or -1 with the failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);
 /* The transfers alone, not what fill() queued: for work that is ordered after that
  * anyway. */
@@ -161,8 +157,7 @@ cm_storage_count_exports(const cm_storage *storage)
     return atomic_load(&storage->holds) % CM_HOLD_TRANSFER;
 }
 
-/* A stream that it remembers was given work that writes it: is it waited for? GIL held.
- */
+/* A stream that it remembers was given work that writes it: is it waited for? GIL. */
 static inline bool
 cm_storage_is_late(const cm_storage *storage)
 {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views of a buffer: basic indexing, and others, whose strides the package works out.
- */
+/* Views of a buffer: basic indexing; others, whose strides the package works out. */
 #include "base/checked_math.h"
 #include "docstrings.h"
 #include "python/buffer/methods.h"
@@ -50,8 +49,7 @@ apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
     }
     Py_ssize_t i = PyNumber_AsSsize_t(item, NULL);
     if (i == -1 && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear(); /* an array of many elements, for one, has an index and no value
-                        */
+        PyErr_Clear(); /* an array of many elements has an index and no value */
         return false;
     }
     if (i < -length || i >= length || PyErr_Occurred()) {

@@ -164,8 +164,7 @@ int cm_call_remember(cm_call *call, cm_ticket *ticket);
 void cm_call_join(const cm_call *call, uint64_t number);
 /* A graph may use the memory from now on. */
 void cm_call_mark_captured(const cm_call *call);
-/* A blocking call is done: tell its progress and let go of the ticket. None, or NULL.
- */
+/* A blocking call is done: tell its progress, let go of the ticket. None, or NULL. */
 PyObject *cm_call_tell_end(const cm_call *call, cm_ticket *ticket);
 /* Lets go of everything. Where the call went well (is_ordered) its storages forget the
  * streams that came before it: else a buffer would remember each that it ever met, and

@@ -259,8 +259,7 @@ run(copy_call *call)
         || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
-    if (call->how.beside) { /* in the background, where nobody may ask the call any more
-                             */
+    if (call->how.beside) { /* in the background, where nobody asks the call any more */
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }

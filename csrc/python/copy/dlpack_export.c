@@ -150,8 +150,7 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request 
     }
     out->tensor.device = asked->has_device ? asked->device : native_device(buffer, rt);
     if (!asked->has_device && out->tensor.device.type == CM_DL_CUDA_HOST) {
-        out->tensor.device.type = CM_DL_CPU; /* every consumer of the CPU takes it then
-                                              */
+        out->tensor.device.type = CM_DL_CPU; /* every consumer of the CPU takes it */
     }
     out->tensor.data = NULL;
     out->must_copy = asked->copy == 1;
@@ -190,8 +189,7 @@ settle(const cm_buffer *buffer, const export_request *asked, const answer *found
     if (asked->has_stream && asked->stream == -1) {
         return 0;
     }
-    if (found->on_host) { /* such memory may be asked for with any stream: it has none
-                           */
+    if (found->on_host) { /* it may be asked for with any stream: it has none */
         return cm_storage_wait(buffer->storage, true);
     }
     if (asked->has_stream && asked->stream == 0) {

@@ -9,8 +9,7 @@
 #include "python/protocols/protocols.h"
 
 /* The device whose work the fill is; -1: the host's. Memory that both reach is the
- * stream's where one was `named`, else it is filled where it is. -2 with an exception.
- */
+ * stream's where one was `named`, else it is filled in place. -2 with an exception. */
 static int
 choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
@@ -162,8 +161,7 @@ cm_fill_element(PyObject *module, PyObject *args)
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Numbers here, all else by the package, which comes back with one element or copies.
- */
+/* Numbers here, all else by the package, which comes back with an element or copies. */
 static int
 fill(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting,
      cm_stream *stream)

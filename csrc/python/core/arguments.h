@@ -75,8 +75,7 @@ int cm_arg_kind(PyObject *object, cm_kind *out);
 /* NULL, None or "cuda": cumem's current device; an int, a Device, "cuda:N" or a
  * torch.device. Checks the range; needs the runtime. */
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
-/* "C" or "F"; for what has a prototype to be `like` also "A" or "K". None: `fallback`.
- */
+/* "C" or "F"; with a prototype to be `like` also "A" or "K". None: `fallback`. */
 int cm_arg_order(PyObject *object, const char *name, bool like, char fallback,
                  char *out);
 /* Anything by its truth, as Python's own functions read flags. */

@@ -109,8 +109,7 @@ typedef struct cm_state {
     cm_limits limits;                      /* outlives every pool */
     uint64_t pool_count;                   /* so many Pools were made: names them */
     uint64_t pool_serial;                  /* of the last pool, default ones too */
-    bool pools_were_dropped; /* perhaps a live block's pool has no Pool object any more
-                              */
+    bool pools_were_dropped; /* perhaps a live block's pool has no Pool object now */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */
     cm_inline_list free_inline[CM_KIND_COUNT];
     cm_file_faults file_faults; /* cumem/_testing.py's */
@@ -216,8 +215,7 @@ cm_deferred *cm_deferred_new(cm_state *state, PyObject *object); /* holds object
                                                               MemoryError */
 /* One more share of it, of a call that waits: the last to let go drops it. */
 cm_deferred *cm_deferred_share(cm_deferred *deferred);
-void cm_deferred_add(void *deferred); /* any thread, no GIL needed; takes over the share
-                                       */
+void cm_deferred_add(void *deferred); /* any thread, without the GIL; takes the share */
 /* The same with the GIL held: nothing is left for later. Keeps the exception. */
 void cm_deferred_end(cm_deferred *deferred);
 void cm_state_drop_deferred(cm_state *state); /* GIL held */

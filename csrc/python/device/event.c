@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Event: a point in a stream; how it is made, recorded, lent to calls and closed.
- */
+/* cumem.Event: a point in a stream; how it is made, recorded, lent and closed. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"

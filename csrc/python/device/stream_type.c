@@ -53,8 +53,7 @@ cm_make_stream(PyObject *module, PyObject *args)
     return self;
 }
 
-/* _wrap_stream(object, device), of another library; -1: of a device that it says itself
- */
+/* _wrap_stream(object, device), of another library; -1: of a device that it says */
 PyObject *
 cm_wrap_stream(PyObject *module, PyObject *args)
 {
@@ -102,8 +101,7 @@ stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     return give(op, stream, status, waited ? Py_NewRef(Py_None) : NULL);
 }
 
-/* For an Event, a Transfer or a stream object. Blocks (GIL released) only for a transfer.
- */
+/* For an Event, Transfer or stream object. Blocks (GIL released) for a transfer only. */
 static PyObject *
 stream_wait(PyObject *op, PyObject *other)
 {

@@ -19,8 +19,7 @@ void
 cm_signals_init(void)
 {
     PyObject *module = PyImport_ImportModule("_signal");
-    /* The main thread is told that None is no handler, others that they may set none.
-     */
+    /* The main thread is told that None is no handler, others may set none at all. */
     PyObject *old = module == NULL
                         ? NULL
                         : PyObject_CallMethod(module, "signal", "iO", SIGINT, Py_None);

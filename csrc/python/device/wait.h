@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for streams, events, transfers and devices so that Ctrl-C is seen: by asking
- * again and again, or, where the driver only knows how to wait, in a thread for that.
- */
+ * again and again or, where the driver knows only how to wait, in a thread for it. */
 #pragma once
 
 #include "python/core/progress.h"
@@ -18,8 +17,7 @@ void cm_signals_init(void);
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
 /* Wait until `query` says that it is done or fails; `naps`: rather sleeping than
- * spinning. False with the exception of a signal handler. GIL held, released meanwhile.
- */
+ * spinning. False with the exception of a signal handler. GIL, released meanwhile. */
 bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
                      bool naps, cm_status *out);
 

@@ -86,8 +86,7 @@ try_again(attempt *self)
     return !is_shortage(status);
 }
 
-/* Do two pools take their memory from the same place, or count against the same limit?
- */
+/* Do two pools take memory from the same place, or count against the same limit? */
 static bool
 shares_memory(const cm_pool_config *a, const cm_pool_config *b)
 {
@@ -171,8 +170,7 @@ run_steps(attempt *self)
                               Py_BuildValue("(OiK)", capsule, r.count,
                                             (unsigned long long)r.released_nbytes));
     if (capsule != NULL) {
-        (void)PyCapsule_SetName(capsule, NULL); /* what it points to ends with the call
-                                                 */
+        (void)PyCapsule_SetName(capsule, NULL); /* what it points to ends */
         Py_DECREF(capsule);
     }
     return self->tried == NULL ? -1 : 0;
@@ -314,8 +312,7 @@ allocate_pageable(cm_state *state, uint64_t nbytes, PyObject *dtype, int ndim,
 
 /* Memory from `pool` for a new storage, first used on `stream` (NULL: any); nbytes 0
  * takes no block: host and address stay NULL. When there is not enough, all that cumem
- * knows is tried before OutOfMemoryError. 0 or -1. The caller keeps the pool meanwhile.
- */
+ * knows is tried before OutOfMemoryError. 0 or -1. The caller keeps the pool. */
 static int
 fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {

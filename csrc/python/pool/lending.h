@@ -13,8 +13,7 @@ PyObject *cm_lend_pool(PyObject *module, PyObject *pool);
 
 /* Nothing is lent or taken back until something is lent anew; blocks on loan keep their
  * pools for ever. What was lent, held, moves to `out`, which has room for that of all
- * devices. Returns how many. Blocks: while others are in here, who do not need the GIL.
- */
+ * devices. Returns how many. Blocks while others are in here, who do not need the GIL. */
 size_t cm_lending_end(cm_pool **out);
 /* At exit: what comes back is leaked, as the driver may be gone. */
 void cm_lending_leak(void);

@@ -7,15 +7,13 @@
 
 #include "python/core/state.h"
 
-/* What set_limit(), get_limit() and limit() of the package do; ends with an empty row.
- */
+/* What set_limit(), get_limit() and limit() of the package do; an empty row ends it. */
 extern PyMethodDef cm_limit_methods[];
 
 /* Once, before anything else. */
 void cm_limits_init(cm_state *state);
 /* Limits as at first, changed by CUMEM_LIMIT_PINNED, _MAPPED, _MANAGED and _DEVICE, for
- * a runtime that was just opened. 0, or -1 with a ValueError that names the variable.
- */
+ * a runtime that was just opened. 0, or -1 with a ValueError naming the variable. */
 int cm_limits_open(cm_state *state, cm_runtime *runtime);
 /* An int, or None for UINT64_MAX; new reference. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);

@@ -132,8 +132,7 @@ cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out)
 static bool
 has(const cm_pool_entry *entries, size_t count, const cm_pool *pool)
 {
-    while (count > 0 && entries[count - 1].pool != pool) { /* the last is the likeliest
-                                                            */
+    while (count > 0 && entries[count - 1].pool != pool) { /* the last is likeliest */
         count--;
     }
     return count > 0;
@@ -197,8 +196,7 @@ cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count)
 
 /* -- the one that serves a request --------------------------------------------------- */
 
-/* `flags` that are not the kind's usual ones are only served by pools that have them.
- */
+/* `flags` other than the kind's usual ones are served by pools that have them alone. */
 static bool
 can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
 {

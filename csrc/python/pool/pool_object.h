@@ -44,9 +44,7 @@ int cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out);
 cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
                         unsigned flags, int device);
 /* The innermost pool of this context that serves such a request, held; those that were
- * closed are passed over. NULL without an exception: there is none; Python code may
- * run.
- */
+ * closed are passed over. NULL without an exception: there is none. May run Python. */
 cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
                               int device);
 

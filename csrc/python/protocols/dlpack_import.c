@@ -54,8 +54,7 @@ drop_legacy(void *argument)
 static taken
 tensor_of_versioned(cm_dl_versioned *managed)
 {
-    bool ours = managed->version.major == CM_DL_MAJOR; /* else the rest lies elsewhere
-                                                        */
+    bool ours = managed->version.major == CM_DL_MAJOR; /* else the rest is elsewhere */
     return (taken){managed, drop_versioned, ours ? &managed->tensor : NULL,
                    ours ? managed->flags : 0};
 }

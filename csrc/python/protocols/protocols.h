@@ -56,8 +56,7 @@ typedef struct cm_operand {
 /* An array over one of our buffers shares the buffer's streams and unfinished
  * transfers: its storage, which the array keeps, or NULL. */
 cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
-/* A Buffer, an array or an exporter, and no value that copy() would make an array of.
- */
+/* A Buffer, an array or an exporter; no value that copy() would make an array of. */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 /* Reading one end runs foreign code and lets other threads run: from here to fini the
  * memory of a buffer cannot be freed.

@@ -75,8 +75,7 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
         if (mapped) {
             return refuse_mapping(state, storage, status);
         }
-        status = cm_ok(); /* locked by somebody else, unmapped: copies need no address
-                           */
+        status = cm_ok(); /* locked by others, unmapped: copies need no address */
         address = 0;
     }
     if (!cm_is_ok(status)) {

@@ -312,8 +312,7 @@ cm_emulated_op_device_describe(cm_emulated *emulated, int device, cm_device_info
     return 0;
 }
 
-/* What a recent data-centre GPU says, but for what is not emulated: the others are 0.
- */
+/* What a recent data-centre GPU says, but for what is not emulated: others are 0. */
 static const int attributes[] = {
     [CM_ATTRIBUTE_compute_major] = 9,
     [CM_ATTRIBUTE_multiprocessor_count] = 8,

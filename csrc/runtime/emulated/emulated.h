@@ -11,11 +11,9 @@
 
 typedef struct cm_emulated_config {
     int device_count;       /* 1 … CM_MAX_DEVICES; 0 is "a driver without devices" */
-    uint64_t memory_nbytes; /* of each device; host and managed together get 4 times it
-                             */
+    uint64_t memory_nbytes; /* of each device; host and managed together get 4 times */
     int driver_version;     /* e.g. 12000: operations that came later are missing */
-    uint32_t max_delay_us;  /* each queued piece of work waits up to this long; 0 = none
-                             */
+    uint32_t max_delay_us;  /* each queued piece of work waits up to so long; 0: none */
     uint64_t seed;          /* of the random delays */
     bool apart;             /* no device may use the memory of another */
     bool in_turn;           /* managed memory is the host's or the devices' at a time */

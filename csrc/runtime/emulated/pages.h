@@ -10,8 +10,7 @@
 typedef struct cm_emulated_pages {
     unsigned char *base;  /* of the mapping; NULL: none */
     size_t nbytes;        /* of the mapping */
-    unsigned char *start; /* of what is inside, aligned to 256 bytes, ending at a guard
-                           */
+    unsigned char *start; /* of what is inside, aligned to 256 bytes, up to a guard */
 } cm_emulated_pages;
 
 /* Map room for `nbytes` between two guard pages: untouchable where `sharing` is 0, else

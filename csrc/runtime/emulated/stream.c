@@ -371,8 +371,7 @@ check_capture(const cm_stream_thread *queue)
     return 0;
 }
 
-/* Queue a mark and wait for it: on the legacy stream it stands behind all that block.
- */
+/* Queue a mark and wait for it: on the legacy stream it is behind all that block. */
 static int32_t
 queue_wait(cm_stream_thread *queue)
 {

@@ -32,8 +32,7 @@ typedef struct cm_piece_regions {
 
 typedef enum cm_many_way {
     CM_MANY_ALONE, /* as a copy of its own */
-    /* those first that only queue work; then those for which the host works meanwhile
-     */
+    /* those first that only queue work; then those for which the host works as well */
     CM_MANY_TABLE, /* by the kernel, or for long runs the copy engine, of `device` */
     CM_MANY_PEER,  /* from src_device to device */
     CM_MANY_DOWN,  /* gathered by the device, spread out by the host's threads */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies between two ends that the host reaches: in pieces, between which the thread
- * that runs the job may be interrupted or do other work; long ones by the workers as
- * well.
- */
+ * that runs the job may be interrupted or do other work; long ones by workers, too. */
 #include "base/fresh_pages.h"
 #include "transfer/routes/routes.h"
 

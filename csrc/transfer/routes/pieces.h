@@ -17,8 +17,7 @@ CM_NODISCARD cm_status cm_many_look(const cm_many *many);
 /* On the way up: does the slot hold several runs, all for memory of the device? */
 bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
 /* On the way up, queue what lies in a slot, or already in memory of the device
- * (`block`, else 0), to where it belongs; on the way down, what belongs into the slot.
- */
+ * (`block`, else 0), to where it belongs; on the way down, what belongs in the slot. */
 CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,
                                          cm_address block);
 /* The host's part of it: a cm_move_part whose context is the cm_many. */

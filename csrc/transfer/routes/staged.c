@@ -127,8 +127,7 @@ fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
 }
 
 /* A kernel may read or write the slot itself: where it is the host's memory that it
- * reaches in the order of the stream, and where the device has no memory for a block.
- */
+ * reaches in the stream's order, and where the device has no memory for a block. */
 static cm_status
 move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status refused)
 {

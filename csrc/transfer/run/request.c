@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry: from a request to a job that runs here, on a stream or in the background.
- */
+/* The entry: from a request to a job: here, on a stream or in the background. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,8 +58,7 @@ plan_many(cm_job *job, const cm_copy_request *request)
     return cm_ok();
 }
 
-/* A copy from a device to memory of the host whose pages are not there yet, in one run.
- */
+/* A copy from a device to host memory whose pages are not there yet, in one run. */
 static bool
 is_fresh(const cm_job *job)
 {
@@ -175,8 +173,7 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
         return cm_is_ok(given) ? given : cm_job_finish(job, given, true);
     }
     ticket->started = true;
-    /* What fails in the background is learnt from the ticket, whichever thread ran it.
-     */
+    /* What fails in the background the ticket tells, whichever thread ran it. */
     cm_status status = run_here(job, !background);
     return background ? cm_ok() : status;
 }

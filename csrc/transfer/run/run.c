@@ -42,8 +42,7 @@ end_asynchronously(cm_job *job)
 }
 
 /* All up to the moving. What is queued behind the work of others cannot be called back:
- * a call that may be interrupted, and then leaves nothing behind, waits for that first.
- */
+ * a call that may be interrupted, and leaves nothing behind, waits for that first. */
 static cm_status
 prepare_stream(cm_job *job)
 {

@@ -21,8 +21,7 @@ CM_NODISCARD cm_status cm_job_plan(cm_job *job, const cm_copy_request *request);
  * with job->wait set: to be called again once it need not wait any more. */
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
 /* Everything is given back, and the ticket is done with `status`, unless it was
- * submitted. `tells`: the caller tells the user of a failure itself. Returns `status`.
- */
+ * submitted. `tells`: the caller tells the user of a failure. Returns `status`. */
 CM_NODISCARD cm_status cm_job_finish(cm_job *job, cm_status status, bool tells);
 
 /* job_threads.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
