@@ -26,8 +26,7 @@ typedef struct cm_address_map {
     uint64_t count;
 } cm_address_map;
 
-/* `address`, not 0 and not in it, gets `value`, not NULL. False: no memory, nothing is
- * done. */
+/* `address`, not 0 and not in it, gets `value`, not NULL. False: there is no memory. */
 CM_NODISCARD bool cm_address_map_put(cm_address_map *map, uint64_t address,
                                      void *value);
 /* Its value, NULL: it has none; `takes`: it has none from now on. */

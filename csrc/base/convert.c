@@ -69,8 +69,7 @@ pick_64(bool is, uint64_t yes, uint64_t no)
     return no ^ ((yes ^ no) & (0 - (uint64_t)is));
 }
 
-/* Exponents are moved; a subnormal gets the lowest one, whose leading bit is then taken
- * away. */
+/* Exponents are moved; a subnormal gets the lowest, then loses its leading bit. */
 static inline float
 f32_of_half(uint16_t half)
 {

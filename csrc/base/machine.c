@@ -17,8 +17,7 @@
 
 /* -- text files --------------------------------------------------------------------------- */
 
-/* The file at root + path; the caller frees it. NULL when it cannot be read, or is
- * empty. */
+/* The file at root + path, to be freed. NULL: it cannot be read, or is empty. */
 CM_PRINTF(2, 3)
 static char *
 load(const char *root, const char *format, ...)
@@ -173,8 +172,7 @@ find_own(char *text, const char *controller, bool v2)
     return NULL;
 }
 
-/* Where the group `own` lies below what is mounted, "" for just there; NULL: outside of
- * it. */
+/* Where the group `own` lies below what is mounted, "": just there; NULL: outside. */
 static const char *
 path_inside(const char *own, const mount *m)
 {

@@ -41,8 +41,7 @@ typedef struct cm_cpus {
     cpu_set_t sets[8];
 } cm_cpus;
 
-/* The CPUs that the calling thread may run on. False when not known; *out is then
- * empty. */
+/* The CPUs that the calling thread may run on. False: not known; *out is then empty. */
 bool cm_cpus_read(cm_cpus *out);
 unsigned cm_cpus_count(const cm_cpus *cpus);
 

@@ -24,8 +24,7 @@ typedef struct fork_list {
     atomic_bool is_set; /* what is below is called at forks */
 } fork_list;
 
-/* The one of the process: what is called at a fork gets no argument and cannot be taken
- * back. */
+/* The one of the process: what a fork calls gets no argument and stays for ever. */
 static fork_list *
 the_list(void)
 {

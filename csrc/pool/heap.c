@@ -105,8 +105,7 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 /* -- bins ----------------------------------------------------------------------------- */
 
 /* Bins 3 % apart, a bitmap over them, and a look at a few spans of a bin: the answer is
- * the best fit or within 3 % of it, and its time does not depend on how many spans
- * there are. */
+ * the best fit or within 3 % of it, and its time does not grow with the spans. */
 enum {
     UNIT_SHIFT = 6,      /* sizes in 64 B */
     MANTISSA_BITS = 5,   /* 32 bins for each power of two */

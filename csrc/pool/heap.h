@@ -133,8 +133,7 @@ cm_heap_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes,
 void cm_heap_settle(cm_heap *heap, const cm_heap_view *view);
 
 /* The best free span for `nbytes`, cut to size and LIVE; its address is a multiple of
- * `align` (a power of two). READY spans are settled first if nothing else fits. NULL:
- * none. */
+ * `align` (a power of two). READY spans are settled if no other fits. NULL: none. */
 cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
                            const cm_heap_view *view);
 /* As above, but looks at every free span. */

@@ -560,8 +560,7 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
  * while this thread is neither poller nor grower. */
 
 /* False: nothing of the goal is left that can be asked about, or asking fails. A wait
- * that nobody interrupts sits in the runtime, and takes no fences: it waits for their
- * devices. */
+ * that nobody interrupts sits in the runtime, without fences: it waits for devices. */
 static bool
 is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
 {

@@ -28,8 +28,7 @@ typedef struct cm_pool_config {
     int numa_node; /* host memory: where its pages belong; -1: nearest to the device */
     /* So much freed memory that someone unknown may still use waits before a miss takes
      * a fence. A fence breaks a capture that another library has going on a stream of
-     * its own, and no driver can say whether one has: it is taken seldom. Trim always
-     * takes it. */
+     * its own, and no driver says whether one has: seldom taken, but by trim always. */
     uint64_t fence_limit_nbytes;
     /* Borrowed, may be NULL: charged with what is reserved, as is a budget of the
      * pool's own, unlimited at first, that cm_pool_get_config() tells in its place. */
@@ -168,8 +167,7 @@ enum {
  * and a fence is taken at the next look. A runtime failure while recording turns into a
  * fence; so does a stream that nobody keeps alive, and one beyond the 255 that a pool
  * tells apart. A block used in a capture, or on a stream that is capturing now, belongs
- * to the graph: it comes back when the pool ends. In a forked child the block is
- * leaked. */
+ * to the graph: it comes back when the pool ends. In a forked child it is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
 /* True when cm_pool_free() of such a block makes no runtime call. */
@@ -183,8 +181,7 @@ cm_pool *cm_block_pool(const cm_block *block);
  * managed and device memory. */
 bool cm_block_is_inherited(const cm_block *block);
 
-/* A cm_pool_free() without flags, if it makes no runtime call; else false, and nothing
- * is done. */
+/* A cm_pool_free() without flags, if that makes no runtime call; false: undone. */
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 
@@ -236,8 +233,7 @@ typedef struct cm_block_row {
     cm_block_state state;
 } cm_block_row;
 
-/* All segments and blocks at one moment. Owns: *out is the caller's to free(). Fails:
- * CM_ENOMEM. */
+/* All segments and blocks at one moment. *out is to be freed. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count);
 
 const cm_pool_config *cm_pool_get_config(const cm_pool *pool);

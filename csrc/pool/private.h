@@ -218,8 +218,7 @@ void cm_pool_drop_slots(cm_pool *pool, bool orphans_only);
 
 /* Blocks in flight; without the lock. */
 
-/* All that must end before the block of `span` is idle; in no list yet. NULL: no
- * memory. */
+/* All that must end before the block of `span` is idle; in no list. NULL: no memory. */
 cm_flight *cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
                             uint32_t use_count, unsigned flags);
 /* Bytes of blocks that wait for a device, of which no event tells. */

@@ -476,8 +476,7 @@ note_asked_locked(const cm_registration *r, cm_page_piece *p)
     p->asked_end = asked_end > p->asked_end ? asked_end : p->asked_end;
 }
 
-/* Put a new piece over [base, end), a gap, and take a share of it. The lock is let go
- * meanwhile. */
+/* Put a new piece over [base, end), a gap, and take a share. Lets go of the lock. */
 static cm_status
 add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 {

@@ -3,8 +3,7 @@
  * host memory as populated huge pages that are registered afterwards, which takes a
  * fraction of what cudaHostAlloc does. Of the latter each chunk is a mapping of its
  * own, registered by one call: no copy may cross the edge of a registration, so
- * neighbours never join, and a chunk that the call does not take whole is the
- * runtime's. */
+ * neighbours never join, and a chunk not taken whole by the call is the runtime's. */
 #include "pool/source.h"
 
 #include <ctype.h>

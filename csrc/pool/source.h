@@ -55,8 +55,7 @@ struct cm_source {
 };
 
 /* The source for `config` on this machine and driver: the first of those below that
- * can be had. Inside a cm_scope. Fails: CM_ENOMEM; CM_EINVALID; calls that ask the
- * device. */
+ * can be had. Inside a cm_scope. Fails: CM_ENOMEM; CM_EINVALID; the device's calls. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_pool_config *config,
                                       cm_source **out);
 

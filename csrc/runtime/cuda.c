@@ -112,8 +112,7 @@ find_function(const char *name, int version, int driver_version)
 static void
 find_functions(cm_cuda *cuda)
 {
-    /* ISO C has no cast from an object pointer to a function; POSIX gives both one
-     * size. */
+    /* ISO C casts no object pointer to a function; POSIX gives both one size. */
 #define FIND_FUNCTION(name, version)                                                   \
     {                                                                                  \
         void *address = find_function(#name, version, cuda->base.driver_version);      \
@@ -288,8 +287,7 @@ prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                   pointer(stream));
 }
 
-/* Of a NUMA node the attribute that old drivers have too says that it is the host, or
- * nothing. */
+/* Of a NUMA node the attribute of old drivers says that it is the host, or nothing. */
 static int32_t
 range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
                 int *out, int count)
@@ -410,8 +408,7 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
 
 /* ---- the table --------------------------------------------------------------------- */
 
-/* What each operation does, in the words of its row in ops.h: a call, or a function
- * above. */
+/* What each operation does, in the words of its row in ops.h: a call, or the above. */
 #define DO_driver_version cudaDriverGetVersion(out)
 #define DO_runtime_version cudaRuntimeGetVersion(out)
 #define DO_device_count FIND(int, cudaGetDeviceCount(&found))

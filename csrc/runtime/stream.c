@@ -55,8 +55,7 @@ destroy_handle(cm_runtime *rt, int device, uint64_t handle)
         return; /* it leaks */
     }
     /* Nothing can be done about a stream that does not go away: it may be gone for all
-     * the failure says, and a second try would meet another stream that has its handle
-     * now. */
+     * the failure says, and a second try would meet one that has its handle now. */
     cm_ignore(cm_rt_stream_destroy(rt, handle));
     cm_device_leave(rt, &guard);
 }
@@ -171,8 +170,7 @@ may_capture_for_good(cm_stream *stream)
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    /* Another thread's reference goes when its own wait is over, which says nothing of
-     * ours. */
+    /* Another thread's reference goes when its own wait is over, whatever ours does. */
     bool may_join =
         stream->handle > CM_STREAM_LEGACY
         && (atomic_load_explicit(&stream->capture_refs, memory_order_relaxed)

@@ -96,8 +96,7 @@ cm_buffer_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *base = self->base;
     PyObject_Free(self);
-    /* after the object: the storage may release the GIL, and other threads must not see
-     * it */
+    /* after the object: the storage may release the GIL, and others must not see it */
     cm_storage_release(storage, true);
     Py_DECREF(dtype);
     Py_XDECREF(base);

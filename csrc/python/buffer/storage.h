@@ -135,8 +135,7 @@ void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by,
 /* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
  * written; with `streams` for its streams' work too. 0, or -1 with the failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);
-/* The transfers alone, not what fill() queued: for work that is ordered after that
- * anyway. */
+/* The transfers alone, not what fill() queued: for work that comes after it anyway. */
 int cm_storage_wait_pending(cm_storage *storage);
 /* Keep free() and shutdown() of other threads away (BufferError) while a call of ours
  * works on it without the GIL. */

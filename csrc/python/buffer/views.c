@@ -75,8 +75,7 @@ apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
     }
     int64_t new_stride;
     if (!cm_mul_i64(stride, (int64_t)step, &new_stride)) {
-        new_stride = stride; /* such a step leaves one element or none: any stride will
-                                do */
+        new_stride = stride; /* such a step leaves one element at most: any will do */
     }
     return push_axis(at, (int64_t)count, new_stride);
 }

@@ -26,8 +26,7 @@ typedef struct cm_copy_how {
 } cm_copy_how;
 
 /* Checks shapes (broadcast of the source), dtypes (see cm_casting) and read-only
- * targets. Returns a new Transfer, a list of one for each of `targets`, or None when
- * blocking. */
+ * targets. A new Transfer, a list of one for each of `targets`, None when blocking. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);
 /* Wait for it. 0, or -1 with an exception. */

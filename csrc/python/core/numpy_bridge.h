@@ -37,8 +37,7 @@ PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 bool cm_numpy_is_array(PyObject *object);
 bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
 /* The object that owns an array's memory: its last base that is no array, looking
- * through a memoryview. New reference; NULL without an exception when the array owns it
- * itself. */
+ * through a memoryview. New reference; NULL without an exception: the array owns it. */
 PyObject *cm_numpy_owner(PyObject *array);
 void *cm_numpy_data(PyObject *array);
 /* Of a region only shape, strides and itemsize, of any dtype. */

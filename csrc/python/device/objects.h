@@ -81,8 +81,7 @@ typedef struct cm_detached_event {
 
 /* A new Event on `device` (trusted). NULL with CudaError. */
 PyObject *cm_event_object_new(cm_state *state, int device, bool timing, bool blocking);
-/* Move the event to the end of `stream` (borrowed). 0, or -1 with ValueError,
- * CudaError. */
+/* Move the event to the end of `stream` (borrowed). 0; -1: ValueError, CudaError. */
 int cm_event_record(cm_event_object *event, const cm_stream *stream);
 /* Let `stream` wait for it. 0, or -1 with ValueError, CudaError. */
 int cm_event_order(cm_event_object *event, cm_stream *stream);

@@ -144,8 +144,7 @@ fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
     fill_extents(buffer, plan);
 }
 
-/* From plan->pool, which nobody closes meanwhile. NULL without an exception: it takes
- * more. */
+/* From plan->pool, which nobody closes meanwhile. NULL, no exception: it takes more. */
 static CM_INLINE PyObject *
 make(cm_state *state, cm_kind kind, const fast_plan *plan)
 {

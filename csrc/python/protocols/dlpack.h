@@ -107,8 +107,7 @@ _Static_assert(offsetof(cm_dl_exchange, from_object) == 24
 /* 0, or -1 with BufferError when DLPack has no code for the dtype. One of another
  * package is asked for its name, which may run Python code. */
 int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
-/* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used when it is
- * there). */
+/* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used where it is). */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 
 /* As __dlpack__(max_version=(1, 3), copy=False) of a consumer on the current stream. */

@@ -176,8 +176,7 @@ read_tensor(const cm_dl_tensor *tensor, cm_import *import)
     return cm_import_measure(import, WHAT);
 }
 
-/* Does what the driver says of the pointer agree with the device, whose memory is of
- * this kind? */
+/* Does what the driver says fit the device, whose memory is of this kind? */
 static int
 check_claim(const cm_pointer_info *info, cm_dl_device device, cm_kind kind)
 {
@@ -308,8 +307,7 @@ find_table(cm_state *state, PyObject *type)
     return table;
 }
 
-/* Such a tensor is refused by __dlpack__(), which says what to do. -1 with an
- * exception. */
+/* Such a tensor is refused by __dlpack__(), which says what to do. -1: it raised. */
 static int
 has_gradient(const cm_state *state, PyObject *object)
 {
@@ -426,8 +424,7 @@ choose_stream(cm_state *state, cm_dl_device device, cm_stream *given, cm_stream 
         *out = cm_stream_take(state, given);
         return 0;
     }
-    /* a stream of another device says nothing to the exporter: one of its own goes
-     * between */
+    /* a stream of another device says nothing to the exporter: one of its own helps */
     *out = cm_stream_from_object(state, Py_None, where);
     return *out == NULL ? -1 : 0;
 }

@@ -40,8 +40,7 @@ int cm_import_probe(cm_state *state, cm_import *import, const char *what,
  * ordinary or no memory; `device` is used then). */
 void cm_import_place(cm_import *import, const cm_pointer_info *info, int device);
 
-/* An object that gives these shares back at its end; takes them over. NULL with an
- * exception. */
+/* An object that gives these shares back at its end; takes them. NULL: it raised. */
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
@@ -53,8 +52,7 @@ int cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t ha
 int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
                     uint64_t handle);
 
-/* The buffer. Takes over `drop` on success only, `locked` never. NULL with an
- * exception. */
+/* The buffer. Takes over `drop` on success only, `locked` never. NULL: it raised. */
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
 /* An ndarray's memory; the driver is not asked about up to `unasked` bytes. `dtype` and

@@ -333,8 +333,7 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     return 0;
 }
 
-/* `code`, or if that is 0 CM_CUDA_ILLEGAL_ADDRESS when the memory was unmapped under
- * the work. */
+/* `code`, or if that is 0 CM_CUDA_ILLEGAL_ADDRESS: it was unmapped under the work. */
 static int32_t
 unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 {
@@ -686,8 +685,7 @@ page_run(cm_emulated *emulated, cm_emulated_job *base)
         move_pages(range, job->address, job->nbytes, job->location);
         return 0;
     }
-    /* Whole pages, those too of which only a part was named: who names them is to
-     * know. */
+    /* Whole pages, those too of which a part was named: who names them is to know. */
     uint64_t page_nbytes = cm_page_nbytes();
     for (EACH_PAGE(range, job->address, job->nbytes, page)) {
         uint64_t offset = (uint64_t)(page - range->pages) * page_nbytes;

@@ -170,8 +170,7 @@ cm_emulated_of(const cm_runtime *rt)
     return (cm_emulated *)(uintptr_t)rt;
 }
 
-/* What none of its objects ever had, of whatever kind; 16 more make functions of a
- * module. */
+/* What none of its objects ever had, of any kind; 16 more are a module's functions. */
 static inline uint64_t
 cm_emulated_new_handle(cm_emulated *emulated)
 {
@@ -196,8 +195,7 @@ cm_emulated_thread *cm_emulated_self(cm_emulated *emulated);
 bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
 
-/* Opens every gate, waits for all work and the ends of the threads. Nobody calls any
- * more. */
+/* Opens every gate, waits for all work and the threads' ends. Nobody calls any more. */
 void cm_emulated_streams_end(cm_emulated *emulated);
 
 /* Queue a copy of the job, a struct of `nbytes` (dropped on failure too); with `wait`
@@ -210,8 +208,7 @@ int32_t cm_emulated_device_of(cm_emulated *emulated, uint64_t stream, int *out);
 /* Free what a job that was not submitted owns, and let go of what its ends hold. */
 void cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job);
 
-/* Destroy the device's streams and events and forget its fault; its work was waited
- * for. */
+/* Destroy the device's streams and events and forget its fault; its work is over. */
 void cm_emulated_streams_reset(cm_emulated *emulated, int device);
 
 /* -- memory.c -------------------------------------------------------------------------- */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A queue is the thread behind a stream, an item is one piece of work in it. An event
  * remembers the item it was recorded as, so that what waits for it is not moved by
- * recording it again. Handles of events are never used twice: a stale one is always
- * seen. */
+ * recording it again. Handles of events are never used twice: a stale one is seen. */
 #include "runtime/emulated/private.h"
 
 #include <errno.h>
@@ -309,8 +308,7 @@ default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     return 0;
 }
 
-/* The queue behind a handle. Only tests' hooks come without a context, and mean device
- * 0. */
+/* The queue behind a handle. Only tests' hooks have no context, and mean device 0. */
 static int32_t
 queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 {
@@ -552,8 +550,7 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     queue->priority = priority > PRIORITY_LEAST      ? PRIORITY_LEAST
                       : priority < PRIORITY_GREATEST ? PRIORITY_GREATEST
                                                      : priority;
-    /* Handles come back, as on a real device: one that is kept past its stream names
-     * another. */
+    /* Handles come back, as on a real device: one kept past its stream is another's. */
     queue->handle = streams->reused_handle != 0 ? streams->reused_handle
                                                 : cm_emulated_new_handle(emulated);
     streams->reused_handle = 0;

@@ -13,8 +13,7 @@ enum {
     AHEAD_MAX = 256, /* far more than a device is ever behind */
 };
 
-/* One call. Group g has the shape shapes[g]; groups[i] is that of piece i, 0 if it goes
- * alone. */
+/* One call. Group g has the shape shapes[g]; groups[i] is piece i's, 0: goes alone. */
 typedef struct batch {
     cm_engine *engine;
     const cm_many_request *request;
@@ -265,8 +264,7 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
         cm_status waited = wait_for_part(b, i);
         status = cm_is_ok(waited) ? status : waited;
     }
-    /* What has not begun does not; the last first, so that none comes after one that is
-     * not made. */
+    /* What has not begun does not; the last first: none comes after one not made. */
     for (uint64_t i = b->part_count; status.code == CM_ECANCELLED && i > 0; i--) {
         (void)cm_ticket_cancel(b->parts[i - 1]);
     }

@@ -9,8 +9,7 @@
 
 #include "transfer/plan/plan.h"
 
-/* Bits by the index of the device whose memory it is. Zero but for `rt` until it is
- * asked. */
+/* Bits by the index of the device whose memory it is. Zero but for `rt` until asked. */
 typedef struct cm_peer_access {
     cm_runtime *rt; /* borrowed */
     _Atomic uint64_t asked[CM_MAX_DEVICES];

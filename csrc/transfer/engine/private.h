@@ -18,8 +18,7 @@ enum {
     CM_MAX_JOB_THREADS = 4,
     CM_CACHE_SLOTS = 16, /* spare events or streams of a device */
     /* Shorter memory is not looked at by cm_pages_look(), which takes as long as
-     * copying a few KiB: to and from a device; between two ends on the host, and of
-     * many. */
+     * copying a few KiB: to and from a device; between two host ends, and of many. */
     CM_LOOK_NBYTES = 64 << 10,
     CM_LOOK_HOST_NBYTES = 1 << 20,
     CM_PARK_AFTER_NS = 1000 * 1000,   /* a job thread that has waited so long goes on to

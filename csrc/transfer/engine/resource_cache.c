@@ -72,8 +72,7 @@ cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* Of that stream, else one that nobody has, or a free place; NULL: there is none. Lock
- * held. */
+/* Of that stream, else one that nobody has, or a free place; NULL: none. Lock held. */
 static cm_side_stream *
 find_side(cm_resource_cache *cache, uint64_t beside)
 {

@@ -31,8 +31,7 @@ faults_of(const cm_file_job *file)
     return faults != NULL && faults->is_on ? faults : NULL;
 }
 
-/* False: the read or write fails without being made; errno is set, or 0: it moves
- * nothing. */
+/* False: the read or write fails unmade; errno is set, or 0: it moves nothing. */
 static bool
 may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 {

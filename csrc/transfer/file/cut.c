@@ -32,8 +32,7 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
-/* Those of devices come first: from the first chunk of the host on no slot needs
- * memory. */
+/* Those of devices come first: from the host's first chunk on no slot needs memory. */
 bool
 cm_file_find_next(cm_file_job *file)
 {
@@ -69,8 +68,7 @@ limit_of(const cm_file_job *file, int device, bool is_strided)
  * not goes past it, where the file system lets us, and else is announced. */
 enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 
-/* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset` of the
- * file. */
+/* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset`. */
 static void
 look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
@@ -78,8 +76,7 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        /* By its middle, which is further on than the kernel reads ahead for the chunk
-         * before. */
+        /* By its middle, further than the kernel reads ahead for the chunk before. */
         uint64_t length = cm_least(nbytes, limit_of(file, chunk->device, false));
         uint64_t probe = cm_least(length, PROBE_NBYTES);
         chunk->is_cold = !cm_file_is_cached(file, offset + (length - probe) / 2, probe);

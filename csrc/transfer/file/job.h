@@ -8,8 +8,7 @@
 #include "transfer/file/file.h"
 
 /* What is moved at a time is one run of the file, or a few short ones. Plain data;
- * the thread that runs the job writes it, and the workers read it while a task is
- * posted. */
+ * the job's thread writes it, the workers read it while a task is posted. */
 enum {
     CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is moved in place */
     CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one call past the page cache */

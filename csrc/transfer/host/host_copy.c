@@ -32,8 +32,7 @@ struct block {
     copy_block rest;     /* what it leaves */
 };
 
-/* Each run by `move`. memcpy of a constant size is plain loads and stores of any
- * alignment. */
+/* Each run by `move`. memcpy of a constant size is unaligned loads and stores. */
 #define DEFINE_COPY_BLOCK(name, move, nbytes)                                          \
     static void copy_block_##name(const block *b, char *dst, const char *src,          \
                                   size_t run_nbytes)                                   \

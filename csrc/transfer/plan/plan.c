@@ -14,8 +14,7 @@ cm_plan_staged_route(const cm_layout *layout, bool up)
 }
 
 /* Between host and host: can a device that works in a stream's order reach both, or
- * one? The runtime's own copy would keep the calling thread until the stream came to
- * it. */
+ * one? The runtime's own copy would keep the caller until the stream came to it. */
 static int
 find_host_device(const cm_plan_ends *ends)
 {

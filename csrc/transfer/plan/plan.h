@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a copy is to be made: the route, the device that does it, and the loops. Pure:
- * what must be asked of others (is this host range page-locked?) comes in as plain
- * facts. */
+ * what must be asked of others (is this host range page-locked?) comes in as facts. */
 #pragma once
 
 #include "transfer/plan/layout.h"

@@ -107,8 +107,7 @@ cm_status
 cm_region_broadcast(const cm_region *dst, cm_region *src)
 {
     int64_t strides[CM_MAX_NDIM];
-    /* Leading lengths of 1 that the target lacks are dropped, as NumPy's assignment
-     * does. */
+    /* Leading lengths of 1 that the target lacks are dropped, as NumPy does. */
     int extra = src->ndim > dst->ndim ? src->ndim - dst->ndim : 0;
     for (int axis = 0; axis < extra; axis++) {
         if (src->shape[axis] != 1) {

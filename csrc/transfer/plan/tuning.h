@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The thresholds of the engine that may be set, in one plain struct; others are
  * constants of the one file that uses them. Each copy has its own copy of it, taken at
- * the beginning, so that another may be set at any time. Knows of no engine, no
- * runtime. */
+ * the beginning: another may be set at any time. Knows of no engine, no runtime. */
 #pragma once
 
 #include <stdint.h>

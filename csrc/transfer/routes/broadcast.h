@@ -23,6 +23,5 @@ CM_NODISCARD cm_status cm_targets_begin(cm_job *job);
 /* Queue the slot's bytes for the other devices, as the job did for its own; the slot's
  * event tells of all. */
 CM_NODISCARD cm_status cm_targets_send(cm_job *job, cm_slot *s);
-/* All is queued but copies on the same device; the job's stream then comes after all
- * others. */
+/* All is queued but copies on the same device; the job's stream comes last. */
 CM_NODISCARD cm_status cm_targets_end(cm_job *job);

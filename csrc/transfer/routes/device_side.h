@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a job does on devices, whichever is current: packed bytes in blocks of their
- * memory, and work on more streams than its own. Locks: none; of the thread that runs
- * the job. */
+ * memory, and work on more streams than its own. Locks: none; of the job's thread. */
 #pragma once
 
 #include "transfer/engine/job.h"

@@ -54,8 +54,7 @@ cm_slot_at(cm_ring *ring, uint64_t index)
     return &ring->slots[index % ring->slot_count];
 }
 
-/* Make job->ring, if it is not there: a job that waited has one already. Fails: CM_EFAULT,
- * CM_ENOMEM. */
+/* Make job->ring; a job that waited has one already. Fails: CM_EFAULT, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
 /* One where there is none yet, for what `cut_next` cuts: the next piece, and whether
  * that is the last. */

@@ -42,8 +42,7 @@ void cm_job_move_part(const void *context, const cm_layout *part, void *dst,
                       const void *src, bool wide);
 /* A group for the job's parts, which are moved as it wants them. */
 void cm_job_open_group(cm_job *job, cm_task_group *group);
-/* Move what `layout` describes by all threads, each part of the target written by one.
- * Blocks. */
+/* Move what `layout` describes by all threads, each part written by one. Blocks. */
 void cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
                   cm_copy_way way);
 /* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's). */

@@ -73,8 +73,7 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
     }
 }
 
-/* The user goes away; what is queued keeps its ends behind a ticket. False: there can
- * be none. */
+/* The user goes away; what is queued keeps its ends by a ticket. False: none. */
 static bool
 leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status status)
 {
@@ -119,8 +118,7 @@ typedef struct short_copy {
     bool kept;            /* ... and a ticket has the keeps */
 } short_copy;
 
-/* Within a device, or between two that reach each other: then the runtime's own way is
- * the best. */
+/* Within a device, or between two that reach each other: the runtime's way is best. */
 static bool
 is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *src,
                 uint64_t nbytes)
@@ -293,8 +291,7 @@ finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
     }
 }
 
-/* All pieces are packed in turn by the threads that are awake, and sent as they are
- * ready. */
+/* All pieces are packed in turn by the threads that are awake, and sent when ready. */
 static cm_status
 send_pieces(short_copy *c)
 {
@@ -394,8 +391,7 @@ move_pieces(short_copy *c)
     return status;
 }
 
-/* Ordinary memory goes by way of a page-locked block, unless the runtime's own way is
- * no slower. */
+/* Ordinary memory goes by a page-locked block unless the runtime is no slower. */
 static bool
 is_worth_a_block(const short_copy *c)
 {

@@ -81,8 +81,7 @@ choose_way(const cm_job *job, const cm_layout *layout)
     return by_all ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
 
-/* Bytes from their places to the slot, or what came down to where it belongs, by the
- * workers. */
+/* Bytes from their places to the slot, or from it to their places, by the workers. */
 static cm_status
 move_on_host(cm_job *job, cm_slot *s)
 {

@@ -40,8 +40,7 @@ share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
 }
 
 /* On a stream, but with the last step done by the host: in the call that asks for it,
- * as no stream orders what the host writes. The parts of a whole are waited for
- * together. */
+ * as no stream orders what the host writes. A whole's parts are waited for together. */
 static bool
 is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
 {
