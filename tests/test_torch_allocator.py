@@ -380,6 +380,25 @@ def test_what_comes_back_after_shutdown_is_leaked(emulated) -> None:
         give(again)
 
 
+def test_what_is_on_loan_at_shutdown_counts_no_longer_whoever_lent_it(emulated) -> None:
+    one = cumem.Pool("device")
+    _core._lend(one)
+    address = address_of(MIB)
+    _core._lend(cumem.default_pool("device"))
+    one.close()  # only what is on loan keeps it
+    other = address_of(MIB)
+    cached = cumem.empty_device(30 * MIB, "u1")
+    cumem.shutdown()
+    assert cached.closed
+    for late in (address, other):
+        give(late)
+    with cumem.limit("device", 2 * MIB):
+        _core._lend(cumem.default_pool("device"))
+        again = address_of(MIB)
+        assert lend(3 * MIB, 0, None) is None
+        give(again)
+
+
 def test_shutdown_waits_for_calls_that_are_under_way(emulated) -> None:
     ended = threading.Event()
     counts = [0, 0]

@@ -270,16 +270,6 @@ give_memory_back(detached_state *old)
         /* The release frees too, but has nobody to tell what failed. */
         first = cm_first_failure(
             first, cm_pool_trim(old->pools[i], 0, &uninterrupted, &released));
-        size_t known = 0; /* one that was lent comes twice */
-        while (old->pools[known] != old->pools[i]) {
-            known++;
-        }
-        cm_pool_counters counters;
-        cm_pool_read(old->pools[i], &counters);
-        if (known == i && counters.live_count > 0) { /* on loan for ever: not ours */
-            cm_budget_refund(cm_pool_get_config(old->pools[i])->budget,
-                             counters.reserved_nbytes);
-        }
         cm_pool_release(old->pools[i]);
     }
     return first;

@@ -223,6 +223,17 @@ cm_lend_pool(PyObject *module, PyObject *op)
     return cm_py_answer(state, status, "while lending a pool", Py_NewRef(Py_None));
 }
 
+/* It is kept for ever by what is on loan, and counts against its own limit alone. */
+static void
+forsake(cm_pool *pool)
+{
+    cm_budget *budget = cm_pool_get_config(pool)->budget;
+    cm_pool_counters counters;
+    cm_pool_read(pool, &counters);
+    cm_budget_refund(budget->parent, counters.reserved_nbytes);
+    budget->parent = NULL;
+}
+
 size_t
 cm_lending_end(cm_pool **out)
 {
@@ -239,8 +250,10 @@ cm_lending_end(cm_pool **out)
         }
     }
     for (uint64_t i = 0; i < lending.loans.room; i++) {
-        if (lending.loans.entries[i].value != NULL) {
-            end_loan(lending.loans.entries[i].value);
+        loan *ended = lending.loans.entries[i].value;
+        if (ended != NULL) {
+            forsake(ended->pool);
+            end_loan(ended);
         }
     }
     cm_address_map_fini(&lending.loans);
