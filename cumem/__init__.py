@@ -26,6 +26,7 @@ from cumem._core import (
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from cumem import info as info
     from cumem import units as units
     from cumem.calibration import Calibration, calibrate
     from cumem.choosing import Recommendation, recommend
@@ -325,11 +326,29 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "safetensors.save": ("save_safetensors",),
     "snapshot": ("Block", "Segment", "Snapshot"),
-    "units": (),
     "tuning": ("Configuration", "configure"),
     "extension.values": (),
     "extension.views": (),
     "workspace": ("Workspace",),
+}
+
+
+#: Modules that are there without an import of their own.
+_MODULES = ("info", "units")
+#: What other libraries have by a name that is not here, and what to type.
+_ELSEWHERE = {
+    "arange": "use cumem.array(np.arange(n))",
+    "as_tensor": "use cumem.asarray(obj)",
+    "concatenate": "use cumem.copy(out[part], buf) for each part",
+    "from_dlpack": "use cumem.asbuffer(obj)",
+    "from_numpy": "use cumem.asbuffer(obj)",
+    "frombuffer": "use cumem.asbuffer(obj)",
+    "integrations": "import cumem.integrations.torch, .cupy, .numba or .cuda_core",
+    "ones": "use cumem.full(shape, 1)",
+    "ones_like": "use cumem.full_like(buf, 1)",
+    "savez_compressed": "use cumem.savez(file), which does not compress",
+    "stack": "use cumem.copy(out[index], buf) for each index",
+    "tensor": "use cumem.array(obj)",
 }
 
 
@@ -348,10 +367,12 @@ def __getattr__(name: str) -> object:
     for module, names in _LATER.items():
         if name in names:
             return getattr(_load(module), name)
-    if name == "units":
-        return _load(name)
-    raise AttributeError(f"module 'cumem' has no attribute {name!r}")
+    if name in _MODULES:
+        return import_module(f"cumem.{name}")
+    text = f"module 'cumem' has no attribute {name!r}"
+    hint = _ELSEWHERE.get(name)
+    raise AttributeError(text if hint is None else f"{text}; {hint}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "units"})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -570,6 +570,19 @@ def test_every_hint_of_a_member_can_be_typed(runtime) -> None:
     assert known
 
 
+def test_functions_of_others_say_what_to_type() -> None:
+    for name, hint in cumem._ELSEWHERE.items():
+        if name != "integrations":  # which another test may have imported
+            assert not hasattr(cumem, name)
+            assert name not in dir(cumem)
+        for there in re.findall(r"cumem\.(\w+)\(", hint):
+            assert callable(getattr(cumem, there)), hint
+    with pytest.raises(AttributeError, match=r"'ones'; use cumem\.full\(shape, 1\)"):
+        cumem.ones  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"attribute 'nonsense'$"):
+        cumem.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
 # -- devices, streams and events -------------------------------------------------------
 
 
@@ -752,14 +765,21 @@ def test_names_that_two_peers_share_do_what_theirs_do(emulated) -> None:
         event.wait("nonsense")
 
 
-def test_units_can_be_reached_without_an_import_of_their_own() -> None:
-    code = (
-        "import cumem; print(cumem.units.parse_nbytes('4 KiB'), 'units' in dir(cumem))"
-    )
+@pytest.mark.parametrize(
+    ("name", "call", "answer"),
+    [
+        ("units", "units.parse_nbytes('4 KiB')", "4096"),
+        ("info", "info.collect.__module__", "cumem.info"),
+    ],
+)
+def test_modules_can_be_reached_without_an_import_of_their_own(
+    name, call, answer
+) -> None:
+    code = f"import cumem; print(cumem.{call}, {name!r} in dir(cumem))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "4096 True\n"
+    assert done.stdout == f"{answer} True\n"
 
 
 # -- comparing -------------------------------------------------------------------------
