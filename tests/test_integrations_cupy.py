@@ -77,28 +77,45 @@ def test_allocator_that_cannot_be_put_back_is_kept(cupy) -> None:
         cupy.it.enable()
     assert (cupy.allocator, cupy.pinned) == (stand_ins.raw, others)
     cupy.it.enable(pinned=False)
-    assert cupy.pinned is others
+    ours = cupy.allocator
+    with pytest.raises(RuntimeError, match="pass pinned=False"):
+        cupy.it.enable()
+    assert (cupy.allocator, cupy.pinned) == (ours, others)
+    del ours
     cupy.it.disable()
     assert cupy.pinned is others
     cumem.shutdown()
 
 
-def test_enabling_twice_and_disabling_what_is_not_enabled_are_refused(cupy) -> None:
-    with pytest.raises(RuntimeError, match=r"enable\(\) was not called"):
-        cupy.it.disable()
+def test_enabling_again_replaces_and_disabling_twice_is_no_error(cupy) -> None:
+    cupy.it.disable()
     cupy.it.enable()
-    ours = cupy.allocator
-    with pytest.raises(RuntimeError, match=r"disable\(\) first"):
-        cupy.it.enable()
-    assert cupy.allocator is ours
+    own, pinned = cumem.Pool("device"), cumem.Pool("pinned")
+    cupy.it.enable(own, pinned=pinned)
+    kept = cupy.empty(64), cupy.pinned(64)
+    assert [pool.stats().live_count for pool in (own, pinned)] == [1, 1]
+    assert live() == 0
+    cupy.it.enable(pinned=False)
+    assert cupy.pinned == cupy.pinned_pool.malloc
+    cupy.it.disable()
+    cupy.it.disable()
+    assert cupy.allocator is cupy.first
+    assert cupy.pinned == cupy.pinned_pool.malloc
+    del kept
+
+
+def test_allocator_of_someone_else_stays(cupy) -> None:
+    cupy.it.enable()
+    ours, pinned = cupy.allocator, cupy.pinned
     cupy.set_allocator(stand_ins.raw)
-    with pytest.raises(RuntimeError, match="another one by now"):
-        cupy.it.disable()
-    assert cupy.allocator is stand_ins.raw
+    for call in (cupy.it.enable, cupy.it.disable):
+        with pytest.raises(RuntimeError, match="another one by now"):
+            call()
+        assert cupy.allocator is stand_ins.raw
+        assert cupy.pinned is pinned
     cupy.set_allocator(ours)
     cupy.it.disable()
-    with pytest.raises(RuntimeError):
-        cupy.it.disable()
+    assert cupy.allocator is cupy.first
 
 
 def test_process_is_not_changed_inside_of_a_block(cupy) -> None:
@@ -145,6 +162,8 @@ def test_emulated_memory_is_refused(cupy) -> None:
         ({"pool": "twice"}, ValueError, "two of one device"),
         ({"pool": "pinned"}, ValueError, "not 'pinned'"),
         ({"pinned": "own"}, ValueError, "pinned is a pool of device memory"),
+        ({"pinned": "yes"}, TypeError, "pinned must be a bool or a Pool, not str"),
+        ({"pinned": None}, TypeError, "pinned must be a bool or a Pool, not NoneType"),
     ],
 )
 def test_wrong_arguments_change_nothing(cupy, arguments, error, text) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import cupy
 
 from cumem import _core, errors
+from cumem.extension.arguments import wrong_type
 from cumem.integrations.lending import Pools, lend, need_gpu
 from cumem.pools import Pool
 
@@ -163,8 +164,8 @@ class _Enabled:
     def undo(self) -> None:
         if cupy.cuda.get_allocator() is not self.allocate:
             raise RuntimeError(
-                "disable: CuPy's allocator is another one by now, set by someone else "
-                "since enable() or by a `using` block that is open here: end that first"
+                "CuPy's allocator is another one by now, set by someone else since "
+                "enable() or by a `using` block that is open here: end that first"
             )
         cupy.cuda.set_allocator(self.before)
         if self.has_pinned:
@@ -196,7 +197,7 @@ def enable(
 ) -> None:
     """Have CuPy take its memory from cumem's pools, in the whole process.
 
-    Arrays that exist stay where they are.
+    Arrays that exist stay where they are. A second call replaces the first.
 
     Parameters
     ----------
@@ -218,8 +219,9 @@ def enable(
         If the pools are of another kind, or two are of one device; by CuPy, inside of
         ``cupy.cuda.using_allocator`` or `using`.
     RuntimeError
-        If it is enabled already, memory is emulated, or CuPy's allocator of page-locked
-        memory is one that could not be put back.
+        If memory is emulated, CuPy's allocator of page-locked memory is one that could
+        not be put back, or CuPy's allocator is another one than the last call set;
+        nothing is done then.
 
     Notes
     -----
@@ -229,20 +231,26 @@ def enable(
     need_gpu("CuPy")
     pools = Pools(pool, kind, _KINDS, "CuPy")
     pinned_pool = _read_pinned(pinned)
+    allocate = _make_allocator(pools)
+    allocate_pinned = (
+        None if pinned_pool is None else _make_pinned_allocator(pinned_pool)
+    )
     with _lock:
         if _enabled is not None:
-            raise RuntimeError("CuPy's memory is cumem's already: disable() first")
-        _enabled = _Enabled(
-            _make_allocator(pools),
-            None if pinned_pool is None else _make_pinned_allocator(pinned_pool),
-        )
+            if allocate_pinned is not None and not _enabled.has_pinned:
+                _read_pinned_allocator()  # what is refused is so while nothing is done
+            _enabled.undo()
+            _enabled = None
+        _enabled = _Enabled(allocate, allocate_pinned)
 
 
 def _read_pinned(pinned: bool | Pool) -> Pool | None:
-    if not isinstance(pinned, Pool):
+    if isinstance(pinned, bool):
         if not pinned:
             return None
         return _core.default_pool("pinned", cupy.cuda.runtime.getDevice())
+    if not isinstance(pinned, Pool):
+        raise wrong_type("pinned", "a bool or a Pool", pinned)
     if pinned.kind != "pinned":
         raise ValueError(f"pinned is a pool of {pinned.kind} memory")
     return pinned
@@ -251,20 +259,19 @@ def _read_pinned(pinned: bool | Pool) -> Pool | None:
 def disable() -> None:
     """Give CuPy back the allocators that it had before `enable`.
 
-    Arrays from cumem's pools stay valid, and their memory goes back to the pools.
+    Arrays from cumem's pools stay valid, and their memory goes back to the pools. Does
+    nothing where nothing is enabled.
 
     Raises
     ------
     RuntimeError
-        If it is not enabled, or CuPy's allocator is another one by now; nothing is done
-        then.
+        If CuPy's allocator is another one by now; nothing is done then.
     """
     global _enabled
     with _lock:
-        if _enabled is None:
-            raise RuntimeError("CuPy's memory is not cumem's: enable() was not called")
-        _enabled.undo()
-        _enabled = None
+        if _enabled is not None:
+            _enabled.undo()
+            _enabled = None
 
 
 @contextlib.contextmanager
