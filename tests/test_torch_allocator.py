@@ -752,6 +752,27 @@ def test_pool_that_is_given_serves_until_another_is(torch) -> None:
     two.end()
 
 
+def test_pool_says_of_which_device(torch) -> None:
+    own = cumem.Pool("device", device=1)
+    with integration.using(own):
+        assert integration._served[1] is own
+    integration.enable(own)
+    assert [*integration._enabled] == [1]
+    integration.disable(device=1)
+
+
+def test_pool_of_pytorchs_is_used_and_not_kept(torch) -> None:
+    own = integration.mem_pool(cumem.default_pool("device"))
+    with integration.using(own) as used:
+        assert used is own
+        tensor = ask(torch)
+        with pytest.raises(RuntimeError, match="already"), integration.using(own):
+            pass
+    with integration.using() as other:
+        assert other is not own
+    tensor.end()
+
+
 def test_shutdown_in_between_is_survived(torch) -> None:
     with integration.using():
         lost = ask(torch)
@@ -775,7 +796,7 @@ def test_shutdown_in_between_is_survived(torch) -> None:
         ({"pool": "pinned"}, ValueError, "pinned memory"),
         ({"pool": "malloc"}, ValueError, "segments='auto'"),
         ({"pool": "closed"}, ValueError, "closed"),
-        ({"pool": "other"}, ValueError, "of device 1"),
+        ({"pool": "other", "device": 0}, ValueError, "of device 1"),
         ({"device": "cpu"}, ValueError, "device"),
         ({"device": 7}, ValueError, "device"),
         ({"device": StandIn.device("cpu")}, ValueError, "CUDA device"),

@@ -276,7 +276,7 @@ def test_pool_that_cannot_serve_is_refused(gpu, make, error, text) -> None:
     with pytest.raises(error, match=text), integration.using(pool=pool):
         pass
     with pytest.raises(ValueError, match="cpu"):
-        integration.mem_pool(torch.device("cpu"))
+        integration.mem_pool(device=torch.device("cpu"))
 
 
 @pytest.mark.gpu
@@ -418,9 +418,9 @@ def test_tensors_are_not_sent_to_other_processes(gpu) -> None:
 def test_devices_reach_each_others_memory(gpu) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    integration.enable(0)
+    integration.enable(device=0)
     one = torch.full((MIB,), 2.0, device="cuda:0")
-    integration.enable("cuda:1")
+    integration.enable(device="cuda:1")
     other = torch.full((MIB,), 3.0, device="cuda:1")
     later = torch.full((64 * MIB,), 5.0, device="cuda:0")
     assert is_ours(one)

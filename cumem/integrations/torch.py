@@ -57,17 +57,17 @@ _idle: dict[int, list[Any]] = {}  # the same for `using`: those that nobody is i
 _kept: list[Any] = []  # what C++ has the address of
 
 
-def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
+def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
     """A ``torch.cuda.MemPool`` whose segments are blocks of a cumem pool.
 
     Parameters
     ----------
-    device : torch.device, Device, int or str, optional
-        Whose memory; default: PyTorch's current device.
     pool : Pool, optional
         Device memory; default: the one that serves the device by now, at first its
         default pool. One serves a device: from now on new segments of earlier ``MemPool``
         objects come from this one too.
+    device : torch.device, Device, int or str, optional
+        Whose memory; default: the pool's device, else PyTorch's current one.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
     """
     torch = _torch()
     _refuse_replaced()
-    index = _index(torch, device)
+    index = _index(torch, device, pool)
     if not hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
         raise RuntimeError(
             f"PyTorch {torch.__version__} has no pools of one thread: it is too old for "
@@ -120,9 +120,7 @@ def mem_pool(device: object = None, *, pool: Pool | None = None) -> Any:
 
 
 @contextlib.contextmanager
-def using(
-    mem_pool: Any = None, *, device: object = None, pool: Pool | None = None
-) -> Iterator[Any]:
+def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
     """Serve what this thread allocates for CUDA tensors in the block.
 
     What other threads do is not: those of autograd, where ``backward()`` runs, among
@@ -130,12 +128,11 @@ def using(
 
     Parameters
     ----------
-    mem_pool : torch.cuda.MemPool, optional
-        As `mem_pool` gives; default: one of cumem's, kept for the next block.
+    pool : Pool or torch.cuda.MemPool, optional
+        As `mem_pool` takes, or what it gave. Of a Pool the ``MemPool`` is kept for the
+        next block.
     device : torch.device, Device, int or str, optional
-        Whose memory; default: PyTorch's current device.
-    pool : Pool, optional
-        As `mem_pool` takes.
+        Whose memory; default: the pool's device, else PyTorch's current one.
 
     Yields
     ------
@@ -153,17 +150,18 @@ def using(
     """
     torch = _torch()
     _refuse_replaced()
-    index = _index(torch, device)
-    is_kept = mem_pool is None
+    index = _index(torch, device, pool)
+    is_kept = not isinstance(pool, torch.cuda.MemPool)
+    used = pool
     if is_kept:  # PyTorch refuses one that is in use, also by another thread
         with _lock:
             if pool is not None or not _is_served(index):
                 _drop_idle(torch, index)
             idle = _idle.setdefault(index, [])
-            mem_pool = idle.pop() if idle else _mem_pool(index, pool=pool)
+            used = idle.pop() if idle else mem_pool(pool, device=index)
     try:
-        with torch.cuda.use_mem_pool(mem_pool, index):
-            yield mem_pool
+        with torch.cuda.use_mem_pool(used, index):
+            yield used
     except torch.OutOfMemoryError as error:
         if _is_served(index):
             error.add_note(f"Of cumem's pool {_describe(_served[index])}.")
@@ -171,18 +169,19 @@ def using(
     finally:
         if is_kept:
             with _lock:
-                _idle.setdefault(index, []).append(mem_pool)
+                _idle.setdefault(index, []).append(used)
 
 
-def enable(device: object = None, *, pool: Pool | None = None) -> None:
+def enable(pool: Pool | None = None, *, device: object = None) -> None:
     """Serve what all threads allocate for CUDA tensors on a device, until `disable`.
 
     Parameters
     ----------
-    device : torch.device, Device, int or str, optional
-        Whose memory; default: PyTorch's current device. Others stay as they are.
     pool : Pool, optional
         As `mem_pool` takes.
+    device : torch.device, Device, int or str, optional
+        Whose memory; default: the pool's device, else PyTorch's current one. Others stay
+        as they are.
 
     Raises
     ------
@@ -207,7 +206,7 @@ def enable(device: object = None, *, pool: Pool | None = None) -> None:
     """
     torch = _torch()
     _refuse_replaced()
-    index = _index(torch, device)
+    index = _index(torch, device, pool)
     version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
     if version < _NESTING:
         raise RuntimeError(
@@ -219,7 +218,7 @@ def enable(device: object = None, *, pool: Pool | None = None) -> None:
         _refuse_capture(torch)
         if index in _enabled and pool is None and _is_served(index):
             return
-        fresh = mem_pool(index, pool=pool)
+        fresh = mem_pool(pool, device=index)
         _stop(torch, index)
         _start(torch, index, fresh)
 
@@ -277,7 +276,7 @@ def empty_cache() -> None:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         for index in enabled:
-            _start(torch, index, mem_pool(index, pool=_served.get(index)))
+            _start(torch, index, mem_pool(_served.get(index), device=index))
 
 
 def replace_allocator() -> None:
@@ -340,9 +339,6 @@ def replace_allocator() -> None:
         _kept.extend((shim, allocator, functions, callbacks))
 
 
-_mem_pool = mem_pool  # where a parameter has its name
-
-
 @atexit.register
 def _at_exit() -> None:
     """Before PyTorch ends: a MemPool that ends while one is in use ends the process."""
@@ -386,9 +382,11 @@ def _refuse_replaced() -> None:
         )
 
 
-def _index(torch: Any, device: Any) -> int:
+def _index(torch: Any, device: Any, pool: object = None) -> int:
     """Of whatever names a device; what PyTorch calls it, cumem does too."""
     if device is None:
+        if isinstance(pool, Pool):
+            return pool.device.index
         return int(torch.cuda.current_device())
     if isinstance(device, torch.device):
         if device.type != "cuda":
