@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -454,6 +455,26 @@ def test_missing_members_say_what_to_type(runtime, kind) -> None:
             assert not hasattr(owner, name)
             with pytest.raises(AttributeError, match=re.escape(f"use {hint}")):
                 getattr(owner, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_hint_sends_the_host_to_device_memory(runtime, kind) -> None:
+    buffer: Any = cumem.zeros((2, 2), kind=kind)
+    calls: dict[str, Callable[[], object]] = {
+        "take": lambda: buffer.take(0),
+        "sort": lambda: buffer.sort(),
+        "expand": lambda: buffer.expand(4, 2, 2),
+        "indices": lambda: buffer[[0, 1]],
+        "truth": lambda: bool(buffer),
+    }
+    told, other = "buf.numpy()", "buf.to_numpy()"
+    if kind == "device":
+        told, other = other, told
+    for name, call in calls.items():
+        with pytest.raises((AttributeError, IndexError, ValueError)) as caught:
+            call()
+        assert told in str(caught.value), name
+        assert other not in str(caught.value), name
 
 
 def test_hints_are_those_of_the_extension() -> None:

@@ -14,28 +14,39 @@ _PINNED = 'cumem.array(buf, kind="pinned")'
 #: Of members that buffers do not have and the arrays of NumPy, CuPy or PyTorch do.
 MEMBERS = {
     "clone": "buf.copy()",
+    "close": "buf.free()",
     "contiguous": "cumem.ascontiguousarray(buf)",
     "copy_": "cumem.copy(buf, src), or cumem.copy_async(buf, src) for non_blocking=True",
     "cpu": f"buf.to_numpy(), or {_PINNED} for a buffer",
     "cuda": 'cumem.array(buf, kind="device", device=index)',
     "data_ptr": "buf.ptr",
     "detach": "buf itself: nothing is differentiated",
+    "dim": "buf.ndim",
+    "double": "buf.astype(np.float64)",
     "element_size": "buf.itemsize",
     "expand": "np.broadcast_to(buf.numpy(), shape); copies broadcast by themselves",
+    "fill_": "buf.fill(value)",
+    "float": "buf.astype(np.float32)",
     "get": "buf.to_numpy(), or cumem.copy_async(array, buf) for a copy in the background",
+    "half": "buf.astype(np.float16)",
     "is_contiguous": "buf.flags.c_contiguous",
     "is_cuda": 'buf.kind == "device"',
     "is_pinned": 'buf.kind == "pinned"',
+    "long": "buf.astype(np.int64)",
     "numel": "buf.size",
     "permute": "buf.transpose(axes)",
     "pin_memory": f"{_PINNED}, or cumem.register(array) to pin it in place",
     "put": "buf[index] = value, with basic indices",
     "set": "cumem.copy(buf, src) or buf[...] = src, or cumem.copy_async(buf, src)",
     "sort": "np.sort(buf.numpy())",
+    "stride": "buf.strides, in bytes",
+    "swapaxes": "buf.transpose(axes)",
     "take": "buf.numpy().take(indices)",
     "to": 'cumem.array(buf, kind="device", device=index), buf.to_numpy() or '
     "buf.astype(dtype), or cumem.copy_async(dst, buf) for non_blocking=True",
     "tobytes": "buf.to_numpy().tobytes()",
+    "tofile": "cumem.tofile(file, buf)",
+    "type": "buf.astype(dtype)",
     "unsqueeze": "buf[None] or buf[:, None]",
     "zero_": "buf.fill(0)",
 }
@@ -71,11 +82,20 @@ ARGUMENTS = {
 }
 
 
-def compute_hint(on_device: bool) -> str:
+def host_array(buffer: _core.Buffer) -> str:
+    """What gives an array of NumPy's."""
+    return "buf.to_numpy()" if is_on_device(buffer.kind) else "buf.numpy()"
+
+
+def compute_hint(buffer: _core.Buffer) -> str:
     """Where to compute."""
     there = "cupy.asarray(buf) or torch.from_dlpack(buf) on the device"
-    here = "buf.to_numpy()" if on_device else "buf.numpy()"
-    return f"use {there}, or {here}" if on_device else f"use {here}, or {there}"
+    here = host_array(buffer)
+    return (
+        f"use {there}, or {here}"
+        if is_on_device(buffer.kind)
+        else f"use {here}, or {there}"
+    )
 
 
 def refuse_attribute(owner: Any, name: str) -> NoReturn:
@@ -83,9 +103,9 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
     kind = type(owner).__name__
     if isinstance(owner, _core.Buffer):
         if name in FUNCTIONS:
-            hint = _COMPUTES + compute_hint(is_on_device(owner.kind))
+            hint = _COMPUTES + compute_hint(owner)
         else:
-            hint = f"use {MEMBERS[name]}"
+            hint = f"use {MEMBERS[name].replace('buf.numpy()', host_array(owner))}"
     else:
         is_stream = isinstance(owner, _core.Stream)
         hint = f"use {(STREAM_MEMBERS if is_stream else EVENT_MEMBERS)[name]}"
@@ -100,5 +120,5 @@ def refuse_arithmetic(a: Any, b: Any) -> Any:
             isinstance(other, (_core.Buffer, int, float, complex))
             and type(other).__module__ != "numpy"
         ):
-            raise TypeError(_COMPUTES + compute_hint(is_on_device(each.kind)))
+            raise TypeError(_COMPUTES + compute_hint(each))
     return NotImplemented

@@ -13,7 +13,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.extension.arguments import wrong_type
-from cumem.extension.hints import NAMES, compute_hint
+from cumem.extension.hints import NAMES, compute_hint, host_array
 from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
@@ -171,7 +171,7 @@ def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
         if not isinstance(item, slice) and not _is_integer(item):
             raise IndexError(
                 "buffers take basic indexing only (integers, slices, Ellipsis, None), "
-                f"not {type(item).__name__}; index the array of numpy() instead"
+                f"not {type(item).__name__}; index {host_array(buffer)} instead"
             )
     ndim = buffer.ndim
     if len(used) > ndim:
@@ -202,7 +202,7 @@ def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) ->
     if is_on_device(buffer.kind) and not buffer.closed:
         raise TypeError(
             "the host cannot read device memory; copy it first, with buf.to_numpy() or "
-            f"cumem.asnumpy(buf); to compute, {compute_hint(True)}"
+            f"cumem.asnumpy(buf); to compute, {compute_hint(buffer)}"
         )
     array = buffer.numpy()
     if dtype is not None and array.dtype != dtype:
@@ -222,7 +222,7 @@ def as_number(buffer: _core.Buffer, kind: type) -> object:
     if kind is bool and buffer.size != 1:
         raise ValueError(
             f"the truth of a buffer of {buffer.size} elements is ambiguous; use "
-            "`buf is not None`, `buf.size > 0` or buf.numpy().any()"
+            f"`buf is not None`, `buf.size > 0` or {host_array(buffer)}.any()"
         )
     if buffer.size != 1:  # before they are copied
         raise TypeError(

@@ -77,15 +77,14 @@ get(PyObject *object, void *attribute)
 #define HINTS(X)                                                                       \
     X(add)                                                                             \
     X(all)                                                                             \
-    X(any)                                                                             \
-    X(argmax)                                                                          \
-    X(argmin)                                                                          \
-    X(clip) X(clone) X(contiguous) X(copy_) X(cpu) X(cuda) X(cumsum) X(data_ptr)       \
-        X(detach) X(dot) X(element_size) X(expand) X(get) X(is_contiguous) X(is_cuda)  \
-            X(is_pinned) X(max) X(mean) X(min) X(mul) X(numel) X(permute)              \
-                X(pin_memory) X(prod) X(put) X(repeat) X(round) X(set) X(sort) X(std)  \
-                    X(sub) X(sum) X(take) X(to) X(tobytes) X(unsqueeze) X(var)         \
-                        X(zero_)
+    X(any) X(argmax) X(argmin) X(clip) X(clone) X(close) X(contiguous) X(copy_) X(cpu) \
+        X(cuda) X(cumsum) X(data_ptr) X(detach) X(dim) X(dot) X(double)                \
+            X(element_size) X(expand) X(fill_) X(float) X(get) X(half)                 \
+                X(is_contiguous) X(is_cuda) X(is_pinned) X(long) X(max) X(mean) X(min) \
+                    X(mul) X(numel) X(permute) X(pin_memory) X(prod) X(put) X(repeat)  \
+                        X(round) X(set) X(sort) X(std) X(stride) X(sub) X(sum)         \
+                            X(swapaxes) X(take) X(to) X(tobytes) X(tofile) X(type)     \
+                                X(unsqueeze) X(var) X(zero_)
 
 static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, ptr),
