@@ -3,7 +3,6 @@
  * and its end. */
 #include "python/buffer/methods.h"
 
-#include "python/core/arguments.h"
 #include "python/core/errors.h"
 
 /* -- as a NumPy array, and what follows from that: numbers -------------------------------- */

@@ -3,7 +3,6 @@
 
 #include "base/machine.h"
 #include "docstrings.h"
-#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/package.h"
 

@@ -5,7 +5,6 @@
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
-#include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/pool/allocate.h"
 

@@ -9,7 +9,6 @@
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
-#include "python/core/progress.h"
 #include "python/pool/allocate.h"
 
 /* -- copy() and copy_async() -------------------------------------------------------------- */

@@ -8,7 +8,6 @@
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
-#include "python/protocols/protocols.h"
 
 static PyObject *
 describe_end(const cm_region *region, cm_end_facts facts)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
-#include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"

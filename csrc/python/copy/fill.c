@@ -6,7 +6,6 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
-#include "python/protocols/protocols.h"
 
 /* The device whose work the fill is; -1: the host's. Memory that both reach is the
  * stream's where one was `named`, else it is filled in place. -2 with an exception. */

@@ -5,7 +5,6 @@
 
 #include "base/backoff.h"
 #include "docstrings.h"
-#include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
 #include "python/copy/configure.h"
 #include "python/core/arguments.h"

@@ -4,14 +4,11 @@
 #include <stddef.h>
 
 #include "docstrings.h"
-#include "python/buffer/buffer_object.h"
-#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
-#include "transfer/run/explain.h"
 
 /* -- addresses ---------------------------------------------------------------------- */
 

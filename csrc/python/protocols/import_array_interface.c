@@ -2,7 +2,6 @@
 /* Buffers over `__cuda_array_interface__` dictionaries, which the package reads and
  * checks, entry by entry. */
 #include "python/core/arguments.h"
-#include "python/core/errors.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 

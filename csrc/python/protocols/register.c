@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Page-locked memory of others: the begin and the end of a Registration. */
-#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/import.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The entry: from a request to a job: here, on a stream or in the background. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/fresh_pages.h"
 #include "runtime/scope.h"
