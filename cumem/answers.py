@@ -51,7 +51,7 @@ def plain(answer: Any, *more: str) -> dict[str, Any]:
     return {key: _plain(getattr(answer, name)) for name, key in keys.items()}
 
 
-def transfer(transfer: _core.Transfer) -> dict[str, Any]:
+def to_dict(transfer: _core.Transfer) -> dict[str, Any]:
     """By the extension: `Transfer.to_dict`."""
     more = (
         "nbytes",

@@ -93,14 +93,6 @@ cm_buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
                              PyTuple_Pack(1, object));
 }
 
-/* -- as_device ------------------------------------------------------------------------ */
-
-PyObject *
-cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
-{
-    return cm_package_call("extension.views", "as_device", PyTuple_Pack(1, object));
-}
-
 /* -- record_stream -------------------------------------------------------------------- */
 
 PyObject *

@@ -24,7 +24,6 @@ extern PyMethodDef cm_view_methods[]; /* of the module, for the package */
 
 /* METH_NOARGS */
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
-PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
 /* METH_O */

@@ -160,13 +160,6 @@ cm_buffer_dunder_copy(PyObject *object, PyObject *unused CM_UNUSED)
     return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), 'K');
 }
 
-PyObject *
-cm_buffer_astype(PyObject *object, PyObject *arguments, PyObject *keywords)
-{
-    return cm_package_method("extension.filling", "astype", object, arguments,
-                             keywords);
-}
-
 /* buf[index] = value */
 int
 cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)

@@ -32,8 +32,6 @@ PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs
                          PyObject *kwnames);
 PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
-/* METH_VARARGS | METH_KEYWORDS */
-PyObject *cm_buffer_astype(PyObject *self, PyObject *arguments, PyObject *keywords);
 /* Give a type of buffers DLPack's C functions. 0, or -1 with an exception. */
 int cm_dlpack_add_exchange(PyTypeObject *type);
 /* What copy() answers, of a kind of memory. */

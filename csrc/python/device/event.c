@@ -236,12 +236,6 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* cumem/extension/streams.py checks that both are events that tell the time. */
 static PyObject *
-event_seconds_since(PyObject *op, PyObject *args)
-{
-    return cm_package_method("extension.streams", "seconds_since", op, args, NULL);
-}
-
-static PyObject *
 event_elapsed(PyObject *op, PyObject *other)
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
@@ -323,17 +317,18 @@ event_repr(PyObject *op)
 CM_PACKAGED(Event, "extension.events", query)
 CM_PACKAGED(Event, "extension.events", wait)
 CM_PACKAGED(Event, "extension.events", elapsed_time)
+CM_PACKAGED(Event, "extension.streams", seconds_since)
 
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef event_methods[] = {
     {"record", CM_METHOD(event_record), METH_FASTCALL, CM_DOC_Event_record},
     {"synchronize", event_synchronize, METH_NOARGS, CM_DOC_Event_synchronize},
-    {"seconds_since", event_seconds_since, METH_VARARGS, CM_DOC_Event_seconds_since},
     {"_elapsed", event_elapsed, METH_O, NULL},
     {"close", event_close, METH_NOARGS, CM_DOC_Event_close},
     CM_PACKAGED_METHOD(Event, query) CM_PACKAGED_METHOD(Event, wait)
-        CM_PACKAGED_METHOD(Event, elapsed_time){NULL, NULL, 0, NULL},
+        CM_PACKAGED_METHOD(Event, elapsed_time)
+            CM_PACKAGED_METHOD(Event, seconds_since){NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef event_getset[] = {

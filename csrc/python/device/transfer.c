@@ -191,12 +191,6 @@ transfer_await(PyObject *op)
     return cm_package_call("extension.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
-static PyObject *
-transfer_to_dict(PyObject *op, PyObject *Py_UNUSED(ignored))
-{
-    return cm_package_call("answers", "transfer", PyTuple_Pack(1, op));
-}
-
 /* For that: write to an eventfd when it is done. */
 static PyObject *
 transfer_notify(PyObject *op, PyObject *object)
@@ -263,16 +257,17 @@ transfer_get(PyObject *op, void *fact)
     }
 }
 
+CM_PACKAGED(Transfer, "answers", to_dict)
+
 /* -- tables ------------------------------------------------------------------------------ */
 
 static PyMethodDef transfer_methods[] = {
     {"wait", CM_METHOD(transfer_wait), CM_KEYWORDS, CM_DOC_Transfer_wait},
     {"cancel", transfer_cancel, METH_NOARGS, CM_DOC_Transfer_cancel},
     {"order", transfer_order, METH_O, CM_DOC_Transfer_order},
-    {"to_dict", transfer_to_dict, METH_NOARGS, CM_DOC_Transfer_to_dict},
     {"_notify", transfer_notify, METH_O, NULL},
     {"_stop", transfer_stop, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Transfer, to_dict){NULL, NULL, 0, NULL},
 };
 
 #define FACT(name)                                                                     \

@@ -74,17 +74,16 @@ get(PyObject *object, void *attribute)
     {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
 
 /* What the arrays of other libraries have. */
+/* clang-format off */
 #define HINTS(X)                                                                       \
-    X(add)                                                                             \
-    X(all)                                                                             \
-    X(any) X(argmax) X(argmin) X(clip) X(clone) X(close) X(contiguous) X(copy_) X(cpu) \
-        X(cuda) X(cumsum) X(data_ptr) X(detach) X(dim) X(dot) X(double)                \
-            X(element_size) X(expand) X(fill_) X(float) X(get) X(half)                 \
-                X(is_contiguous) X(is_cuda) X(is_pinned) X(long) X(max) X(mean) X(min) \
-                    X(mul) X(numel) X(permute) X(pin_memory) X(prod) X(put) X(repeat)  \
-                        X(round) X(set) X(sort) X(std) X(stride) X(sub) X(sum)         \
-                            X(swapaxes) X(take) X(to) X(tobytes) X(tofile) X(type)     \
-                                X(unsqueeze) X(var) X(zero_)
+    X(add) X(all) X(any) X(argmax) X(argmin) X(clip) X(clone) X(close) X(contiguous)   \
+    X(copy_) X(cpu) X(cuda) X(cumsum) X(data_ptr) X(detach) X(dim) X(dot) X(double)    \
+    X(element_size) X(expand) X(fill_) X(float) X(get) X(half) X(is_contiguous)        \
+    X(is_cuda) X(is_pinned) X(long) X(max) X(mean) X(min) X(mul) X(numel) X(permute)   \
+    X(pin_memory) X(prod) X(put) X(repeat) X(round) X(set) X(sort) X(std) X(stride)    \
+    X(sub) X(sum) X(swapaxes) X(take) X(to) X(tobytes) X(tofile) X(type) X(unsqueeze)  \
+    X(var) X(zero_)
+/* clang-format on */
 
 static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, ptr),
@@ -165,11 +164,11 @@ ASK(repr, "extension.texts", "buffer_text", Py_False)
 ASK(str, "extension.texts", "buffer_text", Py_True)
 
 /* Arithmetic is for others: what to type, or NotImplemented. */
+/* clang-format off */
 #define ARITHMETIC(X)                                                                  \
-    X(add)                                                                             \
-    X(subtract)                                                                        \
-    X(multiply)                                                                        \
-    X(true_divide) X(floor_divide) X(remainder) X(matrix_multiply) X(and) X(or) X(xor)
+    X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
+    X(matrix_multiply) X(and) X(or) X(xor)
+/* clang-format on */
 #define REFUSED(name) {Py_nb_##name, (void *)refuse_arithmetic},
 
 static PyObject *
@@ -183,11 +182,11 @@ refuse_arithmetic(PyObject *a, PyObject *b)
 
 /* Methods that the package has; __array__ of device memory too, where it says no:
  * without it NumPy makes an object array. */
+/* clang-format off */
 #define VIEWS(X)                                                                       \
-    X(reshape)                                                                         \
-    X(transpose)                                                                       \
-    X(ravel)                                                                           \
-    X(flatten) X(squeeze) X(item) X(tolist) X(__array__) X(__complex__) X(__reversed__)
+    X(as_device) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze) X(item)        \
+    X(tolist) X(__array__) X(__complex__) X(__reversed__)
+/* clang-format on */
 #define VIEW(name) CM_PACKAGED(Buffer, "extension.views", name)
 #define VIEW_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
 #define MANAGED(X) X(prefetch) X(advise) X(residency) X(discard) X(on)
@@ -196,18 +195,16 @@ refuse_arithmetic(PyObject *a, PyObject *b)
 VIEWS(VIEW)
 VIEW(list_names)
 VIEW(format_values)
+CM_PACKAGED(Buffer, "extension.filling", astype)
 MANAGED(MANAGE)
 
 static PyMethodDef buffer_methods[] = {
     {"numpy", cm_buffer_numpy, METH_NOARGS, CM_DOC_Buffer_numpy},
     {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
-    {"as_device", cm_buffer_as_device, METH_NOARGS, CM_DOC_Buffer_as_device},
     VIEWS(VIEW_METHOD){"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS,
                        CM_DOC_Buffer_view},
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
-    {"astype", CM_METHOD(cm_buffer_astype), METH_VARARGS | METH_KEYWORDS,
-     CM_DOC_Buffer_astype},
     {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, CM_DOC_Buffer___copy__},
     {"__deepcopy__", cm_buffer_dunder_copy, METH_O, CM_DOC_Buffer___deepcopy__},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
@@ -222,7 +219,7 @@ static PyMethodDef buffer_methods[] = {
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
-    {NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Buffer, astype){NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};
