@@ -2319,8 +2319,8 @@ def _device_block(device: Device, /, *raised: object) -> Any:
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 
-def _addresses() -> dict[str, int]:
-    """Where functions and objects of the core are, for cumem/_testing.py."""
+def _addresses() -> list[tuple[str, int]]:
+    """By name, where functions and objects of the core are, for cumem/_testing.py."""
 
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
@@ -2393,8 +2393,8 @@ def _cpu_count() -> int:
 def _set_tuning(values: dict[str, int], is_measured: bool, /) -> None:
     """Have these values, or none of them, and the defaults of the others."""
 
-def _read_tuning(look: bool, /) -> dict[str, tuple[int, int, int]]:
-    """A dict of name to (value, least, most), as for copies that begin now;
+def _read_tuning(look: bool, /) -> list[tuple[str, tuple[int, int, int]]]:
+    """Rows of name and (value, least, most), as for copies that begin now;
     `look`: once the environment was read and figures that are kept were taken.
     """
 

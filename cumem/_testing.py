@@ -74,11 +74,11 @@ def _call(
 @functools.cache
 def _function(name: str, without_gil: bool, *kinds: Any) -> Any:
     make = ctypes.CFUNCTYPE if without_gil else ctypes.PYFUNCTYPE
-    return make(*kinds)(_core._addresses()[name])
+    return make(*kinds)(dict(_core._addresses())[name])
 
 
 def _at(name: str) -> tuple[Any, int]:
-    return c_void_p, _core._addresses()[name]
+    return c_void_p, dict(_core._addresses())[name]
 
 
 def _check(status: _Status) -> None:
@@ -104,13 +104,13 @@ def configure(**settings: Any) -> None:
 
 def opened() -> bool:
     """True while a runtime is open."""
-    return _core._addresses()["runtime"] != 0
+    return dict(_core._addresses())["runtime"] != 0
 
 
 def _faults_runtime() -> tuple[Any, int]:
     _core._read_backend()  # opens it
     runtime = _at("runtime")
-    if not _core._addresses()["has_faults"]:
+    if not dict(_core._addresses())["has_faults"]:
         raise RuntimeError("opened without configure(faults=True)")
     return runtime
 
@@ -135,7 +135,7 @@ def check_pools() -> bool:
 
 def live_storages() -> int:
     """Storages that are not given back."""
-    return _core._addresses()["storages"]
+    return dict(_core._addresses())["storages"]
 
 
 def registrations() -> int:
@@ -170,7 +170,7 @@ def defer(value: object) -> None:
     deferred = _call(
         "cm_deferred_new", c_void_p, _at("state"), (ctypes.py_object, value)
     )
-    c_bool.from_address(_core._addresses()["call_pending"]).value = True
+    c_bool.from_address(dict(_core._addresses())["call_pending"]).value = True
     _call("cm_deferred_add", None, (c_void_p, deferred))
 
 
@@ -178,7 +178,7 @@ def copy_counts() -> dict[str, int]:
     """Copies by route since the engine began; quick ones by themselves, and pieces."""
     _core._read_backend()  # opens it
     engine = _call("cm_state_engine", c_void_p, _at("state"), (c_int, -1))
-    at = _core._addresses()
+    at = dict(_core._addresses())
     names = [
         c_char_p.from_address(at["cm_routes"] + i * at["route_size"]).value or b""
         for i in range(at["route_count"])
@@ -197,7 +197,7 @@ def deny_peers(denied: bool) -> None:
 
 def calibrate_emulated() -> None:
     """Copies ask for figures as on a real device, until shutdown()."""
-    c_bool.from_address(_core._addresses()["tunes_as_real"]).value = True
+    c_bool.from_address(dict(_core._addresses())["tunes_as_real"]).value = True
 
 
 # -- calls of the runtime: counted, failed, delayed ---------------------------------
@@ -206,7 +206,7 @@ def calibrate_emulated() -> None:
 @functools.cache
 def op_names() -> list[tuple[str, str, int]]:
     """(name, CUDA's name, oldest driver) of each."""
-    found = _core._addresses()
+    found = dict(_core._addresses())
     facts = (_OpFact * found["op_count"]).from_address(found["cm_op_facts"])
     return [
         (fact.name.decode(), fact.cuda_name.decode(), fact.min_driver)
@@ -346,7 +346,7 @@ def order_consumer(buffer: _core.Buffer, stream: object) -> None:
     if not isinstance(buffer, _core.Buffer):
         raise wrong_type("buffer", "a Buffer", buffer)
     consumer = _core.Stream.from_external(stream)
-    place = id(buffer) + _core._addresses()["storage_of_buffer"]
+    place = id(buffer) + dict(_core._addresses())["storage_of_buffer"]
     storage = c_void_p.from_address(place)
     where = ((c_int, consumer.device.index), (c_uint64, consumer.handle))
     _call("cm_storage_order_handle", c_int, (c_void_p, storage.value), *where)
@@ -356,7 +356,7 @@ def order_consumer(buffer: _core.Buffer, stream: object) -> None:
 
 
 def _file_faults() -> _FileFaults:
-    return _FileFaults.from_address(_core._addresses()["file_faults"])
+    return _FileFaults.from_address(dict(_core._addresses())["file_faults"])
 
 
 def file_plan(**plan: Any) -> None:

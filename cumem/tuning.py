@@ -183,7 +183,7 @@ def configure(
         "quick_nbytes": quick_nbytes,
         "bounce_nbytes": bounce_nbytes,
     }
-    rows = _core._read_tuning(True)
+    rows = dict(_core._read_tuning(True))
     changes = {
         _SETTINGS[name][0]: _read(name, value, rows)
         for name, value in given.items()
@@ -192,7 +192,7 @@ def configure(
     before = {field: layers[_CHOSEN].get(field) for field in changes}
     if changes:
         change(_CHOSEN, changes)
-        rows = _core._read_tuning(True)
+        rows = dict(_core._read_tuning(True))
     now: dict[str, Any] = {
         name: rows[field][0] for name, (field, _) in _SETTINGS.items()
     }
@@ -268,7 +268,7 @@ def begin() -> None:
 
 
 def _read_environment() -> dict[str, int]:
-    rows = _core._read_tuning(False)
+    rows = dict(_core._read_tuning(False))
     found: dict[str, int] = {}
     for name, (field, variable) in _SETTINGS.items():
         text = os.environ.get(variable, "")

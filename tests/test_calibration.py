@@ -416,7 +416,7 @@ def derived(cpu_count: int, **figures: float) -> dict:
 def test_defaults_are_what_follows_from_the_figures_of_the_default_machine(emulated):
     """There all is as on 16 cores."""
     cumem.device_count()
-    rows = _core._read_tuning(True)
+    rows = dict(_core._read_tuning(True))
     found = derived(16)
     assert found["thread_count"] is found["fresh_thread_count"] is None
     for field in (

@@ -39,7 +39,7 @@ def test_import_opens_no_driver_library() -> None:
         import cumem
         new = {line.split()[-1] for line in open("/proc/self/maps")} - before
         assert not [n for n in new if "libcuda" in n or "nvidia" in n], new
-        assert not cumem._core._addresses()["runtime"]
+        assert not dict(cumem._core._addresses())["runtime"]
         """
     )
 
@@ -323,7 +323,7 @@ def test_warning_made_an_error_leaves_the_package_closed() -> None:
             try:
                 cumem.device_count()
             except cumem.EmulationWarning:
-                assert not cumem._core._addresses()["runtime"]
+                assert not dict(cumem._core._addresses())["runtime"]
         """,
         CUDA_VISIBLE_DEVICES="",
         CUMEM_BACKEND="",

@@ -144,18 +144,15 @@ read_tuning(PyObject *module, PyObject *look)
     unsigned cpu_count = cm_usable_cpu_count(NULL);
     get_tuning(state, cpu_count, &tuning);
     cm_tuning_resolve(&tuning, cpu_count);
-    PyObject *dict = PyDict_New();
-    for (int i = 0; dict != NULL && i < CM_TUNING_COUNT; i++) {
+    PyObject *rows = PyList_New(0);
+    for (int i = 0; rows != NULL && i < CM_TUNING_COUNT; i++) {
         const cm_tuning_row *row = &cm_tuning_rows[i];
-        PyObject *value = Py_BuildValue(
-            "(KKK)", (unsigned long long)*cm_tuning_at(&tuning, i),
-            (unsigned long long)row->least, (unsigned long long)row->most);
-        if (value == NULL || PyDict_SetItemString(dict, row->name, value) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
+        cm_append(&rows, Py_BuildValue("(s(KKK))", row->name,
+                                       (unsigned long long)*cm_tuning_at(&tuning, i),
+                                       (unsigned long long)row->least,
+                                       (unsigned long long)row->most));
     }
-    return dict;
+    return rows;
 }
 
 static PyObject *

@@ -69,15 +69,12 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         {"route_size", sizeof(cm_route_row)}, /* begins with its name */
     };
 #undef NAMED
-    PyObject *dict = PyDict_New();
-    for (size_t i = 0; dict != NULL && i < sizeof(rows) / sizeof(rows[0]); i++) {
-        PyObject *value = PyLong_FromUnsignedLongLong(rows[i].value);
-        if (value == NULL || PyDict_SetItemString(dict, rows[i].name, value) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < sizeof(rows) / sizeof(rows[0]); i++) {
+        cm_append(&list, Py_BuildValue("(sK)", rows[i].name,
+                                       (unsigned long long)rows[i].value));
     }
-    return dict;
+    return list;
 }
 
 /* -- table --------------------------------------------------------------------------- */
