@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cumem import _core, errors
 from cumem.extension import driver, hints
+from cumem.kinds import ATTACH_HOST, PORTABLE, WRITE_COMBINED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,6 +150,20 @@ def read_flag(value: Any, name: str) -> bool:
         return bool(value)
     except (TypeError, ValueError):  # an array of many elements
         raise wrong_type(name, "true or false", value) from None
+
+
+def read_flags(flags: int, portable: Any, write_combined: Any, attach: Any) -> int:
+    """The usual flags of a kind of memory as these arguments, ``...`` where they are not
+    given, have them."""
+    if portable is not ... and not read_flag(portable, "portable"):
+        flags &= ~PORTABLE
+    if write_combined is not ... and read_flag(write_combined, "write_combined"):
+        flags |= WRITE_COMBINED
+    if attach is not ...:
+        if not isinstance(attach, str) or attach not in ("global", "host"):
+            refuse_choice(attach, "attach", '"global" or "host"')
+        return ATTACH_HOST if attach == "host" else flags
+    return flags
 
 
 def refuse_choice(value: object, name: str, expected: str) -> NoReturn:

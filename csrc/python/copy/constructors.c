@@ -72,15 +72,15 @@ request_fini(request *self)
 }
 
 static PyObject *
-or_none(PyObject *value)
+or_else(PyObject *value, PyObject *absent)
 {
-    return value == NULL ? Py_None : value;
+    return value == NULL ? absent : value;
 }
 
 static int
 request_set_dtype(request *self, PyObject *dtype)
 {
-    self->dtype = cm_numpy_dtype(or_none(dtype));
+    self->dtype = cm_numpy_dtype(or_else(dtype, Py_None));
     return self->dtype == NULL ? -1 : 0;
 }
 
@@ -91,8 +91,8 @@ request_set_shape(request *self)
     PyObject *const *values = self->values;
     bool like = values[LAYOUT] != NULL;
     if ((!like && cm_arg_shape(values[SHAPE], "shape", &self->ndim, self->shape) < 0)
-        || cm_arg_order(or_none(values[ORDER]), "order", like, like ? 'K' : 'C',
-                        &self->order)
+        || cm_arg_order(or_else(values[ORDER], Py_None), "order", like,
+                        like ? 'K' : 'C', &self->order)
                < 0) {
         return -1;
     }
@@ -136,35 +136,23 @@ request_set_kind(request *self, bool is_any)
     return 0;
 }
 
-static int
-parse_attach(PyObject *object, unsigned *out)
-{
-    bool is_text = PyUnicode_Check(object);
-    if (is_text && PyUnicode_CompareWithASCIIString(object, "host") == 0) {
-        *out = CM_MANAGED_HOST;
-        return 0;
-    }
-    return is_text && PyUnicode_CompareWithASCIIString(object, "global") == 0
-               ? 0
-               : cm_arg_refuse_choice(object, "attach", "\"global\" or \"host\"");
-}
-
-/* Absent ones leave the usual flags. */
+/* Absent ones leave the usual flags; the package reads the others. */
 static int
 request_set_flags(request *self)
 {
     PyObject *const *values = self->values;
-    bool stays = true;
-    bool combines = false;
-    if ((values[PORTABLE] != NULL
-         && cm_arg_bool(values[PORTABLE], "portable", &stays) < 0)
-        || (values[WRITE_COMBINED] != NULL
-            && cm_arg_bool(values[WRITE_COMBINED], "write_combined", &combines) < 0)) {
-        return -1;
+    if (values[PORTABLE] == NULL && values[WRITE_COMBINED] == NULL
+        && values[ATTACH] == NULL) {
+        return 0;
     }
-    self->flags &= stays ? ~0u : ~(unsigned)CM_HOST_ALLOC_PORTABLE;
-    self->flags |= combines ? CM_HOST_ALLOC_WRITE_COMBINED : 0u;
-    return values[ATTACH] == NULL ? 0 : parse_attach(values[ATTACH], &self->flags);
+    PyObject *flags = cm_package_call(
+        "extension.arguments", "read_flags",
+        Py_BuildValue("(IOOO)", self->flags, or_else(values[PORTABLE], Py_Ellipsis),
+                      or_else(values[WRITE_COMBINED], Py_Ellipsis),
+                      or_else(values[ATTACH], Py_Ellipsis)));
+    self->flags = flags == NULL ? 0 : (unsigned)PyLong_AsUnsignedLong(flags);
+    Py_XDECREF(flags);
+    return flags == NULL ? -1 : 0;
 }
 
 /* Lent where no Python code runs until the memory is there, which is all that it is
@@ -180,7 +168,7 @@ request_set_stream(request *self)
         self->lent = cm_stream_lent(self->state, self->device);
     }
     if (cm_arg_is_given(stream) || (ordered && self->lent == NULL)) {
-        stream = or_none(stream);
+        stream = or_else(stream, Py_None);
         self->stream = ordered
                            ? cm_stream_for_device(self->state, stream, self->device)
                            : cm_stream_from_object(self->state, stream, self->device);

@@ -209,12 +209,6 @@ cm_arg_order(PyObject *object, const char *name, bool like, char fallback, char 
             return 0;
         }
     }
-    return cm_arg_refuse_choice(object, name, expected);
-}
-
-int
-cm_arg_refuse_choice(PyObject *object, const char *name, const char *expected)
-{
     return cm_package_refuse("extension.arguments", "refuse_choice",
                              Py_BuildValue("(Oss)", object, name, expected));
 }

@@ -25,8 +25,6 @@ int cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out);
 
 /* TypeError "{name} must be {expected}, not {type of object}"; always -1. */
 int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
-/* The same, or ValueError "…, not {the text}" for a text; always -1. */
-int cm_arg_refuse_choice(PyObject *object, const char *name, const char *expected);
 /* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
 int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
 /* The usual shapes at a look: an int, or a tuple or list of at most `most` ints. False,
