@@ -1530,18 +1530,10 @@ class _Pool:
         /,
     ) -> Self: ...
     @property
-    def _config(self) -> tuple[_Kind, Device, int, int, bool, int, int]:
+    def _config(self) -> tuple[_Kind, Device, int, int, bool, int, bool, int]:
         """Kind, Device, flags, NUMA node or -1, whether segments are plain, idle_trim in
-        ns or 0, number.
+        ns or 0, whether it is closed, number.
         """
-    @property
-    def _limit(self) -> int | None:
-        """Bytes or None; may be set."""
-    @_limit.setter
-    def _limit(self, value: int | None) -> None: ...
-    @property
-    def closed(self) -> bool:
-        """True after close() or shutdown(): nothing is allocated any more."""
     def allocate(self, nbytes: int, stream: object = None) -> Buffer:
         """Allocate a one-dimensional buffer of bytes.
 
@@ -1581,23 +1573,10 @@ class _Pool:
         as of `_pools` (False), or None once peaks have begun anew (None)."""
     def _set_idle_trim(self, ns: int, /) -> None:
         """0: never."""
-    def close(self) -> None:
-        """Allocate no more, and give back what is not in use; doing it twice is no error.
-
-        Buffers stay valid: their memory goes back when the last of them dies.
-
-        Raises
-        ------
-        ValueError
-            If it is a default pool; nothing is done then.
-
-        Notes
-        -----
-        **Blocks** until work on memory that was freed is done, if no buffer is
-        left; GIL released. Ctrl-C ends the wait and leaves the pool open: close it
-        again. Not so where the pool is dropped instead, or where the last of its
-        buffers dies after close(): that waits to the end.
-        """
+    def _set_limit(self, limit: int | None, /) -> None:
+        """Bytes or None."""
+    def _close(self) -> None:
+        """What close() does of a pool that is no default pool."""
     def __enter__(self) -> Self:
         """Make it current for its kind and device in this thread or task.
 

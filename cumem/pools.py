@@ -116,14 +116,14 @@ class Pool(_core._Pool):
         """Most bytes that it may hold, or None; may be set, also to "4GiB" or "50%". What
         it holds already stays. Raises ValueError after close().
         """
-        return self._limit
+        return self._read(False)[4]  # type: ignore[no-any-return]
 
     @limit.setter
     def limit(self, value: int | str | None) -> None:
         if not self.closed:
             kind, device, *_ = self._config
             value = _limit_nbytes(kind, device.index, value)
-        self._limit = value  # type: ignore[assignment]
+        self._set_limit(value)  # type: ignore[arg-type]
 
     @limit.deleter
     def limit(self) -> None:
@@ -155,6 +155,11 @@ class Pool(_core._Pool):
     @idle_trim.deleter
     def idle_trim(self) -> None:
         raise AttributeError("idle_trim cannot be deleted: set it to None")
+
+    @property
+    def closed(self) -> bool:
+        """True after close() or shutdown(): nothing is allocated any more."""
+        return self._config[6]
 
     def stats(self) -> PoolStats:
         """Read all counters at one moment.
@@ -230,6 +235,30 @@ class Pool(_core._Pool):
         **Blocks** while it waits and while the driver frees, GIL released.
         """
         return _core._trim(self, None, -1, *_trim_options(keep, wait))
+
+    def close(self) -> None:
+        """Allocate no more, and give back what is not in use; doing it twice is no error.
+
+        Buffers stay valid: their memory goes back when the last of them dies.
+
+        Raises
+        ------
+        ValueError
+            If it is a default pool; nothing is done then.
+
+        Notes
+        -----
+        **Blocks** until work on memory that was freed is done, if no buffer is
+        left; GIL released. Ctrl-C ends the wait and leaves the pool open: close it
+        again. Not so where the pool is dropped instead, or where the last of its
+        buffers dies after close(): that waits to the end.
+        """
+        *_, is_closed, number = self._config
+        if number == 0 and not is_closed:
+            raise ValueError(
+                "a default pool cannot be closed: trim() it, or shutdown()"
+            )
+        self._close()
 
     def __repr__(self) -> str:
         from cumem.pool_stats import pool_name, pool_stats

@@ -187,11 +187,6 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     if (self->pool == NULL) {
         Py_RETURN_NONE;
     }
-    if (self->number == 0) {
-        PyErr_SetString(PyExc_ValueError,
-                        "a default pool cannot be closed: trim() it, or shutdown()");
-        return NULL;
-    }
     cm_pool *pool = cm_pool_object_take(op);
     if (pool == NULL) {
         return NULL;
@@ -239,10 +234,11 @@ pool_get_config(PyObject *op, void *Py_UNUSED(closure))
     const cm_pool_object *self = (cm_pool_object *)(void *)op;
     const cm_pool_config *config = &self->config;
     return Py_BuildValue(
-        "(sNIiNKK)", cm_kinds[config->kind].text,
+        "(sNIiNKNK)", cm_kinds[config->kind].text,
         cm_device_object_new(self->state, config->device), config->flags,
         config->numa_node, PyBool_FromLong(config->segments == CM_SEGMENTS_PLAIN),
-        (unsigned long long)config->idle_trim_ns, (unsigned long long)self->number);
+        (unsigned long long)config->idle_trim_ns, PyBool_FromLong(self->pool == NULL),
+        (unsigned long long)self->number);
 }
 
 static PyObject *
@@ -259,32 +255,15 @@ pool_set_idle_trim(PyObject *op, PyObject *number)
 }
 
 static PyObject *
-pool_get_closed(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(((cm_pool_object *)(void *)op)->pool == NULL);
-}
-
-static PyObject *
-pool_get_limit(PyObject *op, void *Py_UNUSED(closure))
-{
-    const cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (check_open(self) < 0) {
-        return NULL;
-    }
-    const cm_budget *budget = cm_pool_get_config(self->pool)->budget;
-    return cm_limit_to_object(atomic_load(&budget->limit_nbytes));
-}
-
-static int
-pool_set_limit(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
+pool_set_limit(PyObject *op, PyObject *value)
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
     uint64_t limit;
     if (check_open(self) < 0 || cm_limit_from_object(value, &limit) < 0) {
-        return -1;
+        return NULL;
     }
     atomic_store(&cm_pool_get_config(self->pool)->budget->limit_nbytes, limit);
-    return 0;
+    Py_RETURN_NONE;
 }
 
 /* -- tables ------------------------------------------------------------------------ */
@@ -293,7 +272,8 @@ static PyMethodDef pool_methods[] = {
     {"allocate", CM_METHOD(pool_allocate), CM_KEYWORDS, CM_DOC__Pool_allocate},
     {"_read", pool_read, METH_O, CM_DOC__Pool__read},
     {"_set_idle_trim", pool_set_idle_trim, METH_O, CM_DOC__Pool__set_idle_trim},
-    {"close", pool_close, METH_NOARGS, CM_DOC__Pool_close},
+    {"_set_limit", pool_set_limit, METH_O, CM_DOC__Pool__set_limit},
+    {"_close", pool_close, METH_NOARGS, CM_DOC__Pool__close},
     {"__enter__", pool_enter, METH_NOARGS, CM_DOC__Pool___enter__},
     {"__exit__", pool_exit, METH_VARARGS, CM_DOC__Pool___exit__},
     {NULL, NULL, 0, NULL},
@@ -301,8 +281,6 @@ static PyMethodDef pool_methods[] = {
 
 static PyGetSetDef pool_getset[] = {
     {"_config", pool_get_config, NULL, CM_DOC__Pool__config, NULL},
-    {"_limit", pool_get_limit, pool_set_limit, CM_DOC__Pool__limit, NULL},
-    {"closed", pool_get_closed, NULL, CM_DOC__Pool_closed, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
