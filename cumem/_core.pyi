@@ -2464,8 +2464,8 @@ def _managed(
 
 def _managed_ask(
     buffer: ManagedBuffer, attribute: int, begin: int, end: int, count: int, /
-) -> tuple[int, ...]:
-    """What the driver tells of bytes of the span: so many numbers."""
+) -> bytes:
+    """What the driver tells of bytes of the span: so many C ints."""
 
 def _fill(buffer: Buffer, element: np.ndarray[Any, Any], stream: object, /) -> None:
     """What `Buffer.fill` comes to: an array of one element, of its dtype."""

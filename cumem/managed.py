@@ -161,7 +161,8 @@ def set_advice(buffer: _core.ManagedBuffer, name: str, value: Any) -> None:
 def _ask(
     buffer: _core.ManagedBuffer, attribute: int, count: int = 1
 ) -> tuple[int, ...]:
-    return _core._managed_ask(buffer, attribute, 0, 2**64 - 1, count)
+    found = _core._managed_ask(buffer, attribute, 0, 2**64 - 1, count)
+    return tuple(memoryview(found).cast("i"))
 
 
 def _accessors(accessed_by: Any) -> list[tuple[int, int]]:
@@ -262,7 +263,8 @@ def _sent(
     todo = [(0, nbytes)] if nbytes else []
     while todo:
         begin, end = todo.pop()
-        (where,) = _core._managed_ask(buffer, _PREFETCHED, begin, end, 1)
+        found = _core._managed_ask(buffer, _PREFETCHED, begin, end, 1)
+        (where,) = memoryview(found).cast("i")
         middle = -(-(address + (begin + end) // 2) // step) * step - address
         if where != _NOWHERE or not begin < middle < end:
             yield begin, end, _place(where)

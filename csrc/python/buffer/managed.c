@@ -223,7 +223,7 @@ cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
     return ask(self, 0, UINT64_MAX, CM_RANGE_PREFETCHED, out, 1);
 }
 
-/* _managed_ask(buffer, attribute, begin, end, count): a tuple of numbers */
+/* _managed_ask(buffer, attribute, begin, end, count): so many C ints */
 static PyObject *
 managed_ask(PyObject *module, PyObject *args)
 {
@@ -231,7 +231,6 @@ managed_ask(PyObject *module, PyObject *args)
     int attribute, count;
     unsigned long long begin, end;
     int found[CM_MAX_DEVICES + 1];
-    int64_t numbers[CM_MAX_DEVICES + 1];
     if (!PyArg_ParseTuple(args, "O!iKKi",
                           cm_state_of_module(module)->buffer_types[CM_KIND_MANAGED],
                           &buffer, &attribute, &begin, &end, &count)) {
@@ -244,13 +243,12 @@ managed_ask(PyObject *module, PyObject *args)
     if (ask((cm_buffer *)(void *)buffer, begin, end, attribute, found, count) < 0) {
         return NULL;
     }
-    for (int i = 0; i < count; i++) {
-        numbers[i] = found[i];
-    }
-    return cm_tuple_from(numbers, count);
+    return PyBytes_FromStringAndSize((const char *)found,
+                                     count * (Py_ssize_t)sizeof(*found));
 }
 
 PyMethodDef cm_managed_methods[] = {
+    {"_view", cm_view, METH_VARARGS, CM_DOC__view},
     {"_managed", managed, METH_VARARGS, CM_DOC__managed},
     {"_managed_ask", managed_ask, METH_VARARGS, CM_DOC__managed_ask},
     {NULL, NULL, 0, NULL},
