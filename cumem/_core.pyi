@@ -2348,8 +2348,10 @@ def _lend(pool: _Pool, /) -> None:
 def _retry(attempt: object, callback: object, /) -> bool:
     """Call back, unless that is None, and allocate: True when nothing is left to try."""
 
-def _numa_nodes() -> int:
-    """The NUMA nodes that have memory, one bit for each."""
+def _processors() -> tuple[int, int]:
+    """Threads that can run at once in this process, and the NUMA nodes that have memory,
+    one bit for each.
+    """
 
 def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
     """The limit in force, once `new` was put where it is given; None: there is none."""
@@ -2365,9 +2367,6 @@ def _explain(
     /,
 ) -> dict[str, Any]:
     """What copy() or copy_async() would do."""
-
-def _cpu_count() -> int:
-    """Threads that can run at once in this process."""
 
 def _set_tuning(values: dict[str, int], is_measured: bool, /) -> None:
     """Have these values, or none of them, and the defaults of the others."""

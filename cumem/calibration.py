@@ -174,7 +174,7 @@ def machine_key(unit: Device) -> dict[str, str]:
 
     return {
         "processor": _processor(),
-        "threads": str(_core._cpu_count()),
+        "threads": str(_core._processors()[0]),
         "device": unit.name,
         "link": _link(unit.pci_bus_id),
         "driver": str(driver_version()),

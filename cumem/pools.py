@@ -373,7 +373,7 @@ def _node(kind: str, numa_node: Any) -> int:
     if isinstance(numa_node, bool) or not hasattr(numa_node, "__index__"):
         raise wrong_type("numa_node", "an int or None", numa_node)
     node = operator.index(numa_node)
-    mask = _core._numa_nodes()
+    _, mask = _core._processors()
     nodes = [each for each in range(mask.bit_length()) if mask >> each & 1]
     if node not in nodes:
         raise ValueError(

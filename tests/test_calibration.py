@@ -141,7 +141,7 @@ def test_file_that_is_not_ours_is_measured_anew(real, figures, change):
 
 def test_key_tells_machines_apart(real, monkeypatch):
     first = cumem.calibrate()
-    monkeypatch.setattr(_core, "_cpu_count", lambda: 3)
+    monkeypatch.setattr(_core, "_processors", lambda: (3, 1))
     assert cumem.calibrate().path != first.path
 
 

@@ -18,7 +18,8 @@ PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs
                          PyObject *kwnames);
 /* getter */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
-extern PyMethodDef cm_view_methods[]; /* of the module, for the package */
+/* Of the module, for the package; METH_VARARGS. */
+PyObject *cm_view(PyObject *module, PyObject *args);
 
 /* -- what else a buffer does -------------------------------------------------------------- */
 
@@ -36,7 +37,7 @@ int cm_buffer_bool(PyObject *self);
 /* -- of managed memory, and how its pages go to and fro; what calls the driver releases the
  * GIL ---- */
 
-extern PyMethodDef cm_managed_methods[]; /* of the module, for cumem/managed.py */
+extern PyMethodDef cm_managed_methods[]; /* of the module, with _view */
 
 /* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another location
  * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Views of a buffer: basic indexing; others, whose strides the package works out. */
 #include "base/checked_math.h"
-#include "docstrings.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
@@ -167,8 +166,8 @@ cm_buffer_length(PyObject *object)
 /* -- other shapes, strides and dtypes ----------------------------------------------------- */
 
 /* _view(buffer, dtype, shape, strides[, as_device]): trusted to be of the same bytes */
-static PyObject *
-view(PyObject *module, PyObject *args)
+PyObject *
+cm_view(PyObject *module, PyObject *args)
 {
     int64_t shape[CM_MAX_NDIM];
     int64_t strides[CM_MAX_NDIM];
@@ -229,8 +228,3 @@ cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     Py_DECREF(dtype);
     return view;
 }
-
-PyMethodDef cm_view_methods[] = {
-    {"_view", view, METH_VARARGS, CM_DOC__view},
-    {NULL, NULL, 0, NULL},
-};

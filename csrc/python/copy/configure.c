@@ -155,15 +155,8 @@ read_tuning(PyObject *module, PyObject *look)
     return rows;
 }
 
-static PyObject *
-cpu_count(PyObject *module CM_UNUSED, PyObject *Py_UNUSED(unused))
-{
-    return PyLong_FromUnsignedLong(cm_usable_cpu_count(NULL));
-}
-
 PyMethodDef cm_configure_methods[] = {
     {"_set_tuning", set_tuning, METH_VARARGS, CM_DOC__set_tuning},
     {"_read_tuning", read_tuning, METH_O, CM_DOC__read_tuning},
-    {"_cpu_count", cpu_count, METH_NOARGS, CM_DOC__cpu_count},
     {NULL, NULL, 0, NULL},
 };

@@ -5,7 +5,7 @@
 
 #include "python/core/state.h"
 
-/* _set_tuning, _read_tuning, _cpu_count; ends with an empty row. */
+/* _set_tuning, _read_tuning; ends with an empty row. */
 extern PyMethodDef cm_configure_methods[];
 
 /* Ask the package unless that was done since the last shutdown(). 0, or -1 with a

@@ -42,10 +42,9 @@ add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
         cm_protocol_methods,  cm_constructor_methods,  cm_copy_methods,
-        cm_device_methods,    cm_pool_methods,         cm_limit_methods,
-        cm_shutdown_methods,  cm_configure_methods,    cm_multi_device_methods,
-        cm_copy_many_methods, cm_testing_methods,      cm_managed_methods,
-        cm_view_methods,      cm_numpy_memory_methods,
+        cm_device_methods,    cm_pool_methods,         cm_shutdown_methods,
+        cm_configure_methods, cm_multi_device_methods, cm_copy_many_methods,
+        cm_managed_methods,   cm_numpy_memory_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

@@ -8,11 +8,12 @@
 /* open.c: cm_state.when_closed. */
 int cm_state_open(cm_state *state);
 
-extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit */
+extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _addresses */
 /* The module's m_free. */
 void cm_state_fini(cm_state *state);
 
 /* Makes the types; 0 or -1. */
 int cm_register_buffer_types(PyObject *module, cm_state *state);
 
-extern PyMethodDef cm_testing_methods[]; /* what cumem/_testing.py calls */
+/* For cumem/_testing.py; METH_NOARGS. */
+PyObject *cm_addresses(PyObject *module, PyObject *unused);

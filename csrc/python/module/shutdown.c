@@ -440,5 +440,6 @@ cm_state_fini(cm_state *state)
 PyMethodDef cm_shutdown_methods[] = {
     {"shutdown", CM_METHOD(shutdown), CM_KEYWORDS, CM_DOC_shutdown},
     {"_at_exit", at_exit, METH_O, CM_DOC__at_exit},
+    {"_addresses", cm_addresses, METH_NOARGS, CM_DOC__addresses},
     {NULL, NULL, 0, NULL},
 };

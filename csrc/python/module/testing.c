@@ -3,18 +3,15 @@
  * of the core by their addresses. Not part of the public interface. */
 #include <stddef.h>
 
-#include "docstrings.h"
 #include "python/core/errors.h"
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
-/* -- addresses ---------------------------------------------------------------------- */
-
 /* Of each name an address, an offset or a count. */
-static PyObject *
-addresses(PyObject *module, PyObject *Py_UNUSED(unused))
+PyObject *
+cm_addresses(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_state *state = cm_state_of_module(module);
 #define NAMED(name)                                                                    \
@@ -76,10 +73,3 @@ addresses(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     return list;
 }
-
-/* -- table --------------------------------------------------------------------------- */
-
-PyMethodDef cm_testing_methods[] = {
-    {"_addresses", addresses, METH_NOARGS, CM_DOC__addresses},
-    {NULL, NULL, 0, NULL},
-};

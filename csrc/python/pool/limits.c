@@ -3,7 +3,6 @@
 #include "python/pool/limits.h"
 
 #include "base/machine.h"
-#include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 
@@ -99,8 +98,8 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
 }
 
 /* _limit(kind, device[, new]): what is in force then. */
-static PyObject *
-limit(PyObject *module, PyObject *args)
+PyObject *
+cm_limit(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     PyObject *kind_object;
@@ -120,8 +119,8 @@ limit(PyObject *module, PyObject *args)
     return cm_limit_to_object(limit_of(cm_limits_budget(state, kind, device)));
 }
 
-static PyObject *
-host_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+PyObject *
+cm_host_memory_tell(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     cm_host_memory memory;
     cm_host_memory_read(NULL, &memory);
@@ -131,17 +130,9 @@ host_memory(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
                          cm_limit_to_object(memory.limit_nbytes));
 }
 
-static PyObject *
-numa_nodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+PyObject *
+cm_processors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    return PyLong_FromUnsignedLongLong(cm_numa_read_nodes(NULL));
+    return Py_BuildValue("(IK)", cm_usable_cpu_count(NULL),
+                         (unsigned long long)cm_numa_read_nodes(NULL));
 }
-
-/* -- table ------------------------------------------------------------------------- */
-
-PyMethodDef cm_limit_methods[] = {
-    {"_limit", limit, METH_VARARGS, CM_DOC__limit},
-    {"_host_memory", host_memory, METH_NOARGS, CM_DOC__host_memory},
-    {"_numa_nodes", numa_nodes, METH_NOARGS, CM_DOC__numa_nodes},
-    {NULL, NULL, 0, NULL},
-};

@@ -7,8 +7,10 @@
 
 #include "python/core/state.h"
 
-/* What set_limit(), get_limit() and limit() of the package do; an empty row ends it. */
-extern PyMethodDef cm_limit_methods[];
+/* Of the module, for the package: METH_VARARGS, and METH_NOARGS the others. */
+PyObject *cm_limit(PyObject *module, PyObject *args);
+PyObject *cm_host_memory_tell(PyObject *module, PyObject *unused);
+PyObject *cm_processors(PyObject *module, PyObject *unused);
 
 /* Once, before anything else. */
 void cm_limits_init(cm_state *state);

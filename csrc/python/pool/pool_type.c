@@ -445,5 +445,8 @@ PyMethodDef cm_pool_methods[] = {
     {"_lend", cm_lend_pool, METH_O, CM_DOC__lend},
     {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
+    {"_limit", cm_limit, METH_VARARGS, CM_DOC__limit},
+    {"_host_memory", cm_host_memory_tell, METH_NOARGS, CM_DOC__host_memory},
+    {"_processors", cm_processors, METH_NOARGS, CM_DOC__processors},
     {NULL, NULL, 0, NULL},
 };
