@@ -370,6 +370,8 @@ def test_allocated_scalars_and_nothing_at_all(runtime) -> None:
         ((3,), (2, 32), (CUDA, 99), "ValueError", "device"),
         ((3,), (2, 32), (8, 0), "BufferError", "device type 8"),
         ((3,), (3, 64), (CPU, 0), "BufferError", "element type"),
+        ((3,), (0, 12), (CPU, 0), "BufferError", "whole bytes"),
+        ((3,), (1, 4), (CPU, 0), "BufferError", "whole bytes"),
         ((-3,), (2, 32), (CPU, 0), "ValueError", "shape"),
         ((1,) * 65, (2, 32), (CPU, 0), "ValueError", "64"),
         (

@@ -44,7 +44,7 @@ def allocate(
         check_device(*device)
         code, bits, lanes = dtype
         try:
-            found = np.dtype(f"{PLAIN_TYPES[code]}{bits // 8}" if lanes == 1 else "")
+            found = np.dtype(f"{PLAIN_TYPES[code]}{bits / 8:g}" if lanes == 1 else "")
         except (KeyError, TypeError):
             found = find_dtype(*dtype)
         index = device[1] if device[0] == 2 else None
