@@ -90,6 +90,15 @@ def stream_repr(stream: _core.Stream, handle: int) -> str:
     return f"<cumem.Stream {which}, device {stream.device.index}{emulated}>"
 
 
+def event_repr(event: _core.Event, is_closed: int) -> str:
+    """Of an event, in whatever state."""
+    if is_closed:
+        return "<cumem.Event, closed>"
+    timing = "" if event._timing else " without timing"
+    emulated = ", emulated" if _core._is_emulated() else ""
+    return f"<cumem.Event{timing}, device {event.device.index}{emulated}>"
+
+
 def buffer_flags(
     buffer: _core.Buffer, kind: str, flags: int, is_registered: bool, has_pool: bool
 ) -> Flags:

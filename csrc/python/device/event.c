@@ -306,12 +306,9 @@ static PyObject *
 event_repr(PyObject *op)
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (self->rt == NULL || self->closing) {
-        return PyUnicode_FromString("<cumem.Event, closed>");
-    }
-    return PyUnicode_FromFormat(
-        "<cumem.Event%s, device %d%s>", self->timing ? "" : " without timing",
-        self->device, self->rt->backend == CM_BACKEND_EMULATED ? ", emulated" : "");
+    return cm_package_call(
+        "extension.texts", "event_repr",
+        Py_BuildValue("(Oi)", op, self->rt == NULL || self->closing));
 }
 
 CM_PACKAGED(Event, "extension.events", query)

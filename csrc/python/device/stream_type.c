@@ -18,11 +18,7 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                              args, kwargs);
 }
 
-static PyObject *
-stream_from_external(PyObject *type, PyObject *args, PyObject *kwargs)
-{
-    return cm_package_method("extension.streams", "from_external", type, args, kwargs);
-}
+CM_PACKAGED(Stream, "extension.streams", from_external)
 
 /* _make_stream(device, priority, blocks) */
 PyObject *
@@ -292,7 +288,7 @@ stream_repr(PyObject *op)
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef stream_methods[] = {
-    {"from_external", CM_METHOD(stream_from_external),
+    {"from_external", CM_METHOD(Stream_from_external),
      METH_VARARGS | METH_KEYWORDS | METH_CLASS, CM_DOC_Stream_from_external},
     {"synchronize", stream_synchronize, METH_NOARGS, CM_DOC_Stream_synchronize},
     {"wait", stream_wait, METH_O, CM_DOC_Stream_wait},
