@@ -180,6 +180,34 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
             fork_and_run(check)
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_child_of_a_signal_handler_does_not_wait_on(emulated) -> None:
+    """The wait for a device is in a thread, which the child does not have."""
+    stream, children = cumem.Stream(), []
+
+    def handler() -> None:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            return
+        children.append(child)
+        session.testing.gate_open(stream)
+
+    status = 1
+    with session.gate(stream), session.on_alarm(handler):
+        cumem.empty_device(64, "u1", stream=stream).fill(1, stream=stream)
+        try:
+            cumem.Device(0).synchronize()
+        except RuntimeError as error:
+            status = 0 if "forked child" in str(error) else 2
+        finally:
+            if not children:
+                os._exit(status)
+    assert status == 1  # the parent's wait ended as it should
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+
 MADE = {
     "pinned": lambda n: cumem.empty_pinned(n, "u1"),
     "mapped": lambda n: cumem.empty_mapped(n, "u1"),

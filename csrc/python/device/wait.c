@@ -213,6 +213,10 @@ end_wait(cm_state *state, device_wait *wait, cm_status *out)
             cm_list_push_back(&state->device_waits, &wait->node);
             return -1;
         }
+        if (cm_runtime_is_forked(wait->rt)) { /* by a handler: here is no such thread */
+            *out = cm_fail(CM_EFORKED, 0);
+            return 0;
+        }
     }
     *out = wait->status;
     cm_thread_join(wait->thread); /* which ends at once */
