@@ -240,10 +240,8 @@ def read_header(
     """
     try:
         version = npy.read_magic(file)
-        if version == (
-            3,
-            0,
-        ):  # as 2.0, but in UTF-8, for which there is no public reader
+        if version == (3, 0):
+            # as 2.0, but in UTF-8, for which there is no public reader
             (length,) = struct.unpack("<I", file.read(4))
             text = file.read(length)
             if len(text) < length:

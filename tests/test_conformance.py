@@ -362,6 +362,8 @@ def test_layouts(runtime, entrance) -> None:
     library = opened(entrance, runtime)
     data = numbers(3)
     kinds = [k for k in KINDS if answer_of(entrance, k, runtime.emulated) == "="]
+    if not kinds:
+        pytest.skip("never surely without a copy here")
     for kind in kinds:
         with sample_of(kind, data) as sample:
             for name, cut in VIEWS.items():

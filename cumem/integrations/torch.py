@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cumem import _core
 from cumem.errors import OutOfMemoryError
 from cumem.extension.arguments import wrong_type
+from cumem.integrations.lending import need_gpu
 from cumem.memory import memory_info, set_limit
 from cumem.pools import Pool, trim
 
@@ -357,11 +358,7 @@ _TOO_LATE: Final = (
 
 def _torch() -> Any:
     """PyTorch, if its memory can be ours; RuntimeError."""
-    if _core._read_backend()[0] == "emulated":
-        raise RuntimeError(
-            "PyTorch cannot use memory of the emulated device: there is no GPU here, or "
-            "CUMEM_BACKEND asks for emulation"
-        )
+    need_gpu("PyTorch")
     torch = importlib.import_module("torch")
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise RuntimeError(
