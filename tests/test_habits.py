@@ -822,5 +822,6 @@ def test_equality_in_and_hash_are_by_identity(runtime, kind) -> None:
     if kind == "device":
         with pytest.raises(TypeError, match="to_numpy"):
             _ = buffer == np.zeros(3)
+        assert not np.array_equal(buffer, buffer)  # NumPy's, as the page says
     else:
         assert (buffer == np.zeros(3)).tolist() == [True] * 3

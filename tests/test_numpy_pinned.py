@@ -227,6 +227,7 @@ def test_tasks_inherit_and_do_not_disturb_each_other(runtime) -> None:
         await task
         with cumem.numpy_pinned():
             assert await asyncio.create_task(child())
+            assert await asyncio.to_thread(lambda: is_pinned(np.ones(MIB, "u1")))
             late = asyncio.create_task(child())
         assert not await late  # the block is over
 
