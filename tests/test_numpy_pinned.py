@@ -11,11 +11,8 @@ import gc
 import io
 import os
 import pickle
-import signal
 import threading
-import traceback
 import tracemalloc
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -24,6 +21,7 @@ import pytest
 from support import faults, programs, session
 from support.exporters import new_capsule, pointer_of
 from support.session import testing
+from test_fork import fork_and_run
 
 import cumem
 
@@ -896,24 +894,6 @@ def test_cupy_copies_from_them_in_the_background(cuda) -> None:
 
 
 # -- forks -------------------------------------------------------------------------------
-
-
-def fork_and_run(check: Callable[[], object]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)
-            check()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("whole_process", [False, True])

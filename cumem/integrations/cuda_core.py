@@ -69,7 +69,28 @@ class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
         return self._pools.of(self._index)
 
     def allocate(self, size: int, stream: Any = None) -> Any:
-        """A Buffer of `size` bytes for `stream`, by default the current one of cumem."""
+        """Allocate memory from the pool.
+
+        Parameters
+        ----------
+        size : int
+            In bytes.
+        stream : Stream, GraphBuilder or other stream object, optional
+            What device memory is for; default: cumem's current stream.
+
+        Returns
+        -------
+        cuda.core.Buffer
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `size` is none, or `stream` is no stream or one of another device.
+        OutOfMemoryError
+            If there is no room, also after waiting for freed memory and trimming pools.
+        CudaError
+            If a call to CUDA failed.
+        """
         ordered_by = _stream_of(stream)
         pool = self.pool
         buffer = pool.allocate(size, ordered_by)
@@ -82,8 +103,24 @@ class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
             raise
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
-        """Give memory back, to be used again after what `stream` has been given; by
-        default after the stream that it was allocated on."""
+        """Give memory back, as ``Buffer.close`` does.
+
+        Parameters
+        ----------
+        ptr : int
+            The address; of one that is not lent nothing happens.
+        size : int
+            In bytes.
+        stream : Stream, GraphBuilder or other stream object, optional
+            After whose work it is used again; default: the stream that it was allocated
+            on.
+
+        Raises
+        ------
+        TypeError, ValueError, CudaError
+            If `stream` is refused; the memory is given back, and used again after all work
+            of the devices.
+        """
         buffer, _ = self._blocks.pop(int(ptr), (None, None))
         if buffer is not None and stream is not None and size:
             try:
