@@ -280,6 +280,14 @@ def test_a_number_of_device_memory_comes_after_the_work_on_it(emulated) -> None:
 # -- values in print -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(2000,), (20, 20, 20), (3, 1000), (2000, 1, 2)])
+def test_arrays_in_elements_are_printed_whole(runtime, shape) -> None:
+    """NumPy asks the threshold for them as well."""
+    array = np.zeros(shape, [("x", "i4", (8,))])
+    array["x"] = np.arange(array.size * 8).reshape(*shape, 8)
+    assert str(cumem.array(array)) == str(array)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_str_is_what_numpy_prints(backend: str) -> None:
     with session.opened(backend):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -64,20 +65,24 @@ def buffer_str(buffer: _core.Buffer) -> str:
 def _shown(buffer: _core.Buffer) -> str:
     """Of device memory: only the elements that NumPy shows are copied."""
     options = np.get_printoptions()
-    edge = options["edgeitems"]
-    if buffer.size <= max(options["threshold"], 1) or edge < 1:
+    edge, threshold = options["edgeitems"], options["threshold"]
+    if buffer.size <= max(threshold, 1) or edge < 1:
         return str(buffer.to_numpy())
-    # the corners, and one row between them that NumPy leaves out
+    # the corners, and between them what NumPy leaves out: so much that it does. Another
+    # threshold would be that of arrays in the elements too.
     ends = [
         [slice(None)] if length <= 2 * edge else [slice(None, edge), slice(-edge, None)]
         for length in buffer.shape
     ]
     shape = [length if length <= 2 * edge else 2 * edge + 1 for length in buffer.shape]
+    for axis, length in enumerate(buffer.shape):
+        others = math.prod(shape) // shape[axis]
+        shape[axis] = max(shape[axis], min(length, int(threshold) // others + 1))
     corners: np.ndarray[Any, Any] = np.zeros(shape, buffer.dtype)
     _core.copy_many(
         [(corners[place], buffer[place]) for place in itertools.product(*ends)]
     )
-    return np.array2string(corners, threshold=0, separator=" ")
+    return str(corners)
 
 
 def stream_repr(stream: _core.Stream, handle: int) -> str:
