@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
+
 size_t
 cm_emulated_table_above(const cm_emulated_table *table, uint64_t key)
 {
@@ -24,16 +26,12 @@ cm_emulated_table_above(const cm_emulated_table *table, uint64_t key)
 bool
 cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object)
 {
-    if (table->count == table->capacity) {
-        size_t capacity = 2 * table->capacity + 16;
-        cm_emulated_entry *entries =
-            realloc(table->entries, capacity * sizeof(*entries));
-        if (entries == NULL) {
-            return false;
-        }
-        table->entries = entries;
-        table->capacity = capacity;
+    uint32_t room = cm_array_reserve(&table->entries, sizeof(*table->entries), NULL,
+                                     table->count, table->room);
+    if (room == 0) {
+        return false;
     }
+    table->room = room;
     cm_emulated_entry *at = table->entries + cm_emulated_table_above(table, key);
     memmove(at + 1, at, (size_t)(table->entries + table->count - at) * sizeof(*at));
     *at = (cm_emulated_entry){key, object};

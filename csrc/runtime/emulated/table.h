@@ -14,8 +14,8 @@ typedef struct cm_emulated_entry {
 
 typedef struct cm_emulated_table {
     cm_emulated_entry *entries; /* owned; sorted by key */
-    size_t count;
-    size_t capacity;
+    uint32_t count;
+    uint32_t room;
 } cm_emulated_table;
 
 /* A new object of `nbytes`, all 0, in the table under a new key; NULL: no memory. */
