@@ -798,6 +798,10 @@ def test_library_reads_after_a_long_kernel_of_ours(cuda, entrance, kind) -> None
             for _ in range(20):
                 late.fill(1, stream=stream)
             cumem.copy_async(sample.owner, source, stream=stream)
+            if entrance == "jnp.asarray(buf)":
+                with pytest.raises(Exception, match="failed to find stream"):
+                    enter(entrance, sample.buffer)
+                stream.synchronize()  # no stream is named from here on
             with own_stream(library):
                 array = enter(entrance, sample.buffer)
                 assert library.raw(array) == data.tobytes()

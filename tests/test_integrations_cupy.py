@@ -508,7 +508,7 @@ def test_cupy_stages_without_page_locked_memory_when_there_is_none(real) -> None
         cumem.limit("pinned", 1),
         pytest.warns(cupy._util.PerformanceWarning, match="pinned memory"),
     ):
-        array = cupy.array([data, data])  # a list goes by way of page-locked memory
+        array = cupy.array(data)  # by way of page-locked memory, were there any
     assert (array.get() == data).all()
 
 

@@ -69,7 +69,8 @@ def test_types_that_numpy_lacks_are_jaxs(runtime, jax, tmp_path) -> None:
     path = cumem.save_safetensors(tmp_path / "a.safetensors", tensors)
     loaded = cumem.load_safetensors(path, framework="jax", kind="pinned")
     assert (loaded["b"].dtype, loaded["f"].dtype) == (bf16, f8)
-    assert loaded["b"].astype("float32").tolist() == [1, 1, 1]
+    # by NumPy: JAX converts nothing that lies in page-locked memory (0.11)
+    assert np.asarray(loaded["b"]).astype("float32").tolist() == [1, 1, 1]
     loaded.clear()
 
 
