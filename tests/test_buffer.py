@@ -374,7 +374,7 @@ def test_complex_reads_the_element(runtime) -> None:
         ((..., ...), "at most one Ellipsis"),
         ((0, 0, 0), "too many indices: the buffer has 2 dimensions"),
         ((None,) * 70, "at most 64 dimensions"),
-        (1.5, "not float; index the array of numpy"),
+        (1.5, "not float; index buf\\.numpy\\(\\) instead"),
         (True, "not bool"),
         (np.arange(2), "not ndarray"),
     ],

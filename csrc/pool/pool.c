@@ -2,6 +2,7 @@
 /* The pool: its life, handing out, taking back, other devices, counters and listing. */
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "base/checked_math.h"
 #include "pool/private.h"
 #include "runtime/scope.h"
@@ -255,6 +256,14 @@ take_ended(cm_pool *pool, const alloc_request *r)
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
     cm_heap_span *span = take_thoroughly(pool, r);
+    /* Host memory grows in milliseconds: an event of a device that idles takes less. */
+    uint64_t until_ns = cm_now_ns() + 50 * 1000;
+    bool looks = any && may_fence && !cm_kind_is_ordered(pool->config.kind);
+    while (span == NULL && looks && r->hooks != NULL && cm_now_ns() < until_ns) {
+        cm_pause_until(cm_now_ns() + 5 * 1000);
+        cm_ignore(cm_pool_poll(pool, false));
+        span = take_thoroughly(pool, r);
+    }
     if (span == NULL && r->hooks != NULL && !r->capturing && fenced > most_fenced
         && !cm_runtime_has(pool->rt, CM_OP_context_record_event)) {
         cm_ignore(cm_pool_wait(pool, NULL, true));
