@@ -137,20 +137,27 @@ set_other(batch *b, const cm_piece_regions *other)
     b->part.src = other->src;
 }
 
-/* Pieces that have become one by joining go as that. */
+/* Pieces that have become one by joining go as that, and rows as the copy they are. */
 static cm_status
 set_group(batch *b, uint32_t group)
 {
     cm_many *many;
     CM_TRY(cm_many_create(b->request->pieces, b->groups, b->request->piece_count,
                           (uint8_t)group, &b->shapes[group], &many));
-    if (many->count > 1) {
+    cm_region dst, src;
+    bool is_rows = cm_many_is_rows(many, &dst, &src)
+                   && !cm_overlap_is_possible(b->engine->rt, &dst, &src);
+    if (many->count > 1 && !is_rows) {
         b->part.dst = b->request->common.dst;
         b->part.src = b->request->common.src;
         b->part.many = many;
         return cm_ok();
     }
     set_piece(b, &many->pieces[0]);
+    if (is_rows) {
+        b->part.dst = dst;
+        b->part.src = src;
+    }
     cm_many_destroy(many);
     return cm_ok();
 }

@@ -3,7 +3,10 @@
 
 #include <stdlib.h>
 
-enum { UNIT_NBYTES = 16 }; /* what the kernel moves at once where both ends allow it */
+enum {
+    UNIT_NBYTES = 16,     /* what the kernel moves at once where both ends allow it */
+    ROWS_MIN_WIDTH = 512, /* shorter rows cost the copy engine more than the kernel */
+};
 
 bool
 cm_piece_end_is_on_device(const cm_piece_end *end)
@@ -165,6 +168,55 @@ cm_many_destroy(cm_many *many)
         free(many->starts);
         free(many);
     }
+}
+
+/* Constant distances from end to end, none less than a row. */
+static bool
+pitch_of(const cm_piece_end *first, const cm_piece_end *second, uint64_t width,
+         uint64_t *out)
+{
+    *out = cm_piece_end_address(second) - cm_piece_end_address(first);
+    return *out >= width && *out <= CM_PITCH_MAX;
+}
+
+static cm_region
+rows_from(const cm_piece_end *end, uint64_t count, uint64_t pitch, uint64_t width)
+{
+    cm_region region = cm_piece_end_region(end, width);
+    region.ndim = 2;
+    region.shape[0] = (int64_t)count;
+    region.shape[1] = (int64_t)width;
+    region.strides[0] = (int64_t)pitch;
+    region.strides[1] = 1;
+    return region;
+}
+
+bool
+cm_many_is_rows(const cm_many *many, cm_region *dst, cm_region *src)
+{
+    const cm_piece *first = many->pieces;
+    uint64_t width = many->count == 0 ? 0 : first->nbytes;
+    uint64_t dst_pitch, src_pitch;
+    if (many->way != CM_MANY_TABLE || many->count < 2 || width < ROWS_MIN_WIDTH
+        || first->dst.owner == NULL || first->src.owner == NULL
+        || !pitch_of(&first[0].dst, &first[1].dst, width, &dst_pitch)
+        || !pitch_of(&first[0].src, &first[1].src, width, &src_pitch)) {
+        return false;
+    }
+    for (uint64_t i = 1; i < many->count; i++) {
+        const cm_piece *piece = &many->pieces[i];
+        if (piece->nbytes != width || piece->dst.owner != first->dst.owner
+            || piece->src.owner != first->src.owner
+            || cm_piece_end_address(&piece->dst)
+                   != cm_piece_end_address(&first->dst) + i * dst_pitch
+            || cm_piece_end_address(&piece->src)
+                   != cm_piece_end_address(&first->src) + i * src_pitch) {
+            return false;
+        }
+    }
+    *dst = rows_from(&first->dst, many->count, dst_pitch, width);
+    *src = rows_from(&first->src, many->count, src_pitch, width);
+    return true;
 }
 
 uint64_t

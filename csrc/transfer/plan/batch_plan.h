@@ -72,6 +72,9 @@ CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *gro
                                       const cm_many *shape, cm_many **out);
 void cm_many_destroy(cm_many *many); /* NULL: nothing */
 
+/* Is it one pitched copy, from one allocation to another? The two ends of that. */
+bool cm_many_is_rows(const cm_many *many, cm_region *dst, cm_region *src);
+
 /* Which piece `at` of the packed space belongs to: the last that begins no later. */
 uint64_t cm_many_find(const cm_many *many, uint64_t at);
 

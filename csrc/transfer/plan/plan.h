@@ -7,6 +7,8 @@
 #include "transfer/plan/route.h"
 #include "transfer/plan/tuning.h"
 
+enum { CM_PITCH_MAX = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
+
 /* What is known of one end beyond its region. */
 typedef struct cm_end_facts {
     bool locked; /* page-locked, or not host memory at all: a copy may run behind our

@@ -24,7 +24,6 @@ cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
 bool
 cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
-    enum { PITCH_MAX = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
     const cm_layout *layout = &plan->layout;
     const int64_t *pitch = layout->axes[0].stride;
     int64_t run = (int64_t)layout->run_nbytes;
@@ -32,8 +31,8 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
            && plan->device == plan->src_device && cm_plan_is_locked(ends)
            && ends->dst_facts.whole && ends->src_facts.whole
            && layout->run_nbytes >= ends->options->tuning->row_min_nbytes
-           && pitch[CM_DST] >= run && pitch[CM_SRC] >= run && pitch[CM_DST] <= PITCH_MAX
-           && pitch[CM_SRC] <= PITCH_MAX;
+           && pitch[CM_DST] >= run && pitch[CM_SRC] >= run
+           && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
 }
 
 /* Between two devices: where one end at least crosses the link in whole runs. What is
