@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import mmap
 import os
 import pickle
 import tempfile
@@ -271,9 +272,14 @@ def streams_and_events() -> None:
     assert stream.done
 
 
-#: The same pages each time: those whose unlocking failed stay locked until the next try,
-#: and a fresh array that lay over some of them would span two registrations.
-WHOLE, PART = np.zeros(100_000), np.zeros(100_000)
+def on_own_pages(count: int) -> np.ndarray:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, count * 8, flags=flags), "f8")
+
+
+#: The same pages each time, and no others': those whose unlocking failed stay locked until
+#: the next try, and an array that lay over some of them would span two registrations.
+WHOLE, PART = on_own_pages(100_000), on_own_pages(100_000)
 
 
 @scenario
