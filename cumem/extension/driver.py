@@ -18,45 +18,45 @@ def _ask(what: int, device: int = 0, second: int = 0) -> Any:
 
 def device_count() -> int:
     """Number of its devices."""
-    return int(_ask(_DEVICE_COUNT)[0])
+    return int(_ask(_DEVICE_COUNT))
 
 
 def driver_version() -> int:
     """Newest version of CUDA that it serves."""
-    return int(_ask(_DRIVER_VERSION)[0])
+    return int(_ask(_DRIVER_VERSION))
 
 
 def runtime_version() -> int:
     """Version of the runtime library."""
-    return int(_ask(_RUNTIME_VERSION)[0])
+    return int(_ask(_RUNTIME_VERSION))
 
 
 def attribute(device: int, name: str) -> int | None:
     """An attribute of a device; None where the driver does not know it."""
-    answer = _ask(_ATTRIBUTE, device, _core._DEVICE_ATTRIBUTES[name])
-    return None if answer is None else int(answer[0])
+    value: int | None = _ask(_ATTRIBUTE, device, _core._DEVICE_ATTRIBUTES[name])
+    return value
 
 
 def can_access_peer(device: int, peer: int) -> bool:
     """Whether one device reaches the memory of another one."""
-    return bool(_ask(_PEER_ACCESS, device, peer)[0])
+    return bool(_ask(_PEER_ACCESS, device, peer))
 
 
 def priorities(device: int) -> tuple[int, int]:
     """Of its streams: the least, which is the highest number, and the greatest."""
-    least, greatest, *_ = _ask(_PRIORITIES, device)
+    least, greatest = _ask(_PRIORITIES, device)
     return least, greatest
 
 
 def memory_info(device: int) -> tuple[int, int]:
     """Free and total bytes of a device."""
-    _, _, free, total, *_ = _ask(_MEMORY, device)
+    free, total = _ask(_MEMORY, device)
     return free, total
 
 
 def describe(device: int) -> tuple[bytes, bytes, str, int]:
     """Its name, UUID, place on the bus, and bytes of memory."""
-    *_, name, uuid, place, nbytes = _ask(_DESCRIPTION, device)
+    name, uuid, place, nbytes = _ask(_DESCRIPTION, device)
     return name, uuid, place, nbytes
 
 

@@ -91,17 +91,26 @@ ask(cm_runtime *rt, question *q)
     }
 }
 
-/* All of it: cumem/extension/driver.py takes what it has asked for. */
 static PyObject *
 tell(const question *q)
 {
     const cm_device_info *info = &q->info;
-    return Py_BuildValue("(iiKKy#y#sK)", q->number, q->second,
-                         (unsigned long long)q->free_nbytes,
-                         (unsigned long long)q->total_nbytes, info->name,
-                         (Py_ssize_t)strnlen(info->name, sizeof(info->name)),
-                         info->uuid, (Py_ssize_t)sizeof(info->uuid), info->pci_bus_id,
-                         (unsigned long long)info->total_nbytes);
+    switch (q->what) {
+    case PRIORITIES:
+        return Py_BuildValue("(ii)", q->number, q->second);
+    case MEMORY:
+        return Py_BuildValue("(KK)", (unsigned long long)q->free_nbytes,
+                             (unsigned long long)q->total_nbytes);
+    case DESCRIPTION:
+        return Py_BuildValue("(y#y#sK)", info->name,
+                             (Py_ssize_t)strnlen(info->name, sizeof(info->name)),
+                             info->uuid, (Py_ssize_t)sizeof(info->uuid),
+                             info->pci_bus_id, (unsigned long long)info->total_nbytes);
+    case SYNCHRONIZE:
+        return Py_NewRef(Py_None);
+    default:
+        return PyLong_FromLong(q->number);
+    }
 }
 
 /* Python code may have shut down since the index was read, and opened others. */
