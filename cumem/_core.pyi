@@ -2307,8 +2307,10 @@ def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
 def _make_stream(device: object, priority: int, blocks: bool, /) -> Stream:
     """A new stream, whose priority the device allows."""
 
-def _wrap_stream(obj: object, device: int, /) -> Stream:
-    """That of another library; `device` as for default streams, -1: not known."""
+def _wrap_stream(obj: object, device: int, lasts: bool, /) -> Stream:
+    """That of another library; `device` as for default streams, -1: not known; `lasts`:
+    only the end of the object destroys it.
+    """
 
 def _ask_driver(what: int, device: int = 0, second: int = 0, /) -> Any:
     """What cumem/extension/driver.py asks, by number."""

@@ -41,7 +41,7 @@ def from_external(
     index = -1 if device is None else _core._device(device, "device").index
     if obj is None:
         raise wrong_type("obj", "a stream of another library or an int", obj)
-    stream = obj if type(obj) is _core.Stream else _core._wrap_stream(obj, index)
+    stream = obj if type(obj) is _core.Stream else _core._wrap_stream(obj, index, False)
     if index not in (-1, stream.device.index):
         raise ValueError(
             f"the stream belongs to device {stream.device.index}, not {index}"

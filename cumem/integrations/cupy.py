@@ -63,19 +63,6 @@ def _as(error: errors.OutOfMemoryError, kind: type[Exception]) -> Exception:
 _Place = tuple[Any, bool, Callable[[int, Any], _core.Buffer], Any, int]
 
 
-class _Lasting:
-    """A stream that CuPy made: its end alone destroys it. The pools rely on that, so that
-    a block that is dropped on it needs no event."""
-
-    _is_lasting = True
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._stream.ptr
-
-
 class _Places:
     """Where memory comes from while a stream is CuPy's current one."""
 
@@ -98,9 +85,11 @@ class _Places:
     def _make(self, stream: Any, device: int) -> _Place:
         own = getattr(stream, "_foreign_stream_ref", None)
         if not isinstance(own, _core.Stream):  # it was not cumem's before
+            # Of a stream that CuPy made its end alone destroys it: the pools rely on
+            # that, so that a block that is dropped on it needs no event.
             is_made = own is None and type(stream) is cupy.cuda.Stream
-            wrapped = _Lasting(stream) if is_made and stream.ptr > 2 else stream
-            own = _core.Stream.from_external(wrapped, device=device)
+            lasts = is_made and stream.ptr > 2
+            own = _core._wrap_stream(stream, device, lasts)
         # CuPy's default streams are one object for all devices.
         asks = not self._is_single and stream.device_id < 0
         return stream, asks, self._pools.of(device).allocate, own, device

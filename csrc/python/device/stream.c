@@ -324,8 +324,6 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
         cm_py_raise(state, status, "looking up a foreign stream");
         return NULL;
     }
-    /* integrations say so of streams that only their object's end destroys */
-    record->is_lasting = keep && PyObject_HasAttrString(object, "_is_lasting");
     return record;
 }
 

@@ -49,17 +49,24 @@ cm_make_stream(PyObject *module, PyObject *args)
     return self;
 }
 
-/* _wrap_stream(object, device), of another library; -1: of a device that it says */
+/* _wrap_stream(object, device, lasts), of another library; -1: of a device that it
+ * says. `lasts`: only the end of the object destroys it. */
 PyObject *
 cm_wrap_stream(PyObject *module, PyObject *args)
 {
     PyObject *object;
-    int device;
+    int device, lasts;
     cm_state *state = cm_state_of_module(module);
-    cm_stream *stream = PyArg_ParseTuple(args, "Oi", &object, &device)
+    cm_stream *stream = PyArg_ParseTuple(args, "Oip", &object, &device, &lasts)
                             ? cm_stream_from_argument(state, object, "obj", device)
                             : NULL;
-    PyObject *self = stream == NULL ? NULL : cm_stream_object_new(state, stream);
+    if (stream == NULL) {
+        return NULL;
+    }
+    if (lasts) {
+        stream->is_lasting = stream->owner != NULL;
+    }
+    PyObject *self = cm_stream_object_new(state, stream);
     cm_stream_give(state, stream);
     return self;
 }
