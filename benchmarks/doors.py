@@ -79,17 +79,17 @@ class Bench:
         self.emulated = cumem.backend() == "emulated"
         small = quick or self.emulated
         self.rounds, self.calls = (2, 10) if small else (ROUNDS, CALLS)
-        self.library: dict[str, Any] = {}
+        self.imported: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
         for name in LIBRARIES:
             try:
-                self.library[name] = importlib.import_module(name)
+                self.imported[name] = importlib.import_module(name)
                 if name == "cupy":
-                    self.library[name].zeros(1)
+                    self.imported[name].zeros(1)
             except Exception as error:
-                self.library.pop(name, None)
+                self.imported.pop(name, None)
                 self.missing[name] = str(error).splitlines()[0]
-        self.torch = self.library.get("torch")
+        self.torch = self.imported.get("torch")
         self.has_cuda = bool(self.torch and self.torch.cuda.is_available())
 
     def run(self, case: Case, calls: dict[str, Call]) -> Case:
@@ -112,8 +112,8 @@ class Bench:
             found["cuda tensor"] = lambda values: self.torch.tensor(
                 values, device="cuda"
             )
-        if "cupy" in self.library:
-            found["cupy"] = self.library["cupy"].array
+        if "cupy" in self.imported:
+            found["cupy"] = self.imported["cupy"].array
         return found
 
     def values(self, end: Any) -> Any:
@@ -174,12 +174,15 @@ class Bench:
         }
         if self.torch is not None:
             out["torch.from_dlpack"] = self.torch.from_dlpack, device
-        if "cupy" in self.library:
-            out["cupy.asarray"] = self.library["cupy"].asarray, device
-        if "tvm_ffi" in self.library:
-            echo = self.library["tvm_ffi"].get_global_func("testing.nop", True)
+        if "cupy" in self.imported:
+            out["cupy.asarray"] = self.imported["cupy"].asarray, device
+        if "tvm_ffi" in self.imported:
+            echo = self.imported["tvm_ffi"].get_global_func("testing.nop", True)
             with contextlib.suppress(TypeError):
-                out["tvm_ffi.from_dlpack"] = self.library["tvm_ffi"].from_dlpack, device
+                out["tvm_ffi.from_dlpack"] = (
+                    self.imported["tvm_ffi"].from_dlpack,
+                    device,
+                )
                 echo(device)
                 out["a function of tvm_ffi"] = echo, device
         for name, (function, buffer) in out.items():
@@ -209,7 +212,7 @@ def main() -> int:
         nbytes=NBYTES,
         missing=bench.missing,
         libraries={
-            name: getattr(it, "__version__", "?") for name, it in bench.library.items()
+            name: getattr(it, "__version__", "?") for name, it in bench.imported.items()
         },
     )
     print(f"{'':5}{'target':22}{'source':16}{'cumem':>8}{'torch':>8}  (microseconds)")
