@@ -39,8 +39,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wconversion -Wundef -Werror
 C_FLAGS := -std=c17 -D_GNU_SOURCE -fvisibility=hidden -Icsrc -Ibuild
 LIMITED := -DPy_LIMITED_API=0x030B0000
-DOCSTRINGS := build/docstrings.h
-PTX := build/ptx.h
+MADE := build/docstrings.h build/ptx.h
 CUDA12 := -isystem build/cuda12/nvidia/cuda_runtime/include \
 	-isystem build/cuda12/nvidia/cu13/include
 CUDA13 := -isystem build/cuda13/nvidia/cu13/include
@@ -82,7 +81,7 @@ C_PROGRAMS := $(C_TESTS:%.c=$(SAN_DIR)/%)
 FIXED := $(if $(filter thread,$(SAN)),$(shell setarch $$(uname -m) -R true 2>&- \
 	&& echo setarch $$(uname -m) -R))
 
-$(SAN_DIR)/csrc/%.o: csrc/%.c $(HEADERS) $(PTX)
+$(SAN_DIR)/csrc/%.o: csrc/%.c $(HEADERS) $(MADE)
 	@mkdir -p $(@D)
 	@echo '  CC $@'
 	@$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) -c -o $@ $<
@@ -139,7 +138,7 @@ ASAN_RUN := PYTHONPATH=$(CURDIR)/$(ASAN) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0:handle_sigbus=0:handle_abort=0:quarantine_size_mb=256 \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
-$(ASAN)/csrc/%.o: csrc/%.c $(HEADERS) $(DOCSTRINGS) $(PTX) build/cuda12/.stamp
+$(ASAN)/csrc/%.o: csrc/%.c $(HEADERS) $(MADE) build/cuda12/.stamp
 	@mkdir -p $(@D)
 	@echo '  CC $@'
 	@$(CC) $(C_FLAGS) $(WARNINGS) $(ASAN_FLAGS) -c -o $@ $<
@@ -170,20 +169,17 @@ check-cuda: build/cuda12/.stamp build/cuda13/.stamp ## compile cuda.c with CUDA 
 	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA12) -c -o /dev/null $$file; \
 	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA13) -c -o /dev/null $$file; done
 
-$(DOCSTRINGS): csrc/python/docstrings.py cumem/_core.pyi
-	@$(PYTHON) $< cumem/_core.pyi $@
+$(MADE): csrc/headers.py cumem/_core.pyi $(wildcard csrc/transfer/device/*.ptx)
+	@$(PYTHON) $< $(@D)
 
-$(PTX): csrc/transfer/device/ptx.py $(wildcard csrc/transfer/device/*.ptx)
-	@$(PYTHON) $< $@
-
-warnings: $(DOCSTRINGS) ## compile csrc/python with warnings as errors, limited API and full API
+warnings: $(MADE) ## compile csrc/python with warnings as errors, limited API and full API
 	@printf '%s\n' $(PYTHON_SOURCES) | xargs -P 2 -n 1 sh -ec 'for api in $(LIMITED) ""; do \
 	$(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) $$api -O2 -c -o /dev/null "$$0"; done'
 
 # Paths longer than that take ten times as long and find what cannot be.
 SHORT_PATHS := -Xclang -analyzer-config -Xclang max-nodes=20000
 
-lint: build/cuda12/.stamp $(DOCSTRINGS) $(PTX) ## clang-format, clang-tidy, ruff and mypy; changes nothing
+lint: build/cuda12/.stamp $(MADE) ## clang-format, clang-tidy, ruff and mypy; changes nothing
 	@rc=0; clang-format --dry-run --Werror $(C_TEXTS) || rc=1; \
 	printf '%s\n' $(SOURCES) | xargs -P 2 -n 8 sh -c 'clang-tidy --quiet \
 	--warnings-as-errors="*" "$$@" -- $(C_FLAGS) $(CUDA12) $(PYTHON_FLAGS) $(LIMITED) \

@@ -89,9 +89,7 @@ if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if
     sanitize.append("-fno-omit-frame-pointer")
 flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else [] if sanitize else fast
 link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s", *fast])]
-docstrings = run_path("csrc/python/docstrings.py")
-docstrings["write"](Path("cumem/_core.pyi"), Path("build/docstrings.h"))
-run_path("csrc/transfer/device/ptx.py")["write"](Path("build/ptx.h"))
+run_path("csrc/headers.py")["write"](Path("build"))
 core = Extension("cumem._core", sorted(map(str, Path("csrc").rglob("*.c"))))
 core.include_dirs, core.define_macros = ["csrc", "build"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize

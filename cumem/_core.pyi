@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Types and docstrings of the extension: the build puts these docstrings into it
-# (csrc/python/docstrings.py).
+# (csrc/headers.py).
 import contextlib
 from collections.abc import (
     Callable,

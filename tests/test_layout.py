@@ -92,7 +92,7 @@ def without_comments(text: str) -> str:
 
 TEXTS = {path: path.read_text() for path in SOURCES}
 CODES = {path: without_comments(text) for path, text in TEXTS.items()}
-#: Made of the stub by python/docstrings.py, and of PTX by transfer/device/ptx.py.
+#: Made of the stub and of PTX by headers.py.
 MADE = {('"', "docstrings.h"), ('"', "ptx.h")}
 INCLUDES = {
     path: [each for each in INCLUDE.findall(text) if each not in MADE]

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docstrings.h from the stub, which holds the docstrings of the extension too, so
-that editors show them: a macro CM_DOC_Type_method for each, with the signature that
-`inspect.signature` reads. `python csrc/python/docstrings.py cumem/_core.pyi docstrings.h`
+"""Write headers of texts that have files of their own: `python csrc/headers.py build`.
+
+docstrings.h is made of the stub, which holds the docstrings of the extension too, so that
+editors show them: a macro CM_DOC_Type_method for each, with the signature that
+`inspect.signature` reads. ptx.h is made of the kernels: a macro CM_PTX_name for each
+name.ptx, without comments.
 """
 
 import ast
@@ -77,13 +80,20 @@ def docstrings(stub: str) -> dict[str, str]:
     }
 
 
-def write(stub: Path, header: Path) -> None:
-    lines = ["/* Made by docstrings.py from the stub. */"]
-    for name, text in docstrings(stub.read_text()).items():
+def kernel(text: str) -> str:
+    """PTX without its comments."""
+    lines = [line.split("//")[0].rstrip() for line in text.splitlines()]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def replace(header: Path, prefix: str, texts: dict[str, str]) -> None:
+    """Make it define these macros; where it does, its time stays."""
+    lines = ["/* Made by csrc/headers.py. */"]
+    for name, text in texts.items():
         quoted = [
             json.dumps(line, ensure_ascii=False) for line in text.splitlines(True)
         ]
-        lines.append(" \\\n    ".join([f"#define CM_DOC_{name}", *quoted]))
+        lines.append(" \\\n    ".join([f"#define {prefix}{name}", *quoted]))
     made = "\n".join(lines) + "\n"
     if not header.exists() or header.read_text() != made:
         header.parent.mkdir(parents=True, exist_ok=True)
@@ -92,5 +102,14 @@ def write(stub: Path, header: Path) -> None:
         new.replace(header)  # others may read it now
 
 
+def write(folder: Path) -> None:
+    """Both, from the root of the tree."""
+    stub = Path("cumem/_core.pyi").read_text()
+    replace(folder / "docstrings.h", "CM_DOC_", docstrings(stub))
+    kernels = sorted(Path("csrc/transfer/device").glob("*.ptx"))
+    texts = {path.stem: kernel(path.read_text()) for path in kernels}
+    replace(folder / "ptx.h", "CM_PTX_", texts)
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), Path(sys.argv[2]))
+    write(Path(sys.argv[1]))
