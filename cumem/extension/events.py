@@ -1,10 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What events do by the names that two other libraries have for it."""
+"""What events say of the time, and what they do by names of other libraries."""
 
 from __future__ import annotations
 
 from cumem import _core
 from cumem.extension.arguments import wrong_type
+
+
+def seconds_since(event: _core.Event, start: _core.Event, /) -> float:
+    """See `Event.seconds_since`."""
+    if type(start) is not _core.Event:
+        raise wrong_type("start", "an Event", start)
+    for each, name in (start, "start"), (event, "end"):
+        _ = each.handle  # which says that it is closed
+        if not each._timing:
+            raise ValueError(f"the {name} event was made with timing=False")
+        if not each._recorded:
+            raise ValueError(f"the {name} event was never recorded")
+    places = start.device.index, event.device.index
+    if places[0] != places[1]:
+        raise ValueError(
+            f"the events belong to different devices: {places[0]} and {places[1]}"
+        )
+    return event._elapsed(start)
 
 
 def query(event: _core.Event) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How streams are asked for, and events for the time, for the extension."""
+"""How streams are asked for."""
 
 from __future__ import annotations
 
@@ -47,21 +47,3 @@ def from_external(
             f"the stream belongs to device {stream.device.index}, not {index}"
         )
     return stream
-
-
-def seconds_since(event: _core.Event, start: _core.Event, /) -> float:
-    """See `Event.seconds_since`."""
-    if type(start) is not _core.Event:
-        raise wrong_type("start", "an Event", start)
-    for each, name in (start, "start"), (event, "end"):
-        _ = each.handle  # which says that it is closed
-        if not each._timing:
-            raise ValueError(f"the {name} event was made with timing=False")
-        if not each._recorded:
-            raise ValueError(f"the {name} event was never recorded")
-    places = start.device.index, event.device.index
-    if places[0] != places[1]:
-        raise ValueError(
-            f"the events belong to different devices: {places[0]} and {places[1]}"
-        )
-    return event._elapsed(start)

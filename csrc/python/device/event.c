@@ -314,7 +314,7 @@ event_repr(PyObject *op)
 CM_PACKAGED(Event, "extension.events", query)
 CM_PACKAGED(Event, "extension.events", wait)
 CM_PACKAGED(Event, "extension.events", elapsed_time)
-CM_PACKAGED(Event, "extension.streams", seconds_since)
+CM_PACKAGED(Event, "extension.events", seconds_since)
 
 /* -- tables ------------------------------------------------------------------------ */
 
