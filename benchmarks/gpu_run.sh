@@ -98,11 +98,14 @@ run_managed() {
     "$PYTHON" benchmarks/managed.py --json "$OUT/managed.json"
 }
 
+has() {
+    "$PYTHON" -c "import $1" 2>/dev/null && return
+    echo "left out: it needs $2"
+    return 1
+}
+
 run_loading() {
-    "$PYTHON" -c 'import torch' 2>/dev/null || {
-        echo "left out: it needs PyTorch"
-        return 0
-    }
+    has torch PyTorch || return 0
     "$PYTHON" benchmarks/loading.py --dir "${FILES:-/tmp}" --json "$OUT/loading.json"
 }
 
@@ -111,26 +114,17 @@ run_offloading() {
 }
 
 run_cupy_pool() {
-    "$PYTHON" -c 'import cupy' 2>/dev/null || {
-        echo "left out: it needs CuPy"
-        return 0
-    }
+    has cupy CuPy || return 0
     "$PYTHON" benchmarks/cupy_pool.py --json "$OUT/cupy-pool.json"
 }
 
 run_numpy_pinned() {
-    "$PYTHON" -c 'import torch' 2>/dev/null || {
-        echo "left out: it needs PyTorch"
-        return 0
-    }
+    has torch PyTorch || return 0
     "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
 }
 
 run_training() {
-    "$PYTHON" -c 'import torch' 2>/dev/null || {
-        echo "left out: it needs PyTorch"
-        return 0
-    }
+    has torch PyTorch || return 0
     "$PYTHON" benchmarks/training.py --json "$OUT/training.json"
 }
 
