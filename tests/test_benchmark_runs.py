@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import programs
@@ -26,16 +27,25 @@ def measure(monkeypatch):
     sys.modules.pop("measure")
 
 
+def run_quick(name: str, folder: Path, *more: str) -> dict[str, Any]:
+    """The results of a benchmark in short, which are marked as an emulated device's."""
+    path = folder / "results.json"
+    script = str(FOLDER / name)
+    done = programs.run(
+        *("-W", "ignore", script, "--quick", "--json", str(path), *more),
+        CUMEM_EMULATED_DELAY_US="0",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    assert (results["emulated"], results["complete"]) == (True, True)
+    return results
+
+
 def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "results.json"
-    command = [str(FOLDER / "managed.py"), "--quick", "--json", str(path)]
-    done = programs.run(*command, CUMEM_EMULATED_DELAY_US="0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert results["emulated"] is True
+    results = run_quick("managed.py", tmp_path)
     assert results["missing"] == dict.fromkeys(("torch", "cupy", "raw"), "needs a GPU")
     ways = {case["key"]: set(case["seconds"]) for case in results["cases"]}
     assert ways["prefetch to the GPU"] == {"cumem", "cumem, many"}
@@ -48,13 +58,7 @@ def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
 
 
 def test_benchmark_of_doors_runs_and_says_that_it_is_emulated(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    command = [str(FOLDER / "doors.py"), "--quick", "--json", str(path)]
-    done = programs.run(*command, CUMEM_EMULATED_DELAY_US="0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert results["emulated"] is True
+    results = run_quick("doors.py", tmp_path)
     cases = {(c["what"], c["target"], c["source"]): c for c in results["cases"]}
     for pair in (("buffer", "ndarray"), ("ndarray", "buffer"), ("buffer", "buffer")):
         assert cases["copy", *pair]["seconds"]["cumem"] > 0
@@ -152,15 +156,7 @@ def test_run_that_is_cut_off_leaves_what_it_came_to(
 def test_benchmark_of_casts_runs_verifies_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "results.json"
-    done = programs.run(
-        *(str(FOLDER / "casting.py"), "--quick", "--json", str(path)),
-        CUMEM_EMULATED_DELAY_US="0",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert (results["emulated"], results["complete"]) == (True, True)
+    results = run_quick("casting.py", tmp_path)
     assert len(results["cases"]) == 20
     for case in results["cases"]:
         grows = case["direction"] == "up" and case["source"] in ("uint8", "int16")
@@ -173,15 +169,7 @@ def test_benchmark_of_casts_runs_verifies_and_says_that_it_is_emulated(
 def test_benchmark_of_numpy_pinned_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "results.json"
-    script = str(FOLDER / "numpy_pinned.py")
-    done = programs.run(
-        script, "--quick", "--json", str(path), CUMEM_EMULATED_DELAY_US="0"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert (results["emulated"], results["complete"]) == (True, True)
+    results = run_quick("numpy_pinned.py", tmp_path)
     ways = {(case["key"], case["way"]) for case in results["cases"]}
     for key in ("copy", "loop", "threads"):
         assert {(key, "NumPy"), (key, "numpy_pinned"), (key, "enable()")} <= ways
@@ -193,15 +181,7 @@ def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "results.json"
-    script = str(FOLDER / "offloading.py")
-    done = programs.run(
-        script, "--quick", "--json", str(path), CUMEM_EMULATED_DELAY_US="0"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert (results["emulated"], results["complete"]) == (True, True)
+    results = run_quick("offloading.py", tmp_path)
     cases = results["cases"]
     trained = {case["way"]: case for case in cases if case["key"] == "train"}
     assert {"nothing", "save_on_cpu", "cumem"} <= set(trained)
@@ -221,12 +201,7 @@ def test_benchmark_of_cupy_says_what_it_needs() -> None:
 
 def test_benchmark_of_loading_has_the_same_losses_by_each_way(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "results.json"
-    command = ["--quick", "--json", str(path), "--dir", str(tmp_path)]
-    done = programs.run("-W", "ignore", str(FOLDER / "loading.py"), *command)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
+    results = run_quick("loading.py", tmp_path, "--dir", str(tmp_path))
     assert results["missing"] == {"pin_memory": "needs a GPU"}
     (case,) = results["cases"]
     assert set(case["rates"]) == {"cuda", "prefetch", "collate_pinned"}
@@ -238,13 +213,7 @@ def test_benchmark_of_training_runs_without_a_gpu_by_pytorch_alone(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "results.json"
-    script = str(FOLDER / "training.py")
-    done = programs.run(script, "--quick", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("EMULATED DEVICE")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert (results["emulated"], results["complete"]) == (True, True)
+    results = run_quick("training.py", tmp_path)
     assert set(results["missing"]) == {"expandable", "enable", "replace"}
     (case,) = results["cases"]
     assert case["way"] == "native"
