@@ -35,6 +35,8 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
+#: So many times of a case are kept, the first ones.
+ROUNDS = 100
 #: Arrays on their way that are not waited for yet.
 DEPTH = 4
 
@@ -147,7 +149,7 @@ class Bench:
         ]
 
     def measure(self, case: Case, run: Callable[[], object], link: float) -> Case:
-        case.seconds = times_of(run, self.seconds)
+        case.seconds = times_of(run, self.seconds)[:ROUNDS]
         rate = case.nbytes * case.count / case.median
         case.percent = 100 * rate / link if link else 100.0
         return case
