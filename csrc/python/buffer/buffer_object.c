@@ -228,6 +228,7 @@ reset_storage(cm_storage *storage)
     storage->was_named = false;
     storage->was_captured = false;
     storage->is_advised = false;
+    storage->side_high = 0;
     storage->unlocks = false;
     storage->lasting_count = 0;
     storage->late_count = 0;

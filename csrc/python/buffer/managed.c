@@ -266,8 +266,17 @@ cm_buffer_note_side(cm_buffer *self, bool on_device)
     if (cm_buffer_bounds(self, &low, &high) < 0) {
         return -1;
     }
+    low += self->offset;
+    high += self->offset;
+    cm_storage *storage = self->storage;
+    if (storage->side_is_device == on_device && low < storage->side_high
+        && storage->side_low < high) {
+        return 0; /* as most uses are */
+    }
+    storage->side_low = low;
+    storage->side_high = high;
+    storage->side_is_device = on_device;
     return cm_package_do("managed", "note_side",
-                         Py_BuildValue("(OLLO)", self, (long long)(low + self->offset),
-                                       (long long)(high + self->offset),
+                         Py_BuildValue("(OLLO)", self, (long long)low, (long long)high,
                                        on_device ? Py_True : Py_False));
 }

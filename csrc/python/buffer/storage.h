@@ -66,6 +66,9 @@ typedef struct cm_storage {
                        have kept no more than the object */
     bool unlocks;   /* an import whose pages stay locked until then */
     bool is_advised;     /* managed memory, which goes back without what it was told */
+    bool side_is_device; /* of managed memory: who used which bytes last */
+    int64_t side_low;
+    int64_t side_high;   /* 0: nobody any */
     bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
     uint64_t seen_count; /* so many of them were waited for */
