@@ -41,7 +41,7 @@ enum { CM_TRANSPOSE_ROWS = 16, CM_TRANSPOSE_ROW_NBYTES = 64 };
 
 /* Each column of the 16 packed rows at `src`, 64 bytes each, becomes 16 packed
  * elements; the first at `dst`, the next ones `stride` bytes apart. False, with nothing
- * done, if elements of `itemsize` bytes are not known here. The two do not overlap. */
+ * done, if elements of `itemsize` bytes are not known here. The two may not overlap. */
 bool cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize);
 
 /* Have the processor forget memory that it has in its caches, so that what is measured

@@ -181,7 +181,7 @@ cm_pool *cm_block_pool(const cm_block *block);
  * managed and device memory. */
 bool cm_block_is_inherited(const cm_block *block);
 
-/* A cm_pool_free() without flags, if that makes no runtime call; false: undone. */
+/* A cm_pool_free() without flags, if that makes no runtime call; false: not done. */
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 

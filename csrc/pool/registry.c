@@ -39,7 +39,7 @@ struct cm_registry {
     cm_page_piece **pieces; /* owned, as what they point to */
     uint32_t room;
     _Atomic uint64_t arrivals; /* pieces that ever came; first of all that is done */
-    _Atomic size_t count;  /* of pieces; read without the lock to see that none is */
+    _Atomic size_t count;  /* of pieces; without the lock, to see that there are none */
     atomic_int busy_count; /* of them: that are busy */
     atomic_bool closed;
 };

@@ -277,7 +277,7 @@ CM_OPS(CM_OP_CALLER)
 
 /* Make `device` current for the calling thread and remember what was current before;
  * leave puts it back (also "no context", so that nothing is created on device 0).
- * A failed enter needs no leave. A failing leave is ignored: nothing is undone. */
+ * A failed enter needs no leave. A failing leave is ignored: nothing to undo. */
 typedef struct cm_device_guard {
     uint64_t previous;
     bool switched;

@@ -100,7 +100,7 @@ typedef struct cm_storage {
     uint64_t many_call; /* the last copy_many() that named it, and which it was there */
     size_t many_index;
     cm_deferred deferred;  /* so that what is let go without the GIL cannot fail */
-    atomic_bool deferring; /* it waits, with a reference, for the end of */
+    atomic_bool deferring; /* it waits, with a reference, for the bytes to go */
 } cm_storage;
 
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.

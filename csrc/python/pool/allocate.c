@@ -170,7 +170,7 @@ run_steps(attempt *self)
                               Py_BuildValue("(OiK)", capsule, r.count,
                                             (unsigned long long)r.released_nbytes));
     if (capsule != NULL) {
-        (void)PyCapsule_SetName(capsule, NULL); /* what it points to ends */
+        (void)PyCapsule_SetName(capsule, NULL); /* its target ends here */
         Py_DECREF(capsule);
     }
     return self->tried == NULL ? -1 : 0;

@@ -18,7 +18,7 @@ typedef struct cm_import {
     uint64_t nbytes;   /* bytes from the lowest to the highest; 0 when empty */
     int64_t low;       /* of the lowest byte, relative to element 0; <= 0 */
     PyObject *foreign; /* borrowed: keeps the bytes alive; may be NULL */
-    void (*drop)(void *argument); /* called when the last buffer is gone; or NULL */
+    void (*drop)(void *argument); /* once, when the last buffer is gone; or NULL */
     void *argument;
     PyObject *locked; /* owned, or NULL: what keeps page-locked memory so */
 } cm_import;
