@@ -155,6 +155,25 @@ def test_fence_is_taken_at_reuse_once_enough_waits(newest) -> None:
     assert {first.ptr, *(one.ptr for one in later)} & {*addresses}
 
 
+@pytest.mark.parametrize(("kind", "taken"), [("pinned", 1), ("device", 0)])
+def test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free(
+    newest, kind, taken
+) -> None:
+    """The host writes faster to what it used lately, which the processor's cache has."""
+    pool = cumem.Pool(kind)
+    pieces = [pool.allocate(16 << 20) for _ in range(12)]
+    capsules = [piece.__dlpack__() for piece in pieces[:6]]
+    del pieces  # half is free at once
+    testing.plan_fault(None, 0)
+    pool.allocate(16 << 20)
+    capsules.clear()
+    pool.allocate(16 << 20)
+    assert testing.fault_count("context_record_event") == taken
+    pool.allocate(16 << 20)  # not soon again
+    assert testing.fault_count("context_record_event") == taken
+    assert pool.stats().growth_count <= 12
+
+
 def test_block_of_an_old_driver_waits_for_the_whole_device() -> None:
     with session.opened(driver_version=12040):
         pool = cumem.Pool("pinned")

@@ -178,6 +178,15 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_is_other_late_locked(pool, view->tag);
 }
 
+/* Even if there is other memory: the host writes faster to what it used lately, which
+ * the processor's cache has. */
+static inline bool
+must_fence_locked(const cm_pool *pool)
+{
+    return pool->unasked_nbytes > pool->config.fence_limit_nbytes
+           && cm_kind_is_page_locked(pool->config.kind);
+}
+
 cm_block *
 cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
 {
@@ -187,7 +196,7 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream)
     }
     cm_heap_span *span = NULL;
     cm_spin_lock_take(&pool->lock);
-    if (!cm_pool_is_trim_due_locked(pool)) {
+    if (!cm_pool_is_trim_due_locked(pool) && !must_fence_locked(pool)) {
         cm_heap_view view = cm_pool_view_for_locked(pool, stream);
         span = cm_heap_take_ready(&pool->heap, size, &view);
         if (span == NULL && !must_ask_locked(pool, size, &view)) {
@@ -249,9 +258,12 @@ take_ended(cm_pool *pool, const alloc_request *r)
     cm_spin_lock_take(&pool->lock);
     bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
     uint64_t fenced = cm_pool_fenced_nbytes_locked(pool);
+    bool must_fence = must_fence_locked(pool);
+    pool->unasked_nbytes = 0;
     cm_pool_raise(&most_fenced, pool->counters.live_nbytes / 4);
     cm_spin_lock_give(&pool->lock);
-    bool may_fence = !r->capturing && fenced > pool->config.fence_limit_nbytes;
+    bool may_fence =
+        !r->capturing && (must_fence || fenced > pool->config.fence_limit_nbytes);
     if (any) {
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
@@ -507,8 +519,11 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
            && try_give(pool, span, stream, due);
 }
 
+/* What is kept of a block that waits counts as so much more. */
+enum { FLIGHT_NBYTES = 16 << 10 };
+
 static void
-give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight)
+give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced)
 {
     cm_pool_counters *c = &pool->counters;
     cm_spin_lock_take(&pool->lock);
@@ -516,6 +531,7 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight)
     span->state = CM_SPAN_FLIGHT;
     c->in_flight_count++;
     c->in_flight_nbytes += span->block.nbytes;
+    pool->unasked_nbytes += fenced ? span->block.nbytes + FLIGHT_NBYTES : 0;
     cm_pool_note_peaks_locked(pool);
     if (flight != NULL) {
         cm_list_push_back(&pool->in_flight, &flight->node);
@@ -540,7 +556,7 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         /* There is no way to know when it is idle: it stays in flight for ever. */
         atomic_fetch_add(&pool->lost_count, 1);
     }
-    give_to_flight(pool, span, flight);
+    give_to_flight(pool, span, flight, (flags & CM_POOL_FREE_FENCE) != 0);
 }
 
 const cm_pool_config *

@@ -31,12 +31,7 @@ static struct {
     cm_address_map storages;  /* of pinned arrays, by the address of their bytes */
     cm_numpy_allocator numpy; /* NumPy's own functions, for all other arrays */
     PyObject *enabled;        /* owned capsule, or NULL: of the default handler */
-    uint64_t given_nbytes;    /* since a pool was last asked what has ended */
 } process;
-
-/* So much is given before that is asked, whatever a pool has cached; what is kept of a
- * block that waits counts as so much more. */
-enum { ASK_NBYTES = 64 << 20, WAITING_NBYTES = 16 << 10 };
 
 static pinning *
 pinning_of(PyObject *capsule)
@@ -86,10 +81,8 @@ pin(void *ctx, size_t nbytes, bool may_grow)
     }
     cm_state *state = p->state; /* without the GIL `p` may end */
     cm_pool *pool = p->pool->pool;
-    bool asks = may_grow && process.given_nbytes >= ASK_NBYTES;
-    cm_block *block = asks ? NULL : cm_pool_try_alloc(pool, nbytes, NULL);
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, NULL);
     if (block == NULL && may_grow) {
-        process.given_nbytes = 0;
         (void)cm_pool_hold(pool);
         cm_state_enter(state);
         Py_BEGIN_ALLOW_THREADS
@@ -115,7 +108,6 @@ give(cm_storage *storage)
     bool is_last =
         !cm_pool_free_is_quick(storage->pool, NULL, 0, 0) && !is_forked(storage);
     if (!is_last) {
-        process.given_nbytes += storage->nbytes + WAITING_NBYTES;
         cm_pool_free(storage->pool, storage->block, NULL, 0, CM_POOL_FREE_FENCE);
         storage->pool = NULL;
         storage->block = NULL;
