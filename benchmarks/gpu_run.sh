@@ -6,10 +6,10 @@
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | casting | pipelines | managed | loading |
-#                            offloading | doors | cupy_pool | numpy_pinned | training |
-#                            files | safetensors | two | interop | fork | sanitizer |
-#                            stress | stress_transfers | torture | corruption | pools |
-#                            versions | all]...
+#                            offloading | doors | cupy_pool | numpy_pinned |
+#                            numpy_tests | training | files | safetensors | two |
+#                            interop | fork | sanitizer | stress | stress_transfers |
+#                            torture | corruption | pools | versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
@@ -123,6 +123,19 @@ run_numpy_pinned() {
     "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
 }
 
+# NumPy's own tests of making, copying, resizing, pickling and reading, every array pinned.
+run_numpy_tests() {
+    local modules=()
+    mapfile -t modules < <(printf 'numpy._core.tests.test_%s\n' multiarray numeric \
+        array_coercion array_interface indexing item_selection shape_base dtype records api \
+        mem_overlap mem_policy nditer umath ufunc scalar_ctors einsum strings datetime \
+        regression && printf 'numpy.lib.tests.test_%s\n' io format stride_tricks)
+    PYTHONPATH="$work/suite/tests:$PYTHONPATH" "$PYTHON" benchmarks/record.py \
+        --json "$OUT/numpy-tests.json" -- "$PYTHON" -m pytest -q -c /dev/null \
+        --rootdir="$work" -W ignore -p support.numpy_hook -p no:cacheprovider \
+        --pyargs "${modules[@]}"
+}
+
 run_training() {
     has torch PyTorch || return 0
     "$PYTHON" benchmarks/training.py --json "$OUT/training.json"
@@ -208,7 +221,7 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
-        offloading doors cupy_pool numpy_pinned training files safetensors bench tests
+        offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
         interop fork sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
