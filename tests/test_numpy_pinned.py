@@ -825,7 +825,8 @@ def test_hit_makes_no_runtime_call_and_a_free_asks_for_contexts_alone(runtime) -
     buffer = pool.allocate(16 * MIB)
     del buffer
     with cumem.numpy_pinned(pool=pool):
-        np.empty(20 * MIB, "u1")  # grows, and asks what has ended: not soon again
+        np.empty(20 * MIB, "u1")  # grows
+        np.empty(MIB, "u1")  # asks what has ended: not soon again
         testing.plan_fault(None, 0)
         array = np.empty(MIB, "u1")
         assert testing.fault_count() == 0

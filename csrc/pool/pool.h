@@ -98,8 +98,10 @@ cm_pool *cm_pool_hold(cm_pool *pool);
 void cm_pool_release(cm_pool *pool);
 
 /* A block of `nbytes` (> 0) for `stream` (NULL: any) from what is free, without a
- * runtime call; NULL: ask cm_pool_alloc. */
-cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream);
+ * runtime call; NULL: ask cm_pool_alloc. `urgent`: even if that would find memory which
+ * is faster to write. */
+cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
+                            bool urgent);
 
 /* True for failures for want of memory, of whatever sort: less may still be had. */
 static inline bool

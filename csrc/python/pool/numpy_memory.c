@@ -81,7 +81,7 @@ pin(void *ctx, size_t nbytes, bool may_grow)
     }
     cm_state *state = p->state; /* without the GIL `p` may end */
     cm_pool *pool = p->pool->pool;
-    cm_block *block = cm_pool_try_alloc(pool, nbytes, NULL);
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, NULL, !may_grow);
     if (block == NULL && may_grow) {
         (void)cm_pool_hold(pool);
         cm_state_enter(state);
