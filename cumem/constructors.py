@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.extension.arguments import refuse_dtype
+from cumem.extension.arguments import hinting, read_dtype, refuse_dtype
 from cumem.extension.casting import hint
 from cumem.extension.filling import (
     as_array,
@@ -27,6 +27,7 @@ from cumem.pools import Pool
 _DEVICE: Any = str(b"device", "ascii")
 
 
+@hinting
 def zeros(
     shape: _core._Shape,
     dtype: DTypeLike = "float64",
@@ -92,6 +93,7 @@ def zeros(
     return buffer
 
 
+@hinting
 def full(
     shape: _core._Shape,
     fill_value: object,
@@ -166,6 +168,7 @@ def full(
     return buffer
 
 
+@hinting
 def empty_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -229,6 +232,7 @@ def empty_like(
     return make_like(prototype, dtype, kind, order, device, stream, pool)
 
 
+@hinting
 def array(
     obj: object,
     dtype: DTypeLike | None = None,
@@ -316,6 +320,7 @@ def array(
     return buffer
 
 
+@hinting
 def zeros_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -389,6 +394,7 @@ def zeros_like(
     return buffer
 
 
+@hinting
 def full_like(
     prototype: object,
     fill_value: object,
@@ -468,6 +474,7 @@ def full_like(
     return buffer
 
 
+@hinting
 def asarray(
     obj: object,
     dtype: DTypeLike | None = None,
@@ -555,6 +562,7 @@ def asarray(
     return array(source, dtype, order=order, **place)
 
 
+@hinting
 def ascontiguousarray(
     obj: object,
     dtype: DTypeLike | None = None,
@@ -682,7 +690,7 @@ def _first_stream(place: dict[str, Any]) -> object:
 
 def _usable(dtype: DTypeLike) -> np.dtype[Any]:
     """A dtype that elements of a buffer can have."""
-    found = np.dtype(dtype)
+    found = read_dtype(dtype)
     if found.hasobject or found.subdtype is not None or found.itemsize == 0:
         refuse_dtype(found)
     return found

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.extension.arguments import read_dtype
 from cumem.pools import Pool
 from cumem.progress import Progress
 from cumem.units import read_integer
@@ -496,7 +497,7 @@ def _check_out(out: Any, dtype: Any, kind: object, **others: object) -> None:
     has = _core.asbuffer(out)
     if kind is not None and kind != has.kind:
         raise ValueError(f"kind is {kind!r}, but out is {has.kind} memory")
-    if dtype is not None and np.dtype(dtype) != has.dtype:
+    if dtype is not None and read_dtype(dtype) != has.dtype:
         raise ValueError(f"dtype {np.dtype(dtype)} is given, but out has {has.dtype}")
 
 
@@ -510,7 +511,7 @@ def _made(
     memory: Any,
 ) -> _core.Buffer:
     """New memory for what is to be read."""
-    items = np.dtype(float if dtype is None else dtype)
+    items = read_dtype(float if dtype is None else dtype)
     if items.itemsize == 0:
         raise ValueError(f"the items of {items!r} have no bytes")
     lengths = _shape(opened, size, begin, items.itemsize, count, shape)

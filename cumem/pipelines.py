@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.devices import Device
+from cumem.extension.arguments import read_dtype
 from cumem.files import open_regular, unwrapped
 from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
@@ -266,7 +267,7 @@ def chunks(
     unit = _device(device)
     memory = _memory(src)
     rows = 1
-    wanted = None if dtype is None else np.dtype(dtype)
+    wanted = None if dtype is None else read_dtype(dtype)
     if memory is not None and _length(memory):
         if most is None:
             share = _share(_available(unit), 0.8, ahead + 2)
@@ -502,7 +503,7 @@ def pipeline(
     lanes = _streams(streams, unit.index)
     memory = _memory(src)
     target = None if out is None else _target(out)
-    wanted = None if dtype is None else np.dtype(dtype)
+    wanted = None if dtype is None else read_dtype(dtype)
     rows = 1
     if memory is not None:
         if target is not None and len(target) != _length(memory):

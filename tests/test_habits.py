@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import os
 import pickle
 import re
@@ -578,6 +580,146 @@ def test_arguments_of_others_say_what_to_type(runtime) -> None:
     for text, call in calls.items():
         with pytest.raises(TypeError, match=text):
             call()
+
+
+CONSTRUCTORS: dict[str, tuple[Any, ...]] = {
+    "array": ([1, 2],),
+    "asarray": ([1, 2],),
+    "ascontiguousarray": ([1, 2],),
+    "empty": (3,),
+    "empty_device": (3,),
+    "empty_like": ([1, 2],),
+    "empty_managed": (3,),
+    "empty_mapped": (3,),
+    "empty_pinned": (3,),
+    "full": (3, 1),
+    "full_like": ([1, 2], 1),
+    "zeros": (3,),
+    "zeros_like": ([1, 2],),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_every_constructor_says_what_to_type_for_arguments_of_others(
+    emulated, name
+) -> None:
+    make: Any = getattr(cumem, name)
+    given = CONSTRUCTORS[name]
+    taken = inspect.signature(make).parameters
+    for keyword, hint in hints.ARGUMENTS.items():
+        if keyword in taken:
+            continue
+        with pytest.raises(TypeError) as caught:
+            make(*given, **{keyword: True})
+        text = f"{name}() got an unexpected keyword argument '{keyword}': {hint}"
+        assert str(caught.value) == text
+    with pytest.raises(TypeError, match=r"argument 'nonsense'$"):
+        make(*given, nonsense=1)
+    # what is wrong besides says so itself
+    with pytest.raises(TypeError, match="missing"):
+        make()
+    with pytest.raises(TypeError, match="dtype"):
+        make(*given, dtype=object)
+    assert make(*given, "f4").dtype == np.dtype("f4")
+
+
+@pytest.mark.parametrize("library", ["torch", "numba"])
+def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
+    class Dtype:
+        """As theirs: only its text says what it is."""
+
+        __module__ = f"{library}.core.types"
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __str__(self) -> str:
+            return f"torch.{self.name}" if library == "torch" else self.name
+
+    buffer: Any = cumem.zeros(4, kind="pinned")
+    for name, hint in (
+        ("float32", 'use "float32"'),
+        ("bool", 'use "bool"'),
+        ("bfloat16", "use ml_dtypes.bfloat16"),
+        ("float8_e5m2", "use ml_dtypes.float8_e5m2"),
+        ("quint8", "that NumPy does not have"),
+    ):
+        dtype: Any = Dtype(name)
+        calls: dict[str, Callable[[], object]] = {
+            **{
+                each: functools.partial(getattr(cumem, each), *given, dtype=dtype)
+                for each, given in CONSTRUCTORS.items()
+            },
+            "view": lambda: buffer.view(dtype),  # noqa: B023
+            "astype": lambda: buffer.astype(dtype),  # noqa: B023
+            "fromfile": lambda: cumem.fromfile(os.devnull, dtype),  # noqa: B023
+            "chunks": lambda: cumem.chunks([buffer], dtype=dtype),  # noqa: B023
+            "pipeline": lambda: cumem.pipeline(abs, buffer, dtype=dtype),  # noqa: B023
+        }
+        for each, call in calls.items():
+            with pytest.raises(TypeError) as caught:
+                call()
+            assert f"is one of {library}" in str(caught.value), each
+            assert str(caught.value).endswith(hint), each
+
+
+def test_what_is_no_dtype_at_all_raises_numpys_error(emulated) -> None:
+    for make in (cumem.empty, cumem.zeros, cumem.empty_pinned):
+        with pytest.raises(TypeError, match=r"understood|interpret"):
+            make(3, "nonsense")
+        with pytest.raises(TypeError, match="interpret"):
+            make(3, 3.5)  # type: ignore[arg-type]
+
+
+def test_every_dtype_of_torch_is_one_of_numpy_or_says_so(emulated) -> None:
+    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtypes = {d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+    named = 0
+    for dtype in dtypes:
+        with pytest.raises(TypeError, match=f"dtype {dtype} is one of torch") as caught:
+            cumem.empty_pinned(3, dtype)
+        found = re.search(r'use (?:"(\w+)"|ml_dtypes\.(\w+))$', str(caught.value))
+        if found is None:
+            continue
+        theirs = torch.empty(3, dtype=dtype)
+        ours = cumem.empty_pinned(3, found[1] or getattr(ml_dtypes, found[2]))
+        assert ours.itemsize == theirs.element_size()
+        if found[1]:
+            assert theirs.numpy().dtype == ours.dtype
+        named += 1
+    assert named >= 12
+
+
+def test_dtypes_of_jax_and_cupy_are_taken(emulated) -> None:
+    """CuPy's are NumPy's own; JAX's say their dtype."""
+    jnp = pytest.importorskip("jax.numpy")
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64):
+        for make in (cumem.empty, cumem.zeros):
+            assert make(3, dtype).dtype == jnp.empty(3, dtype).dtype
+
+
+def test_every_hint_of_an_argument_can_be_typed() -> None:
+    """Each function that a hint names is there and takes what it is given."""
+    seen = set()
+    call = re.compile(r"(?:cumem\.|(?<![\w.]))(\w+)\(([^()]*)")
+    for text in hints.ARGUMENTS.values():
+        for name, arguments in call.findall(text):
+            taken = inspect.signature(getattr(cumem, name)).parameters
+            assert {*re.findall(r"(\w+)=", arguments)} <= {*taken}, text
+            seen.add(name)
+    assert {"empty_pinned", "empty_managed", "copy_async", "asarray"} <= seen
+
+
+def test_channels_last_is_had_as_its_hint_says(emulated) -> None:
+    torch = pytest.importorskip("torch")
+    assert (
+        ".empty((n, h, w, c)).transpose(0, 3, 1, 2)" in hints.ARGUMENTS["memory_format"]
+    )
+    buffer = cumem.empty_pinned((2, 5, 7, 3)).transpose(0, 3, 1, 2)
+    tensor = torch.from_dlpack(buffer)
+    assert tensor.shape == (2, 3, 5, 7)
+    assert tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_every_hint_of_a_member_can_be_typed(runtime) -> None:

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 from cumem import _core, errors
 from cumem.extension import driver, hints
 from cumem.kinds import ATTACH_HOST, PORTABLE, WRITE_COMBINED
 
-if TYPE_CHECKING:
-    import numpy as np
-
+P = ParamSpec("P")
+R = TypeVar("R")
 _SHAPE = "an int or a sequence of ints"
 
 
@@ -34,9 +38,7 @@ def refuse_call(
     found = names[:given]
     for keyword in keywords or ():
         if keyword not in names:
-            text = f"{function}() got an unexpected keyword argument '{keyword}'"
-            hint = hints.ARGUMENTS.get(keyword)
-            raise TypeError(text if hint is None else f"{text}: {hint}")
+            raise unexpected(function, keyword)
         if keyword in found:
             raise TypeError(
                 f"{function}() got multiple values for argument '{keyword}'"
@@ -47,6 +49,32 @@ def refuse_call(
         f"{function}() missing required argument '{missing}' "
         f"(position {names.index(missing) + 1})"
     )
+
+
+def unexpected(function: str, keyword: str) -> TypeError:
+    """What says that a function does not take an argument, and what to type."""
+    text = f"{function}() got an unexpected keyword argument '{keyword}'"
+    hint = hints.ARGUMENTS.get(keyword)
+    return TypeError(text if hint is None else f"{text}: {hint}")
+
+
+def hinting(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function say what to type for arguments that it does not take."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*args, **named)
+        except TypeError:
+            import inspect
+
+            names = inspect.signature(function).parameters
+            for keyword in named:
+                if keyword not in names:
+                    raise unexpected(function.__name__, keyword) from None
+            raise
+
+    return call
 
 
 def read_shape(shape: Any, name: str, most: int) -> tuple[int, ...]:
@@ -117,8 +145,20 @@ def read_location(text: str, name: str) -> int:
     return _core._device(text, name).index
 
 
-def refuse_dtype(dtype: np.dtype[Any]) -> None:
+def read_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """NumPy's; for what is another library's, TypeError says which is."""
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        hint = hints.dtype_hint(dtype)
+        if hint is None:
+            raise
+        raise TypeError(f"dtype {dtype} {hint}") from error
+
+
+def refuse_dtype(given: DTypeLike) -> NoReturn:
     """TypeError: it is none that elements of a buffer can have."""
+    dtype = read_dtype(given)
     if dtype.subdtype is not None:
         why = "a sub-array dtype is not an element type: put its shape into `shape`"
     elif dtype.hasobject:

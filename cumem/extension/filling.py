@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.extension.arguments import read_dtype
 from cumem.extension.casting import check, name_of, refuse_dtypes
 from cumem.extension.values import as_value, refuse_objects
 from cumem.kinds import is_on_device
@@ -138,7 +139,7 @@ def astype(
     copy: bool = True,
 ) -> _core.Buffer:
     """See `Buffer.astype`."""
-    wanted = np.dtype(dtype)
+    wanted = read_dtype(dtype)
     check("astype: ", buffer.dtype, wanted, casting)
     if not copy and buffer.dtype == wanted and order in ("K", None):
         return buffer

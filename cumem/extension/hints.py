@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy as np
+
 from cumem import _core
 from cumem.kinds import is_on_device
 
@@ -72,14 +74,48 @@ EVENT_MEMBERS = {
     "time_since": "event.seconds_since(start), in seconds",
     "time_till": "end.seconds_since(event), in seconds",
 }
+_PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
+_NO_WAIT = "copy_async(dst, src) does not wait, in the order of stream= if given"
+_HOST_FLAG = "empty_pinned() and empty_mapped() take it"
 #: Of arguments that functions do not take.
 ARGUMENTS = {
-    "non_blocking": "copy_async(dst, src) does not wait, in the order of stream= if given",
-    "blocking": "copy_async(dst, src) does not wait, in the order of stream= if given",
-    "pin_memory": 'kind="pinned" or empty_pinned() is page-locked memory',
-    "requires_grad": "torch.from_dlpack(buf) is a tensor that has it",
+    "attach": "empty_managed() takes it",
+    "attach_global": 'empty_managed(shape, attach="global") or "host"',
+    "blocking": _NO_WAIT,
+    "copy": "cumem.asarray(obj, copy=False) copies nothing, cumem.array(obj) always does",
+    "layout": "buffers are dense: leave it out",
+    "like": "cumem.empty_like(buf) makes the same kind of memory",
+    "mapped": 'kind="mapped" or empty_mapped() is such memory',
+    "memory_format": 'order="C" or "F" is the order of the axes; for channels_last, '
+    "cumem.empty((n, h, w, c)).transpose(0, 3, 1, 2)",
+    "ndmin": "buf[None] has one more dimension",
+    "non_blocking": _NO_WAIT,
     "out": "cumem.copy(out, src) writes into memory that there is",
+    "pin": _PAGE_LOCKED,
+    "pin_memory": _PAGE_LOCKED,
+    "pinned": _PAGE_LOCKED,
+    "portable": _HOST_FLAG,
+    "requires_grad": "torch.from_dlpack(buf) is a tensor that has it",
+    "shape": "cumem.empty(shape, buf.dtype, buf.kind) has one of its own",
+    "size": "the lengths are shape=",
+    "strides": "cumem.asbuffer(obj) takes memory with the strides it has",
+    "subok": "a buffer is always a Buffer: leave it out",
+    "wc": "empty_pinned() and empty_mapped() take write_combined=True",
+    "write_combined": _HOST_FLAG,
 }
+
+
+def dtype_hint(dtype: object) -> str | None:
+    """What to type for a dtype that is not NumPy's; None: there is nothing."""
+    library = type(dtype).__module__.partition(".")[0]
+    if library not in ("numba", "torch"):
+        return None
+    name = str(dtype).rpartition(".")[2]
+    if name.startswith(("bfloat16", "float8")):
+        return f"is one of {library}: use ml_dtypes.{name}"
+    if name in np.sctypeDict and np.dtype(name).isbuiltin == 1:
+        return f'is one of {library}: use "{name}"'
+    return f"is one of {library} that NumPy does not have"
 
 
 def host_array(buffer: _core.Buffer) -> str:

@@ -43,15 +43,20 @@ cm_numpy_import(void)
 /* -- dtypes ------------------------------------------------------------------------------- */
 
 static int
+refuse(void *dtype)
+{
+    return cm_package_refuse("extension.arguments", "refuse_dtype",
+                             PyTuple_Pack(1, dtype));
+}
+
+static int
 check_usable(PyArray_Descr *descr)
 {
-    if (PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
-        || PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)
-        || PyDataType_HASSUBARRAY(descr) || PyDataType_ELSIZE(descr) <= 0) {
-        return cm_package_refuse("extension.arguments", "refuse_dtype",
-                                 PyTuple_Pack(1, descr));
-    }
-    return 0;
+    return PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
+                   || PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)
+                   || PyDataType_HASSUBARRAY(descr) || PyDataType_ELSIZE(descr) <= 0
+               ? refuse(descr)
+               : 0;
 }
 
 /* What dtypes were asked for by, and which they are: plain numbers only, whose
@@ -117,8 +122,10 @@ cm_numpy_dtype(PyObject *object)
     if (object == Py_None) {
         descr = PyArray_DescrFromType(NPY_DOUBLE);
     }
-    else if (!PyArray_DescrConverter(object, &descr)) {
-        return NULL;
+    else if (!PyArray_DescrConverter(object, &descr)
+             && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        (void)refuse(object);
     }
     if (descr == NULL) {
         return NULL;
