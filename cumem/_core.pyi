@@ -643,6 +643,14 @@ class Buffer:
         ValueError
             The buffer is closed.
         """
+    def __round__(self, ndigits: object = None, /) -> Never:
+        """TypeError that says where to compute.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
     def __contains__(self, value: object, /) -> Never: ...
     def __bool__(self) -> bool: ...
     def __enter__(self) -> Self:

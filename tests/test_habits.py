@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import operator
 import os
 import pickle
 import re
@@ -508,36 +509,109 @@ def test_protocols_are_probed_as_before(runtime) -> None:
     assert not hasattr(type(buffer), "__getattr__")
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda buf: buf + 1,
-        lambda buf: 1.5 - buf,
-        lambda buf: buf * buf,
-        lambda buf: buf @ buf,
-        lambda buf: buf / 2,
-        lambda buf: buf // 2,
-        lambda buf: buf % 2,
-        lambda buf: buf & 1,
-        lambda buf: True | buf,
-        lambda buf: buf ^ 1,
-    ],
-)
+#: Operators of two operands, and those that change the left one.
+OPERATORS: dict[str, Callable[[Any, Any], object]] = {
+    name: getattr(operator, name)
+    for name in (
+        *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"),
+        *("and_", "or_", "xor", "lshift", "rshift", "lt", "le", "gt", "ge"),
+    )
+} | {"divmod": divmod}
+IN_PLACE: dict[str, Callable[[Any, Any], object]] = {
+    name: getattr(operator, name)
+    for name in (
+        *("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow"),
+        *("iand", "ior", "ixor", "ilshift", "irshift"),
+    )
+}
+UNARY: dict[str, Callable[[Any], object]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": abs,
+    "invert": operator.invert,
+    "round": round,
+    "round to": lambda buf: round(buf, 2),
+}
+
+
+def check_says_where_to_compute(kind: str, call: Callable[[], object]) -> None:
+    told, other = "buf.numpy()", "buf.to_numpy()"
+    if kind == "device":
+        told, other = other, told
+    with pytest.raises(TypeError, match="buffers do not compute: use ") as caught:
+        call()
+    for hint in ("cupy.asarray(buf)", "torch.from_dlpack(buf)", told):
+        assert hint in str(caught.value)
+    assert other not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, *IN_PLACE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_arithmetic_says_where_to_compute(runtime, kind, compute) -> None:
+def test_operators_say_where_to_compute(runtime, kind, name) -> None:
+    compute = (OPERATORS | IN_PLACE)[name]
     buffer = cumem.zeros(3, "i4", kind)
-    with pytest.raises(TypeError) as caught:
-        compute(buffer)
-    text = str(caught.value)
-    for hint in ("cupy.asarray(buf)", "torch.from_dlpack(buf)"):
-        assert hint in text
-    assert ("buf.to_numpy()" if kind == "device" else "buf.numpy()") in text
+    for other in (1, 1.5, True, 2j, [1, 2, 3], (1, 2, 3), cumem.zeros(3, kind=kind)):
+        check_says_where_to_compute(kind, lambda: compute(buffer, other))  # noqa: B023
+        if name in OPERATORS:
+            check_says_where_to_compute(kind, lambda: compute(other, buffer))  # noqa: B023
 
 
-def test_arithmetic_in_place_says_so_too(runtime) -> None:
-    buffer = cumem.zeros(3, "i4")
-    with pytest.raises(TypeError, match=r"cupy\.asarray"):
-        buffer += 1  # type: ignore[operator]
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_of_one_operand_say_where_to_compute(runtime, kind, name) -> None:
+    buffer = cumem.zeros(3, "i4", kind)
+    check_says_where_to_compute(kind, lambda: UNARY[name](buffer))
+
+
+@pytest.mark.parametrize("of", [sum, max, min, sorted])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_python_computes_with_says_where_to_compute(runtime, kind, of) -> None:
+    buffer = cumem.zeros((3, 2), "i4", kind)
+    check_says_where_to_compute(kind, lambda: of(buffer))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_operator_in_place_makes_a_buffer_an_array(runtime, kind, name) -> None:
+    """NumPy would answer with an array of its own, and the buffer stay as it is."""
+    buffer = cumem.zeros((3, 3), "i4", kind)
+    for other in (np.ones((3, 3), "i4"), np.int32(1), "text", None):
+        check_says_where_to_compute(kind, lambda: IN_PLACE[name](buffer, other))  # noqa: B023
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed"])
+def test_operators_with_numpys_arrays_are_numpys(runtime, kind, name) -> None:
+    compute = OPERATORS[name]
+    array, other = np.arange(1, 4), np.array([3, 1, 2])
+    buffer = cumem.array(array, kind=kind)
+    for each in (other, other[0]):
+        if name == "matmul" and each.ndim == 0:
+            continue
+        for found, expected in (
+            (compute(buffer, each), compute(array, each)),
+            (compute(each, buffer), compute(each, array)),
+        ):
+            assert np.array_equal(found, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_with_strangers_are_theirs_or_pythons_error(runtime, name) -> None:
+    class Stranger:
+        """Answers everything."""
+
+        def answer(self, other: object) -> str:
+            return "theirs"
+
+        __radd__ = __rsub__ = __rmul__ = __rmatmul__ = __rtruediv__ = answer
+        __rfloordiv__ = __rmod__ = __rpow__ = __rand__ = __ror__ = __rxor__ = answer
+        __rlshift__ = __rrshift__ = __rdivmod__ = answer
+        __lt__ = __le__ = __gt__ = __ge__ = answer
+
+    buffer = cumem.zeros(3, "i4", "pinned")
+    assert OPERATORS[name](buffer, Stranger()) == "theirs"
+    with pytest.raises(TypeError, match=r"not supported|unsupported operand"):
+        OPERATORS[name](buffer, object())
 
 
 @pytest.mark.parametrize("kind", ["pinned", "mapped", "managed"])

@@ -153,8 +153,13 @@ def refuse_arithmetic(a: Any, b: Any) -> Any:
     """TypeError that says where to compute; NotImplemented where the other one may."""
     for each, other in ((a, b), (b, a)):
         if isinstance(each, _core.Buffer) and (
-            isinstance(other, (_core.Buffer, int, float, complex))
+            isinstance(other, (_core.Buffer, int, float, complex, list, tuple))
             and type(other).__module__ != "numpy"
         ):
-            raise TypeError(_COMPUTES + compute_hint(each))
+            refuse_in_place(each, other)
     return NotImplemented
+
+
+def refuse_in_place(buffer: _core.Buffer, other: object) -> NoReturn:
+    """TypeError that says where to compute, whatever the other one is."""
+    raise TypeError(_COMPUTES + compute_hint(buffer))

@@ -13,7 +13,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.extension.arguments import wrong_type
-from cumem.extension.hints import NAMES, compute_hint, host_array
+from cumem.extension.hints import NAMES, compute_hint, host_array, refuse_in_place
 from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
@@ -212,6 +212,14 @@ def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) ->
     return array.copy() if copy else array
 
 
+def refuse_host(buffer: _core.Buffer) -> NoReturn:
+    """TypeError, of `Buffer.numpy` on a device."""
+    raise TypeError(
+        "numpy(): the host cannot read device memory; copy it first, with "
+        "buf.to_numpy() or cumem.asnumpy(buf), or use a managed buffer"
+    )
+
+
 def on_host(buffer: _core.Buffer) -> Array:
     """What the host reads: device memory is copied, on the current stream."""
     return buffer.to_numpy() if is_on_device(buffer.kind) else buffer.numpy()
@@ -288,8 +296,19 @@ def backwards(buffer: _core.Buffer) -> Iterator[_core.Buffer]:
     return iterate(buffer, True)
 
 
+def copied(buffer: _core.Buffer, memo: object = None) -> _core.Buffer:
+    """See `Buffer.__copy__` and `Buffer.__deepcopy__`."""
+    return buffer.copy("K")
+
+
+def rounded(buffer: _core.Buffer, ndigits: object = None) -> NoReturn:
+    """See `Buffer.__round__`."""
+    refuse_in_place(buffer, ndigits)
+
+
 #: As the extension calls them.
-__array__, __complex__, __reversed__ = as_array, as_complex, backwards
+__array__, __complex__, __copy__, __deepcopy__ = as_array, as_complex, copied, copied
+__format__, __reversed__, __round__ = format_values, backwards, rounded
 
 
 def refuse_search(buffer: _core.Buffer) -> NoReturn:

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a buffer does: as an array, a number or a collection; for devices and streams;
- * and its end. */
+/* What a buffer does: as an array; for devices and streams; and its end. */
 #include "python/buffer/methods.h"
 
 #include "python/core/errors.h"
 
-/* -- as a NumPy array, and what follows from that: numbers -------------------------------- */
+/* -- as a NumPy array --------------------------------------------------------------------- */
 
 /* The bytes that the buffer spans, as a flat buffer of the same storage: what can
  * export dtypes that have no buffer format. */
@@ -53,11 +52,8 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
         return NULL;
     }
     if (cm_kind_is_on_device(cm_buffer_kind(self))) {
-        PyErr_SetString(PyExc_TypeError,
-                        "numpy(): the host cannot read device memory; copy it first, "
-                        "with buf.to_numpy() or cumem.asnumpy(buf), or use a managed "
-                        "buffer");
-        return NULL;
+        return cm_package_call("extension.views", "refuse_host",
+                               PyTuple_Pack(1, object));
     }
     if (cm_buffer_check_inherited(self) < 0 || cm_storage_wait(self->storage, false) < 0
         || cm_buffer_check_open(self) < 0) {
@@ -72,25 +68,6 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
                       cm_buffer_shape(self), cm_buffer_strides(self), self->readonly);
     Py_DECREF(owner);
     return array;
-}
-
-int
-cm_buffer_bool(PyObject *object)
-{
-    PyObject *answer = cm_package_call("extension.views", "as_number",
-                                       PyTuple_Pack(2, object, &PyBool_Type));
-    Py_XDECREF(answer);
-    return answer == NULL ? -1 : answer == Py_True;
-}
-
-/* -- as a collection ---------------------------------------------------------------------- */
-
-/* Without this `in` would compare the views one by one, by identity. */
-int
-cm_buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
-{
-    return cm_package_refuse("extension.views", "refuse_search",
-                             PyTuple_Pack(1, object));
 }
 
 /* -- record_stream -------------------------------------------------------------------- */

@@ -8,10 +8,9 @@
 
 /* -- views: none copies bytes, waits or touches a device ---------------------------------- */
 
-/* Py_mp_subscript, Py_mp_length and Py_sq_contains (which refuses). */
+/* Py_mp_subscript and Py_mp_length. */
 PyObject *cm_buffer_subscript(PyObject *self, PyObject *index);
 Py_ssize_t cm_buffer_length(PyObject *self);
-int cm_buffer_contains(PyObject *self, PyObject *value);
 
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
@@ -31,8 +30,6 @@ PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-/* Py_nb_bool */
-int cm_buffer_bool(PyObject *self);
 
 /* -- of managed memory, and how its pages go to and fro; what calls the driver releases the
  * GIL ---- */

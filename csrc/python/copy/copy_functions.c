@@ -154,12 +154,6 @@ cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), order);
 }
 
-PyObject *
-cm_buffer_dunder_copy(PyObject *object, PyObject *unused CM_UNUSED)
-{
-    return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), 'K');
-}
-
 /* buf[index] = value */
 int
 cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)

@@ -19,8 +19,6 @@ PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);
 
-/* METH_NOARGS, and for __deepcopy__ METH_O */
-PyObject *cm_buffer_dunder_copy(PyObject *self, PyObject *unused);
 /* METH_NOARGS */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
 /* METH_FASTCALL | METH_KEYWORDS */

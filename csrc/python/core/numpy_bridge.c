@@ -127,11 +127,8 @@ cm_numpy_dtype(PyObject *object)
         PyErr_Clear();
         (void)refuse(object);
     }
-    if (descr == NULL) {
-        return NULL;
-    }
-    if (check_usable(descr) < 0) {
-        Py_DECREF((PyObject *)descr);
+    if (descr == NULL || check_usable(descr) < 0) {
+        Py_XDECREF((PyObject *)descr);
         return NULL;
     }
     remember(object, descr);

@@ -54,7 +54,7 @@ cm_override_step(PyObject **at)
 
 /* -- blocks ---------------------------------------------------------------------------- */
 
-int
+PyObject *
 cm_override_enter(const cm_override *override, PyObject *object)
 {
     PyObject *chain =
@@ -69,12 +69,12 @@ cm_override_enter(const cm_override *override, PyObject *object)
         (void)PyList_SetItem(block, TOKEN, token);
     }
     Py_XDECREF(chain);
-    return token == NULL ? -1 : 0;
+    return token == NULL ? NULL : Py_NewRef(object);
 }
 
 /* Here the innermost block, in the frame and the context that it was entered in, with
  * all around it still as it was; any other is left to the package. */
-int
+PyObject *
 cm_override_exit(const cm_override *override, PyObject *object, const char *what)
 {
     PyObject *chain = cm_override_read(override);
@@ -98,7 +98,6 @@ cm_override_exit(const cm_override *override, PyObject *object, const char *what
                                Py_BuildValue("(OOOOs)", override->variable,
                                              override->entered, object, frame, what));
     }
-    Py_XDECREF(done);
     Py_XDECREF(chain);
-    return done == NULL ? -1 : 0;
+    return done;
 }

@@ -29,9 +29,10 @@ PyObject *cm_override_read(const cm_override *override);
 /* The next object outwards, borrowed from the chain that *at began at; NULL at its end,
  * or where *at is NULL. */
 PyObject *cm_override_step(PyObject **at);
-/* Make `object` current until the matching exit; they nest. 0 or -1. */
-int cm_override_enter(const cm_override *override, PyObject *object);
+/* Make `object` current until the matching exit; they nest. `object`, or NULL. */
+PyObject *cm_override_enter(const cm_override *override, PyObject *object);
 /* End the block of `object`, a `what`, that this frame entered, or else the innermost
  * of this context. RuntimeError where there is none, and where the block was entered in
- * another context: it is over there as well then. 0 or -1. */
-int cm_override_exit(const cm_override *override, PyObject *object, const char *what);
+ * another context: it is over there as well then. None, or NULL. */
+PyObject *cm_override_exit(const cm_override *override, PyObject *object,
+                           const char *what);

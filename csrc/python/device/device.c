@@ -201,11 +201,12 @@ device_block(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     cm_override *entered = &cm_state_of_module(module)->entered_device;
     PyObject *index = nargs == 0 ? NULL : PyNumber_Index(args[0]);
-    int result = index == NULL ? -1
-                 : nargs == 1  ? cm_override_enter(entered, index)
-                               : cm_override_exit(entered, index, "device");
+    PyObject *done = index == NULL ? NULL
+                     : nargs == 1  ? cm_override_enter(entered, index)
+                                   : cm_override_exit(entered, index, "device");
     Py_XDECREF(index);
-    return result < 0 ? NULL : Py_NewRef(nargs == 1 ? args[0] : Py_None);
+    Py_XDECREF(done);
+    return done == NULL ? NULL : Py_NewRef(nargs == 1 ? args[0] : Py_None);
 }
 
 /* -- the runtime ------------------------------------------------------------------- */

@@ -186,17 +186,14 @@ stream_enter(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cm_stream_give(self->state, stream);
-    return cm_override_enter(&self->state->current_stream, op) < 0 ? NULL
-                                                                   : Py_NewRef(op);
+    return cm_override_enter(&self->state->current_stream, op);
 }
 
 static PyObject *
 stream_exit(PyObject *op, PyObject *Py_UNUSED(args))
 {
     cm_state *state = ((cm_stream_object *)(void *)op)->state;
-    return cm_override_exit(&state->current_stream, op, "stream") < 0
-               ? NULL
-               : Py_NewRef(Py_None);
+    return cm_override_exit(&state->current_stream, op, "stream");
 }
 
 static PyObject *

@@ -73,7 +73,9 @@ get(PyObject *object, void *attribute)
 #define ATTRIBUTE(type, name)                                                          \
     {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
 
-/* What the arrays of other libraries have. */
+/* What the arrays of other libraries have; what computes; methods that the package has,
+ * __array__ of device memory too, where it says no: without it NumPy makes an object
+ * array. */
 /* clang-format off */
 #define HINTS(X)                                                                       \
     X(add) X(all) X(any) X(argmax) X(argmin) X(clip) X(clone) X(close) X(contiguous)   \
@@ -83,6 +85,13 @@ get(PyObject *object, void *attribute)
     X(pin_memory) X(prod) X(put) X(repeat) X(round) X(set) X(sort) X(std) X(stride)    \
     X(sub) X(sum) X(swapaxes) X(take) X(to) X(tobytes) X(tofile) X(type) X(unsqueeze)  \
     X(var) X(zero_)
+#define ARITHMETIC(X)                                                                  \
+    X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
+    X(matrix_multiply) X(and) X(or) X(xor) X(lshift) X(rshift)
+#define VIEWS(X)                                                                       \
+    X(as_device) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze) X(item)        \
+    X(tolist) X(__array__) X(__complex__) X(__copy__) X(__deepcopy__) X(__format__)    \
+    X(__reversed__) X(__round__)
 /* clang-format on */
 
 static PyGetSetDef buffer_getters[] = {
@@ -162,31 +171,52 @@ ASK(float, "extension.views", "as_number", (PyObject *)&PyFloat_Type)
 ASK(iter, "extension.views", "iterate", Py_False)
 ASK(repr, "extension.texts", "buffer_text", Py_False)
 ASK(str, "extension.texts", "buffer_text", Py_True)
+ASK(truth, "extension.views", "as_number", (PyObject *)&PyBool_Type)
+ASK(unary, "extension.hints", "refuse_arithmetic", object)
 
-/* Arithmetic is for others: what to type, or NotImplemented. */
-/* clang-format off */
-#define ARITHMETIC(X)                                                                  \
-    X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
-    X(matrix_multiply) X(and) X(or) X(xor)
-/* clang-format on */
-#define REFUSED(name) {Py_nb_##name, (void *)refuse_arithmetic},
+static int
+buffer_bool(PyObject *object)
+{
+    PyObject *answer = buffer_truth(object);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : answer == Py_True;
+}
+
+/* Without this `in` would compare the views one by one, by identity. */
+static int
+buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
+{
+    return cm_package_refuse("extension.views", "refuse_search",
+                             PyTuple_Pack(1, object));
+}
+
+/* Arithmetic is for others: what to type, or NotImplemented; in place never that, after
+ * which `buf += array` would make `buf` another array. */
+#define REFUSE(name)                                                                   \
+    static PyObject *name(PyObject *a, PyObject *b)                                    \
+    {                                                                                  \
+        return cm_package_call("extension.hints", #name, PyTuple_Pack(2, a, b));       \
+    }                                                                                  \
+    static PyObject *name##_power(PyObject *a, PyObject *b, PyObject *Py_UNUSED(c))    \
+    {                                                                                  \
+        return name(a, b);                                                             \
+    }
+REFUSE(refuse_arithmetic)
+REFUSE(refuse_in_place)
 
 static PyObject *
-refuse_arithmetic(PyObject *a, PyObject *b)
+buffer_compare(PyObject *a, PyObject *b, int op)
 {
-    return cm_package_call("extension.hints", "refuse_arithmetic",
-                           PyTuple_Pack(2, a, b));
+    return op == Py_EQ || op == Py_NE ? Py_NewRef(Py_NotImplemented)
+                                      : refuse_arithmetic(a, b);
 }
+
+#define REFUSED(name)                                                                  \
+    {Py_nb_##name, (void *)refuse_arithmetic},                                         \
+        {Py_nb_inplace_##name, (void *)refuse_in_place},
 
 /* -- tables --------------------------------------------------------------------------- */
 
-/* Methods that the package has; __array__ of device memory too, where it says no:
- * without it NumPy makes an object array. */
-/* clang-format off */
-#define VIEWS(X)                                                                       \
-    X(as_device) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze) X(item)        \
-    X(tolist) X(__array__) X(__complex__) X(__reversed__)
-/* clang-format on */
 #define VIEW(name) CM_PACKAGED(Buffer, "extension.views", name)
 #define VIEW_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
 #define MANAGED(X) X(prefetch) X(advise) X(residency) X(discard) X(on)
@@ -194,7 +224,6 @@ refuse_arithmetic(PyObject *a, PyObject *b)
 #define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
 VIEWS(VIEW)
 VIEW(list_names)
-VIEW(format_values)
 CM_PACKAGED(Buffer, "extension.filling", astype)
 MANAGED(MANAGE)
 
@@ -205,8 +234,6 @@ static PyMethodDef buffer_methods[] = {
                        CM_DOC_Buffer_view},
     {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
-    {"__copy__", cm_buffer_dunder_copy, METH_NOARGS, CM_DOC_Buffer___copy__},
-    {"__deepcopy__", cm_buffer_dunder_copy, METH_O, CM_DOC_Buffer___deepcopy__},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
@@ -214,8 +241,6 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack__", CM_METHOD(cm_buffer_dlpack), CM_KEYWORDS, CM_DOC_Buffer___dlpack__},
     {"__dlpack_device__", cm_buffer_dlpack_device, METH_NOARGS,
      CM_DOC_Buffer___dlpack_device__},
-    {"__format__", CM_METHOD(Buffer_format_values), METH_VARARGS | METH_KEYWORDS,
-     CM_DOC_Buffer___format__},
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
@@ -239,6 +264,7 @@ static PyMemberDef buffer_members[] = {
 /* -- the types ------------------------------------------------------------------------ */
 
 static PyType_Slot buffer_slots[] = {
+    {Py_tp_hash, NULL}, /* object's, which whoever compares does not inherit */
     {Py_tp_doc, (void *)CM_DOC_Buffer},
     {Py_tp_dealloc, (void *)cm_buffer_dealloc},
     {Py_tp_members, buffer_members},
@@ -251,11 +277,18 @@ static PyType_Slot buffer_slots[] = {
     {Py_mp_length, (void *)cm_buffer_length},
     {Py_nb_int, (void *)buffer_int},
     {Py_nb_float, (void *)buffer_float},
-    {Py_nb_bool, (void *)cm_buffer_bool},
+    {Py_nb_bool, (void *)buffer_bool},
     {Py_tp_iter, (void *)buffer_iter},
-    ARITHMETIC(REFUSED)
+    ARITHMETIC(REFUSED){Py_nb_divmod, (void *)refuse_arithmetic},
+    {Py_nb_power, (void *)refuse_arithmetic_power},
+    {Py_nb_inplace_power, (void *)refuse_in_place_power},
+    {Py_nb_negative, (void *)buffer_unary},
+    {Py_nb_positive, (void *)buffer_unary},
+    {Py_nb_absolute, (void *)buffer_unary},
+    {Py_nb_invert, (void *)buffer_unary},
+    {Py_tp_richcompare, (void *)buffer_compare},
     /* no sq_item: with it others would take a buffer for a list, element by element */
-    {Py_sq_contains, (void *)cm_buffer_contains},
+    {Py_sq_contains, (void *)buffer_contains},
     {0, NULL},
 };
 
@@ -282,6 +315,7 @@ cm_register_buffer_types(PyObject *module, cm_state *state)
                             no_methods},
     };
     unsigned flags = Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    buffer_slots[0].pfunc = PyType_GetSlot(&PyBaseObject_Type, Py_tp_hash);
     int result = cm_type_add(module, "cumem.Buffer", sizeof(cm_buffer),
                              flags | Py_TPFLAGS_BASETYPE, buffer_slots, NULL,
                              &state->buffer_type);

@@ -212,18 +212,15 @@ static PyObject *
 pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
-    if (check_open(self) < 0) {
-        return NULL;
-    }
-    return cm_override_enter(&self->state->current_pool, op) < 0 ? NULL : Py_NewRef(op);
+    return check_open(self) < 0 ? NULL
+                                : cm_override_enter(&self->state->current_pool, op);
 }
 
 static PyObject *
 pool_exit(PyObject *op, PyObject *Py_UNUSED(args))
 {
     cm_state *state = ((cm_pool_object *)(void *)op)->state;
-    int result = cm_override_exit(&state->current_pool, op, "pool");
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return cm_override_exit(&state->current_pool, op, "pool");
 }
 
 /* -- getters ----------------------------------------------------------------------- */
