@@ -4,10 +4,13 @@ all: by stand-ins on the emulated device, and with the libraries themselves on a
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import pickle
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,6 +72,70 @@ def test_numbas_memory_comes_from_the_pools(numba) -> None:
     assert [live(kind) for kind in ("device", "managed", "pinned", "mapped")] == [0] * 4
     info = manager.get_memory_info()
     assert 0 < info.free <= info.total == 1 << 30
+
+
+@pytest.mark.parametrize("kind", ["device", "managed", "pinned", "mapped", "locked"])
+def test_running_out_is_numbas_error_too(numba, kind) -> None:
+    numba.it.enable()
+    manager = numba.context().memory_manager
+    memory = np.zeros(16 << 20, "u1")
+    allocate: Any = {
+        "device": manager.memalloc,
+        "managed": lambda nbytes: manager.memallocmanaged(nbytes, True),
+        "pinned": manager.memhostalloc,
+        "mapped": lambda nbytes: manager.memhostalloc(nbytes, mapped=True),
+        "locked": lambda nbytes: manager.mempin(memory, memory.ctypes.data, nbytes),
+    }[kind]
+    if kind == "locked":
+        session.testing.plan_fault("host_register", 1, 2)
+        limit: Any = contextlib.nullcontext()
+    else:
+        limit = cumem.limit(kind, "4 MiB")
+    with limit, pytest.raises(stand_ins.CudaAPIError) as caught:
+        allocate(16 << 20)
+    session.testing.plan_fault(None, 0)
+    error: Any = caught.value
+    assert isinstance(error, cumem.OutOfMemoryError)
+    assert (error.code, error.msg) == (2, str(error)), "CUDA_ERROR_OUT_OF_MEMORY"
+    assert not str(error).startswith("["), "cumem's text"
+    if kind != "locked":
+        assert (error.requested, error.limit, error.kind) == (16 << 20, 4 << 20, kind)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is numba.it.OutOfMemoryError
+    assert (again.code, again.requested) == (2, error.requested)
+    assert str(again) == str(error)
+    kept = allocate(1 << 20)
+    del kept
+
+
+def test_numbas_other_errors_stay_cumems(numba) -> None:
+    numba.it.enable()
+    manager = numba.context().memory_manager
+    memory = np.zeros(16 << 20, "u1")
+    session.testing.plan_fault("host_register", 1, 999)
+    with pytest.raises(cumem.CudaError) as caught:
+        manager.mempin(memory, memory.ctypes.data, memory.nbytes)
+    session.testing.plan_fault(None, 0)
+    assert not isinstance(caught.value, stand_ins.CudaAPIError)
+
+
+def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
+    """Whose own class may want other arguments; no GPU is needed for that."""
+    driver = pytest.importorskip("numba.cuda.cudadrv.driver")
+    from cumem.integrations import numba as it
+
+    manager = it.CumemMemoryManager(
+        context=SimpleNamespace(device=SimpleNamespace(id=0))
+    )
+    with (
+        cumem.limit("pinned", "4 MiB"),
+        pytest.raises(driver.CudaAPIError) as caught,
+    ):
+        manager.memhostalloc(16 << 20)
+    assert isinstance(caught.value, cumem.OutOfMemoryError)
+    assert caught.value.code == driver.enums.CUDA_ERROR_OUT_OF_MEMORY
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.code) == (str(caught.value), 2)
 
 
 def test_numbas_second_device_has_a_pool_of_its_own(numba) -> None:

@@ -18,7 +18,7 @@ import cupy
 
 from cumem import _core, errors
 from cumem.extension.arguments import wrong_type
-from cumem.integrations.lending import Pools, lend, need_gpu
+from cumem.integrations.lending import Pools, lend, made_as, need_gpu
 from cumem.pools import Pool
 
 __all__ = ["OutOfMemoryError", "PinnedOutOfMemoryError", "disable", "enable", "using"]
@@ -49,13 +49,6 @@ class PinnedOutOfMemoryError(
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
-
-
-def _as(error: errors.OutOfMemoryError, kind: type[Exception]) -> Exception:
-    """An error with all that another one knows."""
-    made = kind(*error.args)
-    made.__dict__.update(error.__dict__)
-    return made.with_traceback(error.__traceback__)
 
 
 #: CuPy's stream; whether its device is to be asked for; how to allocate, on what, and the
@@ -115,7 +108,7 @@ def _make_allocator(pools: Pools) -> Callable[[int], Any]:
         try:
             buffer = take(nbytes, own)
         except errors.OutOfMemoryError as error:
-            raise _as(error, OutOfMemoryError) from None
+            raise made_as(error, OutOfMemoryError) from None
         # the owner keeps the memory, and shutdown() away from it
         return pointer(memory(buffer.ptr, nbytes, (buffer, lent), device), 0)
 
@@ -129,7 +122,7 @@ def _make_pinned_allocator(pool: Pool) -> Callable[[int], Any]:
         try:
             buffer: Any = pool.allocate(nbytes)
         except errors.OutOfMemoryError as error:
-            raise _as(error, PinnedOutOfMemoryError) from None
+            raise made_as(error, PinnedOutOfMemoryError) from None
         # Copies of it are not told of: an export waits for them all, and keeps
         # shutdown() away while the memory lives.
         memoryview(buffer).release()

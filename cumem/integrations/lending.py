@@ -26,6 +26,13 @@ def lend(pool: Pool) -> object:
     return pool.allocate(0).__dlpack__()
 
 
+def made_as(error: Exception, kind: type[Exception]) -> Exception:
+    """An error of this class with all that another one knows."""
+    made = kind(*error.args)
+    made.__dict__.update(error.__dict__)
+    return made.with_traceback(error.__traceback__)
+
+
 class Pools:
     """The pool of each device: those given, or the default ones.
 

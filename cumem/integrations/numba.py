@@ -18,15 +18,40 @@ from typing import Any
 
 from numba.cuda.cudadrv import driver
 
-from cumem import _core
+from cumem import _core, errors
 from cumem.devices import Device
-from cumem.integrations.lending import Pools, need_gpu
+from cumem.integrations.lending import Pools, made_as, need_gpu
 from cumem.registering import register
 
-__all__ = ["CumemMemoryManager", "enable"]
+__all__ = ["CumemMemoryManager", "OutOfMemoryError", "enable"]
 
 _KINDS = ("device",)
 _LEGACY = 1  # the handle of CUDA's legacy default stream
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, of the driver and of the runtime
+
+
+class OutOfMemoryError(errors.OutOfMemoryError, driver.CudaAPIError):  # type: ignore[misc]
+    """cumem's `OutOfMemoryError`, which is caught as Numba's own error as well.
+
+    Its code is that of ``CUDA_ERROR_OUT_OF_MEMORY``, also where a limit of cumem's was
+    reached.
+    """
+
+    __reduce__ = Exception.__reduce__
+    __str__ = Exception.__str__
+
+    def __init__(self, *args: object) -> None:
+        Exception.__init__(self, *args)
+
+
+@contextlib.contextmanager
+def _as_numbas() -> Iterator[None]:
+    try:
+        yield
+    except errors.OutOfMemoryError as error:
+        made: Any = made_as(error, OutOfMemoryError)
+        made.code, made.msg = _OUT_OF_MEMORY, str(error)
+        raise made from None
 
 
 class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager):  # type: ignore[misc]
@@ -54,6 +79,7 @@ class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager)
         """Before the first use of the context, and again before others."""
         need_gpu("Numba")
 
+    @_as_numbas()
     def memalloc(self, size: int) -> Any:
         """Device memory, in the order of the legacy default stream: all streams that
         Numba makes come after that one."""
@@ -63,6 +89,7 @@ class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager)
         pointer = ctypes.c_void_p(buffer.ptr)
         return self._own(driver.AutoFreePointer, pointer, size, buffer.__dlpack__())
 
+    @_as_numbas()
     def memallocmanaged(self, size: int, attach_global: bool) -> Any:
         """Managed memory."""
         buffer = _core.empty_managed(
@@ -74,6 +101,7 @@ class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager)
         pointer = ctypes.c_void_p(buffer.ptr)
         return self._own(driver.ManagedMemory, pointer, size, memoryview(buffer))
 
+    @_as_numbas()
     def memhostalloc(
         self,
         size: int,
@@ -87,6 +115,7 @@ class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager)
         lease = memoryview(buffer)
         return self._own_host(mapped, buffer.ptr, size, lease)
 
+    @_as_numbas()
     def mempin(
         self, owner: object, pointer: Any, size: int, mapped: bool = False
     ) -> Any:

@@ -263,6 +263,15 @@ class NumbaManaged(NumbaPointer):
     pass
 
 
+class CudaAPIError(Exception):
+    def __init__(self, code: int, msg: str) -> None:
+        self.code, self.msg = code, msg
+        super().__init__(code, msg)
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.msg}"
+
+
 class Numba:
     def __init__(self) -> None:
         self.devices: dict[int, Any] = {}
@@ -271,6 +280,7 @@ class Numba:
             "BaseCUDAMemoryManager": BaseCUDAMemoryManager,
             "GetIpcHandleMixin": GetIpcHandleMixin,
             "AutoFreePointer": NumbaPointer,
+            "CudaAPIError": CudaAPIError,
             "ManagedMemory": NumbaManaged,
             "MappedMemory": NumbaMapped,
             "PinnedMemory": NumbaPinned,
