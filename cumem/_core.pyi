@@ -496,7 +496,8 @@ class Buffer:
         -------
         Buffer
             Of the same type, kind, flags and device; writable, also if this one is
-            not. It is no view and shares nothing.
+            not. It is no view and shares nothing. Of ordinary memory
+            it is what NumPy allocates: page-locked memory inside `numpy_pinned`.
 
         Raises
         ------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import copy
 import ctypes
 import gc
 import io
@@ -15,6 +16,7 @@ import threading
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -859,6 +861,74 @@ def test_copies_go_straight_from_and_to_the_arrays(runtime) -> None:
     cumem.copy(target, device)
     assert (target == np.arange(8 * MIB, dtype="u4").view("u1")[: 8 * MIB]).all()
     del target, transfer
+
+
+@pytest.mark.parametrize("nbytes", [MIB, 64 * MIB])
+@pytest.mark.parametrize(
+    "see",
+    [
+        lambda array: array,
+        cumem.asbuffer,
+        lambda array: cumem.asbuffer(array)[3:],
+        lambda array: array[5:-7],
+        lambda array: array.view("V1").view("u1"),
+        memoryview,
+        lambda array: cumem.asbuffer(memoryview(array).toreadonly()),
+    ],
+)
+def test_whatever_sees_the_memory_is_copied_as_pinned_memory_is(
+    runtime, see, nbytes
+) -> None:
+    with cumem.numpy_pinned():
+        array = np.ones(nbytes, "u1")
+    seen = see(array)
+    device = cumem.empty_device(len(seen), "u1")
+    pinned = cumem.empty_pinned(len(seen), "u1")
+    found, expected = cumem.explain(device, seen), cumem.explain(device, pinned)
+    assert (found.route, found.why) == (expected.route, expected.why)
+    assert cumem.explain(device, np.ones(len(seen), "u1")).why != expected.why
+    assert cumem.asbuffer(seen).kind == "pinned"
+    cumem.copy(device, seen)
+    assert device.to_numpy().all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda buffer: buffer.copy(),
+        lambda buffer: buffer.copy("F"),
+        copy.copy,
+        copy.deepcopy,
+        lambda buffer: buffer.flatten(),
+        lambda buffer: buffer[:, 1:100].ravel(),
+        lambda buffer: buffer.astype("i2"),
+        lambda buffer: pickle.loads(pickle.dumps(buffer)),
+    ],
+)
+def test_copies_of_ordinary_memory_are_pinned_in_the_block(runtime, make) -> None:
+    """They are NumPy's arrays; as ordinary ones they would be staged."""
+    array = np.arange(64 * KIB, dtype="u1").reshape(256, -1)
+    ordinary: Any = cumem.asbuffer(array)
+    with cumem.numpy_pinned(4 * KIB):
+        inside = make(ordinary)
+    outside = make(ordinary)
+    assert (inside.kind, outside.kind) == ("pinned", "pageable")
+    assert inside.strides == outside.strides
+    assert not inside.readonly
+    assert np.array_equal(inside.numpy(), outside.numpy())
+    device = cumem.empty_like(inside, kind="device")
+    pinned = cumem.empty_like(inside)
+    assert cumem.explain(device, inside).why == cumem.explain(device, pinned).why
+    assert cumem.asbuffer(inside.numpy()).kind == "pinned"
+
+
+def test_a_copy_for_dlpack_is_pinned_in_the_block(runtime) -> None:
+    array = np.arange(64 * KIB, dtype="u1")
+    with cumem.numpy_pinned(4 * KIB):
+        found = np.from_dlpack(cumem.asbuffer(array), copy=True)
+    assert is_pinned(found)
+    assert not np.shares_memory(found, array)
+    assert np.array_equal(found, array)
 
 
 @pytest.mark.gpu

@@ -144,16 +144,27 @@ def astype(
     if not copy and buffer.dtype == wanted and order in ("K", None):
         return buffer
     is_pageable = buffer.kind == "pageable"
-    result = (
-        _core.asbuffer(np.empty_like(buffer.numpy(), wanted, order))
-        if is_pageable
-        else make_like(buffer, wanted, order=order)
-    )
+    make: Any = _make_ordinary if is_pageable else make_like
+    result: _core.Buffer = make(buffer, wanted, order=order)
     source: Any = buffer
     if name_of(buffer.dtype) is None or name_of(wanted) is None:
         source = buffer.to_numpy().astype(wanted)  # what only NumPy converts
     copy_as(result, source, None, casting)
     return result
+
+
+def copy_ordinary(buffer: _core.Buffer, order: str) -> _core.Buffer:
+    """What `Buffer.copy` is of ordinary memory."""
+    result = _make_ordinary(buffer, buffer.dtype, order)
+    _core.copy(result, buffer)
+    return result
+
+
+def _make_ordinary(
+    buffer: _core.Buffer, dtype: np.dtype[Any], order: Any
+) -> _core.Buffer:
+    """Such memory has no pool: it is NumPy's, and page-locked in `numpy_pinned`."""
+    return _core.asbuffer(np.empty_like(buffer.numpy(), dtype, order))
 
 
 def _is_memory(source: object) -> bool:

@@ -119,6 +119,10 @@ cm_buffer_copy_to(PyObject *object, cm_kind kind, char order)
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
+    if (cm_kind_is_pageable(kind)) {
+        return cm_package_call("extension.filling", "copy_ordinary",
+                               Py_BuildValue("(OC)", object, order));
+    }
     const cm_storage *storage = self->storage;
     bool pooled = storage->pool != NULL && kind == storage->kind;
     unsigned flags = pooled ? storage->flags : cm_kinds[kind].flags;

@@ -250,12 +250,6 @@ cm_numpy_is_scalar(PyObject *object)
     return PyArray_IsScalar(object, Generic);
 }
 
-void *
-cm_numpy_data(PyObject *array)
-{
-    return PyArray_DATA((PyArrayObject *)array);
-}
-
 /* The array at the root of views of views; `*base`: what it is over, or NULL. */
 static PyArrayObject *
 find_root(PyObject *array, PyObject **base)

@@ -39,7 +39,6 @@ bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
 /* The object that owns an array's memory: its last base that is no array, looking
  * through a memoryview. New reference; NULL without an exception: the array owns it. */
 PyObject *cm_numpy_owner(PyObject *array);
-void *cm_numpy_data(PyObject *array);
 /* Of a region only shape, strides and itemsize, of any dtype. */
 void cm_numpy_layout(PyObject *array, cm_region *out);
 /* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.

@@ -286,30 +286,6 @@ alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 
 /* -- allocation ----------------------------------------------------------------------- */
 
-/* Over a NumPy array of our own making: ordinary memory has no pool. */
-static PyObject *
-allocate_pageable(cm_state *state, uint64_t nbytes, PyObject *dtype, int ndim,
-                  const int64_t *shape, const int64_t *strides)
-{
-    PyObject *array = cm_numpy_empty(dtype, ndim, shape);
-    if (array == NULL) {
-        return NULL;
-    }
-    cm_storage *storage = cm_storage_new(state, CM_KIND_PAGEABLE, 0);
-    if (storage == NULL) {
-        Py_DECREF(array);
-        return NULL;
-    }
-    storage->foreign = array;
-    storage->host = cm_numpy_data(array);
-    storage->nbytes = nbytes;
-    PyObject *buffer =
-        cm_buffer_new(state, state->buffer_types[CM_KIND_PAGEABLE], storage, 0, dtype,
-                      ndim, shape, strides, false, NULL);
-    cm_storage_release(storage, true);
-    return buffer;
-}
-
 /* Memory from `pool` for a new storage, first used on `stream` (NULL: any); nbytes 0
  * takes no block: host and address stay NULL. When there is not enough, all that cumem
  * knows is tried before OutOfMemoryError. 0 or -1. The caller keeps the pool. */
@@ -375,9 +351,6 @@ allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
         return NULL;
     }
     set_strides(ndim, itemsize, shape, axes, strides);
-    if (cm_kind_is_pageable(kind)) {
-        return allocate_pageable(state, nbytes, dtype, ndim, shape, strides);
-    }
     cm_pool *pool = cm_pool_choose(state, wanted, kind, flags, device);
     if (pool == NULL) {
         return NULL;

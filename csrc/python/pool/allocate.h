@@ -4,9 +4,9 @@
 
 #include "python/pool/pool_object.h"
 
-/* A new buffer of memory of `kind` in C or F `order`, from `pool` (NULL: the current
- * one, see cm_pool_choose()); of PAGEABLE kind it is over a fresh NumPy array. `stream`
- * (NULL: any) is the first to use it. */
+/* A new buffer of memory of `kind`, not PAGEABLE, in C or F `order`, from `pool` (NULL:
+ * the current one, see cm_pool_choose()). `stream` (NULL: any) is the first to use it.
+ */
 PyObject *cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind,
                              unsigned flags, int device, PyObject *dtype, int ndim,
                              const int64_t *shape, char order, cm_stream *stream);
