@@ -79,7 +79,8 @@ class _Places:
         own = getattr(stream, "_foreign_stream_ref", None)
         if not isinstance(own, _core.Stream):  # it was not cumem's before
             # Of a stream that CuPy made its end alone destroys it: the pools rely on
-            # that, so that a block that is dropped on it needs no event.
+            # that, so that a block that is dropped on it needs no event. The handle 2 is
+            # another stream in each thread, which ends with the thread.
             is_made = own is None and type(stream) is cupy.cuda.Stream
             lasts = is_made and stream.ptr > 2
             own = _core._wrap_stream(stream, device, lasts)
