@@ -47,6 +47,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("csrc/python/protocols/dlpack*", "csrc/python/protocols/array_interface.c"),
         *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/methods.c"),
         "csrc/python/copy/dlpack_export.c",
+        *("cumem/extension/views.py", "cumem/extension/hints.py"),  # texts of errors
     ),
     "loading": ("cumem/loading.py", "cumem/collating.py", "cumem/ring.py"),
     "managed": (
@@ -159,13 +160,26 @@ def written(page: Path, names: list[str]) -> str:
 
 def changed_since(commit: str, sources: tuple[str, ...]) -> int | None:
     """How many files of the sources differ from the commit; None: that cannot be told."""
-    command = ["git", "-C", str(ROOT), "diff", "--name-only", commit, "--"]
     paths = [f":(glob){path}" if "*" in path else path for path in sources]
+    said = git("diff", "--name-only", commit, "--", *paths)
+    return None if said is None else len(said.splitlines())
+
+
+def git(*command: str) -> str | None:
+    """What it says; None: nothing, or there is none."""
     try:
-        done = subprocess.run([*command, *paths], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *command], capture_output=True, text=True
+        )
     except OSError:
         return None
-    return len(done.stdout.splitlines()) if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
+
+
+def brought_by(name: str) -> str:
+    """The commit that brought a file: of figures whose own commit the history lacks."""
+    said = git("log", "-1", "--format=%h", "--", f"benchmarks/results/{name}")
+    return (said or "").strip()
 
 
 def older(names: list[str]) -> list[str]:
@@ -174,6 +188,9 @@ def older(names: list[str]) -> list[str]:
     for name in names:
         commit, sources = commit_of(read(name)), sources_of(name)
         count = changed_since(commit, sources) if sources else 0
+        if count is None:
+            commit = brought_by(name)
+            count = changed_since(commit, sources) if commit else 0
         if count:
             lines.append(
                 f"{name} is of {commit}: {count} files of {', '.join(sources)} are newer"

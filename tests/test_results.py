@@ -95,3 +95,20 @@ def test_figures_of_a_page_are_of_the_code_as_it_is(results, page) -> None:
         pytest.skip(f"{page} quotes nothing here")
     if older := results.older(names):
         pytest.skip(f"{page} quotes what is older than the code: {'; '.join(older)}")
+
+
+def test_a_commit_that_the_history_lacks_is_that_which_brought_the_file(
+    results, monkeypatch
+) -> None:
+    if results.git("rev-parse", "HEAD") is None:
+        pytest.skip("there is no history")
+    name = "interop-h200.json"
+    brought = results.brought_by(name)
+    if not brought:
+        pytest.skip("the history does not have the file")
+    monkeypatch.setattr(results, "read", lambda _: {"commit": "0" * 12})
+    monkeypatch.setattr(results, "sources_of", lambda _: ("csrc", "cumem"))
+    (line,) = results.older([name])  # it was no line at all
+    assert line.startswith(f"{name} is of {brought}: ")
+    monkeypatch.setattr(results, "brought_by", lambda _: "")
+    assert results.older([name]) == []
