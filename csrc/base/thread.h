@@ -73,16 +73,10 @@ bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
 /* A lock for a few instructions of list work: one atomic exchange to take it, a plain
  * store to give it back. A mutex needs two exchanges and two calls, which shows in an
  * allocation of 50 ns. A thread that finds it taken spins, yields, then sleeps for
- * microseconds. Not recursive, not fair, nothing to destroy. */
+ * microseconds. Not recursive, not fair; zero is free, and nothing is to destroy. */
 typedef struct cm_spin_lock {
     _Atomic uint32_t held;
 } cm_spin_lock;
-
-static inline void
-cm_spin_lock_init(cm_spin_lock *lock)
-{
-    atomic_init(&lock->held, 0);
-}
 
 /* The contended half of taking it. */
 void cm_spin_lock_wait(cm_spin_lock *lock);

@@ -47,9 +47,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     CM_TRY(cm_allocated(pool != NULL, sizeof(*pool)));
     cm_mutex_init(&pool->polling);
     cm_mutex_init(&pool->growing);
-    cm_spin_lock_init(&pool->lock);
     atomic_init(&pool->holds, 1);
-    atomic_init(&pool->lost_count, 0);
     pool->rt = rt;
     pool->config = *config;
     pool->config.flags |= config->kind == CM_KIND_MAPPED ? CM_HOST_ALLOC_MAPPED : 0u;

@@ -216,7 +216,6 @@ test_spin_lock_keeps_threads_apart(void)
 {
     spun s = {.count = 0};
     cm_thread threads[4];
-    cm_spin_lock_init(&s.lock);
     for (int i = 0; i < 4; i++) {
         CHECK_OK(cm_thread_start(&threads[i], count_slowly, &s));
     }
