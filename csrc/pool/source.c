@@ -6,7 +6,6 @@
  * neighbours never join, and a chunk not taken whole by the call is the runtime's. */
 #include "pool/source.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -199,9 +198,6 @@ find_nearest(segment_source *self, uint64_t nodes)
 {
     cm_device_info info;
     CM_TRY(cm_rt_device_describe(self->base.rt, self->base.config.device, &info));
-    for (char *c = info.pci_bus_id; *c != '\0'; c++) {
-        *c = (char)tolower((unsigned char)*c);
-    }
     int node = cm_numa_read_nearest(self->world.root, info.pci_bus_id);
     if (node >= 0 && (nodes >> node & 1) != 0) {
         self->node = node;
