@@ -309,7 +309,8 @@ def counts() -> dict[str, int]:
 
 def contexts() -> int:
     """The emulated devices that have had a context, as bits."""
-    return _call("cm_emulated_contexts", c_uint64, _emulated_runtime())  # type: ignore[no-any-return]
+    runtime = _emulated_runtime()
+    return _call("cm_devices_in_use", c_uint64, runtime, (c_bool, True))  # type: ignore[no-any-return]
 
 
 def host_pages(buffer: _core.ManagedBuffer) -> int:

@@ -259,7 +259,7 @@ test_pool_fence_covers_contexts_of_others(void)
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 2);
     CHECK(!cm_device_was_entered(rt, 2)); /* nobody works there */
-    CHECK_EQ(cm_emulated_contexts(rt), 3);
+    CHECK_EQ(cm_devices_in_use(rt, true), 3);
     CHECK_OK(cm_emulated_gate_open(rt, theirs));
     synchronize_device(rt, 1);
     cm_block *c = take(pool, CHUNK, NULL);

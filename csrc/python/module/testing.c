@@ -27,7 +27,7 @@ cm_addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_deferred_new),
         NAMED(cm_device_enter),
         NAMED(cm_device_leave),
-        NAMED(cm_emulated_contexts),
+        NAMED(cm_devices_in_use),
         NAMED(cm_emulated_gate_close),
         NAMED(cm_emulated_gate_open),
         NAMED(cm_emulated_host_pages),

@@ -223,16 +223,6 @@ cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out)
     cm_mutex_unlock(&emulated->lock);
 }
 
-uint64_t
-cm_emulated_contexts(cm_runtime *rt)
-{
-    cm_emulated *emulated = cm_emulated_of(rt);
-    cm_mutex_lock(&emulated->lock);
-    uint64_t contexts = emulated->contexts;
-    cm_mutex_unlock(&emulated->lock);
-    return contexts;
-}
-
 /* ---- versions, devices and contexts ---------------------------------------------- */
 
 int32_t

@@ -66,6 +66,3 @@ CM_NODISCARD cm_status cm_emulated_host_pages(cm_runtime *rt, cm_address address
                                               uint64_t nbytes, uint64_t *out);
 
 void cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out);
-
-/* The devices that have had a context, as bits. */
-uint64_t cm_emulated_contexts(cm_runtime *rt);
