@@ -137,4 +137,3 @@ struct cm_job *cm_order_take_job_locked(cm_ticket *ticket);
 /* watcher.c: start the thread that watches submitted tickets, and jobs that wait for an
  * event. Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_engine_need_watcher(cm_engine *engine);
-void cm_engine_join_watcher(cm_engine *engine);

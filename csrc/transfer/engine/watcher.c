@@ -91,20 +91,6 @@ cm_engine_need_watcher(cm_engine *engine)
 }
 
 void
-cm_engine_join_watcher(cm_engine *engine)
-{
-    cm_mutex_lock(&engine->lock);
-    bool running = engine->has_watcher;
-    engine->has_watcher = false;
-    engine->stop = true;
-    cm_cond_signal_all(&engine->watch);
-    cm_mutex_unlock(&engine->lock);
-    if (running) {
-        cm_thread_join(engine->watcher);
-    }
-}
-
-void
 cm_engine_poll(cm_engine *engine)
 {
     /* The watcher does the rest; a busy caller sees its own work end sooner so. */

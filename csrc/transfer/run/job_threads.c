@@ -157,14 +157,16 @@ cm_engine_close(cm_engine *engine)
     while (engine->caller_count > 0 || engine->pending_count > 0) {
         cm_cond_wait(&engine->changed, &engine->lock);
     }
-    int thread_count = engine->thread_count; /* and no more are started */
     engine->stop = true;
     cm_cond_signal_all(&engine->work);
+    cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
-    for (int i = 0; i < thread_count; i++) {
+    for (int i = 0; i < engine->thread_count; i++) { /* no more are started */
         cm_thread_join(engine->threads[i]);
     }
-    cm_engine_join_watcher(engine);
+    if (engine->has_watcher) {
+        cm_thread_join(engine->watcher);
+    }
     cm_workers_fini(&engine->workers);
     cm_status first = cm_kernels_fini(&engine->kernels);
     first = cm_first_failure(first, cm_cache_fini(engine));
