@@ -1111,7 +1111,7 @@ cm_emulated_memory_fini(cm_emulated *emulated)
     while (memory->ranges.count != 0) {
         range_free(memory, memory->ranges.entries[0].object);
     }
-    cm_emulated_table_fini(&memory->ranges);
-    cm_emulated_table_fini(&memory->mapped);
-    cm_emulated_table_fini(&memory->physicals);
+    free(memory->ranges.entries);
+    free(memory->mapped.entries);
+    free(memory->physicals.entries);
 }

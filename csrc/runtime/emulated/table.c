@@ -82,10 +82,3 @@ cm_emulated_table_of_device(const cm_emulated_table *table, int device)
     }
     return NULL;
 }
-
-void
-cm_emulated_table_fini(cm_emulated_table *table)
-{
-    free(table->entries);
-    *table = (cm_emulated_table){.entries = NULL};
-}

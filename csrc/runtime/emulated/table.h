@@ -31,4 +31,3 @@ const cm_emulated_entry *cm_emulated_table_of_device(const cm_emulated_table *ta
                                                      int device);
 /* Index of the first entry above `key`. */
 size_t cm_emulated_table_above(const cm_emulated_table *table, uint64_t key);
-void cm_emulated_table_fini(cm_emulated_table *table);
