@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
  * ThreadSanitizer), and a spin lock. A mutex or condition is plain memory on Linux:
- * neither making nor locking one can fail, and a mutex need not be destroyed. */
+ * neither making nor locking one can fail, a mutex of zeros is one that nobody has, and
+ * none is destroyed. */
 #pragma once
 
 #include <pthread.h>
@@ -17,12 +18,6 @@ typedef pthread_cond_t cm_cond;
 typedef pthread_t cm_thread;
 
 void cm_cond_init(cm_cond *cond); /* waits on the monotonic clock */
-
-static inline void
-cm_mutex_init(cm_mutex *mutex)
-{
-    (void)pthread_mutex_init(mutex, NULL);
-}
 
 static inline void
 cm_mutex_lock(cm_mutex *mutex)
@@ -41,12 +36,6 @@ static inline void
 cm_mutex_unlock(cm_mutex *mutex)
 {
     (void)pthread_mutex_unlock(mutex);
-}
-
-static inline void
-cm_cond_fini(cm_cond *cond)
-{
-    (void)pthread_cond_destroy(cond);
 }
 
 static inline void

@@ -45,8 +45,6 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     bool is_host = cm_kind_is_page_locked(config->kind);
     cm_pool *pool = calloc(1, sizeof(*pool));
     CM_TRY(cm_allocated(pool != NULL, sizeof(*pool)));
-    cm_mutex_init(&pool->polling);
-    cm_mutex_init(&pool->growing);
     atomic_init(&pool->holds, 1);
     pool->rt = rt;
     pool->config = *config;

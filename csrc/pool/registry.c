@@ -60,7 +60,6 @@ cm_registry_create(cm_runtime *rt, cm_registry **out)
 {
     cm_registry *registry = calloc(1, sizeof(*registry));
     CM_TRY(cm_allocated(registry != NULL, sizeof(*registry)));
-    cm_mutex_init(&registry->lock);
     cm_cond_init(&registry->settled);
     atomic_init(&registry->refs, 1);
     registry->rt = rt;
@@ -73,7 +72,6 @@ static void
 registry_release(cm_registry *registry)
 {
     if (atomic_fetch_sub_explicit(&registry->refs, 1, memory_order_acq_rel) == 1) {
-        cm_cond_fini(&registry->settled);
         free(registry->pieces);
         free(registry);
     }

@@ -126,7 +126,6 @@ oracle_open(order_oracle *oracle, cm_runtime *rt, bool is_alone)
                           .is_blocking = true};
     }
     order_it = oracle;
-    cm_mutex_init(&oracle->lock);
     hooked = *rt->ops;
     order_hook_streams(&hooked);
     order_hook_memory(&hooked);

@@ -314,7 +314,6 @@ random_open(uint64_t seed, bool is_alone)
     world.model.oracle = &world.oracle;
     world.model.blocks = world.blocks;
     world.model.block_count = RANDOM_BLOCKS;
-    cm_mutex_init(&world.model.lock);
     for (int d = 0; d < 2; d++) {
         cm_device_guard guard;
         MUST(cm_device_enter(world.rt, d, &guard));

@@ -148,7 +148,6 @@ test_thread_counts_under_mutex(void)
     shared s = {.turns = 0};
     cm_thread threads[3];
     sigset_t mask;
-    cm_mutex_init(&s.mutex);
     cm_cond_init(&s.cond);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(cm_thread_start(&threads[i], worker, &s));
@@ -165,15 +164,13 @@ test_thread_counts_under_mutex(void)
     }
     CHECK_EQ(s.turns, 3000);
     CHECK(s.interrupt_blocked);
-    cm_cond_fini(&s.cond);
 }
 
 static void
 test_cond_deadline_passes(void)
 {
-    cm_mutex mutex;
+    cm_mutex mutex = PTHREAD_MUTEX_INITIALIZER;
     cm_cond cond;
-    cm_mutex_init(&mutex);
     cm_cond_init(&cond);
     cm_mutex_lock(&mutex);
     uint64_t start = cm_now_ns();
@@ -183,7 +180,6 @@ test_cond_deadline_passes(void)
     }
     cm_mutex_unlock(&mutex);
     CHECK_GE(cm_now_ns() - start, 2000000);
-    cm_cond_fini(&cond);
 }
 
 /* -- the spin lock ------------------------------------------------------------------------ */

@@ -21,7 +21,6 @@ cm_state_init(cm_state *state)
     }
     state->writer_total = 1;
     cm_list_init(&state->deferred);
-    cm_mutex_init(&state->deferred_lock);
 }
 
 int

@@ -165,13 +165,6 @@ run_wait(void *argument)
     return NULL;
 }
 
-static void
-free_wait(device_wait *wait)
-{
-    cm_cond_fini(&wait->ended);
-    free(wait);
-}
-
 /* NULL: neither memory nor a thread to be had. */
 static device_wait *
 begin_wait(cm_runtime *rt, int device)
@@ -182,10 +175,9 @@ begin_wait(cm_runtime *rt, int device)
     }
     wait->rt = rt;
     wait->device = device;
-    cm_mutex_init(&wait->lock);
     cm_cond_init(&wait->ended);
     if (!cm_is_ok(cm_thread_start(&wait->thread, run_wait, wait))) {
-        free_wait(wait);
+        free(wait);
         return NULL;
     }
     return wait;
@@ -220,7 +212,7 @@ end_wait(cm_state *state, device_wait *wait, cm_status *out)
     }
     *out = wait->status;
     cm_thread_join(wait->thread); /* which ends at once */
-    free_wait(wait);
+    free(wait);
     return 0;
 }
 

@@ -145,10 +145,9 @@ emulated_close(cm_runtime *rt)
     }
     cm_mutex_unlock(&emulated->lock);
     cm_emulated_memory_fini(emulated);
-    cm_emulated_table_fini(&emulated->streams.by_handle);
-    cm_emulated_table_fini(&emulated->streams.events);
-    cm_emulated_table_fini(&emulated->modules);
-    cm_cond_fini(&emulated->changed);
+    free(emulated->streams.by_handle.entries);
+    free(emulated->streams.events.entries);
+    free(emulated->modules.entries);
     cm_alive_page_destroy(emulated->base.alive);
     free(emulated);
 }
@@ -188,7 +187,6 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
         free(emulated);
         return status;
     }
-    cm_mutex_init(&emulated->lock);
     cm_cond_init(&emulated->changed);
     cm_list_init(&emulated->streams.queues);
     cm_list_init(&emulated->memory.freed);

@@ -187,7 +187,6 @@ queue_main(void *arg)
     }
     cm_list_remove(&queue->node);
     cm_cond_signal_all(&emulated->changed);
-    cm_cond_fini(&queue->work);
     free(queue);
     cm_mutex_unlock(&emulated->lock);
     return NULL;
@@ -210,7 +209,6 @@ queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     cm_cond_init(&queue->work);
     cm_thread thread;
     if (!cm_is_ok(cm_thread_start(&thread, queue_main, queue))) {
-        cm_cond_fini(&queue->work);
         free(queue);
         return CM_CUDA_OUT_OF_MEMORY;
     }

@@ -25,7 +25,6 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_relief *relief,
     cm_list_init(&engine->short_jobs);
     cm_list_init(&engine->long_jobs);
     engine->kernels.rt = rt;
-    cm_mutex_init(&engine->lock);
     cm_cond_init(&engine->changed);
     cm_cond_init(&engine->work);
     cm_cond_init(&engine->watch);
@@ -44,9 +43,6 @@ void
 cm_engine_release(cm_engine *engine)
 {
     if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) == 1) {
-        cm_cond_fini(&engine->watch);
-        cm_cond_fini(&engine->work);
-        cm_cond_fini(&engine->changed);
         free(engine);
     }
 }

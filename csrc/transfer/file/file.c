@@ -18,7 +18,6 @@ cm_file_job_create(const cm_file_request *request, cm_file_job **out)
 {
     cm_file_job *file = calloc(1, sizeof(*file));
     CM_TRY(cm_allocated(file != NULL, sizeof(*file)));
-    cm_mutex_init(&file->lock);
     file->request = request;
     file->direct_fd = CM_FILE_NOT_TRIED;
     *out = file;

@@ -280,7 +280,6 @@ void
 cm_workers_init(cm_workers *workers)
 {
     *workers = (cm_workers){.open = 0};
-    cm_mutex_init(&workers->sleep);
     cm_cond_init(&workers->done);
     for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
         cm_cond_init(&workers->wake[i]);
@@ -299,10 +298,6 @@ cm_workers_fini(cm_workers *workers)
     for (uint32_t i = 0; i < workers->thread_count; i++) {
         cm_thread_join(workers->threads[i]);
     }
-    for (uint32_t i = 0; i < CM_WORKERS_MAX; i++) {
-        cm_cond_fini(&workers->wake[i]);
-    }
-    cm_cond_fini(&workers->done);
 }
 
 /* -- task groups ------------------------------------------------------------------------ */
