@@ -22,33 +22,33 @@ typedef struct vmm_source {
     unsigned flags; /* of physical_create */
 } vmm_source;
 
-/* Let its device use the memory at `address`, and those peers that have a context by
- * now: none is made on a GPU not asked for. */
+/* Let its device use the chunk, and those peers that have a context by now: none is
+ * made on a GPU not asked for. */
 static cm_status
-grant(const vmm_source *source, cm_address address, uint64_t nbytes)
+grant(cm_source *source, const cm_chunk *chunk)
 {
-    cm_runtime *rt = source->base.rt;
+    cm_runtime *rt = source->rt;
     int devices[CM_MAX_DEVICES];
     int count = 0;
-    devices[count++] = source->base.config.device;
+    devices[count++] = source->config.device;
     for (int i = 0; i < rt->device_count; i++) {
-        if ((source->base.peers >> i & 1) != 0
+        if ((source->peers >> i & 1) != 0
             && atomic_load_explicit(&rt->primary[i], memory_order_relaxed) != 0) {
             devices[count++] = i;
         }
     }
-    return cm_rt_address_set_access(rt, address, nbytes, devices, count);
+    return cm_rt_address_set_access(rt, chunk->address, chunk->nbytes, devices, count);
 }
 
-/* Put the memory at `address`, usable; nothing is left there on failure. */
+/* Put its memory at its address, usable; nothing is left there on failure. */
 static cm_status
-place(const vmm_source *source, cm_address address, uint64_t nbytes, uint64_t handle)
+place(cm_source *source, const cm_chunk *chunk)
 {
-    cm_runtime *rt = source->base.rt;
-    CM_TRY(cm_rt_address_map(rt, address, nbytes, handle));
-    cm_status status = grant(source, address, nbytes);
+    cm_runtime *rt = source->rt;
+    CM_TRY(cm_rt_address_map(rt, chunk->address, chunk->nbytes, chunk->handle));
+    cm_status status = grant(source, chunk);
     if (!cm_is_ok(status)) {
-        (void)CM_TRY_TWICE(cm_rt_address_unmap(rt, address, nbytes));
+        (void)CM_TRY_TWICE(cm_rt_address_unmap(rt, chunk->address, chunk->nbytes));
     }
     return status;
 }
@@ -56,17 +56,15 @@ place(const vmm_source *source, cm_address address, uint64_t nbytes, uint64_t ha
 static cm_status
 open_chunk(cm_source *base, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {
-    const vmm_source *source = (const vmm_source *)base;
-    uint64_t handle;
-    CM_TRY(cm_rt_physical_create(base->rt, nbytes, base->config.device, source->flags,
-                                 &handle));
-    cm_address address = base->base + offset;
-    cm_status status = place(source, address, nbytes, handle);
+    cm_chunk made = {.address = base->base + offset, .nbytes = nbytes};
+    CM_TRY(cm_rt_physical_create(base->rt, nbytes, base->config.device,
+                                 ((const vmm_source *)base)->flags, &made.handle));
+    cm_status status = place(base, &made);
     if (!cm_is_ok(status)) {
-        (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, handle));
+        (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, made.handle));
         return status;
     }
-    *out = (cm_chunk){NULL, address, nbytes, handle};
+    *out = made;
     return status;
 }
 
@@ -90,27 +88,21 @@ close_chunk(cm_source *base, cm_chunk *chunk)
 static cm_status
 move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 {
-    const vmm_source *source = (const vmm_source *)base;
     if (chunk->handle == 0) {
         return cm_fail(CM_EBUSY, chunk->address); /* half closed */
     }
-    cm_address address = base->base + offset;
+    cm_chunk moved = *chunk;
+    moved.address = base->base + offset;
     CM_TRY(cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes));
-    cm_status status = place(source, address, chunk->nbytes, chunk->handle);
+    cm_status status = place(base, &moved);
     if (cm_is_ok(status)) {
-        chunk->address = address;
+        *chunk = moved;
     }
-    else if (!cm_is_ok(place(source, chunk->address, chunk->nbytes, chunk->handle))) {
+    else if (!cm_is_ok(place(base, chunk))) {
         (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, chunk->handle));
         *chunk = (cm_chunk){NULL, 0, chunk->nbytes, 0};
     }
     return status;
-}
-
-static cm_status
-admit_peers(cm_source *base, const cm_chunk *chunk)
-{
-    return grant((const vmm_source *)base, chunk->address, chunk->nbytes);
 }
 
 static void
@@ -121,7 +113,7 @@ destroy(cm_source *base)
     free(base);
 }
 
-static const cm_source_ops vmm_ops = {open_chunk, close_chunk, move_chunk, admit_peers,
+static const cm_source_ops vmm_ops = {open_chunk, close_chunk, move_chunk, grant,
                                       destroy};
 
 static cm_status
