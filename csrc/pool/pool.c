@@ -13,22 +13,6 @@
 #define LARGE_HOST_NBYTES (UINT64_C(64) << 10)
 #define LARGE_DEVICE_NBYTES (UINT64_C(1) << 20)
 
-static bool
-is_config_valid(const cm_runtime *rt, const cm_pool_config *config)
-{
-    if (config->device < 0 || config->device >= rt->device_count
-        || cm_kind_is_pageable(config->kind) || config->kind >= CM_KIND_COUNT) {
-        return false;
-    }
-    if (cm_kind_is_page_locked(config->kind)) {
-        return config->flags <= (CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED
-                                 | CM_HOST_ALLOC_WRITE_COMBINED);
-    }
-    return cm_kind_migrates(config->kind)
-               ? config->flags == CM_MANAGED_GLOBAL || config->flags == CM_MANAGED_HOST
-               : config->flags == 0;
-}
-
 static void
 free_pool(cm_pool *pool)
 {
@@ -39,8 +23,8 @@ free_pool(cm_pool *pool)
 cm_status
 cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
 {
-    if (!is_config_valid(rt, config)) {
-        return cm_fail(CM_EINVALID, config->flags);
+    if (config->device < 0 || config->device >= rt->device_count) {
+        return cm_fail(CM_EINVALID, (uint64_t)(int64_t)config->device);
     }
     bool is_host = cm_kind_is_page_locked(config->kind);
     cm_pool *pool = calloc(1, sizeof(*pool));

@@ -87,8 +87,8 @@ typedef struct cm_pool_counters {
 #undef CM_POOL_FIELD
 } cm_pool_counters;
 
-/* Owns: the pool borrows `rt`, which must outlive it. Fails: CM_EINVALID, CM_ENOMEM.
- * Makes no runtime call. */
+/* Owns: the pool borrows `rt`, which must outlive it. Fails: CM_EINVALID (the device),
+ * CM_ENOMEM. Makes no runtime call. */
 CM_NODISCARD cm_status cm_pool_create(cm_runtime *rt, const cm_pool_config *config,
                                       cm_pool **out);
 
