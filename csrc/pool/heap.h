@@ -10,12 +10,13 @@
 #include "pool/source.h"
 
 typedef enum cm_span_state {
-    CM_SPAN_FREE,   /* backed and in a bin */
-    CM_SPAN_READY,  /* free too, but kept as it is for the next request of its size */
-    CM_SPAN_GAP,    /* addresses with no memory behind them */
-    CM_SPAN_LIVE,   /* handed out */
-    CM_SPAN_FLIGHT, /* given back, work may still run on it */
-    CM_SPAN_BUSY,   /* its owner is changing what is behind it */
+    CM_SPAN_LIVE = CM_BLOCK_LIVE,        /* handed out */
+    CM_SPAN_FLIGHT = CM_BLOCK_IN_FLIGHT, /* given back, work may still run on it */
+    CM_SPAN_FREE = CM_BLOCK_CACHED,      /* backed and in a bin */
+    CM_SPAN_GAP = CM_BLOCK_GAP,          /* addresses with no memory behind them */
+    /* listed as cached: */
+    CM_SPAN_READY, /* free too, but kept as it is for the next request of its size */
+    CM_SPAN_BUSY,  /* its owner is changing what is behind it */
     CM_SPAN_STATE_COUNT
 } cm_span_state;
 

@@ -718,12 +718,6 @@ cm_pool_reset_peaks(cm_pool *pool)
 
 /* -- listing ------------------------------------------------------------------------------- */
 
-static const cm_block_state block_states[] = {
-    [CM_SPAN_FREE] = CM_BLOCK_CACHED,      [CM_SPAN_READY] = CM_BLOCK_CACHED,
-    [CM_SPAN_GAP] = CM_BLOCK_GAP,          [CM_SPAN_LIVE] = CM_BLOCK_LIVE,
-    [CM_SPAN_FLIGHT] = CM_BLOCK_IN_FLIGHT, [CM_SPAN_BUSY] = CM_BLOCK_CACHED,
-};
-
 /* The end of what was written: free memory in fewer rows than there are spans. */
 static cm_block_row *
 write_rows_locked(const cm_pool *pool, cm_block_row *rows)
@@ -735,10 +729,12 @@ write_rows_locked(const cm_pool *pool, cm_block_row *rows)
         for (const cm_heap_span *s = CM_LIST_ENTRY(n, cm_arena, node)->first; s;
              s = s->next) {
             bool held = s->state == CM_SPAN_LIVE || s->state == CM_SPAN_FLIGHT;
+            bool is_listed = s->state <= CM_SPAN_GAP;
             cm_block_row *row = rows++;
             *row =
                 (cm_block_row){segment, s->block.address, s->block.nbytes,
-                               held ? s->requested_nbytes : 0, block_states[s->state]};
+                               held ? s->requested_nbytes : 0,
+                               is_listed ? (cm_block_state)s->state : CM_BLOCK_CACHED};
             if (cm_span_is_free(s)) {
                 s = cm_heap_follow_run(s, &view, &row->nbytes);
             }
