@@ -106,6 +106,29 @@ take_memory(world *w, cm_kind kind, int device, uint64_t nbytes)
     return m;
 }
 
+/* By an element at `value`. `out` (NULL if it is not wanted) says how. */
+CM_UNUSED static cm_status
+fill(world *w, const cm_region *dst, const void *value, cm_stream *stream,
+     bool blocking, cm_ticket_info *out)
+{
+    cm_copy_request request = {.dst = *dst,
+                               .src = {.host = (void *)(uintptr_t)value,
+                                       .kind = CM_KIND_PAGEABLE,
+                                       .device = -1,
+                                       .itemsize = dst->itemsize},
+                               .is_fill = true,
+                               .stream = stream,
+                               .blocking = blocking};
+    cm_ticket *ticket;
+    CM_TRY(cm_region_broadcast(dst, &request.src));
+    CM_TRY(cm_engine_copy(w->engine, &request, &ticket));
+    if (out != NULL) {
+        cm_ticket_read(ticket, out);
+    }
+    cm_ticket_release(ticket);
+    return cm_ok();
+}
+
 CM_UNUSED static void
 give_memory(world *w, memory *m)
 {

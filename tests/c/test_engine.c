@@ -475,8 +475,7 @@ check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap
     int64_t count = 600 / stride;
     cm_region dst = row(m, 16, count, stride, itemsize);
     memset(m->bytes, 0xCC, m->nbytes);
-    CHECK_OK(cm_engine_fill(w->engine, &dst, value, w->streams[0], NULL, 0, blocking,
-                            &(cm_wait_hooks){.interrupted = NULL}, &info));
+    CHECK_OK(fill(w, &dst, value, w->streams[0], blocking, &info));
     MUST(cm_rt_stream_synchronize(w->rt, w->streams[0]->handle));
     CHECK_STR_EQ(cm_routes[info.route].text, cm_routes[expected].text);
     CHECK_FILLED(m->bytes, 0xCC, 16);
@@ -528,8 +527,7 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
         shut(&w, w.streams[0]);
         cm_region all = row(&m, 0, 1024, 1, 1);
         memset(m.bytes, 0xCC, m.nbytes);
-        CHECK_OK(cm_engine_fill(w.engine, &all, "\7", w.streams[0], NULL, 0, false,
-                                &(cm_wait_hooks){.interrupted = NULL}, NULL));
+        CHECK_OK(fill(&w, &all, "\7", w.streams[0], false, NULL));
         CHECK_FILLED(m.bytes, 0xCC, m.nbytes);
         unshut(&w, w.streams[0]);
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));

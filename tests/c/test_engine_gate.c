@@ -158,12 +158,10 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
     MUST(cm_stream_create(w.rt, 0, CM_STREAM_NON_BLOCKING, 0, &shut_stream));
     memory filler = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
-    cm_wait_hooks none = {.interrupted = NULL};
     uint32_t byte = 1;
     shut(&w, shut_stream);
     cm_region whole = row(&filler, 0, 4096, 1, 1);
-    CHECK_OK(cm_engine_fill(w.engine, &whole, &byte, shut_stream, NULL, 0, false, &none,
-                            NULL));
+    CHECK_OK(fill(&w, &whole, &byte, shut_stream, false, NULL));
     for (int i = 0; i < WAYS; i++) {
         open_going(&w, &held[i], &ways[i]);
         start_going(&w, &held[i], shut_stream, NULL);
@@ -210,8 +208,7 @@ fill_behind(world *w, memory *filler, cm_stream *stream)
 {
     cm_region whole = row(filler, 0, 4096, 1, 1);
     shut(w, stream);
-    CHECK_OK(cm_engine_fill(w->engine, &whole, "\1", stream, NULL, 0, false,
-                            &(cm_wait_hooks){.interrupted = NULL}, NULL));
+    CHECK_OK(fill(w, &whole, "\1", stream, false, NULL));
 }
 
 /* As many as there are job threads, each with a second stream; they are run by those

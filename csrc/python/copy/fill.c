@@ -47,15 +47,32 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     }
     bool blocking = filler < 0;
     region.device = blocking ? region.device : filler;
-    cm_ticket_info info;
-    cm_status status;
+    cm_copy_request request = {.dst = region,
+                               .src = {.host = (void *)(uintptr_t)element,
+                                       .kind = CM_KIND_PAGEABLE,
+                                       .device = -1,
+                                       .itemsize = region.itemsize},
+                               .is_fill = true,
+                               .stream = stream,
+                               .blocking = blocking,
+                               .after = before.streams,
+                               .after_count = before.stream_count};
+    cm_ticket_info info = {.done = false};
+    cm_ticket *ticket;
     cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
-    cm_wait_hooks hooks = {.interrupted = NULL};
     if (blocking) { /* what the device fills is queued and waits for nothing */
-        hooks = cm_wait_hooks_of(&waiter);
+        cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
+        request.interrupted = hooks.interrupted;
+        request.interrupted_argument = hooks.argument;
     }
-    status = cm_engine_fill(engine, &region, element, stream, before.streams,
-                            before.stream_count, blocking, &hooks, &info);
+    cm_status status = cm_region_broadcast(&region, &request.src);
+    if (cm_is_ok(status)) {
+        status = cm_engine_copy(engine, &request, &ticket);
+    }
+    if (cm_is_ok(status)) {
+        cm_ticket_read(ticket, &info);
+        cm_ticket_release(ticket);
+    }
     PyEval_RestoreThread(waiter.thread);
     uint64_t use_calls = before.use_calls;
     cm_pending_give(&before);

@@ -53,7 +53,9 @@ typedef struct cm_copy_request {
     cm_region src;        /* already broadcast to dst's shape, same itemsize */
     cm_convert convert;   /* what is done to the elements, whose itemsizes may then
                              differ; one end at least is the host's */
-    bool is_fill;         /* src is one element, read before the call returns */
+    bool is_fill;         /* src is one element of the host's, read before the call
+                             returns. On a stream the device fills what it reaches;
+                             else, or if blocking, the host its own memory */
     struct cm_many *many; /* runs that go together, instead of both; the engine's from
                              the call on; NULL: none */
     struct cm_file_job *file; /* ranges of a file, instead of both; borrowed; NULL:
@@ -126,17 +128,6 @@ CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *
 /* Look now which transfers have finished, and drop what they keep; the watcher does the
  * same on its own. Makes runtime calls. */
 void cm_engine_poll(cm_engine *engine);
-
-/* Fill dst with one element of dst.itemsize bytes at `value` (host memory, read before
- * the call returns). Ordered on `stream`, by the device wherever it reaches dst;
- * without one, or if blocking, it is done on return, and memory of the host is filled
- * by the host. `out` (NULL if it is not wanted) says how; it may be no more than
- * queued. Whoever waits for the host's turn may be interrupted: CM_ECANCELLED. */
-CM_NODISCARD cm_status cm_engine_fill(cm_engine *engine, const cm_region *dst,
-                                      const void *value, cm_stream *stream,
-                                      cm_stream *const *after, uint32_t after_count,
-                                      bool blocking, const cm_wait_hooks *hooks,
-                                      cm_ticket_info *out);
 
 /* The next failure that nobody read (CM_OK if none): for the unraisable hook. */
 cm_status cm_engine_take_unread(cm_engine *engine);

@@ -257,35 +257,6 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
 }
 
 cm_status
-cm_engine_fill(cm_engine *engine, const cm_region *dst, const void *value,
-               cm_stream *stream, cm_stream *const *after, uint32_t after_count,
-               bool blocking, const cm_wait_hooks *hooks, cm_ticket_info *out)
-{
-    cm_copy_request request = {
-        .dst = *dst,
-        .src = {.host = (void *)(uintptr_t)value,
-                .kind = CM_KIND_PAGEABLE,
-                .device = -1,
-                .itemsize = dst->itemsize},
-        .is_fill = true,
-        .stream = stream,
-        .blocking = blocking || stream == NULL,
-        .after = after,
-        .after_count = after_count,
-        .interrupted = hooks->interrupted,
-        .interrupted_argument = hooks->argument,
-    };
-    cm_ticket *ticket;
-    CM_TRY(cm_region_broadcast(dst, &request.src));
-    CM_TRY(cm_engine_copy(engine, &request, &ticket));
-    if (out != NULL) {
-        cm_ticket_read(ticket, out);
-    }
-    cm_ticket_release(ticket);
-    return cm_ok();
-}
-
-cm_status
 cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
                         cm_file_failure *failure)
 {
