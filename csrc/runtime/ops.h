@@ -111,7 +111,7 @@
     /* The whole range as it was reserved, with nothing mapped in it. */                 \
     X(address_free, cuMemAddressFree, 12000, (ADDRESS, address),                         \
       (cm_address address, uint64_t nbytes), (address, nbytes))                          \
-    /* All of `handle`; it may be mapped at several places. Nobody may touch it yet. */  \
+    /* All of `handle`, which is mapped nowhere else. Nobody may touch it yet. */        \
     X(address_map, cuMemMap, 12000, (ADDRESS, address),                                  \
       (cm_address address, uint64_t nbytes, uint64_t handle), (address, nbytes, handle)) \
     /* Whole mappings. Does not wait: work that may touch them must be done. */          \

@@ -23,10 +23,8 @@ enum {
 /* Device memory without an address of its own. */
 struct cm_emulated_physical {
     int device;       /* first */
-    bool is_released; /* the handle is gone; freed with the last place */
-    bool is_closed;   /* was in two places and left one: no device is let in later, as
-                         memory for RDMA behaves on a real device (driver 580) */
-    unsigned places;  /* where it is mapped */
+    bool is_released; /* the handle is gone; freed once it is not mapped */
+    bool is_mapped;
     uint64_t nbytes;
     unsigned char *bytes; /* owned */
 };
@@ -862,8 +860,7 @@ cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
 /* ---- device memory mapped on demand ---------------------------------------------- */
 
 /* A reserved range is two mappings of the host's without access; physical memory is
- * bytes put into the second of them, so that neighbours are one run of bytes and one
- * piece at two places shows the same ones. */
+ * bytes put into the second of them, so that neighbours are one run of bytes. */
 
 /* What is mapped at a stretch of addresses, if it covers it to its ends. */
 static bool
@@ -876,12 +873,12 @@ find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            && cm_emulated_table_find(out->table, address + nbytes) != NULL;
 }
 
-/* Free it if neither a handle nor a place is left; until then it counts against the
+/* Free it if it has neither a handle nor a place; until then it counts against the
  * device's size. */
 static void
 settle(cm_emulated_memory *memory, cm_emulated_physical *physical)
 {
-    if (physical->is_released && physical->places == 0) {
+    if (physical->is_released && !physical->is_mapped) {
         (void)munmap(physical->bytes, physical->nbytes);
         memory->used_nbytes[physical->device] -= physical->nbytes;
         memory->physical_count--;
@@ -989,14 +986,14 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
     const cm_emulated_range *in =
         range_find(memory, CM_EMULATED_VIRTUAL, address, nbytes);
     if (physical == NULL || in == NULL || address % CM_EMULATED_GRANULARITY != 0
-        || nbytes % CM_EMULATED_GRANULARITY != 0) {
+        || nbytes % CM_EMULATED_GRANULARITY != 0
+        || range_touched(&memory->mapped, address, nbytes) != NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    if (nbytes != physical->nbytes) {
-        return CM_CUDA_NOT_SUPPORTED; /* part of a handle, as on a real device */
-    }
-    if (range_touched(&memory->mapped, address, nbytes) != NULL) {
-        return CM_CUDA_INVALID_VALUE;
+    /* Part of a handle no device maps. In a second place memory for RDMA would be
+     * closed for good to devices that come later (driver 580): it never has one. */
+    if (nbytes != physical->nbytes || physical->is_mapped) {
+        return CM_CUDA_NOT_SUPPORTED;
     }
     unsigned char *bytes = in->bytes + (address - in->address);
     cm_emulated_range *made =
@@ -1014,7 +1011,7 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
         .physical = physical,
         .serial = ++memory->serial,
     };
-    physical->places++;
+    physical->is_mapped = true;
     return 0;
 }
 
@@ -1042,8 +1039,7 @@ cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t
         cm_emulated_pages_kill(gone->bytes, gone->nbytes);
         address += gone->nbytes;
         free(cm_emulated_table_remove(&memory->mapped, address));
-        physical->places--;
-        physical->is_closed = physical->places > 0;
+        physical->is_mapped = false;
         settle(memory, physical);
     }
     return 0;
@@ -1071,12 +1067,7 @@ cm_emulated_op_address_set_access(cm_emulated *emulated, cm_address address,
         return CM_CUDA_OUT_OF_MEMORY;
     }
     for (EACH_TOUCHED(place.table, address, nbytes, i)) {
-        cm_emulated_range *each = place.table->entries[i].object;
-        bool adds = each->access != 0 && (mask & ~each->access) != 0;
-        if (adds && each->physical->is_closed) {
-            return CM_CUDA_INVALID_VALUE;
-        }
-        each->access |= mask;
+        ((cm_emulated_range *)place.table->entries[i].object)->access |= mask;
     }
     return 0;
 }

@@ -22,7 +22,7 @@ void cm_emulated_pages_kill(void *start, uint64_t nbytes);
 /* True when every page of [start, end) is mapped, readable and, with `writable`, so. */
 bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
 
-/* Bytes that can be mapped at several places: whole pages, not 0. NULL: no memory. */
+/* Bytes that can be mapped at other places: whole pages, not 0. NULL: no memory. */
 unsigned char *cm_emulated_bytes_new(uint64_t nbytes);
 /* Put them at `at`, a part of a mapping of ours, where nobody may touch them. */
 bool cm_emulated_bytes_map(unsigned char *bytes, uint64_t nbytes, unsigned char *at);
