@@ -23,15 +23,6 @@ enum {
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
 
-static uint64_t
-segment_step(const cm_pool *pool)
-{
-    uint64_t step = pool->counters.reserved_nbytes / SEGMENT_SHARE;
-    return step < SEGMENT_STEP_MIN   ? SEGMENT_STEP_MIN
-           : step > SEGMENT_STEP_MAX ? SEGMENT_STEP_MAX
-                                     : step;
-}
-
 /* -- chunks that nobody uses ------------------------------------------------------------ */
 
 /* One that was taken out of the heap, to be moved or closed. */
@@ -593,8 +584,11 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
         return grow_placed(pool, size, stream, out);
     }
     uint64_t least = cm_round_up_to(size, pool->source->granule);
-    uint64_t step = cm_round_up_to(segment_step(pool), pool->source->granule);
-    step = step > least ? step : least;
+    uint64_t step =
+        cm_least(pool->counters.reserved_nbytes / SEGMENT_SHARE, SEGMENT_STEP_MAX);
+    cm_pool_raise(&step, SEGMENT_STEP_MIN);
+    step = cm_round_up_to(step, pool->source->granule);
+    cm_pool_raise(&step, least);
     cm_status status = grow_segment(pool, size, step, out);
     if (cm_pool_is_short(status) && step > least) {
         status = grow_segment(pool, size, least, out);

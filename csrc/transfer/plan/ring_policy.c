@@ -6,14 +6,6 @@
 
 enum { PIPELINE = 3 }; /* one slot is packed, one on its way, one there */
 
-static bool
-stays_cached(const cm_plan *plan, const cm_tuning *tuning)
-{
-    return cm_routes[plan->route].packs && !plan->is_download
-           && plan->nbytes >= tuning->cached_nbytes
-           && tuning->thread_count >= tuning->cached_thread_count;
-}
-
 static uint64_t
 choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
 {
@@ -56,7 +48,9 @@ void
 cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
 {
     const cm_route_row *route = &cm_routes[plan->route];
-    plan->is_cached = stays_cached(plan, tuning);
+    plan->is_cached = route->packs && !plan->is_download
+                      && plan->nbytes >= tuning->cached_nbytes
+                      && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
     plan->piece_count = plan->nbytes > 0;
     plan->thread_count = plan->route == CM_ROUTE_HOST;

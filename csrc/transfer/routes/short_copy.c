@@ -113,7 +113,7 @@ typedef struct short_copy {
     const char *from;
     cm_task_group *group; /* the workers help; NULL: they do not */
     cm_copy_task *tasks;  /* up: for each piece; down: one for all */
-    bool wakes;           /* sleeping ones help too */
+    bool wakes;           /* there are, and sleeping ones help too */
     bool flying;          /* the copy may still be in flight at the end */
     bool kept;            /* ... and a ticket has the keeps */
 } short_copy;
@@ -273,14 +273,6 @@ share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 }
 
 static void
-wake_helpers(const short_copy *c)
-{
-    if (c->group != NULL && c->wakes) {
-        cm_task_group_wake(c->group);
-    }
-}
-
-static void
 finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
     if (c->group != NULL) {
@@ -299,8 +291,8 @@ send_pieces(short_copy *c)
     const cm_copy_request *request = c->request;
     for (unsigned i = 0; i < c->piece_count; i++) {
         share(c, i, i * c->piece_nbytes, length_of_piece(c, i));
-        if (i == 0) {
-            wake_helpers(c);
+        if (i == 0 && c->wakes) {
+            cm_task_group_wake(c->group);
         }
     }
     for (unsigned i = 0; i < c->piece_count; i++) {
@@ -328,7 +320,9 @@ fetch_pieces(short_copy *c)
                                 c->stream->handle));
         CM_TRY(record_event(c, i));
     }
-    wake_helpers(c); /* while the first piece is on its way */
+    if (c->wakes) { /* while the first piece is on its way */
+        cm_task_group_wake(c->group);
+    }
     for (unsigned i = 0; i < c->piece_count; i++) {
         CM_TRY(wait_or_leave(c, i));
         if (c->group != NULL) {
@@ -339,16 +333,6 @@ fetch_pieces(short_copy *c)
     return cm_ok();
 }
 
-/* Threads beside this one, each with so much to do that it is worth telling it. */
-static uint32_t
-count_helpers(const cm_tuning *tuning, uint64_t nbytes)
-{
-    uint64_t shares = nbytes / tuning->part_min_nbytes / 2;
-    uint64_t others = shares > 0 ? shares - 1 : 0;
-    uint64_t most = tuning->quick_thread_count;
-    return (uint32_t)(others < most ? others : most);
-}
-
 static cm_status
 move_pieces(short_copy *c)
 {
@@ -357,14 +341,15 @@ move_pieces(short_copy *c)
     cm_task_group group;
     cm_copy_task tasks[PIECES_MAX];
     cm_tuning tuning = *c->tuning;
-    uint32_t helpers = count_helpers(&tuning, c->nbytes);
+    /* Threads beside this one, each with so much to do that it is worth telling it. */
+    uint64_t shares = c->nbytes / tuning.part_min_nbytes / 2;
+    uint64_t helpers = cm_least(shares > 0 ? shares - 1 : 0, tuning.quick_thread_count);
     c->to = c->down ? user : block;
     c->from = c->down ? block : user;
     if (helpers > 0) {
         /* A part of each piece for each thread. */
         tuning.part_min_nbytes = PAGE_NBYTES;
-        tuning.thread_count =
-            helpers < tuning.thread_count ? helpers + 1 : tuning.thread_count;
+        tuning.thread_count = cm_least(helpers + 1, tuning.thread_count);
         cm_task_group_open(&group, &c->engine->workers, &tuning);
         group.lets_sleep = true;
         group.is_early = c->down;
@@ -459,13 +444,6 @@ copy(short_copy *c)
     return status;
 }
 
-static cm_status
-enter(const cm_engine *engine, const cm_copy_request *request, cm_scope *scope)
-{
-    return cm_scope_enter(engine->rt, request->stream->device, CM_CAPTURE_THREAD_LOCAL,
-                          scope);
-}
-
 bool
 cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
                         const cm_tuning *tuning, bool *bounced, cm_plan *plan)
@@ -473,7 +451,8 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
     short_copy c;
     cm_scope scope;
     if (!is_short(engine, request, tuning, &c)
-        || !cm_is_ok(enter(engine, request, &scope))) {
+        || !cm_is_ok(cm_scope_enter(engine->rt, c.stream->device,
+                                    CM_CAPTURE_THREAD_LOCAL, &scope))) {
         return false;
     }
     c.engine = engine;
@@ -509,10 +488,11 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     if (!is_short(engine, request, tuning, &c)) {
         return false;
     }
-    if (!cm_device_was_entered(engine->rt, request->stream->device)) {
+    if (!cm_device_was_entered(engine->rt, c.stream->device)) {
         cm_request_let_go(request); /* a context may have to be made */
     }
-    if (!cm_is_ok(enter(engine, request, &scope))) {
+    if (!cm_is_ok(cm_scope_enter(engine->rt, c.stream->device, CM_CAPTURE_THREAD_LOCAL,
+                                 &scope))) {
         return false;
     }
     c.engine = engine;
