@@ -492,12 +492,21 @@ FAULTS = [
     ),
     # -- fork ----------------------------------------------------------------------------
     Fault(
+        "cold memory first",
+        "csrc/pool/pool.c",
+        "a pool with free memory never asks what has ended of what was exported",
+        "pool->unasked_nbytes += fenced ? span->block.nbytes + FLIGHT_NBYTES : 0;",
+        "",
+        [
+            "tests/test_exported.py::"
+            "test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free"
+        ],
+    ),
+    Fault(
         "allocation in a forked child",
         "csrc/pool/pool.c",
         "a child is given memory of its parent's warm pool",
-        "cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream) "
         "{ uint64_t size = 0; if (cm_runtime_is_forked(pool->rt) ||",
-        "cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream) "
         "{ uint64_t size = 0; if (",
         ["tests/test_fork.py::test_child_allocates_nothing_from_a_warm_pool"],
     ),
