@@ -425,6 +425,37 @@ def test_shutdown_waits_for_calls_that_are_under_way(emulated) -> None:
             thread.join()
 
 
+@pytest.mark.parametrize("is_main", [True, False])
+def test_shutdown_lets_others_run_while_it_waits_for_a_call(emulated, is_main) -> None:
+    user = cumem.Stream()
+    pool = cumem.Pool("device", limit=6 * MIB)
+    _core._lend(pool)
+    address = address_of(4 * MIB)
+    note_stream(address, handle(user))
+    session.shut(user)
+    work = pool.allocate(64, user)
+    work.fill(1, stream=user)
+    pool.close()  # it is lent all the same
+    give(address)
+    found: list[int | None] = []
+    caller = threading.Thread(target=lambda: found.append(lend(4 * MIB, 0, None)))
+    caller.start()
+    session.wait_until_waiting(caller)
+    del work
+    if is_main:
+        with session.when_waiting(lambda: testing.gate_open(user)):
+            cumem.shutdown()
+    else:
+        other = threading.Thread(target=cumem.shutdown)
+        other.start()
+        session.wait_until_waiting(other)
+        testing.gate_open(user)
+        other.join()
+    caller.join()
+    assert found == [address]
+    assert lend(4 * MIB, 0, None) is None
+
+
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_forked_child_gets_nothing_and_leaks(pool) -> None:

@@ -139,6 +139,18 @@ wait_for_work(cm_state *state)
     return result;
 }
 
+/* For other libraries' calls, also where no signals are seen. 0 or -1 as above. */
+static int
+wait_for_callers(void)
+{
+    while (!CM_WITHOUT_GIL(cm_lending_wait(CM_SIGNAL_SLICE_NS))) {
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* -- taken apart ------------------------------------------------------------------- */
 
 /* What a generation leaves behind, taken out of the state before the GIL is released so
@@ -205,7 +217,6 @@ detached_create(const cm_state *state)
 static void
 collect(cm_state *state, detached_state *out)
 {
-    out->pool_count = cm_lending_end(out->pools);
     out->runtime = state->runtime;
     out->registry = state->registry;
     out->engine = state->engine;
@@ -334,7 +345,7 @@ wait_until_unused(cm_state *state)
     if (state->runtime == NULL) {
         return 0;
     }
-    if (check_unused(state) < 0 || wait_for_work(state) < 0) {
+    if (check_unused(state) < 0 || wait_for_work(state) < 0 || wait_for_callers() < 0) {
         return -1;
     }
     cm_state_drop_deferred(state); /* what the work has left */
@@ -356,14 +367,18 @@ shut_down(cm_state *state, bool reset_devices)
     if (state->engine == NULL) {
         return 0; /* after the atexit handler: the system frees the rest */
     }
-    int ready = wait_until_unused(state);
-    if (ready <= 0) {
-        return ready;
-    }
-    detached_state *old = detached_create(state);
-    if (old == NULL) {
-        return -1;
-    }
+    detached_state *old = NULL;
+    do {
+        free(old);
+        int ready = wait_until_unused(state);
+        if (ready <= 0) {
+            return ready;
+        }
+        old = detached_create(state);
+        if (old == NULL) {
+            return -1;
+        }
+    } while (!cm_lending_try_end(old->pools, &old->pool_count));
     collect(state, old);
     cm_status status = dismantle(state, old, reset_devices);
     free(old);

@@ -7,7 +7,11 @@
 #include "base/backoff.h"
 #include "python/core/errors.h"
 
-enum { USES_MAX = 4 }; /* streams that are told apart; more turn into a fence */
+enum {
+    USES_MAX = 4,         /* streams that are told apart; more turn into a fence */
+    CLOSED = 1 << 30,     /* so many callers or more: nobody is let in */
+    GRACE_NS = 100 * 1000 /* a call that does not wait takes less */
+};
 
 typedef struct loan {
     cm_pool *pool; /* kept by the block */
@@ -19,13 +23,13 @@ typedef struct loan {
 
 /* The one of the process: what others call gets no argument of ours. */
 static struct lending {
-    cm_runtime *_Atomic rt; /* NULL: closed */
-    atomic_uint callers;    /* who may be using it */
+    cm_runtime *_Atomic rt;
+    atomic_int callers; /* who may be using it */
     atomic_bool leaks;
     cm_spin_lock lock;              /* pools, and what is noted in loans */
     cm_pool *pools[CM_MAX_DEVICES]; /* held; NULL: none is lent */
     cm_address_map loans;
-} lending;
+} lending = {.callers = CLOSED};
 
 static void
 leave(void)
@@ -37,9 +41,9 @@ leave(void)
 static cm_runtime *
 enter(void)
 {
-    (void)atomic_fetch_add(&lending.callers, 1);
+    bool is_closed = atomic_fetch_add(&lending.callers, 1) >= CLOSED;
     cm_runtime *rt = atomic_load(&lending.rt);
-    if (rt == NULL || cm_runtime_is_forked(rt)) {
+    if (is_closed || cm_runtime_is_forked(rt)) {
         leave();
         return NULL;
     }
@@ -215,6 +219,7 @@ cm_lend_pool(PyObject *module, PyObject *op)
     if (cm_is_ok(status)) {
         cm_pool *old = exchange_pool(device, cm_pool_hold(pool));
         atomic_store(&lending.rt, cm_state_runtime(state));
+        (void)atomic_fetch_and(&lending.callers, ~CLOSED);
         if (old != NULL) {
             cm_pool_let_go(state, old);
         }
@@ -234,19 +239,31 @@ forsake(cm_pool *pool)
     budget->parent = NULL;
 }
 
-size_t
-cm_lending_end(cm_pool **out)
+bool
+cm_lending_wait(uint64_t most_ns)
 {
-    size_t count = 0;
-    atomic_store(&lending.rt, NULL);
     uint64_t start = cm_now_ns();
-    while (atomic_load(&lending.callers) > 0) {
-        cm_nap_after(cm_now_ns() - start);
+    uint64_t elapsed = 0;
+    while (atomic_load(&lending.callers) % CLOSED > 0 && elapsed < most_ns) {
+        cm_nap_after(elapsed);
+        elapsed = cm_now_ns() - start;
+    }
+    return elapsed < most_ns;
+}
+
+bool
+cm_lending_try_end(cm_pool **out, size_t *count)
+{
+    int callers = 0;
+    if (!cm_lending_wait(GRACE_NS)
+        || (!atomic_compare_exchange_strong(&lending.callers, &callers, CLOSED)
+            && callers < CLOSED)) {
+        return false;
     }
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         cm_pool *old = exchange_pool(device, NULL);
         if (old != NULL) {
-            out[count++] = old;
+            out[(*count)++] = old;
         }
     }
     for (uint64_t i = 0; i < lending.loans.room; i++) {
@@ -257,7 +274,7 @@ cm_lending_end(cm_pool **out)
         }
     }
     cm_address_map_fini(&lending.loans);
-    return count;
+    return true;
 }
 
 void

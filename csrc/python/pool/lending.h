@@ -11,10 +11,13 @@
 /* For cumem/integrations. */
 PyObject *cm_lend_pool(PyObject *module, PyObject *pool);
 
+/* Until nobody is in here, who may wait for the device, but not for the GIL. False: not
+ * within `most_ns`. */
+bool cm_lending_wait(uint64_t most_ns);
 /* Nothing is lent or taken back until something is lent anew; blocks on loan keep their
  * pools for ever. What was lent, held, moves to `out`, which has room for that of all
- * devices. Returns how many. Blocks while others are in here, who do not need the GIL. */
-size_t cm_lending_end(cm_pool **out);
+ * devices, and is counted. False: somebody is in here, and nothing has changed. */
+bool cm_lending_try_end(cm_pool **out, size_t *count);
 /* At exit: what comes back is leaked, as the driver may be gone. */
 void cm_lending_leak(void);
 
