@@ -320,6 +320,51 @@ def test_closed_pool_keeps_what_is_on_loan(runtime) -> None:
         _core._lend(3)  # type: ignore[arg-type]
 
 
+def closed_pools() -> list[cumem.PoolStats]:
+    return [pool for pool in cumem.stats().pools if pool.name == "closed pool"]
+
+
+def test_closed_pool_that_serves_is_listed_and_trimmed(runtime) -> None:
+    one, other = cumem.Pool("device"), cumem.Pool("device")
+    _core._lend(one)
+    addresses = [address_of(4 * MIB), address_of(4 * MIB)]
+    _core._lend(other)
+    addresses.append(address_of(4 * MIB))
+    one.close()
+    other.close()
+    give(addresses.pop())
+    give(addresses.pop())
+    on_loan, lent = closed_pools()
+    assert (on_loan.live_count, on_loan.cached_nbytes >= 4 * MIB) == (1, True)
+    assert (lent.live_count, lent.cached_nbytes >= 4 * MIB) == (0, True)
+    cumem.Device(0).synchronize()
+    assert cumem.trim("device") >= 8 * MIB
+    assert [pool.cached_nbytes for pool in closed_pools()] == [0, 0]
+    give(addresses.pop())
+    (left,) = closed_pools()
+    assert left.reserved_nbytes == 0
+    _core._lend(cumem.default_pool("device"))
+    assert closed_pools() == []
+
+
+def test_closed_pools_that_serve_let_in_a_device_that_is_used_later(emulated) -> None:
+    one, other = cumem.Pool("device"), cumem.Pool("device")
+    testing.plan_fault(None, 0)
+    _core._lend(one)
+    addresses = [address_of(4 * MIB)]
+    _core._lend(other)
+    addresses.append(address_of(4 * MIB))
+    one.close()
+    other.close()
+    own = testing.fault_count("address_set_access")
+    stream = cumem.Stream(device=1)
+    assert own > 0
+    assert testing.fault_count("address_set_access") == 2 * own
+    for address in addresses:
+        give(address)
+    del stream
+
+
 def test_threads_never_share_a_block(runtime) -> None:
     streams = [cumem.Stream() for _ in range(3)]
     handles = [None, *map(handle, streams)]
@@ -392,6 +437,8 @@ def test_what_is_on_loan_at_shutdown_counts_no_longer_whoever_lent_it(emulated) 
     assert cached.closed
     for late in (address, other):
         give(late)
+    cumem.default_pool("device")
+    assert [pool.name for pool in cumem.stats().pools] == ["default"]
     with cumem.limit("device", 2 * MIB):
         _core._lend(cumem.default_pool("device"))
         again = address_of(MIB)

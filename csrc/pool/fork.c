@@ -5,8 +5,8 @@
  * parent's huge pages over it (docs/decisions/0014). Where the copy finds no room the
  * child may not touch the memory at all: wrong bytes would be worse.
  * Locks: from before a fork to after it the forking thread holds that of the list, then
- * those of all pools, so that a child finds each free and what it guards in order: the
- * one place that holds several. */
+ * those of all pools, so that a child finds each free and what it guards in order: this
+ * file alone holds several. */
 #include <sys/mman.h>
 
 #include "base/checked_math.h"
@@ -30,6 +30,27 @@ the_list(void)
 {
     static fork_list list = {.pools = {&list.pools, &list.pools}};
     return &list;
+}
+
+cm_pool *
+cm_pool_find_next(const cm_runtime *rt, const cm_pool *after)
+{
+    fork_list *list = the_list();
+    cm_pool *found = NULL;
+    cm_spin_lock_take(&list->lock);
+    const cm_list *n = after == NULL ? &list->pools : &after->fork_node;
+    while (found == NULL && (n = n->next) != &list->pools) {
+        cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
+        cm_spin_lock_take(&pool->lock);
+        bool ends = atomic_load(&pool->holds) == 0 && pool->counters.live_count == 0;
+        if (pool->rt == rt && !ends) {
+            atomic_fetch_add(&pool->holds, 1);
+            found = pool;
+        }
+        cm_spin_lock_give(&pool->lock);
+    }
+    cm_spin_lock_give(&list->lock);
+    return found;
 }
 
 /* -- before ----------------------------------------------------------------------------- */

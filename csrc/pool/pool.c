@@ -545,6 +545,12 @@ cm_pool_get_config(const cm_pool *pool)
     return &pool->config;
 }
 
+void
+cm_pool_set_number(cm_pool *pool, uint64_t number)
+{
+    pool->config.number = number;
+}
+
 /* -- checking --------------------------------------------------------------------------- */
 
 static bool

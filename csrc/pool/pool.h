@@ -35,6 +35,7 @@ typedef struct cm_pool_config {
     cm_budget *budget;
     uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
     uint64_t serial;       /* the caller's, never used again, as an address is */
+    uint64_t number;       /* the caller's: what it is told as */
 } cm_pool_config;
 
 /* What a user of the pool holds. Read-only for callers. */
@@ -196,6 +197,37 @@ CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
                                     const cm_wait_hooks *hooks,
                                     uint64_t *released_nbytes);
 
+/* All pools of a runtime that anyone holds or that keep a live block, in the order in
+ * which they were made: the one `after` (NULL: the first), held, for which `after` is
+ * let go of. NULL: that was the last. */
+cm_pool *cm_pool_next(const cm_runtime *rt, cm_pool *after);
+
+/* Live blocks keep it for ever, also without its runtime: it is listed no more and
+ * counts against its own limit alone. By the only user that is left; again does
+ * nothing. */
+void cm_pool_forsake(cm_pool *pool);
+
+/* A request to many pools to give memory back, and what became of it. */
+typedef struct cm_trim_request {
+    cm_kind kind;         /* which pools; CM_KIND_PAGEABLE: of any kind */
+    int device;           /* < 0: of any */
+    const cm_pool *only;  /* NULL: any */
+    const cm_pool *other; /* NULL, or of which the others are meant: see below */
+    uint64_t keep_nbytes; /* of all together; lowered by what each has kept */
+    uint64_t released_nbytes;
+    int count;         /* of pools */
+    cm_status refused; /* the first failure */
+} cm_trim_request;
+
+/* Trim the pools that are asked, as cm_pool_trim() does. Fails: CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_pools_trim(const cm_runtime *rt, cm_trim_request *r,
+                                     const cm_wait_hooks *hooks);
+/* The same of the others that take memory from where `pool` does or count against the
+ * same limit, after it answered `status`; of none where a limit of its own is met. */
+CM_NODISCARD cm_status cm_pool_trim_others(cm_pool *pool, cm_status status,
+                                           const cm_wait_hooks *hooks,
+                                           cm_trim_request *r);
+
 /* The config's idle_trim_ns from now on; 0: never. Callers keep each other and those of
  * cm_pool_get_config() out. Does nothing in a forked child. */
 void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
@@ -239,6 +271,7 @@ typedef struct cm_block_row {
 CM_NODISCARD cm_status cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count);
 
 const cm_pool_config *cm_pool_get_config(const cm_pool *pool);
+void cm_pool_set_number(cm_pool *pool, uint64_t number);
 
 /* True when the invariants in private.h hold; tests and debug builds. */
 bool cm_pool_check(cm_pool *pool);

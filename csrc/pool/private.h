@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pool's insides, shared by its files: pool.c, in_flight.c (when freed memory is
  * idle, and waiting for that), grow.c (more memory, and less), fork.c (forked
- * children). Nobody else includes this.
+ * children), pools.c (all of them). Nobody else includes this.
  * Locks: `lock` guards heap, lists, slots and counters, for list work only. `growing` and
  * `polling` are turns at what one thread alone may do, the grower and the poller, who
  * keep them over runtime calls and take `lock` within; no thread has both. */
@@ -258,3 +258,5 @@ void cm_pool_trim_idle(cm_pool *pool);
  * blocks that are page-locked; and no longer. Without the lock. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
+/* As cm_pool_next(), but for letting go of `after`. Without the lock. */
+cm_pool *cm_pool_find_next(const cm_runtime *rt, const cm_pool *after);

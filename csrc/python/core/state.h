@@ -24,6 +24,11 @@ enum {
     CM_STAGING_POOLS = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
     CM_DEFAULT_POOL_COUNT = CM_STAGING_POOLS + 1 + CM_MAX_DEVICES,
 };
+/* Of a pool that is not the n-th that a user made: the default one of its kind, one
+ * that copies go through, and one whose object is closed. */
+#define CM_NUMBER_DEFAULT 0
+#define CM_NUMBER_STAGING (UINT64_MAX - 1)
+#define CM_NUMBER_CLOSED UINT64_MAX
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
@@ -109,7 +114,6 @@ typedef struct cm_state {
     cm_limits limits;                      /* outlives every pool */
     uint64_t pool_count;                   /* so many Pools were made: names them */
     uint64_t pool_serial;                  /* of the last pool, default ones too */
-    bool pools_were_dropped; /* perhaps a live block's pool has no Pool object now */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */
     cm_inline_list free_inline[CM_KIND_COUNT];
     cm_file_faults file_faults; /* cumem/_testing.py's */

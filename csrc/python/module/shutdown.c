@@ -133,8 +133,8 @@ wait_for_work(cm_state *state)
     result = result == 0 ? wait_for_uses(state) : result;
     result = result == 0 ? wait_for_exports(state) : result;
     /* What is freed stays cached for now: pools are only waited for. */
-    cm_pools_trim_request r = {.wait = true, .keep_nbytes = INT64_MAX};
-    result = result == 0 ? cm_pools_trim(state, &r) : result;
+    cm_trim_request r = {.device = -1, .keep_nbytes = INT64_MAX};
+    result = result == 0 ? cm_state_trim(state, &r, true) : result;
     cm_state_leave(state);
     return result;
 }

@@ -86,31 +86,6 @@ try_again(attempt *self)
     return !is_shortage(status);
 }
 
-/* Do two pools take memory from the same place, or count against the same limit? */
-static bool
-shares_memory(const cm_pool_config *a, const cm_pool_config *b)
-{
-    if (cm_kind_is_page_locked(a->kind) || cm_kind_is_page_locked(b->kind)) {
-        return cm_kind_is_page_locked(a->kind) && cm_kind_is_page_locked(b->kind);
-    }
-    return a->device == b->device;
-}
-
-/* Is it the pool's own limit that is met? What other pools give back is no use then. */
-static bool
-is_own_limit(const attempt *self)
-{
-    return self->status.code == CM_ELIMIT
-           && cm_budget_left(cm_pool_get_config(self->pool)->budget) < self->status.arg;
-}
-
-static bool
-is_other(const cm_pools_trim_request *r, const cm_pool *pool)
-{
-    return pool != r->pool
-           && shares_memory(cm_pool_get_config(pool), cm_pool_get_config(r->pool));
-}
-
 /* An Exception of a callback must not hide that memory is short; what is none (Ctrl-C)
  * must not be lost. */
 static int
@@ -155,8 +130,12 @@ cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
 static int
 run_steps(attempt *self)
 {
-    cm_pools_trim_request r = {.wants = is_other, .pool = self->pool, .wait = true};
-    if (!is_own_limit(self) && cm_pools_trim(self->state, &r) < 0) {
+    cm_trim_request r = {0};
+    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
+    cm_status status = cm_pool_trim_others(self->pool, self->status, &hooks, &r);
+    PyEval_RestoreThread(waiter.thread);
+    if (!cm_is_ok(status)) {
         return -1;
     }
     if (r.released_nbytes > 0 && try_again(self)) {

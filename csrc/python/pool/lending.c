@@ -228,17 +228,6 @@ cm_lend_pool(PyObject *module, PyObject *op)
     return cm_py_answer(state, status, "while lending a pool", Py_NewRef(Py_None));
 }
 
-/* It is kept for ever by what is on loan, and counts against its own limit alone. */
-static void
-forsake(cm_pool *pool)
-{
-    cm_budget *budget = cm_pool_get_config(pool)->budget;
-    cm_pool_counters counters;
-    cm_pool_read(pool, &counters);
-    cm_budget_refund(budget->parent, counters.reserved_nbytes);
-    budget->parent = NULL;
-}
-
 bool
 cm_lending_wait(uint64_t most_ns)
 {
@@ -269,7 +258,7 @@ cm_lending_try_end(cm_pool **out, size_t *count)
     for (uint64_t i = 0; i < lending.loans.room; i++) {
         loan *ended = lending.loans.entries[i].value;
         if (ended != NULL) {
-            forsake(ended->pool);
+            cm_pool_forsake(ended->pool);
             end_loan(ended);
         }
     }

@@ -3,8 +3,6 @@
  * all of them. */
 #include "python/pool/pool_object.h"
 
-#include <stdlib.h>
-
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -14,7 +12,7 @@
 /* -- one ---------------------------------------------------------------------------- */
 
 PyObject *
-cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
+cm_pool_object_new(cm_state *state, cm_pool *pool)
 {
     if (state->pool_type == NULL) { /* it is told of as it is made */
         PyObject *pools = cm_package_load("pools");
@@ -33,7 +31,6 @@ cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number)
     self->config = *cm_pool_get_config(pool);
     self->config.budget = NULL;
     self->generation = state->generation;
-    self->number = number;
     cm_list_init(&self->node);
     cm_list_push_back(&state->pool_objects, &self->node);
     return op;
@@ -91,7 +88,9 @@ cm_pool_object_close(cm_pool_object *self)
     if (pool != NULL) {
         self->pool = NULL;
         cm_list_remove(&self->node);
-        self->state->pools_were_dropped = true;
+        if (self->config.number != CM_NUMBER_DEFAULT) {
+            cm_pool_set_number(pool, CM_NUMBER_CLOSED);
+        }
         cm_pool_let_go(self->state, pool);
     }
 }
@@ -107,7 +106,6 @@ cm_pool_objects_collect(cm_state *state, cm_pool **out)
         out[count++] = self->pool;
         self->pool = NULL;
     }
-    state->pools_were_dropped = false;
     return count;
 }
 
@@ -125,73 +123,6 @@ cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out)
     }
     *out = (cm_pool_object *)(void *)object;
     return 0;
-}
-
-/* -- all of them -------------------------------------------------------------------- */
-
-static bool
-has(const cm_pool_entry *entries, size_t count, const cm_pool *pool)
-{
-    while (count > 0 && entries[count - 1].pool != pool) { /* the last is likeliest */
-        count--;
-    }
-    return count > 0;
-}
-
-/* Default pools, those of objects in the order in which they were made, and those that
- * were closed or dropped and still keep a live block. */
-int
-cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count)
-{
-    bool looks = state->pools_were_dropped;
-    size_t most = CM_DEFAULT_POOL_COUNT + cm_list_count(&state->pool_objects)
-                  + (looks ? cm_list_count(&state->storages) : 0);
-    cm_pool_entry *entries = malloc(most * sizeof(*entries));
-    if (entries == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    size_t found = 0;
-    for (int i = 0; i < CM_DEFAULT_POOL_COUNT; i++) {
-        if (state->pools[i] != NULL) {
-            entries[found++] =
-                (cm_pool_entry){cm_pool_hold(state->pools[i]),
-                                i < CM_STAGING_POOLS ? 0 : UINT64_MAX - 1};
-        }
-    }
-    const cm_list *objects = &state->pool_objects;
-    for (const cm_list *n = objects->next; n != objects; n = n->next) {
-        const cm_pool_object *object = CM_LIST_ENTRY(n, cm_pool_object, node);
-        if (object->number != 0) {
-            entries[found++] =
-                (cm_pool_entry){cm_pool_hold(object->pool), object->number};
-        }
-    }
-    size_t known = found;
-    const cm_list *storages = &state->storages;
-    for (const cm_list *n = storages->next; looks && n != storages; n = n->next) {
-        cm_pool *pool = CM_LIST_ENTRY(n, cm_storage, node)->pool;
-        if (pool != NULL && !has(entries, found, pool)) {
-            entries[found++] = (cm_pool_entry){cm_pool_hold(pool), UINT64_MAX};
-        }
-    }
-    state->pools_were_dropped = found > known;
-    cm_state_enter(state);
-    *out = entries;
-    *count = found;
-    return 0;
-}
-
-void
-cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count)
-{
-    Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; i < count; i++) {
-        cm_pool_release(entries[i].pool);
-    }
-    Py_END_ALLOW_THREADS
-    free(entries);
-    cm_state_leave(state);
 }
 
 /* -- the one that serves a request --------------------------------------------------- */
@@ -249,38 +180,16 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
 }
 
 int
-cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
+cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
 {
-    cm_pool_entry *entries;
-    size_t count;
-    if (cm_pools_take_all(state, &entries, &count) < 0) {
-        return -1;
-    }
-    bool cancelled = false;
+    const cm_runtime *rt = state->runtime;
+    cm_state_enter(state);
     cm_pool_waiter waiter = {state, PyEval_SaveThread()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    for (size_t i = 0; i < count && !cancelled; i++) {
-        cm_pool *pool = entries[i].pool;
-        if (r->wants != NULL && !r->wants(r, pool)) {
-            continue;
-        }
-        uint64_t released = 0;
-        cm_status status =
-            cm_pool_trim(pool, r->keep_nbytes, r->wait ? &hooks : NULL, &released);
-        cancelled = status.code == CM_ECANCELLED;
-        r->refused = cm_first_failure(r->refused, status);
-        r->released_nbytes += released;
-        r->count++;
-        if (r->keep_nbytes > 0) {
-            cm_pool_counters counters;
-            cm_pool_read(pool, &counters);
-            uint64_t kept = counters.cached_nbytes;
-            r->keep_nbytes = kept < r->keep_nbytes ? r->keep_nbytes - kept : 0;
-        }
-    }
+    cm_status status = cm_pools_trim(rt, r, wait ? &hooks : NULL);
     PyEval_RestoreThread(waiter.thread);
-    cm_pools_give_all(state, entries, count);
-    return cancelled ? -1 : 0; /* with the exception of a signal's handler */
+    cm_state_leave(state);
+    return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal's handler */
 }
 
 /* -- peers: a device that has got a context reaches the memory of all pools ------------- */
@@ -288,22 +197,17 @@ cm_pools_trim(cm_state *state, cm_pools_trim_request *r)
 void
 cm_pools_admit_peers(cm_state *state)
 {
-    cm_pool_entry *entries;
-    size_t count;
-    state->context_count = atomic_load(&state->runtime->context_count);
-    if (state->runtime->device_count < 2) {
-        return;
-    }
-    if (cm_pools_take_all(state, &entries, &count) < 0) {
-        PyErr_WriteUnraisable(NULL);
-        return;
-    }
+    const cm_runtime *rt = state->runtime;
+    state->context_count = atomic_load(&rt->context_count);
     cm_status first = cm_ok();
+    cm_pool *pool = NULL;
+    if (rt->device_count < 2) {
+        return;
+    }
     Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; i < count; i++) {
-        first = cm_first_failure(first, cm_pool_admit_peers(entries[i].pool));
+    while ((pool = cm_pool_next(rt, pool)) != NULL) {
+        first = cm_first_failure(first, cm_pool_admit_peers(pool));
     }
     Py_END_ALLOW_THREADS
-    cm_pools_give_all(state, entries, count);
     cm_py_report(state, first, NULL); /* the call that noticed is about another thing */
 }

@@ -11,7 +11,6 @@ typedef struct cm_pool_object {
     cm_list node;          /* in state->pool_objects while open */
     cm_pool_config config; /* what is told after close() too; its budget is not used */
     uint64_t generation;
-    uint64_t number; /* the n-th that a user made; 0: the default pool of its kind */
     PyObject *weakrefs;
 } cm_pool_object;
 
@@ -21,7 +20,7 @@ extern PyMethodDef cm_numpy_memory_methods[]; /* numpy_memory.c's, for the packa
 int cm_register_pool_type(PyObject *module, cm_state *state);
 
 /* A new Pool around `pool`, which it holds. NULL with an exception. */
-PyObject *cm_pool_object_new(cm_state *state, cm_pool *pool, uint64_t number);
+PyObject *cm_pool_object_new(cm_state *state, cm_pool *pool);
 /* Its pool, held on loan while the GIL may be released; NULL with ValueError. */
 cm_pool *cm_pool_object_take(PyObject *op);
 void cm_pool_object_give(PyObject *op, cm_pool *pool); /* NULL: does nothing */
@@ -48,35 +47,9 @@ cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
 cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
                               int device);
 
-/* One of all pools. */
-typedef struct cm_pool_entry {
-    cm_pool *pool;   /* held */
-    uint64_t number; /* as in cm_pool_object; UINT64_MAX: only live blocks keep it, one
-                        less: copies go through it */
-} cm_pool_entry;
-
-/* Every pool that has an object, is a default one or keeps a live block. *out is the
- * caller's until cm_pools_give_all(). 0, or -1 with MemoryError. */
-int cm_pools_take_all(cm_state *state, cm_pool_entry **out, size_t *count);
-void cm_pools_give_all(cm_state *state, cm_pool_entry *entries, size_t count);
-
-/* A request to give memory back, and what became of it. */
-typedef struct cm_pools_trim_request {
-    bool (*wants)(const struct cm_pools_trim_request *r, const cm_pool *pool); /* NULL:
-                                                                                  all */
-    cm_kind kind; /* for `wants`, as are the next two */
-    int device;
-    const cm_pool *pool;
-    uint64_t keep_nbytes; /* of all pools together; lowered by what each has kept */
-    bool wait;            /* for work on freed memory first */
-    uint64_t released_nbytes;
-    int count;         /* of pools */
-    cm_status refused; /* the first failure */
-} cm_pools_trim_request;
-
-/* Trim the pools that it wants. 0, or -1 with MemoryError or the exception of a
- * signal's handler. */
-int cm_pools_trim(cm_state *state, cm_pools_trim_request *r);
+/* cm_pools_trim(); with `wait` for work on freed memory first. 0, or -1 with the
+ * exception of a signal's handler. */
+int cm_state_trim(cm_state *state, cm_trim_request *r, bool wait);
 
 /* Open all pools' memory to the devices that have got a context. Keeps no exception: a
  * failure goes to the unraisable hook. */

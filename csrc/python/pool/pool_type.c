@@ -3,6 +3,7 @@
  * the module's functions about pools. */
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
@@ -18,7 +19,7 @@
 /* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
  * those since the last call with it. */
 static PyObject *
-describe(cm_pool *pool, uint64_t number, bool window)
+describe(cm_pool *pool, bool window)
 {
     const cm_pool_config *config = cm_pool_get_config(pool);
     cm_pool_counters counters;
@@ -30,7 +31,7 @@ describe(cm_pool *pool, uint64_t number, bool window)
 #undef COUNTER_VALUE
 #undef COUNTER_FORMAT
     PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
-    return Py_BuildValue("(KIsiNN)", (unsigned long long)number, config->flags,
+    return Py_BuildValue("(KIsiNN)", (unsigned long long)config->number, config->flags,
                          cm_kinds[config->kind].text, config->device, limit, dict);
 }
 
@@ -84,13 +85,14 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     if (runtime == NULL) {
         return NULL;
     }
+    config.number = ++state->pool_count;
     cm_pool *pool = NULL;
     cm_status status = cm_pool_create(runtime, &config, &pool);
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while making a pool");
     }
     atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
-    PyObject *self = cm_pool_object_new(state, pool, ++state->pool_count);
+    PyObject *self = cm_pool_object_new(state, pool);
     cm_pool_release(pool); /* the object holds it; without one it was never used */
     return self;
 }
@@ -174,7 +176,7 @@ pool_read(PyObject *op, PyObject *blocks)
     }
     PyObject *answer = blocks == Py_None   ? Py_NewRef(blocks)
                        : blocks == Py_True ? list_blocks(self->state, pool)
-                                           : describe(pool, self->number, false);
+                                           : describe(pool, false);
     cm_pool_object_give(op, pool);
     return answer;
 }
@@ -235,7 +237,7 @@ pool_get_config(PyObject *op, void *Py_UNUSED(closure))
         cm_device_object_new(self->state, config->device), config->flags,
         config->numa_node, PyBool_FromLong(config->segments == CM_SEGMENTS_PLAIN),
         (unsigned long long)config->idle_trim_ns, PyBool_FromLong(self->pool == NULL),
-        (unsigned long long)self->number);
+        (unsigned long long)config->number);
 }
 
 static PyObject *
@@ -343,7 +345,7 @@ find_default(cm_state *state, cm_kind kind, int device)
     PyObject *op = key == NULL ? NULL : PyDict_GetItemWithError(pools, key);
     Py_XINCREF(op);
     if (key != NULL && op == NULL && !PyErr_Occurred()) {
-        op = cm_pool_object_new(state, pool, 0);
+        op = cm_pool_object_new(state, pool);
         if (op != NULL && PyDict_SetItem(pools, key, op) < 0) {
             Py_CLEAR(op);
         }
@@ -370,20 +372,11 @@ default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     return find_default(state, kind, device);
 }
 
-static bool
-is_asked_for(const cm_pools_trim_request *r, const cm_pool *pool)
-{
-    const cm_pool_config *config = cm_pool_get_config(pool);
-    return (r->pool == NULL || r->pool == pool)
-           && (cm_kind_is_pageable(r->kind) || r->kind == config->kind)
-           && (r->device < 0 || r->device == config->device);
-}
-
 static PyObject *
 trim(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
-    cm_pools_trim_request r = {.wants = is_asked_for, .kind = CM_KIND_PAGEABLE};
+    cm_trim_request r = {.kind = CM_KIND_PAGEABLE};
     PyObject *object;
     PyObject *kind;
     unsigned long long keep;
@@ -401,35 +394,53 @@ trim(PyObject *module, PyObject *args)
     if (self == NULL ? cm_state_runtime(state) == NULL : pool == NULL) {
         return NULL; /* these also let go of what is done */
     }
-    r.pool = pool;
+    r.only = pool;
     r.keep_nbytes = keep;
-    r.wait = wait != 0;
-    int result = cm_pools_trim(state, &r);
+    int result = cm_state_trim(state, &r, wait != 0);
     cm_pool_object_give(object, pool);
     return result < 0 ? NULL
                       : cm_py_answer(state, r.refused, "while trimming the pools",
                                      PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
+/* All are held until the end: the last to let go of one may wait, without the GIL. */
 static PyObject *
 pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     cm_state *state = cm_state_of_module(module);
     bool window = nargs > 0 && args[0] == Py_True;
-    cm_pool_entry *entries;
-    size_t count;
-    if (cm_pools_take_all(state, &entries, &count) < 0) {
-        return NULL;
-    }
+    cm_pool **held = NULL;
+    uint32_t count = 0;
+    uint32_t room = 0;
+    bool fits = true;
+    cm_pool *pool = NULL;
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < count; i++) {
-        cm_pool *pool = entries[i].pool;
-        cm_append(&list,
-                  Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)pool,
-                                (unsigned long long)cm_pool_get_config(pool)->serial,
-                                describe(pool, entries[i].number, window)));
+    cm_state_enter(state);
+    while (fits && (pool = cm_pool_next(state->runtime, pool)) != NULL) {
+        room = cm_array_reserve(&held, sizeof(*held), NULL, count, room);
+        fits = room > 0;
+        if (fits) {
+            held[count++] = cm_pool_hold(pool);
+            cm_append(&list, Py_BuildValue(
+                                 "(KKN)", (unsigned long long)(uintptr_t)pool,
+                                 (unsigned long long)cm_pool_get_config(pool)->serial,
+                                 describe(pool, window)));
+        }
     }
-    cm_pools_give_all(state, entries, count);
+    Py_BEGIN_ALLOW_THREADS
+    while (count > 0) {
+        cm_pool_release(held[--count]);
+    }
+    if (pool != NULL) {
+        cm_pool_release(pool);
+    }
+    Py_END_ALLOW_THREADS
+    free(held);
+    cm_state_leave(state);
+    if (!fits) {
+        Py_CLEAR(list);
+        PyErr_NoMemory();
+    }
     return list;
 }
 
