@@ -246,6 +246,26 @@ def test_capturing_stream_gets_segments_and_nothing_is_waited_for(emulated) -> N
         give(segment)
 
 
+@pytest.mark.parametrize("ask", [lend, lend_segment])
+def test_capturing_stream_gets_what_others_cache_and_waits_for_none(
+    emulated, ask
+) -> None:
+    one, busy, done = cumem.Stream(), cumem.Stream(), cumem.Stream()
+    pools = [cumem.Pool("device") for _ in range(2)]
+    late, idle = pools[0].allocate(4 * MIB, busy), pools[1].allocate(4 * MIB, done)
+    with cumem.limit("device", 8 * MIB), lent_pool():
+        session.shut(busy)
+        late.fill(1, stream=busy)
+        del late, idle
+        testing.set_capturing(one, True)
+        address = ask(4 * MIB, 0, handle(one))
+        assert address is not None
+        assert ask(4 * MIB, 0, handle(one)) is None  # and returns
+        testing.set_capturing(one, False)
+        testing.gate_open(busy)
+        give(address)
+
+
 def test_limit_is_an_answer_of_null(pool) -> None:
     pool.limit = 8 * MIB
     first = address_of(6 * MIB)
@@ -255,6 +275,27 @@ def test_limit_is_an_answer_of_null(pool) -> None:
     give(first)
     second = address_of(8 * MIB)
     give(second)
+
+
+@pytest.mark.parametrize("ask", [lend, lend_segment])
+def test_others_give_back_what_they_cache_before_null_is_answered(runtime, ask) -> None:
+    turned = cumem.empty_device((1500, 1600), "f4")
+    cumem.copy(turned, np.ones((1600, 1500), "f4").T)
+    other = cumem.Pool("device")
+    other.allocate(8 * MIB)
+    pools = [pool for pool in cumem.stats().pools if pool.kind == "device"]
+    staging = sum(pool.cached_nbytes for pool in pools if pool.is_staging)
+    room = staging + other.stats().cached_nbytes
+    assert staging > 0
+    held = sum(pool.reserved_nbytes for pool in pools)
+    with cumem.limit("device", held), lent_pool(limit=2 * MIB) as pool:
+        assert ask(4 * MIB, 0, None) is None  # a limit of its own: others cannot help
+        assert sum(pool.reserved_nbytes for pool in cumem.stats().pools) >= held
+        pool.limit = None
+        address = ask(room, 0, None)
+        assert address is not None
+        assert ask(MIB, 0, None) is None
+        give(address)
 
 
 def test_freed_memory_is_waited_for_before_null_is_answered(emulated) -> None:
