@@ -33,21 +33,21 @@ the_list(void)
 }
 
 cm_pool *
-cm_pool_find_next(const cm_runtime *rt, const cm_pool *after)
+cm_pool_after(const cm_runtime *rt, const cm_pool *pool)
 {
     fork_list *list = the_list();
+    const cm_list *n = pool == NULL ? &list->pools : &pool->fork_node;
     cm_pool *found = NULL;
     cm_spin_lock_take(&list->lock);
-    const cm_list *n = after == NULL ? &list->pools : &after->fork_node;
     while (found == NULL && (n = n->next) != &list->pools) {
-        cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
-        cm_spin_lock_take(&pool->lock);
-        bool ends = atomic_load(&pool->holds) == 0 && pool->counters.live_count == 0;
-        if (pool->rt == rt && !ends) {
-            atomic_fetch_add(&pool->holds, 1);
-            found = pool;
+        cm_pool *next = CM_LIST_ENTRY(n, cm_pool, fork_node);
+        cm_spin_lock_take(&next->lock);
+        bool ends = atomic_load(&next->holds) == 0 && next->counters.live_count == 0;
+        if (next->rt == rt && !ends) {
+            (void)atomic_fetch_add(&next->holds, 1);
+            found = next;
         }
-        cm_spin_lock_give(&pool->lock);
+        cm_spin_lock_give(&next->lock);
     }
     cm_spin_lock_give(&list->lock);
     return found;

@@ -287,15 +287,34 @@ find_asked(cm_pool *pool, uint32_t i, bool can_fence)
     return i;
 }
 
+/* Nobody has a context there: nothing runs, and to be asked more would make one. */
+static bool
+is_unused(cm_pool *pool, int device)
+{
+    bool active = true; /* one that cannot be asked about counts as in use */
+    if (!cm_device_was_entered(pool->rt, device)) {
+        cm_ignore(cm_rt_context_is_active(pool->rt, device, &active));
+    }
+    return !active;
+}
+
 /* Ask of all whether their work has ended. By the poller. Fails: the first failure. */
 static cm_status
 poll_slots(cm_pool *pool, bool can_fence)
 {
     cm_status first = cm_ok();
     for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_EPOCHS_MAX; i++) {
-        first =
-            cm_first_failure(first, CM_IN_SCOPE(pool->rt, device_of(pool, i),
-                                                poll_slot(pool, i, can_fence, false)));
+        int device = device_of(pool, i);
+        cm_spin_lock_take(&pool->lock);
+        uint64_t epoch = pool->epochs[i].epoch;
+        pool->epochs[i].epoch += i >= CM_STREAMS_MAX;
+        cm_spin_lock_give(&pool->lock);
+        if (i >= CM_STREAMS_MAX && is_unused(pool, device)) {
+            end_epoch(pool, i, epoch);
+            continue;
+        }
+        first = cm_first_failure(
+            first, CM_IN_SCOPE(pool->rt, device, poll_slot(pool, i, can_fence, false)));
     }
     return first;
 }
@@ -411,8 +430,8 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
     flight->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
     uint64_t fences = 0; /* the devices that need one */
     if ((flags & CM_POOL_FREE_FENCE) != 0) {
-        /* Unknown workers may be on any device that this process uses. */
-        fences = cm_devices_in_use(pool->rt, true) | device_bit(pool->config.device);
+        /* Unknown workers may be on any, which is asked when the fence is taken. */
+        fences = UINT64_MAX >> (CM_MAX_DEVICES - pool->rt->device_count);
     }
     for (uint32_t i = 0; i < use_count; i++) {
         uint64_t bit = device_bit(uses[i]->device);
@@ -615,6 +634,10 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
             continue;
         }
         cm_status status = cm_ok();
+        if (is_unused(pool, d)) {
+            *idle |= device_bit(d);
+            continue;
+        }
         if (hooks->wait_device == NULL) {
             status = cm_scope_settle(
                 CM_IN_SCOPE(pool->rt, d, cm_rt_device_synchronize(pool->rt)));

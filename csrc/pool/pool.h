@@ -198,9 +198,19 @@ CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
                                     uint64_t *released_nbytes);
 
 /* All pools of a runtime that anyone holds or that keep a live block, in the order in
- * which they were made: the one `after` (NULL: the first), held, for which `after` is
- * let go of. NULL: that was the last. */
-cm_pool *cm_pool_next(const cm_runtime *rt, cm_pool *after);
+ * which they were made: the one after `pool` (held; NULL: the first), held. NULL: that
+ * was the last. */
+cm_pool *cm_pool_after(const cm_runtime *rt, const cm_pool *pool);
+/* The same, and lets go of `pool`. */
+static inline cm_pool *
+cm_pool_next(const cm_runtime *rt, cm_pool *pool)
+{
+    cm_pool *next = cm_pool_after(rt, pool);
+    if (pool != NULL) {
+        cm_pool_release(pool);
+    }
+    return next;
+}
 
 /* Live blocks keep it for ever, also without its runtime: it is listed no more and
  * counts against its own limit alone. By the only user that is left; again does

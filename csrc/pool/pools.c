@@ -2,16 +2,6 @@
 /* All pools of a runtime: one after another, and what they give back for each other. */
 #include "pool/private.h"
 
-cm_pool *
-cm_pool_next(const cm_runtime *rt, cm_pool *after)
-{
-    cm_pool *next = cm_pool_find_next(rt, after);
-    if (after != NULL) {
-        cm_pool_release(after);
-    }
-    return next;
-}
-
 void
 cm_pool_forsake(cm_pool *pool)
 {
@@ -22,24 +12,17 @@ cm_pool_forsake(cm_pool *pool)
     pool->budget.parent = NULL;
 }
 
-/* Do two pools take memory from the same place, or count against the same limit? */
 static bool
-shares_memory(const cm_pool_config *a, const cm_pool_config *b)
+is_asked(const cm_trim_request *r, const cm_pool_config *config)
 {
-    return cm_kind_is_page_locked(a->kind) || cm_kind_is_page_locked(b->kind)
-               ? cm_kind_is_page_locked(a->kind) && cm_kind_is_page_locked(b->kind)
-               : a->device == b->device;
-}
-
-static bool
-is_asked(const cm_trim_request *r, const cm_pool *pool)
-{
-    const cm_pool_config *config = &pool->config;
-    return r->other != NULL
-               ? pool != r->other && shares_memory(config, &r->other->config)
-               : (r->only == NULL || r->only == pool)
-                     && (cm_kind_is_pageable(r->kind) || r->kind == config->kind)
-                     && (r->device < 0 || r->device == config->device);
+    if (r->other != NULL) { /* from the same place, or against the same limit */
+        const cm_pool_config *own = cm_pool_get_config(r->other);
+        bool locked = cm_kind_is_page_locked(own->kind);
+        return locked == cm_kind_is_page_locked(config->kind)
+               && (locked || own->device == config->device);
+    }
+    return (cm_kind_is_pageable(r->kind) || r->kind == config->kind)
+           && (r->device < 0 || r->device == config->device);
 }
 
 cm_status
@@ -47,10 +30,12 @@ cm_pools_trim(const cm_runtime *rt, cm_trim_request *r, const cm_wait_hooks *hoo
 {
     cm_pool *pool = NULL;
     while ((pool = cm_pool_next(rt, pool)) != NULL) {
-        if (!is_asked(r, pool)) {
+        if (pool == r->other || (r->only != NULL && pool != r->only)
+            || !is_asked(r, &pool->config)) {
             continue;
         }
         uint64_t released = 0;
+        cm_pool_counters counters;
         cm_status status = cm_pool_trim(pool, r->keep_nbytes, hooks, &released);
         if (status.code == CM_ECANCELLED) {
             cm_pool_release(pool);
@@ -59,12 +44,10 @@ cm_pools_trim(const cm_runtime *rt, cm_trim_request *r, const cm_wait_hooks *hoo
         r->refused = cm_first_failure(r->refused, status);
         r->released_nbytes += released;
         r->count++;
-        if (r->keep_nbytes > 0) {
-            cm_pool_counters counters;
-            cm_pool_read(pool, &counters);
-            uint64_t kept = counters.cached_nbytes;
-            r->keep_nbytes = kept < r->keep_nbytes ? r->keep_nbytes - kept : 0;
-        }
+        cm_pool_read(pool, &counters);
+        r->keep_nbytes -= counters.cached_nbytes < r->keep_nbytes
+                              ? counters.cached_nbytes
+                              : r->keep_nbytes;
     }
     return cm_ok();
 }

@@ -258,5 +258,3 @@ void cm_pool_trim_idle(cm_pool *pool);
  * blocks that are page-locked; and no longer. Without the lock. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
-/* As cm_pool_next(), but for letting go of `after`. Without the lock. */
-cm_pool *cm_pool_find_next(const cm_runtime *rt, const cm_pool *after);

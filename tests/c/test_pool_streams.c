@@ -254,6 +254,7 @@ test_pool_fence_covers_contexts_of_others(void)
     CHECK_OK(cm_rt_context_set(rt, before));
     CHECK(!cm_device_was_entered(rt, 1));
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_is_active), 0); /* but at reuse: */
     cm_block *b = take(pool, CHUNK, NULL);
     CHECK(b->host != first);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
@@ -306,7 +307,7 @@ test_pool_takes_no_fence_while_a_capture_runs(void)
 static void
 test_pool_fence_on_an_old_driver_waits_for_the_device(void)
 {
-    cm_runtime *rt = open_emulated(12000, 1, 512 * MIB);
+    cm_runtime *rt = open_emulated(12000, 2, 512 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
     cm_block *blocks[3];
     for (int i = 0; i < 3; i++) {
@@ -331,6 +332,7 @@ test_pool_fence_on_an_old_driver_waits_for_the_device(void)
     }
     CHECK_LE(read_counters(pool).reserved_nbytes, 140 * MIB);
     CHECK_GE(cm_faults_count(rt, CM_OP_device_synchronize), 2);
+    CHECK(!cm_device_was_entered(rt, 1)); /* nobody works there */
     cm_pool_release(pool);
     close_emulated(rt);
 }

@@ -139,18 +139,6 @@ wait_for_work(cm_state *state)
     return result;
 }
 
-/* For other libraries' calls, also where no signals are seen. 0 or -1 as above. */
-static int
-wait_for_callers(void)
-{
-    while (!CM_WITHOUT_GIL(cm_lending_wait(CM_SIGNAL_SLICE_NS))) {
-        if (PyErr_CheckSignals() < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* -- taken apart ------------------------------------------------------------------- */
 
 /* What a generation leaves behind, taken out of the state before the GIL is released so
@@ -345,8 +333,13 @@ wait_until_unused(cm_state *state)
     if (state->runtime == NULL) {
         return 0;
     }
-    if (check_unused(state) < 0 || wait_for_work(state) < 0 || wait_for_callers() < 0) {
+    if (check_unused(state) < 0 || wait_for_work(state) < 0) {
         return -1;
+    }
+    while (!CM_WITHOUT_GIL(cm_lending_wait(CM_SIGNAL_SLICE_NS))) {
+        if (PyErr_CheckSignals() < 0) { /* which some threads do not see */
+            return -1;
+        }
     }
     cm_state_drop_deferred(state); /* what the work has left */
     if (state->runtime == NULL || state->engine == NULL) {

@@ -83,14 +83,12 @@ fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segm
     CM_TRY(wrap(rt, cm_pool_get_config(new->pool)->device, stream, &record));
     new->uses[new->use_count++] = record;
     cm_stream *order = is_segment ? NULL : record;
-    const cm_wait_hooks *hooks = &uninterrupted;
-    if (is_segment && !cm_is_ok(cm_stream_check_not_capturing(record))) {
-        hooks = NULL;
-    }
+    bool captures = is_segment && !cm_is_ok(cm_stream_check_not_capturing(record));
+    const cm_wait_hooks *hooks = captures ? NULL : &uninterrupted;
     cm_status status = cm_pool_alloc(new->pool, nbytes, order, hooks, &new->block);
     if (cm_pool_is_short(status)) { /* what does not run Python is tried as for ours */
         cm_trim_request r = {0};
-        bool captures = !cm_is_ok(cm_stream_check_not_capturing(record));
+        captures = !cm_is_ok(cm_stream_check_not_capturing(record));
         cm_ignore(cm_pool_trim_others(new->pool, status, captures ? NULL : hooks, &r));
         if (r.released_nbytes > 0) {
             status = cm_pool_alloc(new->pool, nbytes, order, hooks, &new->block);

@@ -412,32 +412,25 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     cm_pool **held = NULL;
     uint32_t count = 0;
     uint32_t room = 0;
-    bool fits = true;
     cm_pool *pool = NULL;
     PyObject *list = PyList_New(0);
     cm_state_enter(state);
-    while (fits && (pool = cm_pool_next(state->runtime, pool)) != NULL) {
-        room = cm_array_reserve(&held, sizeof(*held), NULL, count, room);
-        fits = room > 0;
-        if (fits) {
-            held[count++] = cm_pool_hold(pool);
-            cm_append(&list, Py_BuildValue(
-                                 "(KKN)", (unsigned long long)(uintptr_t)pool,
-                                 (unsigned long long)cm_pool_get_config(pool)->serial,
-                                 describe(pool, window)));
-        }
+    while ((room = cm_array_reserve(&held, sizeof(pool), NULL, count, room)) > 0
+           && (pool = cm_pool_after(state->runtime, pool)) != NULL) {
+        held[count++] = pool;
+        cm_append(&list,
+                  Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)pool,
+                                (unsigned long long)cm_pool_get_config(pool)->serial,
+                                describe(pool, window)));
     }
     Py_BEGIN_ALLOW_THREADS
     while (count > 0) {
         cm_pool_release(held[--count]);
     }
-    if (pool != NULL) {
-        cm_pool_release(pool);
-    }
     Py_END_ALLOW_THREADS
     free(held);
     cm_state_leave(state);
-    if (!fits) {
+    if (room == 0) {
         Py_CLEAR(list);
         PyErr_NoMemory();
     }
