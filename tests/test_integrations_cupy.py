@@ -160,6 +160,7 @@ def test_emulated_memory_is_refused(cupy) -> None:
             "pool is one of device memory",
         ),
         ({"pool": "twice"}, ValueError, "two of one device"),
+        ({"pool": "closed"}, ValueError, "pool is closed"),
         ({"pool": "pinned"}, ValueError, "not 'pinned'"),
         ({"pinned": "own"}, ValueError, "pinned is a pool of device memory"),
         ({"pinned": "yes"}, TypeError, "pinned must be a bool or a Pool, not str"),
@@ -171,7 +172,9 @@ def test_wrong_arguments_change_nothing(cupy, arguments, error, text) -> None:
         "own": cumem.Pool("device"),
         "pinned": cumem.Pool("pinned"),
         "twice": [cumem.Pool("device"), cumem.Pool("device")],
+        "closed": [cumem.Pool("device")],
     }
+    pools["closed"][0].close()
     given = {
         name: pools.get(value, value)
         if isinstance(value, str) and name != "kind"

@@ -33,6 +33,19 @@ def made_as(error: Exception, kind: type[Exception]) -> Exception:
     return made.with_traceback(error.__traceback__)
 
 
+def check_pool(pool: Any, wanted: str, kind: str | None = None) -> Pool:
+    """The pool, if it is an open one, of `kind` (None: of any); TypeError or ValueError."""
+    if not isinstance(pool, Pool):
+        raise wrong_type("pool", wanted, pool)
+    if pool.closed:
+        raise ValueError("the pool is closed")
+    if kind not in (None, pool.kind):
+        raise ValueError(
+            f"pool is one of {pool.kind} memory, but {kind} memory is asked for"
+        )
+    return pool
+
+
 class Pools:
     """The pool of each device: those given, or the default ones.
 
@@ -60,10 +73,7 @@ class Pools:
                 f"not {kind!r}"
             )
         for each in given:
-            if each.kind != kind:
-                raise ValueError(
-                    f"pool is one of {each.kind} memory, but {kind} memory is asked for"
-                )
+            check_pool(each, _WANTED, kind)
         self.kind: Any = kind
         self._pools = {each.device.index: each for each in given}
         if len(self._pools) != len(given):
@@ -86,15 +96,14 @@ class Pools:
         return self._pools[device]
 
 
+_WANTED = "a Pool, or several"
+
+
 def _list_pools(pool: Any) -> list[Pool]:
-    if pool is None or isinstance(pool, Pool):
-        return [] if pool is None else [pool]
-    if not isinstance(pool, Iterable):
-        raise wrong_type("pool", "a Pool, or several", pool)
-    pools = list(pool)
-    for each in pools:
-        if not isinstance(each, Pool):
-            raise wrong_type("pool", "a Pool, or several", each)
+    if pool is None:
+        return []
+    is_one = isinstance(pool, Pool) or not isinstance(pool, Iterable)
+    pools = [check_pool(each, _WANTED) for each in ([pool] if is_one else pool)]
     if not pools:
         raise ValueError("pool holds no pools")
     return pools

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cumem import _core
 from cumem.errors import OutOfMemoryError
-from cumem.extension.arguments import wrong_type
-from cumem.integrations.lending import need_gpu
+from cumem.integrations.lending import check_pool, need_gpu
 from cumem.memory import memory_info, set_limit
 from cumem.pools import Pool, trim
 
@@ -396,21 +395,17 @@ def _check(pool: Any, index: int) -> Pool:
     if pool is None:
         found: Pool = _core.default_pool("device", index)
         return found
-    if not isinstance(pool, Pool):
-        raise wrong_type("pool", "a Pool or None", pool)
-    if pool.kind != "device" or pool.device.index != index:
+    chosen = check_pool(pool, "a Pool or None", "device")
+    if chosen.device.index != index:
         raise ValueError(
-            f"pool must be of device memory of device {index}, not of {pool.kind} memory "
-            f"of device {pool.device.index}"
+            f"pool is of device {chosen.device.index}, not of device {index}"
         )
-    if pool.closed:
-        raise ValueError("the pool is closed")
-    if pool.segments != "auto":
+    if chosen.segments != "auto":
         raise ValueError(
             "pool must have segments='auto': of cudaMalloc's, PyTorch would send other "
             "processes the address of the whole where it means a part"
         )
-    return pool
+    return chosen
 
 
 def _refuse_capture(torch: Any) -> None:
