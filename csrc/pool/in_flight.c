@@ -306,7 +306,7 @@ poll_slots(cm_pool *pool, bool can_fence)
     for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_EPOCHS_MAX; i++) {
         int device = device_of(pool, i);
         cm_spin_lock_take(&pool->lock);
-        uint64_t epoch = pool->epochs[i].epoch;
+        uint64_t epoch = pool->epochs[i].epoch; /* what is given later is not told of */
         pool->epochs[i].epoch += i >= CM_STREAMS_MAX;
         cm_spin_lock_give(&pool->lock);
         if (i >= CM_STREAMS_MAX && is_unused(pool, device)) {
@@ -635,10 +635,9 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
         }
         cm_status status = cm_ok();
         if (is_unused(pool, d)) {
-            *idle |= device_bit(d);
-            continue;
+            status = cm_ok();
         }
-        if (hooks->wait_device == NULL) {
+        else if (hooks->wait_device == NULL) {
             status = cm_scope_settle(
                 CM_IN_SCOPE(pool->rt, d, cm_rt_device_synchronize(pool->rt)));
         }

@@ -212,9 +212,8 @@ cm_pool_next(const cm_runtime *rt, cm_pool *pool)
     return next;
 }
 
-/* Live blocks keep it for ever, also without its runtime: it is listed no more and
- * counts against its own limit alone. By the only user that is left; again does
- * nothing. */
+/* Live blocks keep it for ever, also without its runtime: it is listed no more, and
+ * counts against its own limit alone. By the only user that is left. */
 void cm_pool_forsake(cm_pool *pool);
 
 /* A request to many pools to give memory back, and what became of it. */

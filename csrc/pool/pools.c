@@ -45,9 +45,8 @@ cm_pools_trim(const cm_runtime *rt, cm_trim_request *r, const cm_wait_hooks *hoo
         r->released_nbytes += released;
         r->count++;
         cm_pool_read(pool, &counters);
-        r->keep_nbytes -= counters.cached_nbytes < r->keep_nbytes
-                              ? counters.cached_nbytes
-                              : r->keep_nbytes;
+        uint64_t kept = counters.cached_nbytes;
+        r->keep_nbytes -= kept < r->keep_nbytes ? kept : r->keep_nbytes;
     }
     return cm_ok();
 }

@@ -98,15 +98,14 @@ get_pool(cm_state *state, cm_pool **slot, cm_kind kind, unsigned flags, int devi
         return NULL;
     }
     if (CM_UNLIKELY(*slot == NULL)) {
+        bool is_staging = slot >= state->pools + CM_STAGING_POOLS;
         cm_pool_config config = {.kind = kind,
                                  .device = device,
                                  .flags = flags,
                                  .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
                                  .numa_node = -1,
                                  .serial = ++state->pool_serial,
-                                 .number = slot < state->pools + CM_STAGING_POOLS
-                                               ? CM_NUMBER_DEFAULT
-                                               : CM_NUMBER_STAGING,
+                                 .number = is_staging ? CM_NUMBER_STAGING : 0,
                                  .budget = cm_limits_budget(state, kind, device)};
         cm_pool *pool = NULL;
         cm_status status = cm_pool_create(runtime, &config, &pool);

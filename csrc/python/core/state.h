@@ -24,9 +24,7 @@ enum {
     CM_STAGING_POOLS = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
     CM_DEFAULT_POOL_COUNT = CM_STAGING_POOLS + 1 + CM_MAX_DEVICES,
 };
-/* Of a pool that is not the n-th that a user made: the default one of its kind, one
- * that copies go through, and one whose object is closed. */
-#define CM_NUMBER_DEFAULT 0
+/* Of pools that are not the n-th that a user made, nor (0) a default one. */
 #define CM_NUMBER_STAGING (UINT64_MAX - 1)
 #define CM_NUMBER_CLOSED UINT64_MAX
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */

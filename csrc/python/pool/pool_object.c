@@ -88,7 +88,7 @@ cm_pool_object_close(cm_pool_object *self)
     if (pool != NULL) {
         self->pool = NULL;
         cm_list_remove(&self->node);
-        if (self->config.number != CM_NUMBER_DEFAULT) {
+        if (self->config.number != 0) {
             cm_pool_set_number(pool, CM_NUMBER_CLOSED);
         }
         cm_pool_let_go(self->state, pool);
