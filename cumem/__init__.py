@@ -273,6 +273,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.foreign_memory": (),
     "extension.foreign_stream": (),
     "extension.hints": (),
+    "extension.importing": (),
     "loading": ("prefetch",),
     "managed": ("ManagedThrashWarning", "Residency", "prefetch_many", "tiles"),
     "memory": (

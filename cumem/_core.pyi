@@ -2513,6 +2513,34 @@ def _view(
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 
+def _take_tensor(capsule: object, kind: int, index: int, /) -> tuple[Buffer, bool]:
+    """A buffer over a fresh DLPack capsule of a device that was named, which it takes;
+    and whether it is of before 1.0.
+    """
+
+def _on_dlpack_device(
+    kind: int, index: int, function: Callable[..., Any], args: tuple[Any, ...], /
+) -> Any:
+    """Call a function with DLPack's device current, if it is a GPU."""
+
+def _import_entries(
+    obj: object,
+    pointer: int,
+    readonly: bool,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    /,
+) -> Buffer:
+    """A buffer over what ``__cuda_array_interface__`` told of."""
+
+def _order_import(
+    buffer: Buffer, stream: Stream | None, device: int, handle: int, /
+) -> None:
+    """Have a stream (None: the current one), and with it a buffer, come after an
+    exporter's stream.
+    """
+
 def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
     """Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between
     addresses.

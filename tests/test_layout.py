@@ -38,8 +38,8 @@ PACKAGE_LAYERS = [
         "extension.streams",
     }
     | {"registering", "units", "extension.values"},
-    {"_testing", "devices", "extension.filling", "extension.texts"}
-    | {"extension.events", "extension.exchange"},
+    {"_testing", "devices", "extension.filling", "extension.importing"}
+    | {"extension.events", "extension.exchange", "extension.texts"},
     {"limits"},
     {
         "extension.awaiting",

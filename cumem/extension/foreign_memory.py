@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
@@ -40,59 +39,9 @@ def refuse_shapes(before: str, dst: tuple[int, ...], src: tuple[int, ...]) -> No
     )
 
 
-def is_readonly(exporter: Any, has_buffer: bool) -> bool:
-    """Does an object say that its memory must not be written?
-
-    Its buffer protocol is asked where it has one, else its CUDA array interface. One that
-    cannot answer has said nothing; the arrays of JAX never change, and on a GPU or in
-    bfloat16 nothing but their type says so.
-    """
-    try:
-        if has_buffer:
-            with memoryview(exporter) as view:
-                return view.readonly
-    except Exception:
-        pass
-    try:
-        interface = getattr(exporter, "__cuda_array_interface__", None)
-        if interface is not None:
-            return bool(interface["data"][1])
-    except Exception:
-        pass
-    module = getattr(type(exporter), "__module__", None)
-    return isinstance(module, str) and module.split(".")[0] in ("jax", "jaxlib")
-
-
 def find_table(kind: type) -> object:
     """The capsule of DLPack's C functions that a type has itself; None: it has none."""
     return getattr(kind, "__dict__", {}).get("__dlpack_c_exchange_api__")
-
-
-def read_buffer(exporter: Any) -> np.ndarray[Any, Any]:
-    """An array over what the buffer protocol gives: NumPy knows every format."""
-    view = memoryview(exporter)
-    if view.suboffsets:  # memory behind pointers, as PIL has it
-        raise BufferError("a buffer with suboffsets is not one piece of memory")
-    array = np.asarray(view)
-    if array.dtype.hasobject:
-        raise TypeError(f"an object of type {type(view)!r} holds no plain values")
-    return array
-
-
-def ask_capsule(method: Callable[..., object], stream: int) -> tuple[object, bool]:
-    """What `__dlpack__` answers, ready on a stream (0: on none), and whether the exporter
-    knows of streams. Older ones do not know ``max_version``, the oldest not even those.
-    """
-    named: dict[str, object] = {"max_version": (1, 0)}
-    if stream != 0:
-        named["stream"] = stream
-    while True:
-        try:
-            return method(**named), "stream" in named
-        except TypeError:
-            if not named:
-                raise
-        del named[next(iter(named))]
 
 
 def check_sign(tensor: Any) -> None:

@@ -136,6 +136,8 @@ cm_freeze(PyObject *module, PyObject *object)
         cm_arg_refuse(object, "buffer", "a Buffer");
         return NULL;
     }
-    ((cm_buffer *)(void *)object)->readonly = true;
+    cm_buffer *buffer = (cm_buffer *)(void *)object;
+    buffer->readonly = true;
+    buffer->storage->readonly = true;
     return Py_NewRef(Py_None);
 }

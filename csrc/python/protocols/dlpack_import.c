@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* DLPack as a consumer speaks it: ask an object for a tensor that is ready on our
- * stream, by __dlpack__() or the C exchange API, and make a buffer of it. */
+ * stream, by the C exchange API, and make a buffer of it; __dlpack__() is asked by the
+ * package. */
 #include <stdarg.h>
 
 #include "base/checked_math.h"
@@ -391,89 +392,57 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
     return buffer;
 }
 
-/* -- asked by __dlpack__() ---------------------------------------------------------- */
+/* -- for cumem/extension/importing.py, which asks by __dlpack__() ------------------- */
 
-static int
-ask_device(PyObject *method, cm_dl_device *out)
+/* _take_tensor(capsule, type, id), made for us: whatever is wrong with it, its deleter
+ * is called exactly once. */
+PyObject *
+cm_take_tensor(PyObject *module, PyObject *args)
 {
-    PyObject *pair = PyObject_CallNoArgs(method);
-    if (pair == NULL) {
-        return -1;
-    }
-    bool good =
-        PyTuple_Check(pair) && PyArg_ParseTuple(pair, "ii", &out->type, &out->id);
-    if (!good) {
-        PyErr_Format(PyExc_TypeError, "__dlpack_device__() answered %R, not (type, id)",
-                     pair);
-    }
-    Py_DECREF(pair);
-    return good ? 0 : -1;
-}
-
-/* The stream that the data is wanted on: `given`, or that device's default; *out is
- * NULL for memory that the CPU reads. Give it back. 0, or -1 with an exception. */
-static int
-choose_stream(cm_state *state, cm_dl_device device, cm_stream *given, cm_stream **out)
-{
-    *out = NULL;
-    if (device.type != CM_DL_CUDA && device.type != CM_DL_CUDA_MANAGED) {
-        return 0;
-    }
-    int where = device.type == CM_DL_CUDA ? device.id : -1;
-    if (given != NULL && (where < 0 || given->device == where)) {
-        *out = cm_stream_take(state, given);
-        return 0;
-    }
-    /* a stream of another device says nothing to the exporter: one of its own helps */
-    *out = cm_stream_from_object(state, Py_None, where);
-    return *out == NULL ? -1 : 0;
-}
-
-static uint64_t
-name_stream(cm_stream *stream)
-{
-    uint64_t handle = cm_stream_tell_handle(stream);
-    return handle == 0 ? CM_STREAM_LEGACY : handle;
-}
-
-/* A fresh capsule. The oldest exporters do not know of streams: those have made the
- * legacy default stream wait. */
-static PyObject *
-ask_capsule(cm_state *state, PyObject *method, cm_stream *stream)
-{
-    uint64_t handle = stream == NULL ? 0 : name_stream(stream);
-    PyObject *answer =
-        cm_package_call("extension.foreign_memory", "ask_capsule",
-                        Py_BuildValue("(OK)", method, (unsigned long long)handle));
-    PyObject *capsule = NULL;
-    int knows;
-    if (answer != NULL && PyArg_ParseTuple(answer, "Op", &capsule, &knows)) {
-        bool good =
-            stream == NULL || knows
-            || cm_import_follow(state, stream, stream->device, CM_STREAM_LEGACY) == 0;
-        capsule = good ? Py_NewRef(capsule) : NULL;
-    }
-    Py_XDECREF(answer);
-    return capsule;
-}
-
-/* With the memory's device current: PyTorch refuses to export that of another one. */
-static PyObject *
-ask_on_device(cm_state *state, PyObject *method, cm_dl_device device, cm_stream *stream)
-{
-    if (device.type != CM_DL_CUDA) {
-        return ask_capsule(state, method, stream);
-    }
-    cm_runtime *rt = cm_state_runtime(state); /* the object's own code was run before */
-    if (rt == NULL) {
+    PyObject *capsule;
+    cm_dl_device advertised;
+    taken from;
+    if (!PyArg_ParseTuple(args, "Oii", &capsule, &advertised.type, &advertised.id)) {
         return NULL;
     }
+    if (!PyCapsule_CheckExact(capsule) || !open_capsule(capsule, &from)) {
+        return PyErr_Format(PyExc_TypeError,
+                            "__dlpack__() answered %R, not a fresh DLPack capsule",
+                            capsule);
+    }
+    PyObject *buffer = import_taken(cm_state_of_module(module), &from, &advertised, 0);
+    if (buffer == NULL) {
+        discard(&from);
+        return NULL;
+    }
+    return Py_BuildValue("(NO)", buffer, from.drop == drop_legacy ? Py_True : Py_False);
+}
+
+/* _on_dlpack_device(type, id, function, arguments), with the memory's device current:
+ * PyTorch refuses to export that of another one. */
+PyObject *
+cm_on_dlpack_device(PyObject *module, PyObject *args)
+{
+    cm_dl_device device;
+    cm_kind kind;
+    PyObject *function, *arguments;
+    cm_state *state = cm_state_of_module(module);
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL
+        || !PyArg_ParseTuple(args, "iiOO!", &device.type, &device.id, &function,
+                             &PyTuple_Type, &arguments)
+        || check_device(rt, device, &kind) < 0) {
+        return NULL;
+    }
+    if (device.type != CM_DL_CUDA) {
+        return PyObject_CallObject(function, arguments);
+    }
     cm_device_guard guard;
-    PyObject *capsule = NULL;
+    PyObject *answer = NULL;
     cm_state_enter(state);
     cm_status status = CM_WITHOUT_GIL(cm_device_enter(rt, device.id, &guard));
     if (cm_is_ok(status)) {
-        capsule = ask_capsule(state, method, stream);
+        answer = PyObject_CallObject(function, arguments);
         Py_BEGIN_ALLOW_THREADS
         cm_device_leave(rt, &guard);
         Py_END_ALLOW_THREADS
@@ -482,103 +451,7 @@ ask_on_device(cm_state *state, PyObject *method, cm_dl_device device, cm_stream 
         cm_py_raise(state, status, "while importing DLPack");
     }
     cm_state_leave(state);
-    return capsule;
-}
-
-/* A capsule of before 1.0 does not say whether it may be written, but perhaps what else
- * the object tells. 0, or -1 with an exception. */
-static int
-settle_writing(PyObject *object, PyObject *imported)
-{
-    cm_buffer *buffer = (cm_buffer *)(void *)imported;
-    PyObject *answer = cm_package_call(
-        "extension.foreign_memory", "is_readonly",
-        PyTuple_Pack(2, object, PyObject_CheckBuffer(object) ? Py_True : Py_False));
-    if (answer == Py_True) {
-        buffer->readonly = true;
-        buffer->storage->readonly = true;
-    }
-    Py_XDECREF(answer);
-    return answer == NULL ? -1 : 0;
-}
-
-/* The capsule was made for us: whatever is wrong with it, its deleter is called exactly
- * once. `given` and `stream` as in choose_stream(). */
-static PyObject *
-import_asked(cm_state *state, PyObject *object, PyObject *capsule,
-             cm_dl_device advertised, cm_stream *given, cm_stream *stream)
-{
-    taken from;
-    if (!PyCapsule_CheckExact(capsule) || !open_capsule(capsule, &from)) {
-        PyErr_Format(PyExc_TypeError,
-                     "__dlpack__() answered %R, not a fresh DLPack capsule", capsule);
-        return NULL;
-    }
-    PyObject *buffer = import_taken(state, &from, &advertised, 0);
-    if (buffer == NULL) {
-        discard(&from);
-    }
-    else if ((from.drop == drop_legacy && settle_writing(object, buffer) < 0)
-             || (stream != NULL
-                 && cm_import_order(state, buffer, given != NULL ? given : stream,
-                                    stream->device, name_stream(stream))
-                        < 0)) {
-        Py_CLEAR(buffer);
-    }
-    return buffer;
-}
-
-static PyObject *
-import_from(cm_state *state, PyObject *object, PyObject *method,
-            PyObject *device_method, cm_stream *given)
-{
-    cm_dl_device advertised;
-    cm_kind kind;
-    cm_stream *stream;
-    cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL || ask_device(device_method, &advertised) < 0
-        || check_device(rt, advertised, &kind) < 0
-        || choose_stream(state, advertised, given, &stream) < 0) {
-        return NULL;
-    }
-    PyObject *buffer = NULL;
-    PyObject *capsule = ask_on_device(state, method, advertised, stream);
-    if (capsule != NULL) {
-        buffer = import_asked(state, object, capsule, advertised, given, stream);
-        /* its destructor may be Python code, which must not see our exception */
-        cm_kept_error kept = cm_error_keep();
-        Py_DECREF(capsule);
-        cm_error_restore(kept);
-    }
-    else if (PyErr_ExceptionMatches(PyExc_BufferError)
-             && PyObject_CheckBuffer(object)) {
-        PyErr_Clear(); /* what DLPack cannot say, the buffer protocol may */
-        buffer = Py_NewRef(Py_NotImplemented);
-    }
-    cm_stream_give(state, stream);
-    return buffer;
-}
-
-static PyObject *
-import_protocol(cm_state *state, PyObject *object, cm_stream *given)
-{
-    PyObject *buffer = NULL;
-    PyObject *method = NULL;
-    PyObject *device_method = NULL;
-    int found =
-        PyType_Check(object) ? 0 : cm_arg_find_attribute(object, "__dlpack__", &method);
-    if (found == 1) {
-        found = cm_arg_find_attribute(object, "__dlpack_device__", &device_method);
-    }
-    if (found == 1) {
-        buffer = import_from(state, object, method, device_method, given);
-    }
-    else if (found == 0) {
-        buffer = Py_NewRef(Py_NotImplemented);
-    }
-    Py_XDECREF(method);
-    Py_XDECREF(device_method);
-    return buffer;
+    return answer;
 }
 
 /* -- either way ---------------------------------------------------------------------- */
@@ -607,10 +480,6 @@ cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t 
         return import_bare_capsule(state, object);
     }
     PyObject *buffer = import_exchange(state, object, stream, unasked);
-    if (buffer == Py_NotImplemented) {
-        Py_DECREF(buffer);
-        buffer = import_protocol(state, object, stream);
-    }
     if (buffer != NULL && buffer != Py_NotImplemented
         && check_sign(object, buffer) < 0) {
         Py_CLEAR(buffer);

@@ -222,8 +222,10 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
 
 /* -- order -------------------------------------------------------------------------------- */
 
-int
-cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle)
+/* Let `stream` come after what the exporter gave its stream `handle` of `device`. 0, or
+ * -1 with CudaError. */
+static int
+follow(cm_state *state, cm_stream *stream, int device, uint64_t handle)
 {
     cm_stream *theirs;
     cm_status status;
@@ -251,12 +253,34 @@ cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
     }
     int result = cm_stream_is_handle(stream, device, handle)
                      ? 0
-                     : cm_import_follow(state, stream, device, handle);
+                     : follow(state, stream, device, handle);
     if (result == 0) {
         result = cm_storage_add_lasting_use(storage, stream);
     }
     cm_stream_give(state, stream);
     return result;
+}
+
+/* _order_import(buffer, stream, device, handle); stream None: the current one. */
+PyObject *
+cm_order_import(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    PyObject *buffer, *given;
+    int device;
+    unsigned long long handle;
+    if (!PyArg_ParseTuple(args, "O!OiK", state->buffer_type, &buffer, &given, &device,
+                          &handle)) {
+        return NULL;
+    }
+    cm_stream *stream = NULL;
+    if (given != Py_None
+        && (stream = cm_stream_from_object(state, given, device)) == NULL) {
+        return NULL;
+    }
+    int result = cm_import_order(state, buffer, stream, device, handle);
+    cm_stream_give(state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* -- the buffer --------------------------------------------------------------------------- */
@@ -306,8 +330,7 @@ cm_import_finish(cm_state *state, const cm_import *import)
     return buffer;
 }
 
-/* -- NumPy arrays, and the buffer protocol, which NumPy reads for us: it knows every
- * format -- */
+/* -- NumPy arrays ------------------------------------------------------------------------- */
 
 int
 cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked, cm_import *out)
@@ -344,19 +367,5 @@ cm_import_array(cm_state *state, PyObject *array)
     PyObject *buffer = cm_import_finish(state, &import);
     Py_XDECREF(import.locked);
     Py_DECREF(import.dtype);
-    return buffer;
-}
-
-PyObject *
-cm_import_buffer(cm_state *state, PyObject *object)
-{
-    if (!PyObject_CheckBuffer(object)) {
-        return Py_NewRef(Py_NotImplemented);
-    }
-    /* holds a view, and so the export */
-    PyObject *array = cm_package_call("extension.foreign_memory", "read_buffer",
-                                      PyTuple_Pack(1, object));
-    PyObject *buffer = array == NULL ? NULL : cm_import_array(state, array);
-    Py_XDECREF(array);
     return buffer;
 }

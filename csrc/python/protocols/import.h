@@ -44,11 +44,9 @@ void cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
-/* Let `stream` come after what the exporter gave its stream `handle` of `device`. 0, or
- * -1 with CudaError. */
-int cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle);
-/* The same of `given`, or of the current stream of the buffer's device (NULL), and with
- * it of the buffer. */
+/* Let `given`, or the current stream of the buffer's device (NULL), and with it the
+ * buffer come after what the exporter gave its stream `handle` of `device`. 0, or -1
+ * with CudaError. */
 int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
                     uint64_t handle);
 

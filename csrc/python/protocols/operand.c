@@ -25,17 +25,12 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     PyObject *buffer = cm_import_dlpack(state, object, stream, unasked);
     if (buffer == Py_NotImplemented) {
         Py_DECREF(buffer);
-        buffer = cm_import_array_interface(state, object, stream);
-    }
-    if (buffer == Py_NotImplemented) {
-        Py_DECREF(buffer);
-        buffer = cm_import_buffer(state, object);
-    }
-    if (buffer == Py_NotImplemented) {
-        Py_DECREF(buffer);
-        buffer = NULL;
-        cm_package_refuse("extension.foreign_memory", "refuse_object",
-                          Py_BuildValue("(Os)", object, "exports no memory"));
+        buffer = cm_package_call(
+            "extension.importing", "import_object",
+            Py_BuildValue("(ONO)", object,
+                          stream == NULL ? Py_NewRef(Py_None)
+                                         : cm_stream_object_new(state, stream),
+                          PyObject_CheckBuffer(object) ? Py_True : Py_False));
     }
     return buffer;
 }
@@ -78,6 +73,10 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 PyMethodDef cm_protocol_methods[] = {
     {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
     {"_freeze", cm_freeze, METH_O, CM_DOC__freeze},
+    {"_take_tensor", cm_take_tensor, METH_VARARGS, CM_DOC__take_tensor},
+    {"_on_dlpack_device", cm_on_dlpack_device, METH_VARARGS, CM_DOC__on_dlpack_device},
+    {"_import_entries", cm_import_entries, METH_VARARGS, CM_DOC__import_entries},
+    {"_order_import", cm_order_import, METH_VARARGS, CM_DOC__order_import},
     {"_register", cm_register_memory, METH_VARARGS, CM_DOC__register},
     {"_unregister", cm_unregister_memory, METH_VARARGS, CM_DOC__unregister},
     {NULL, NULL, 0, NULL},

@@ -23,15 +23,18 @@ PyObject *cm_freeze(PyObject *module, PyObject *object);
 
 /* -- in ----------------------------------------------------------------------------------- */
 
-/* An exporter to a new Buffer without a copy, by one protocol each; NULL with an
- * exception. Return NotImplemented (new reference) if the object does not offer it. The
- * driver is not asked about up to `unasked` bytes of the host's memory that come by
- * DLPack's C functions. */
+/* A DLPack capsule, or an object whose type has DLPack's C functions, to a new Buffer
+ * without a copy; NULL with an exception; NotImplemented (new reference) for others.
+ * The driver is not asked about up to `unasked` bytes of the host's memory that come by
+ * those functions. */
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
-PyObject *cm_import_array_interface(cm_state *state, PyObject *object,
-                                    cm_stream *stream);
-PyObject *cm_import_buffer(cm_state *state, PyObject *object);
+
+/* For cumem/extension/importing.py, which knows the other protocols; METH_VARARGS. */
+PyObject *cm_take_tensor(PyObject *module, PyObject *args);
+PyObject *cm_on_dlpack_device(PyObject *module, PyObject *args);
+PyObject *cm_import_entries(PyObject *module, PyObject *args);
+PyObject *cm_order_import(PyObject *module, PyObject *args);
 
 /* For cumem/registering.py; METH_VARARGS. */
 PyObject *cm_register_memory(PyObject *module, PyObject *args);
