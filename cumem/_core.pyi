@@ -2379,6 +2379,18 @@ def _explain(
 ) -> dict[str, Any]:
     """What copy() or copy_async() would do."""
 
+def _export(
+    buffer: Buffer,
+    stream: object,
+    max_version: object,
+    dl_device: tuple[int, int] | None,
+    is_copy: bool,
+    /,
+) -> Any:
+    """What `Buffer.__dlpack__` answers; None where the device does not reach the memory.
+    Of a copy that nobody else knows nothing is waited for.
+    """
+
 def _set_tuning(values: dict[str, int], is_measured: bool, /) -> None:
     """Have these values, or none of them, and the defaults of the others."""
 

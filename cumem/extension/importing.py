@@ -89,10 +89,11 @@ def _import_tensor(
 def _import_entries(
     obj: object, entries: Any, given: _core.Stream | None
 ) -> _core.Buffer:
-    *memory, handle = array_interface.read(entries)
-    buffer = _core._import_entries(obj, *memory)
-    if handle != 0 and buffer.size > 0:
-        _core._order_import(buffer, given, buffer.device.index, handle)
+    pointer, readonly, shape, strides, dtype, handle = array_interface.read(entries)
+    buffer = _core._import_entries(obj, pointer, readonly, shape, strides, dtype)
+    device = buffer.device
+    if handle != 0 and buffer.size > 0 and device is not None:
+        _core._order_import(buffer, given, device.index, handle)
     return buffer
 
 

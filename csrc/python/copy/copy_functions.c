@@ -111,10 +111,11 @@ asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
 
 /* -- new memory of the same kind and place: Buffer.copy(), the module `copy` --------------- */
 
-PyObject *
-cm_buffer_copy_to(PyObject *object, cm_kind kind, char order)
+static PyObject *
+copy_as(PyObject *object, char order)
 {
     cm_buffer *self = (cm_buffer *)object;
+    cm_kind kind = cm_buffer_kind(self);
     cm_state *state = self->state;
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
@@ -155,7 +156,7 @@ cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         || (value != NULL && cm_arg_order(value, "order", true, 'C', &order) < 0)) {
         return NULL;
     }
-    return cm_buffer_copy_to(object, cm_buffer_kind((cm_buffer *)object), order);
+    return copy_as(object, order);
 }
 
 /* buf[index] = value */
@@ -183,6 +184,7 @@ PyMethodDef cm_copy_methods[] = {
     {"copy_async", CM_METHOD(copy_async_function), CM_KEYWORDS, CM_DOC_copy_async},
     {"asnumpy", CM_METHOD(asnumpy), CM_KEYWORDS, CM_DOC_asnumpy},
     {"_explain", cm_explain, METH_VARARGS, CM_DOC__explain},
+    {"_export", cm_export, METH_VARARGS, CM_DOC__export},
     {"_fill", cm_fill_element, METH_VARARGS, CM_DOC__fill},
     {"_flush_cache", cm_flush_cache, METH_O, CM_DOC__flush_cache},
     {"_raw_copy", cm_raw_copy, METH_VARARGS, CM_DOC__raw_copy},

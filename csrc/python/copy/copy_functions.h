@@ -14,6 +14,7 @@ extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
 
 /* Hidden, for the package; METH_VARARGS, but for _flush_cache(), which is METH_O. */
 PyObject *cm_explain(PyObject *module, PyObject *args);
+PyObject *cm_export(PyObject *module, PyObject *args);
 PyObject *cm_fill_element(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
@@ -32,7 +33,5 @@ PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nar
                            PyObject *kwnames);
 /* Give a type of buffers DLPack's C functions. 0, or -1 with an exception. */
 int cm_dlpack_add_exchange(PyTypeObject *type);
-/* What copy() answers, of a kind of memory. */
-PyObject *cm_buffer_copy_to(PyObject *self, cm_kind kind, char order);
 /* Py_mp_ass_subscript */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__dlpack__` and `__dlpack_device__`: what is asked for, which device a consumer is
- * told, what has to happen before it may read, and the capsule. */
+ * told, what has to happen before it may read, and the capsule. The package makes the
+ * copies. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
-#include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/device/objects.h"
 #include "python/protocols/dlpack.h"
@@ -21,8 +21,8 @@ typedef struct export_request {
     bool versioned;
     uint32_t minor;
     bool has_device;
-    cm_dl_device device;
-    int copy; /* -1: when needed, 0: never, 1: always */
+    cm_dl_device device; /* its own, the CPU, or the GPU of memory that both reach */
+    bool is_copy;        /* made for the consumer, with nothing to wait for */
 } export_request;
 
 /* 1, 0 where it is None or not given, or -1 with TypeError. */
@@ -51,17 +51,14 @@ refuse_stream(int64_t stream)
     return -1;
 }
 
-/* The values of stream, max_version, dl_device and copy, NULL where one is not given.
- * 0, or -1 with TypeError, ValueError. */
+/* NULL and None: not given. 0, or -1 with TypeError, ValueError. */
 static int
-read_request(PyObject *const *values, export_request *out)
+read_request(PyObject *stream, PyObject *max_version, PyObject *dl_device,
+             export_request *out)
 {
-    PyObject *stream = values[0];
-    PyObject *copy = values[3];
     int major = 0;
     int minor = 0;
-    bool wanted = true;
-    *out = (export_request){.has_stream = cm_arg_is_given(stream), .copy = -1};
+    *out = (export_request){.has_stream = cm_arg_is_given(stream)};
     if (out->has_stream && cm_arg_int64(stream, "stream", &out->stream) < 0) {
         return -1;
     }
@@ -69,26 +66,20 @@ read_request(PyObject *const *values, export_request *out)
         return refuse_stream(out->stream);
     }
     int has_device =
-        read_pair(values[1], "max_version", &major, &minor) < 0
+        read_pair(max_version, "max_version", &major, &minor) < 0
             ? -1
-            : read_pair(values[2], "dl_device", &out->device.type, &out->device.id);
-    bool has_copy = cm_arg_is_given(copy);
-    if (has_device < 0 || (has_copy && cm_arg_bool(copy, "copy", &wanted) < 0)) {
-        return -1;
-    }
+            : read_pair(dl_device, "dl_device", &out->device.type, &out->device.id);
     out->versioned = major >= CM_DL_MAJOR;
     bool newest = major > CM_DL_MAJOR || minor > CM_DL_MINOR;
     out->minor = (uint32_t)(newest ? CM_DL_MINOR : minor < 0 ? 0 : minor);
     out->has_device = has_device == 1;
-    out->copy = has_copy ? wanted : -1;
-    return 0;
+    return has_device < 0 ? -1 : 0;
 }
 
 /* How it is answered. */
 typedef struct answer {
     cm_dl_tensor tensor; /* dtype, device and data (NULL when empty) */
     bool on_host; /* the consumer reads with the CPU: everything must be done before */
-    bool must_copy;
 } answer;
 
 /* -- the device --------------------------------------------------------------------------- */
@@ -110,19 +101,6 @@ native_device(const cm_buffer *buffer, const cm_runtime *rt)
                           0};
 }
 
-/* Its own device, the CPU, or the GPU of mapped and managed memory. */
-static bool
-can_be(const cm_buffer *buffer, const cm_runtime *rt, cm_dl_device wanted)
-{
-    cm_dl_device own = native_device(buffer, rt);
-    bool is_shared =
-        rt->backend != CM_BACKEND_EMULATED && cm_kind_is_shared(cm_buffer_kind(buffer));
-    return (wanted.type == own.type && wanted.id == own.id)
-           || (wanted.type == CM_DL_CPU && wanted.id == 0)
-           || (is_shared && wanted.type == CM_DL_CUDA
-               && wanted.id == buffer->storage->device);
-}
-
 /* Element 0 for the CPU; NULL where the host has no way to it. With `alias` the second
  * mapping of emulated device memory will do. */
 static void *
@@ -136,48 +114,29 @@ host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
     return first == NULL ? NULL : first + buffer->offset;
 }
 
-static int
+/* False: the memory reaches that device only as a copy. */
+static bool
 find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request *asked,
             answer *out)
 {
-    bool empty = cm_buffer_nbytes(buffer) == 0;
-    if (asked->has_device && !can_be(buffer, rt, asked->device)) {
-        return cm_package_refuse(
-            "extension.foreign_memory", "refuse_export",
-            Py_BuildValue("(iisO)", (int)asked->device.type, (int)asked->device.id,
-                          cm_kinds[cm_buffer_kind(buffer)].text,
-                          rt->backend == CM_BACKEND_EMULATED ? Py_True : Py_False));
+    cm_dl_device device = asked->has_device ? asked->device : native_device(buffer, rt);
+    if (!asked->has_device && device.type == CM_DL_CUDA_HOST) {
+        device.type = CM_DL_CPU; /* every consumer of the CPU takes it */
     }
-    out->tensor.device = asked->has_device ? asked->device : native_device(buffer, rt);
-    if (!asked->has_device && out->tensor.device.type == CM_DL_CUDA_HOST) {
-        out->tensor.device.type = CM_DL_CPU; /* every consumer of the CPU takes it */
-    }
+    out->tensor.device = device;
     out->tensor.data = NULL;
-    out->must_copy = asked->copy == 1;
-    out->on_host =
-        out->tensor.device.type == CM_DL_CPU
-        || out->tensor.device.type == CM_DL_CUDA_HOST
-        || (out->tensor.device.type == CM_DL_CUDA_MANAGED && !asked->has_stream);
-    if (empty) {
-        return 0;
+    out->on_host = device.type == CM_DL_CPU || device.type == CM_DL_CUDA_HOST
+                   || (device.type == CM_DL_CUDA_MANAGED && !asked->has_stream);
+    if (cm_buffer_nbytes(buffer) == 0) {
+        return true;
     }
-    if (out->tensor.device.type == CM_DL_CUDA) {
-        out->tensor.data = (void *)(uintptr_t)cm_buffer_address(buffer);
-        return 0;
-    }
-    /* asked for by name, the CPU's view of device memory is a copy on every backend */
-    out->tensor.data = host_data(buffer, rt, !asked->has_device);
-    if (out->tensor.data == NULL) {
-        out->must_copy = true;
-        if (asked->copy == 0) {
-            PyErr_SetString(
-                PyExc_BufferError,
-                "device memory reaches the CPU only as a copy, and copy=False "
-                "forbids that");
-            return -1;
-        }
-    }
-    return 0;
+    out->tensor.data =
+        device.type == CM_DL_CUDA
+            ? (void *)(uintptr_t)cm_buffer_address(buffer)
+            /* asked for by name, the CPU's view of device memory is a copy on every
+             * backend */
+            : host_data(buffer, rt, !asked->has_device || asked->is_copy);
+    return out->tensor.data != NULL;
 }
 
 /* -- order -------------------------------------------------------------------------------- */
@@ -186,7 +145,7 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request 
 static int
 settle(const cm_buffer *buffer, const export_request *asked, const answer *found)
 {
-    if (asked->has_stream && asked->stream == -1) {
+    if (asked->is_copy || (asked->has_stream && asked->stream == -1)) {
         return 0;
     }
     if (found->on_host) { /* it may be asked for with any stream: it has none */
@@ -278,7 +237,7 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
  * read-only buffer. */
 static PyObject *
 make_capsule(const cm_buffer *buffer, const export_request *asked,
-             const cm_dl_tensor *tensor, bool copied)
+             const cm_dl_tensor *tensor)
 {
     if (buffer->readonly && !asked->versioned) {
         PyErr_SetString(
@@ -304,7 +263,7 @@ make_capsule(const cm_buffer *buffer, const export_request *asked,
             .context = self,
             .deleter = delete_versioned,
             .flags = (buffer->readonly ? CM_DL_FLAG_READ_ONLY : 0u)
-                     | (copied ? CM_DL_FLAG_IS_COPIED : 0u),
+                     | (asked->is_copy ? CM_DL_FLAG_IS_COPIED : 0u),
         };
     }
     else {
@@ -329,51 +288,36 @@ make_capsule(const cm_buffer *buffer, const export_request *asked,
 /* -- the methods -------------------------------------------------------------------------- */
 
 static PyObject *
-export_as(PyObject *self, cm_runtime *rt, const export_request *asked)
+export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
 {
-    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
     answer found = {.tensor.byte_offset = 0};
     if (cm_dlpack_from_dtype(buffer->dtype, &found.tensor.dtype) < 0
-        || cm_buffer_check_open(buffer) < 0 /* that may have been Python code */
-        || find_answer(buffer, rt, asked, &found) < 0) {
+        || cm_buffer_check_open(buffer) < 0) { /* that may have been Python code */
         return NULL;
     }
-    if (!found.must_copy) {
-        bool on_device = found.tensor.device.type != CM_DL_CPU;
-        return settle(buffer, asked, &found) < 0
-                       || cm_buffer_note_side((cm_buffer *)(void *)self, on_device) < 0
-                       || cm_buffer_check_open(buffer) < 0
-                   ? NULL
-                   : make_capsule(buffer, asked, &found.tensor, false);
+    if (!find_answer(buffer, rt, asked, &found)) {
+        return Py_NewRef(Py_None);
     }
-    /* The copy is done, so nothing has to be ordered. It is of the same kind, but
-     * pinned where the CPU wants what it cannot reach. */
-    cm_kind kind = cm_buffer_kind(buffer);
-    bool for_cpu = asked->has_device && asked->device.type == CM_DL_CPU;
-    PyObject *copy = cm_buffer_copy_to(
-        self, cm_kind_is_on_device(kind) && for_cpu ? CM_KIND_PINNED : kind, 'C');
-    export_request direct = *asked;
-    direct.copy = 0;
-    PyObject *capsule = NULL;
-    buffer = (const cm_buffer *)(void *)copy;
-    if (copy != NULL && find_answer(buffer, rt, &direct, &found) == 0) {
-        capsule = make_capsule(buffer, asked, &found.tensor, true);
-    }
-    Py_XDECREF(copy);
-    return capsule;
+    bool on_device = found.tensor.device.type != CM_DL_CPU;
+    return settle(buffer, asked, &found) < 0
+                   || cm_buffer_note_side(buffer, on_device) < 0
+                   || cm_buffer_check_open(buffer) < 0
+               ? NULL
+               : make_capsule(buffer, asked, &found.tensor);
 }
 
+/* None: only a copy can be had so. */
 static PyObject *
 export_asked(PyObject *self, const export_request *asked)
 {
-    const cm_buffer *buffer = (const cm_buffer *)(void *)self;
+    cm_buffer *buffer = (cm_buffer *)(void *)self;
     cm_runtime *rt =
         cm_buffer_check_open(buffer) < 0 ? NULL : cm_state_runtime(buffer->state);
     if (rt == NULL) {
         return NULL;
     }
-    cm_state_enter(buffer->state); /* it waits and copies, and needs `rt` afterwards */
-    PyObject *capsule = export_as(self, rt, asked);
+    cm_state_enter(buffer->state); /* it waits, and needs `rt` afterwards */
+    PyObject *capsule = export_as(buffer, rt, asked);
     cm_state_leave(buffer->state);
     return capsule;
 }
@@ -386,11 +330,39 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                                         NULL};
     PyObject *values[4];
     export_request asked;
-    if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0
-        || read_request(values, &asked) < 0) {
+    if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0) {
         return NULL;
     }
-    return export_asked(self, &asked);
+    PyObject *capsule = Py_None;
+    if (!cm_arg_is_given(values[2]) && !cm_arg_is_given(values[3])) {
+        capsule = read_request(values[0], values[1], NULL, &asked) < 0
+                      ? NULL
+                      : export_asked(self, &asked);
+    }
+    for (int i = 0; i < 4; i++) {
+        values[i] = values[i] == NULL ? Py_None : values[i];
+    }
+    return capsule != Py_None
+               ? capsule
+               : cm_package_call(
+                     "extension.exchange", "export",
+                     PyTuple_Pack(5, self, values[0], values[1], values[2], values[3]));
+}
+
+/* _export(buffer, stream, max_version, dl_device, is_copy) */
+PyObject *
+cm_export(PyObject *module, PyObject *args)
+{
+    PyObject *buffer, *stream, *max_version, *dl_device;
+    int is_copy;
+    export_request asked;
+    if (!PyArg_ParseTuple(args, "O!OOOp", cm_state_of_module(module)->buffer_type,
+                          &buffer, &stream, &max_version, &dl_device, &is_copy)
+        || read_request(stream, max_version, dl_device, &asked) < 0) {
+        return NULL;
+    }
+    asked.is_copy = is_copy != 0;
+    return export_asked(buffer, &asked);
 }
 
 PyObject *
@@ -405,7 +377,10 @@ cm_dlpack_current(PyObject *self)
         return NULL;
     }
     int64_t handle = (int64_t)cm_stream_tell_handle(stream); /* 0: legacy default */
-    export_request asked = {true, handle + (handle == 0), true, CM_DL_MINOR, .copy = 0};
+    export_request asked = {.has_stream = true,
+                            .stream = handle + (handle == 0),
+                            .versioned = true,
+                            .minor = CM_DL_MINOR};
     PyObject *capsule = export_asked(self, &asked);
     cm_stream_give(buffer->state, stream);
     return capsule;
