@@ -66,18 +66,23 @@ class _Numbers:
 
 
 def explain(
-    error: OutOfMemoryError,
+    error: Exception,
     pool: int,
     kind: str,
     device: int,
     requested: int,
     budgets: list[tuple[int | None, int]],
-    tried: list[str],
+    tried: list[str] | None,
 ) -> None:
-    """Give the error its numbers, its advice and the end of its text.
+    """Give the error its numbers, its advice and the end of its text; one that is not of
+    memory says what was asked for.
 
     `budgets` are limit and use of the pool itself, then of what it counts against as well.
     """
+    if not isinstance(error, OutOfMemoryError):
+        what = f"{requested} bytes of {kind} memory for device {device}"
+        error.add_note(f"while allocating {what}")
+        return
     rows = {address: row for address, _, row in _core._pools()}
     stats = pool_stats(*rows[pool]) if pool in rows else PoolStats()
     limits = [limit for limit, _ in budgets if limit is not None]
@@ -91,7 +96,7 @@ def explain(
         requested=requested,
         kind=kind,
         device=device,
-        tried=tuple(tried),
+        tried=tuple(tried or ()),
         limit=limit,
         others=max(0, used - budgets[0][1]),
     )

@@ -3,8 +3,6 @@
  * in which order, before an allocation fails. */
 #include "python/pool/allocate.h"
 
-#include <stdio.h>
-
 #include "python/buffer/buffer_object.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -169,10 +167,11 @@ list_budgets(const cm_budget *budget)
     return list;
 }
 
-/* OutOfMemoryError, to which the package adds the numbers, what they say, and what to
- * do about it; or as it is, where there is not even room for that. */
+/* The error, to which the package adds what was asked for and, to an OutOfMemoryError,
+ * the numbers, what they say, and what to do about it; or as it is, where there is not
+ * even room for that. */
 static void
-raise_shortage(attempt *self)
+raise(attempt *self)
 {
     const cm_pool_config *config = cm_pool_get_config(self->pool);
     PyObject *error = cm_py_exception_new(self->state, self->status, NULL);
@@ -185,7 +184,7 @@ raise_shortage(attempt *self)
         Py_BuildValue("(OKsiKNO)", error, (unsigned long long)(uintptr_t)self->pool,
                       cm_kinds[config->kind].text, config->device,
                       (unsigned long long)self->nbytes, list_budgets(config->budget),
-                      self->tried));
+                      self->tried == NULL ? Py_None : self->tried));
     cm_state_leave(self->state);
     if (explained == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
@@ -195,21 +194,6 @@ raise_shortage(attempt *self)
     }
     Py_XDECREF(explained);
     Py_DECREF(error);
-}
-
-static void
-raise(attempt *self)
-{
-    if (is_shortage(self->status)) {
-        raise_shortage(self);
-        return;
-    }
-    const cm_pool_config *config = cm_pool_get_config(self->pool);
-    char doing[128];
-    (void)snprintf(
-        doing, sizeof(doing), "while allocating %llu bytes of %s memory for device %d",
-        (unsigned long long)self->nbytes, cm_kinds[config->kind].text, config->device);
-    (void)cm_py_raise(self->state, self->status, doing);
 }
 
 /* 0, or -1 with an exception, and then without a block. */
