@@ -81,38 +81,12 @@ find_span(const cm_buffer *self, bool inside, cm_address *address, uint64_t *nby
     return 0;
 }
 
-/* The buffers stay open meanwhile. 0, or -1 with an exception. */
-static int
-run_pinned(cm_state *state, const page_call *wanted, cm_buffer *const *buffers,
-           size_t count, const cm_address *addresses, const uint64_t *nbytes)
-{
-    static const char *const doing[] = {"while prefetching managed memory",
-                                        "while discarding managed memory",
-                                        "while advising managed memory"};
-    const cm_storage *first = buffers[0]->storage;
-    int home = wanted->stream != NULL ? wanted->stream->device : first->device;
-    int device = wanted->location >= 0 ? wanted->location : home;
-    cm_runtime *rt = state->runtime;
-    for (size_t i = 0; i < count; i++) {
-        cm_storage_pin(buffers[i]->storage);
-    }
-    cm_state_enter(state);
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(rt, home, submit(rt, wanted, addresses, nbytes, count)));
-    status = explained(rt, device, status);
-    cm_state_leave(state);
-    for (size_t i = 0; i < count; i++) {
-        cm_storage_unpin(buffers[i]->storage);
-    }
-    return cm_py_check(state, status, doing[wanted->work]);
-}
-
-/* Add one of the buffers, if it has bytes. 0, or -1 with an exception. */
+/* Find one of the buffers. 0, or -1 with an exception. */
 static int
 add(const cm_state *state, const page_call *wanted, PyObject *object,
-    cm_buffer **buffers, size_t *count, cm_address *addresses, uint64_t *nbytes)
+    cm_address *address, uint64_t *nbytes)
 {
-    cm_buffer *buffer = (cm_buffer *)(void *)object;
+    const cm_buffer *buffer = (const cm_buffer *)(void *)object;
     if (!cm_buffer_check(state, object) || cm_buffer_kind(buffer) != CM_KIND_MANAGED) {
         return cm_arg_refuse(object, "buffers", "ManagedBuffers");
     }
@@ -121,37 +95,57 @@ add(const cm_state *state, const page_call *wanted, PyObject *object,
     bool discards = wanted->work == DISCARD; /* and so comes after all that reads */
     if ((discards
          && cm_storage_order_handle(storage, stream->device, stream->handle) < 0)
-        || find_span(buffer, discards, &addresses[*count], &nbytes[*count]) < 0
-        || (stream != NULL && nbytes[*count] > 0
-            && cm_storage_add_use(storage, stream) < 0)) {
+        || find_span(buffer, discards, address, nbytes) < 0
+        || (stream != NULL && *nbytes > 0 && cm_storage_add_use(storage, stream) < 0)) {
         return -1;
     }
     storage->is_advised = storage->is_advised || wanted->work == ADVISE;
-    buffers[*count] = buffer;
-    *count += nbytes[*count] > 0;
     return 0;
 }
 
-/* Of a tuple of buffers. */
+static cm_storage *
+storage_at(PyObject *tuple, Py_ssize_t i)
+{
+    return ((cm_buffer *)(void *)PyTuple_GetItem(tuple, i))->storage;
+}
+
+/* Of a tuple of buffers, which stay open meanwhile. 0, or -1 with an exception. */
 static int
 run(cm_state *state, const page_call *wanted, PyObject *tuple)
 {
-    size_t count = 0;
+    static const char *const doing[] = {"while prefetching managed memory",
+                                        "while discarding managed memory",
+                                        "while advising managed memory"};
+    uint64_t count = 0; /* of those that have bytes */
     Py_ssize_t most = PyTuple_Size(tuple);
-    uint64_t *nbytes = calloc((size_t)most + 1, 3 * sizeof(*nbytes));
+    uint64_t *nbytes = calloc((size_t)most + 1, 2 * sizeof(*nbytes));
     if (nbytes == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     cm_address *addresses = nbytes + most;
-    cm_buffer **buffers = (cm_buffer **)(void *)(addresses + most);
     int result = 0;
     for (Py_ssize_t i = 0; i < most && result == 0; i++) {
-        result = add(state, wanted, PyTuple_GetItem(tuple, i), buffers, &count,
-                     addresses, nbytes);
+        result = add(state, wanted, PyTuple_GetItem(tuple, i), &addresses[count],
+                     &nbytes[count]);
+        count += nbytes[count] > 0;
     }
     if (result == 0 && count > 0) {
-        result = run_pinned(state, wanted, buffers, count, addresses, nbytes);
+        int home = wanted->stream != NULL ? wanted->stream->device
+                                          : storage_at(tuple, 0)->device;
+        cm_runtime *rt = state->runtime;
+        for (Py_ssize_t i = 0; i < most; i++) {
+            cm_storage_pin(storage_at(tuple, i));
+        }
+        cm_state_enter(state);
+        cm_status status = CM_WITHOUT_GIL(
+            CM_ON_DEVICE(rt, home, submit(rt, wanted, addresses, nbytes, count)));
+        status = explained(rt, wanted->location >= 0 ? wanted->location : home, status);
+        cm_state_leave(state);
+        for (Py_ssize_t i = 0; i < most; i++) {
+            cm_storage_unpin(storage_at(tuple, i));
+        }
+        result = cm_py_check(state, status, doing[wanted->work]);
     }
     free(nbytes);
     return result;
