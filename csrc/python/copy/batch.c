@@ -116,38 +116,6 @@ place_array(cm_operand *end, uint64_t nbytes)
     }
 }
 
-enum { OTHER, ARRAY, BUFFER };
-
-/* As cm_operand_init() for the usual ends, but that nothing runs foreign code and the
- * driver is not asked. What it is, or -1. */
-static int
-read_quickly(many_call *self, cm_operand *end, PyObject *object)
-{
-    int kind = ARRAY;
-    if (cm_buffer_check(self->state, object)) {
-        kind = BUFFER;
-        const cm_buffer *buffer = (const cm_buffer *)(void *)object;
-        if (cm_buffer_check_open(buffer) < 0) {
-            return -1;
-        }
-        cm_buffer_region(buffer, &end->region);
-        end->dtype = Py_NewRef(buffer->dtype);
-        end->storage = buffer->storage;
-        end->readonly = buffer->readonly;
-    }
-    else if (cm_numpy_is_array(object)) {
-        if (cm_numpy_region(object, &end->region, &end->dtype, &end->readonly) < 0) {
-            return -1;
-        }
-        end->storage = cm_operand_storage_of(self->state, object);
-    }
-    else {
-        return OTHER;
-    }
-    end->keep = Py_NewRef(object);
-    return kind;
-}
-
 static bool
 is_run(const cm_region *region, int64_t *nbytes)
 {
@@ -207,18 +175,43 @@ add_piece(many_call *self, uint64_t index, int64_t nbytes)
     return note_ends(self, &self->src.region);
 }
 
-/* 1; 0: this pair is none of the usual ones; -1. */
+static bool
+is_usual(const many_call *self, PyObject *object)
+{
+    return cm_buffer_check(self->state, object) || cm_numpy_is_array(object);
+}
+
+static int
+read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
+{
+    return cm_operand_init(self->state, &self->dst, dst, NULL, self->stream, asking) < 0
+                   || cm_check_target("", &self->dst, dst) < 0
+                   || cm_operand_init(self->state, &self->src, src, self->dst.dtype,
+                                      self->stream, asking)
+                          < 0
+                   || cm_check_dtypes("", &self->dst, &self->src) < 0
+               ? -1
+               : 0;
+}
+
+static void
+forget_ends(many_call *self)
+{
+    cm_operand_fini(&self->src);
+    cm_operand_fini(&self->dst);
+}
+
+/* Nothing runs foreign code, and the driver is not asked. 1; 0: this pair is none of
+ * the usual ones; -1. */
 static int
 try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
 {
     int64_t nbytes, same;
-    int dst_is = read_quickly(self, &self->dst, dst);
-    if (dst_is <= 0 || cm_check_target("", &self->dst, dst) < 0) {
-        return dst_is <= 0 ? dst_is : -1;
+    if (!is_usual(self, dst) || !is_usual(self, src)) {
+        return 0;
     }
-    int src_is = read_quickly(self, &self->src, src);
-    if (src_is <= 0 || cm_check_dtypes("", &self->dst, &self->src) < 0) {
-        return src_is <= 0 ? src_is : -1;
+    if (read_ends(self, dst, src, CM_ASK_LATER) < 0) {
+        return -1;
     }
     if (!have_one_shape(&self->dst.region, &self->src.region)
         || !is_run(&self->dst.region, &nbytes) || !is_run(&self->src.region, &same)) {
@@ -229,12 +222,6 @@ try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
     }
     place_array(&self->dst, (uint64_t)nbytes);
     place_array(&self->src, (uint64_t)nbytes);
-    /* What was read of buffers holds while they are open, and a collection on the way
-     * may have run Python code. From here on nothing does. */
-    if ((dst_is == BUFFER && cm_storage_check_open(self->dst.storage) < 0)
-        || (src_is == BUFFER && cm_storage_check_open(self->src.storage) < 0)) {
-        return -1;
-    }
     return add_piece(self, index, nbytes) < 0 ? -1 : 1;
 }
 
@@ -268,8 +255,7 @@ add_any(many_call *self, uint64_t index)
 {
     cm_layout layout;
     cm_region src;
-    if (cm_check_dtypes("", &self->dst, &self->src) < 0
-        || cm_check_shapes("", &self->dst, &self->src, &src) < 0) {
+    if (cm_check_shapes("", &self->dst, &self->src, &src) < 0) {
         return -1;
     }
     cm_status status = cm_layout_init(&self->dst.region, &src, &layout);
@@ -285,31 +271,6 @@ add_any(many_call *self, uint64_t index)
     shift(&self->dst.region, layout.offset[CM_DST]);
     shift(&self->src.region, layout.offset[CM_SRC]);
     return add_piece(self, index, (int64_t)layout.run_nbytes);
-}
-
-/* Foreign code may run: what was read of either end before it is read again. */
-static int
-read_any(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
-{
-    int result =
-        cm_operand_init(self->state, &self->dst, dst, NULL, self->stream, false) < 0
-                || cm_check_target("", &self->dst, dst) < 0
-                || cm_operand_init(self->state, &self->src, src, self->dst.dtype,
-                                   self->stream, false)
-                       < 0
-            ? -1
-            : add_any(self, index);
-    cm_operand_fini(&self->src);
-    cm_operand_fini(&self->dst);
-    return result;
-}
-
-static void
-forget_quick_end(cm_operand *end)
-{
-    end->storage = NULL;
-    Py_CLEAR(end->dtype);
-    Py_CLEAR(end->keep);
 }
 
 static int
@@ -330,10 +291,10 @@ read_pair(many_call *self, PyObject *pair, uint64_t index)
     PyObject *src =
         Py_NewRef(is_tuple ? PyTuple_GetItem(pair, 1) : PyList_GetItem(pair, 1));
     int result = try_usual(self, dst, src, index);
-    forget_quick_end(&self->dst);
-    forget_quick_end(&self->src);
+    forget_ends(self);
     if (result == 0) {
-        result = read_any(self, dst, src, index);
+        result = read_ends(self, dst, src, CM_ASK) < 0 ? -1 : add_any(self, index);
+        forget_ends(self);
     }
     Py_DECREF(dst);
     Py_DECREF(src);

@@ -70,7 +70,7 @@ copy_out(cm_state *state, PyObject *object, PyObject *stream, PyObject *told)
     int device = cm_device_hint(state, source, 0);
     if (cm_call_enter(&frame, state, stream, device, told, "copy") == 0
         && cm_state_runtime(state) != NULL
-        && cm_operand_init(state, &end, source, NULL, frame.stream, false) == 0) {
+        && cm_operand_init(state, &end, source, NULL, frame.stream, CM_ASK) == 0) {
         array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape);
     }
     if (array != NULL) {

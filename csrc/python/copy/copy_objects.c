@@ -112,10 +112,11 @@ come_after_given(copy_call *call)
 /* -- the call ---------------------------------------------------------------------------- */
 
 /* Where the caller waits for a copy to or from a device, `other` knows the kind. */
-static bool
-is_short(const copy_call *call, cm_kind other)
+static cm_asking
+asking(const copy_call *call, cm_kind other)
 {
-    return call->how.blocking && cm_kind_is_on_device(other);
+    return call->how.blocking && cm_kind_is_on_device(other) ? CM_ASK_UNLESS_SHORT
+                                                             : CM_ASK;
 }
 
 /* Where a value would change in the target's dtype it is an array of its own: the rule
@@ -130,11 +131,10 @@ init_source(copy_call *call)
         is_memory ? Py_NewRef(call->src_object)
                   : cm_package_call("extension.filling", "read_value",
                                     PyTuple_Pack(2, call->src_object, call->dst.dtype));
-    int result =
-        source == NULL
-            ? -1
-            : cm_operand_init(state, &call->src, source, call->dst.dtype,
-                              call->how.stream, is_short(call, call->dst.region.kind));
+    int result = source == NULL ? -1
+                                : cm_operand_init(state, &call->src, source,
+                                                  call->dst.dtype, call->how.stream,
+                                                  asking(call, call->dst.region.kind));
     Py_XDECREF(source);
     return result;
 }
@@ -148,7 +148,7 @@ init_ends(copy_call *call)
                       ? ((cm_buffer *)(void *)call->src_object)->storage->kind
                       : CM_KIND_PAGEABLE;
     return cm_operand_init(state, &call->dst, call->dst_object, NULL, stream,
-                           is_short(call, src))
+                           asking(call, src))
                        < 0
                    || cm_check_target("copy: ", &call->dst, call->dst_object) < 0
                ? -1
@@ -174,7 +174,7 @@ init_more(copy_call *call)
         PyObject *object = PyTuple_GetItem(call->how.targets, i + 1);
         cm_operand *end = &call->more[call->more_count++];
         cm_region stretched;
-        if (cm_operand_init(call->call.state, end, object, NULL, NULL, false) < 0
+        if (cm_operand_init(call->call.state, end, object, NULL, NULL, CM_ASK) < 0
             || cm_check_target("copy: ", end, object) < 0
             || cm_check_dtypes("copy: ", end, &call->dst) < 0
             || cm_check_shapes("copy: ", end, &call->src, &stretched) < 0) {

@@ -35,7 +35,7 @@ read_pair(file_call *call, PyObject *pair)
         return -1;
     }
     call->end_count++;
-    if (cm_operand_init(state, end, object, NULL, call->given, false) < 0) {
+    if (cm_operand_init(state, end, object, NULL, call->given, CM_ASK) < 0) {
         return -1;
     }
     cm_status status = cm_file_range_init(range, offset, &end->region);

@@ -52,7 +52,7 @@ read_end(PyObject *module, PyObject *args)
     if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0
         && cm_state_runtime(state) != NULL) {
         cm_operand end;
-        if (cm_operand_init(state, &end, object, dtype, frame.stream, false) == 0) {
+        if (cm_operand_init(state, &end, object, dtype, frame.stream, CM_ASK) == 0) {
             answer = describe_end(state, &end);
         }
         cm_operand_fini(&end);

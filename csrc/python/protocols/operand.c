@@ -115,30 +115,40 @@ cm_operand_storage_of(const cm_state *state, PyObject *array)
 enum { SHORT_NBYTES = 64 << 10 };
 
 /* `array` is kept. Where it is page-locked or managed, the planner should know; up to
- * `unasked` bytes of memory that is not ours it is not worth the question, which takes
- * the driver longer than all else before a short copy. */
+ * `unasked` bytes of memory that is not ours (UINT64_MAX: of any) that is not asked. */
 static int
-init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
+read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
     cm_import import;
-    cm_storage *storage = cm_operand_storage_of(state, array);
-    if (storage != NULL) {
-        cm_storage_pin(storage);
+    if (unasked == UINT64_MAX) {
+        return cm_numpy_region(array, &operand->region, &operand->dtype,
+                               &operand->readonly);
     }
-    if (cm_import_read_array(state, array, storage == NULL ? unasked : 0, &import)
+    if (cm_import_read_array(state, array, operand->storage == NULL ? unasked : 0,
+                             &import)
         < 0) {
-        if (storage != NULL) {
-            cm_storage_unpin(storage);
-        }
         return -1;
     }
     operand->region = import.region;
     operand->dtype = import.dtype;
-    operand->keep = Py_NewRef(array);
     operand->locked = import.locked;
-    operand->storage = storage;
     operand->readonly = import.readonly;
     return 0;
+}
+
+static int
+init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
+{
+    operand->keep = Py_NewRef(array);
+    operand->storage = cm_operand_storage_of(state, array);
+    if (operand->storage != NULL) {
+        cm_storage_pin(operand->storage);
+    }
+    int result = read_array(state, operand, array, unasked);
+    if (result < 0) {
+        cm_operand_fini(operand);
+    }
+    return result;
 }
 
 /* A scalar of Python or NumPy, or a list or tuple of values. */
@@ -235,7 +245,7 @@ shares_managed(cm_state *state)
 
 int
 cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
-                PyObject *target_dtype, cm_stream *stream, bool is_short)
+                PyObject *target_dtype, cm_stream *stream, cm_asking asking)
 {
     operand->dtype = NULL;
     operand->keep = NULL;
@@ -245,9 +255,11 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     if (cm_buffer_check(state, object)) {
         return init_buffer(operand, object);
     }
-    uint64_t unasked = is_short && shares_managed(state) ? SHORT_NBYTES : 0;
+    bool skips = asking == CM_ASK_UNLESS_SHORT && shares_managed(state);
+    uint64_t unasked = skips ? SHORT_NBYTES : 0;
     if (cm_numpy_is_array(object)) {
-        return init_array(state, operand, object, unasked);
+        return init_array(state, operand, object,
+                          asking == CM_ASK_LATER ? UINT64_MAX : unasked);
     }
     if (is_bytes_value(object, target_dtype) || !cm_operand_is_memory(state, object)) {
         return init_value(state, operand, object, target_dtype);

@@ -61,11 +61,15 @@ typedef struct cm_operand {
 cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
 /* A Buffer, an array or an exporter; no value that copy() would make an array of. */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
+/* When the driver is asked what memory of the host is, which takes it longer than all
+ * else before a short copy: now; now unless it is short, and then it counts as ordinary
+ * memory; of arrays, by the caller. */
+typedef enum cm_asking { CM_ASK, CM_ASK_UNLESS_SHORT, CM_ASK_LATER } cm_asking;
 /* Reading one end runs foreign code and lets other threads run: from here to fini the
  * memory of a buffer cannot be freed.
- * `target_dtype` (NULL for a target) gives scalars and lists their dtype. `is_short`:
- * an end of a copy to or from a device that is waited for, of which a short array or
- * tensor of the host counts as ordinary memory, whatever it is. 0 or -1. */
+ * `target_dtype` (NULL for a target) gives scalars and lists their dtype.
+ * CM_ASK_UNLESS_SHORT is for an end of a copy to or from a device that is waited for. 0
+ * or -1. */
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
-                    PyObject *target_dtype, cm_stream *stream, bool is_short);
+                    PyObject *target_dtype, cm_stream *stream, cm_asking asking);
 void cm_operand_fini(cm_operand *operand);
