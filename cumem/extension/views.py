@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cumem import _core
-from cumem.extension.arguments import wrong_type
+from cumem.extension.arguments import refuse_dtype, wrong_type
 from cumem.extension.hints import NAMES, compute_hint, host_array, refuse_in_place
 from cumem.kinds import is_on_device
 
@@ -136,8 +136,18 @@ def as_device(buffer: _core.Buffer) -> _core.Buffer:
     return _core._view(buffer, buffer.dtype, buffer.shape, buffer.strides, True)
 
 
-def recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
-    """Of the same bytes as elements of another size; see `Buffer.view`."""
+def view(buffer: _core.Buffer, dtype: Any) -> _core.Buffer:
+    """See `Buffer.view`."""
+    _ = buffer.ptr  # which says that it is closed
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.hasobject or found.subdtype is not None or found.itemsize == 0:
+        refuse_dtype(found)
+    if found.itemsize == buffer.itemsize:
+        return _core._view(buffer, found, buffer.shape, buffer.strides)
+    return _recast(buffer, found, found.itemsize)
+
+
+def _recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
     shape, strides, old = [*buffer.shape], [*buffer.strides], buffer.itemsize
     if not shape:
         raise ValueError(

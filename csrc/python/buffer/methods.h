@@ -12,9 +12,6 @@
 PyObject *cm_buffer_subscript(PyObject *self, PyObject *index);
 Py_ssize_t cm_buffer_length(PyObject *self);
 
-/* METH_FASTCALL | METH_KEYWORDS */
-PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames);
 /* getter */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
 /* Of the module, for the package; METH_VARARGS. */

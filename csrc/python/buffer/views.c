@@ -2,7 +2,6 @@
 /* Views of a buffer: basic indexing; others, whose strides the package works out. */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
-#include "python/core/arguments.h"
 
 /* -- indexing: integers, slices, Ellipsis and None. What is wrong with an index is left
  * to the package; these answer false for it
@@ -200,31 +199,4 @@ cm_buffer_get_transposed(PyObject *object, void *closure CM_UNUSED)
                ? NULL
                : cm_buffer_new_view(self, NULL, self->offset, self->dtype, self->ndim,
                                     shape, strides);
-}
-
-PyObject *
-cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-               PyObject *kwnames)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    static const char *const names[] = {"dtype", NULL};
-    PyObject *values[1];
-    if (cm_args_parse("view", args, nargs, kwnames, names, 1, 1, values) < 0
-        || cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    PyObject *dtype = cm_numpy_dtype(values[0]);
-    if (dtype == NULL) {
-        return NULL;
-    }
-    int64_t itemsize = cm_numpy_itemsize(dtype);
-    PyObject *view =
-        itemsize == self->itemsize
-            ? cm_buffer_new_view(self, NULL, self->offset, dtype, self->ndim,
-                                 cm_buffer_shape(self), cm_buffer_strides(self))
-            : cm_package_call(
-                  "extension.views", "recast",
-                  Py_BuildValue("(OOL)", object, dtype, (long long)itemsize));
-    Py_DECREF(dtype);
-    return view;
 }

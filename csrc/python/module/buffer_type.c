@@ -89,7 +89,7 @@ get(PyObject *object, void *attribute)
     X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
     X(matrix_multiply) X(and) X(or) X(xor) X(lshift) X(rshift)
 #define VIEWS(X)                                                                       \
-    X(as_device) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze) X(item)        \
+    X(as_device) X(view) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze) X(item)        \
     X(tolist) X(__array__) X(__complex__) X(__copy__) X(__deepcopy__) X(__format__)    \
     X(__reversed__) X(__round__)
 /* clang-format on */
@@ -230,9 +230,8 @@ MANAGED(MANAGE)
 static PyMethodDef buffer_methods[] = {
     {"numpy", cm_buffer_numpy, METH_NOARGS, CM_DOC_Buffer_numpy},
     {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
-    VIEWS(VIEW_METHOD){"view", CM_METHOD(cm_buffer_view), CM_KEYWORDS,
-                       CM_DOC_Buffer_view},
-    {"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS, CM_DOC_Buffer_fill},
+    VIEWS(VIEW_METHOD){"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS,
+                       CM_DOC_Buffer_fill},
     {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
