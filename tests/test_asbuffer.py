@@ -420,6 +420,26 @@ def test_device_exporter_is_given_our_stream(runtime) -> None:
     assert oldest.calls[-1] == {}
 
 
+def test_a_tensor_comes_after_the_stream_it_was_asked_for_on(emulated) -> None:
+    buffer, stream = cumem.zeros(4, "f4", "device"), cumem.Stream()
+    imported = cumem.asbuffer(FakeDLPack(produced(buffer, (CUDA, 0))), stream=stream)
+    scratch = cumem.empty(4, "f4", "device")
+    with session.gate(stream):
+        scratch.fill(1, stream=stream)
+        told = session.testing.array_interface(imported)
+        assert told["stream"] == stream.handle  # a consumer comes after it as well
+    stream.synchronize()
+
+
+def test_one_that_knows_no_streams_has_made_the_legacy_one_wait(emulated) -> None:
+    buffer, stream = cumem.zeros(4, "f4", "device"), cumem.Stream()
+    oldest = FakeDLPack(produced(buffer, (CUDA, 0), versioned=False), keywords=())
+    with session.gate(0):
+        cumem.asbuffer(oldest, stream=stream)
+        assert not stream.done
+    stream.synchronize()
+
+
 def test_pinned_exporter_may_hand_out_a_cpu_capsule(runtime) -> None:
     buffer = cumem.zeros(4, "f4", "pinned")
     exporter = FakeDLPack(produced(buffer, (CPU, 0)), (CUDA_HOST, 0))
