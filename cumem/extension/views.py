@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cumem import _core
-from cumem.extension.arguments import refuse_dtype, wrong_type
+from cumem.extension.arguments import read_dtype, refuse_dtype, wrong_type
 from cumem.extension.hints import NAMES, compute_hint, host_array, refuse_in_place
 from cumem.kinds import is_on_device
 
@@ -139,7 +139,7 @@ def as_device(buffer: _core.Buffer) -> _core.Buffer:
 def view(buffer: _core.Buffer, dtype: Any) -> _core.Buffer:
     """See `Buffer.view`."""
     _ = buffer.ptr  # which says that it is closed
-    found: np.dtype[Any] = np.dtype(dtype)
+    found = read_dtype(dtype)
     if found.hasobject or found.subdtype is not None or found.itemsize == 0:
         refuse_dtype(found)
     if found.itemsize == buffer.itemsize:

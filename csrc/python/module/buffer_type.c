@@ -89,9 +89,9 @@ get(PyObject *object, void *attribute)
     X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
     X(matrix_multiply) X(and) X(or) X(xor) X(lshift) X(rshift)
 #define VIEWS(X)                                                                       \
-    X(as_device) X(view) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze) X(item)        \
-    X(tolist) X(__array__) X(__complex__) X(__copy__) X(__deepcopy__) X(__format__)    \
-    X(__reversed__) X(__round__)
+    X(as_device) X(view) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze)        \
+    X(item) X(tolist) X(__array__) X(__complex__) X(__copy__) X(__deepcopy__)          \
+    X(__format__) X(__reversed__) X(__round__)
 /* clang-format on */
 
 static PyGetSetDef buffer_getters[] = {
