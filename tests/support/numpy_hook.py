@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plug-in of pytest: every array of the tests that it runs lives in pinned memory.
 
-python -m pytest -c /dev/null -p support.numpy_hook --pyargs numpy._core.tests.test_multiarray
+python -m pytest -c /dev/null -p support.numpy_hook --pyargs numpy._core.tests.test_api
 """
 
 from __future__ import annotations
