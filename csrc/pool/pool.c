@@ -158,17 +158,18 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_is_other_late_locked(pool, view->tag);
 }
 
-/* Even if there is other memory, and earlier than a miss: the host writes about twice
- * as fast to what it used lately, which the processor's cache has. */
+/* Even if there is other memory: the host writes faster to what it used lately, which
+ * the processor's cache has. `limit` 0: the pool's. */
 static inline bool
-must_fence_locked(const cm_pool *pool)
+must_fence_locked(const cm_pool *pool, uint64_t limit)
 {
-    return pool->unasked_nbytes > pool->config.fence_limit_nbytes / 16
-           && cm_kind_is_page_locked(pool->config.kind);
+    limit = limit != 0 ? limit : pool->config.fence_limit_nbytes;
+    return pool->unasked_nbytes > limit && cm_kind_is_page_locked(pool->config.kind);
 }
 
 cm_block *
-cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream, bool urgent)
+cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
+                  uint64_t fence_limit)
 {
     uint64_t size = 0;
     if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
@@ -176,7 +177,7 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream, bool 
     }
     cm_heap_span *span = NULL;
     cm_spin_lock_take(&pool->lock);
-    if (!cm_pool_is_trim_due_locked(pool) && (urgent || !must_fence_locked(pool))) {
+    if (!cm_pool_is_trim_due_locked(pool) && !must_fence_locked(pool, fence_limit)) {
         cm_heap_view view = cm_pool_view_for_locked(pool, stream);
         span = cm_heap_take_ready(&pool->heap, size, &view);
         if (span == NULL && !must_ask_locked(pool, size, &view)) {
@@ -196,7 +197,8 @@ typedef struct alloc_request {
     uint64_t nbytes;
     uint64_t size;
     cm_stream *stream;
-    bool capturing; /* nothing may be waited for or recorded on the stream */
+    uint64_t fence_limit; /* 0: the pool's */
+    bool capturing;       /* nothing may be waited for or recorded on the stream */
     const cm_wait_hooks *hooks; /* NULL: nothing may be waited for */
 } alloc_request;
 
@@ -238,7 +240,7 @@ take_ended(cm_pool *pool, const alloc_request *r)
     cm_spin_lock_take(&pool->lock);
     bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
     uint64_t fenced = cm_pool_fenced_nbytes_locked(pool);
-    bool must_fence = must_fence_locked(pool);
+    bool must_fence = must_fence_locked(pool, r->fence_limit);
     pool->unasked_nbytes = 0;
     cm_pool_raise(&most_fenced, pool->counters.live_nbytes / 4);
     cm_spin_lock_give(&pool->lock);
@@ -359,7 +361,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, nbytes);
     }
-    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream, false);
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream, 0);
     if (block != NULL) {
         *out = block;
         return cm_ok();
@@ -392,10 +394,10 @@ cm_block_pool(const cm_block *block)
 }
 
 cm_block *
-cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes)
+cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
 {
     uint64_t most_in_flight = UINT64_C(256) << 20;
-    alloc_request r = {.nbytes = nbytes};
+    alloc_request r = {.nbytes = nbytes, .fence_limit = fence_limit};
     if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &r.size)) {
         return NULL;
     }

@@ -99,10 +99,10 @@ cm_pool *cm_pool_hold(cm_pool *pool);
 void cm_pool_release(cm_pool *pool);
 
 /* A block of `nbytes` (> 0) for `stream` (NULL: any) from what is free, without a
- * runtime call; NULL: ask cm_pool_alloc. `urgent`: even if that would find memory which
- * is faster to write. */
+ * runtime call; NULL: ask cm_pool_alloc. Page-locked memory is to be asked for once
+ * more than `fence_limit` (0: the pool's) was given back with a fence. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
-                            bool urgent);
+                            uint64_t fence_limit);
 
 /* True for failures for want of memory, of whatever sort: less may still be had. */
 static inline bool
@@ -152,7 +152,7 @@ CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *
  * flight than ever lived at once and 256 MiB. NULL: use the other. Waits for no work,
  * only behind a growth or a trim of another thread; gives nothing back but by an idle
  * trim. */
-cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes);
+cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit);
 
 /* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
  * UINT64_MAX: there is no limit. */

@@ -87,7 +87,7 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     random_plan_fault(true);
     cm_status status = cm_ok();
     bool may_call = dice(4) != 0;
-    *block = may_call ? NULL : cm_pool_try_alloc(of->pool, nbytes, stream, false);
+    *block = may_call ? NULL : cm_pool_try_alloc(of->pool, nbytes, stream, 0);
     if (may_call) {
         status = pool_alloc(of->pool, nbytes, stream, block);
     }

@@ -44,7 +44,7 @@ take_one(uint32_t place)
     cm_stream *stream = dice(5) == 0 ? NULL : shared_stream(of->config.device);
     cm_block *block = NULL;
     if (dice(4) == 0) {
-        block = cm_pool_try_alloc(of->pool, nbytes, stream, false);
+        block = cm_pool_try_alloc(of->pool, nbytes, stream, 0);
     }
     else if (!cm_is_ok(pool_alloc(of->pool, nbytes, stream, &block))) {
         atomic_fetch_add(&refused_count, 1); /* by limits, or a fault */

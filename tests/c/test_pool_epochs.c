@@ -154,8 +154,8 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
         uint64_t released = 0;
         CHECK_OK(pool_trim(pool, 0, false, &released)); /* forgets no stream */
         CHECK_EQ(released, 0);
-        CHECK(cm_pool_try_alloc(pool, CHUNK, other, false) == NULL);
-        CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, false) == NULL);
+        CHECK(cm_pool_try_alloc(pool, CHUNK, other, 0) == NULL);
+        CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, 0) == NULL);
     }
     CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
     synchronize(rt, stream);
@@ -353,7 +353,7 @@ test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
     block = take(pool, CHUNK, foreign); /* `foreign` waits for `first` */
     CHECK_EQ(read_counters(pool).cross_stream_wait_count, 1);
     give(pool, block, NULL, 0);
-    CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, false) == NULL);
+    CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, 0) == NULL);
     CHECK_OK(cm_emulated_gate_open(rt, first->handle));
     synchronize(rt, foreign);
     CHECK_OK(pool_alloc(pool, CHUNK, NULL, &block));

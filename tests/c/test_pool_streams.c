@@ -537,7 +537,7 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     give(pool, take(pool, 4 * KIB, stream), stream, 0);
     cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* counts from here on */
     for (int i = 0; i < 3; i++) {
-        cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, false);
+        cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, 0);
         CHECK(block != NULL);
         CHECK(cm_pool_quick_free(pool, block, &stream, 1));
         CHECK(cm_pool_check(pool));
@@ -545,7 +545,7 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
     CHECK_EQ(read_counters(pool).hit_count, 3);
     (void)cm_stream_tell_handle(stream);
-    cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, false);
+    cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, 0);
     CHECK(!cm_pool_quick_free(pool, block, &stream, 1));
     give(pool, block, stream, 0);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);

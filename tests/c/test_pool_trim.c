@@ -307,8 +307,8 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     CHECK(!done);
     /* Given back unused or used: nobody else has it before both streams are done. */
     give(pool, a, NULL, 0);
-    CHECK(cm_pool_try_alloc(pool, 16 * MIB, NULL, false) == NULL);
-    CHECK(cm_pool_try_alloc(pool, 16 * MIB, late, false) == NULL);
+    CHECK(cm_pool_try_alloc(pool, 16 * MIB, NULL, 0) == NULL);
+    CHECK(cm_pool_try_alloc(pool, 16 * MIB, late, 0) == NULL);
     CHECK_OK(cm_emulated_gate_open(rt, late->handle));
     synchronize(rt, other);
     a = take(pool, 16 * MIB, NULL);

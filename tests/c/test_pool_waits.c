@@ -63,22 +63,23 @@ test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
     config.budget = &budget;
     cm_pool *pool = open_pool(rt, config);
     cm_stream *stream = open_stream(rt, 0);
-    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 0), NULL);
-    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, UINT64_MAX), NULL);
-    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 5 * MIB), NULL);
-    cm_block *block = cm_pool_alloc_optional(pool, 4 * MIB); /* grows */
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 0, 0), NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, UINT64_MAX, 0), NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 5 * MIB, 0), NULL);
+    cm_block *block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* grows */
     CHECK(block != NULL);
     hold_work(rt, stream, block);
     give(pool, block, NULL, CM_POOL_FREE_FENCE);
-    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, MIB), NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, MIB, 0), NULL);
     CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
     synchronize_device(rt, 0);
-    block = cm_pool_alloc_optional(pool, 4 * MIB); /* the fence came after the work */
+    block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* the fence came after the work
+                                                       */
     CHECK(block != NULL);
     give(pool, block, NULL, 0);
-    block = cm_pool_alloc_optional(pool, MIB);
+    block = cm_pool_alloc_optional(pool, MIB, 0);
     CHECK(block != NULL);
-    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 4 * MIB), NULL);
+    CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 4 * MIB, 0), NULL);
     CHECK_EQ(read_counters(pool).trim_count, 0);
     CHECK_EQ(read_counters(pool).growth_count, 1);
     give(pool, block, NULL, 0);
@@ -96,7 +97,7 @@ test_pool_alloc_optional_bounds_what_waits(void)
     cm_pool *pool = open_pool(rt, PINNED);
     int count = 0;
     cm_block *block;
-    while (count < 100 && (block = cm_pool_alloc_optional(pool, 16 * MIB)) != NULL) {
+    while (count < 100 && (block = cm_pool_alloc_optional(pool, 16 * MIB, 0)) != NULL) {
         give(pool, block, NULL, CM_POOL_FREE_FENCE);
         count++;
     }

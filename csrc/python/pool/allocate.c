@@ -261,7 +261,7 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
         storage->pool = cm_pool_hold(pool);
         return 0;
     }
-    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream, false);
+    cm_block *block = cm_pool_try_alloc(pool, nbytes, stream, 0);
     if (CM_UNLIKELY(block == NULL)) {
         block = alloc_block(storage->state, pool, nbytes, stream);
         if (block == NULL) {

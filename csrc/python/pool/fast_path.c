@@ -151,7 +151,7 @@ make(cm_state *state, cm_kind kind, const fast_plan *plan)
     if (!cm_state_is_quiet(state) || state->free_inline[kind].first == NULL) {
         return NULL;
     }
-    cm_block *block = cm_pool_try_alloc(plan->pool, plan->nbytes, plan->stream, false);
+    cm_block *block = cm_pool_try_alloc(plan->pool, plan->nbytes, plan->stream, 0);
     if (CM_UNLIKELY(block == NULL)) {
         return NULL;
     }

@@ -33,6 +33,10 @@ static struct {
     PyObject *enabled;        /* owned capsule, or NULL: of the default handler */
 } process;
 
+/* Arrays are made and dropped at such a rate that the loop's time is that of writing to
+ * memory: this much stays in the processor's cache, and is twice as fast as 64 MiB. */
+enum { FENCE_LIMIT = 4 << 20 };
+
 static pinning *
 pinning_of(PyObject *capsule)
 {
@@ -81,12 +85,13 @@ pin(void *ctx, size_t nbytes, bool may_grow)
     }
     cm_state *state = p->state; /* without the GIL `p` may end */
     cm_pool *pool = p->pool->pool;
-    cm_block *block = cm_pool_try_alloc(pool, nbytes, NULL, !may_grow);
+    cm_block *block =
+        cm_pool_try_alloc(pool, nbytes, NULL, may_grow ? FENCE_LIMIT : UINT64_MAX);
     if (block == NULL && may_grow) {
         (void)cm_pool_hold(pool);
         cm_state_enter(state);
         Py_BEGIN_ALLOW_THREADS
-        block = cm_pool_alloc_optional(pool, nbytes);
+        block = cm_pool_alloc_optional(pool, nbytes, FENCE_LIMIT);
         cm_pool_release(pool);
         Py_END_ALLOW_THREADS
         cm_state_leave(state);

@@ -406,7 +406,7 @@ take_block(short_copy *c)
     if (pool == NULL) {
         return NULL;
     }
-    c->block = cm_pool_try_alloc(pool, c->nbytes, NULL, false);
+    c->block = cm_pool_try_alloc(pool, c->nbytes, NULL, 0);
     if (c->block == NULL) {
         cm_request_let_go(c->request); /* the pool grows */
         if (!cm_is_ok(
