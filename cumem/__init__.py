@@ -26,6 +26,7 @@ from cumem._core import (
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from cumem import doctor as doctor
     from cumem import info as info
     from cumem import units as units
     from cumem.calibration import Calibration, calibrate
@@ -335,7 +336,7 @@ _LATER: dict[str, tuple[str, ...]] = {
 
 
 #: Modules that are there without an import of their own.
-_MODULES = ("info", "units")
+_MODULES = ("doctor", "info", "units")
 #: What other libraries have by a name that is not here, and what to type.
 _ELSEWHERE = {
     "arange": "use cumem.array(np.arange(n))",

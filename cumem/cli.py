@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m cumem info``, ``bench`` and ``replay``."""
+"""The command line: ``python -m cumem info``, ``doctor``, ``bench`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if all went well, 1 if data arrived wrong or the device failed, 2 for wrong
-        arguments, 130 after Ctrl-C, 141 where whoever reads the output has left.
+        0 if all went well, 1 if data arrived wrong, the device failed or the doctor found
+        a problem, 2 for wrong arguments, 130 after Ctrl-C, 141 where whoever reads the
+        output has left.
     """
     options = _parser().parse_args(arguments)
     with _streams_open():
@@ -127,6 +128,17 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    with _interrupts_held():
+        from cumem import doctor
+
+    try:
+        return doctor.main(as_json=options.json)
+    except ValueError as error:  # a variable CUMEM_… is wrong
+        print(f"cumem: {error}", file=sys.stderr)
+        return 2
+
+
 def _bench(options: argparse.Namespace) -> int:
     with _interrupts_held():
         from cumem import bench
@@ -163,7 +175,7 @@ def _replay(options: argparse.Namespace) -> int:
         return 2
 
 
-_COMMANDS = {"info": _info, "bench": _bench, "replay": _replay}
+_COMMANDS = {"info": _info, "doctor": _doctor, "bench": _bench, "replay": _replay}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,6 +187,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     info = commands.add_parser("info", help="print versions, devices and limits")
     info.add_argument(
+        "--json", action="store_true", help="print one JSON object instead"
+    )
+    doctor = commands.add_parser(
+        "doctor",
+        help="look for what slows this machine down, and say what to do",
+        description="Look at driver, devices, link, container and settings, and measure "
+        "the link for a second. Each finding is ok, a note or a problem, with what to do. "
+        "Exit status: 0 without problems, 1 with.",
+    )
+    doctor.add_argument(
         "--json", action="store_true", help="print one JSON object instead"
     )
     bench = commands.add_parser(

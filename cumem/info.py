@@ -47,17 +47,22 @@ def collect() -> dict[str, Any]:
     """
     backend = cumem.backend()
     return {
-        "versions": {
-            "cumem": cumem.__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "driver": _dotted(cumem.driver_version()),
-            "runtime": _dotted(cumem.BUILT_RUNTIME),
-            "oldest_driver": _dotted(cumem.OLDEST_DRIVER),
-        },
+        "versions": versions() | {"driver": _dotted(cumem.driver_version())},
         "backend": {"name": backend, "reason": cumem.emulation_reason()},
         "devices": [_device(index) for index in range(cumem.device_count())],
         "machine": machine(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """What is known without a driver; its own version is None."""
+    return {
+        "cumem": cumem.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "driver": None,
+        "runtime": _dotted(cumem.BUILT_RUNTIME),
+        "oldest_driver": _dotted(cumem.OLDEST_DRIVER),
     }
 
 
@@ -83,7 +88,7 @@ def machine() -> dict[str, Any]:
         "huge_pages": _selected("/sys/kernel/mm/transparent_hugepage/enabled"),
         "cgroup_limit_nbytes": limit,
         "cgroup_used_nbytes": used,
-        "pinned_limit_nbytes": get_limit("pinned"),
+        "pinned_limit_nbytes": _pinned_limit(),
         "memlock_soft_nbytes": _finite(soft),
         "memlock_hard_nbytes": _finite(hard),
         "numa_nodes": _numa_nodes(),
@@ -326,7 +331,8 @@ def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _read(path: str | Path) -> str | None:
+def read_text(path: str | Path) -> str | None:
+    """A small file of the kernel, stripped; None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -335,7 +341,7 @@ def _read(path: str | Path) -> str | None:
 
 def _selected(path: str) -> str | None:
     """Find the bracketed word of a sysfs choice: ``always [madvise] never``."""
-    match = re.search(r"\[(\w+)\]", _read(path) or "")
+    match = re.search(r"\[(\w+)\]", read_text(path) or "")
     return match[1] if match else None
 
 
@@ -346,36 +352,46 @@ def _kib_table(text: str) -> dict[str, int]:
 
 
 def _meminfo() -> dict[str, int]:
-    return _kib_table(_read("/proc/meminfo") or "")
+    return _kib_table(read_text("/proc/meminfo") or "")
 
 
 def _cpu_name() -> str:
-    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo") or "", re.M)
+    match = re.search(
+        r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo") or "", re.M
+    )
     return match[1] if match else platform.processor() or platform.machine()
+
+
+def _pinned_limit() -> int | None:
+    """None as well where the driver does not open, which `collect` says first."""
+    try:
+        return get_limit("pinned")
+    except cumem.CudaError:
+        return None
 
 
 def _numa_nodes() -> list[dict[str, Any]]:
     nodes = []
     for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
-        memory = _kib_table(_read(folder / "meminfo") or "")
+        memory = _kib_table(read_text(folder / "meminfo") or "")
         nodes.append(
             {
                 "index": int(folder.name.removeprefix("node")),
                 "memory_total_nbytes": memory.get("MemTotal"),
-                "cores": _read(folder / "cpulist") or "none",
+                "cores": read_text(folder / "cpulist") or "none",
             }
         )
     return sorted(nodes, key=lambda node: int(node["index"]))
 
 
 def _pci_numa_node(bus: str) -> int | None:
-    text = _read(Path("/sys/bus/pci/devices") / bus.lower() / "numa_node")
+    text = read_text(Path("/sys/bus/pci/devices") / bus.lower() / "numa_node")
     return int(text) if text is not None and text.isdecimal() else None
 
 
 def _cgroup_memory() -> tuple[int | None, int | None]:
     """Tightest memory limit above this process and the use counted against it."""
-    for line in (_read("/proc/self/cgroup") or "").splitlines():
+    for line in (read_text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             names = ("memory.max", "memory.current")
@@ -398,7 +414,7 @@ def _tightest(
     best: tuple[int | None, int | None] | None = None
     folder = Path(path.strip("/"))
     for level in (folder, *folder.parents):
-        limit_text, used_text = (_read(root / level / name) for name in names)
+        limit_text, used_text = (read_text(root / level / name) for name in names)
         used = (
             int(used_text) if used_text is not None and used_text.isdecimal() else None
         )

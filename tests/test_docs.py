@@ -22,6 +22,7 @@ import cumem
 from cumem import (
     bench,
     cli,
+    doctor,
     info,
     replay,
     safetensors,
@@ -29,6 +30,8 @@ from cumem import (
 )
 from cumem.bench import cases as bench_cases
 from cumem.bench import report as bench_report
+from cumem.doctor import checks as doctor_checks
+from cumem.doctor import facts as doctor_facts
 from cumem.extension import hints
 from cumem.integrations import torch as integrations_torch
 from cumem.replay import allocators as replay_allocators
@@ -44,6 +47,7 @@ PAGES = sorted(
 )
 MODULES = (
     *(bench, bench_cases, bench_report, cli, info, integrations_torch, units),
+    *(doctor, doctor_checks, doctor_facts),
     *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
     *(safetensors, safetensors_format, safetensors_save),
 )

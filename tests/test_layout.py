@@ -61,6 +61,8 @@ PACKAGE_LAYERS = [
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},
     {"info", "bench", "bench.cases", "bench.report"},
+    {"doctor.checks", "doctor.facts"},
+    {"doctor"},
     {"choosing"},
     {"replay.npz"},
     {"replay.trace", "replay.report"},
