@@ -416,6 +416,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
     ),
     "peers": ("CUMEM_EMULATED_PEERS", _count(1), "0 or 1"),
     "concurrent": ("CUMEM_EMULATED_CONCURRENT", _count(1), "0 or 1"),
+    "nvtx": ("CUMEM_NVTX", _count(1), "0 or 1"),
 }
 
 
@@ -442,6 +443,7 @@ def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bo
     """
     settings: dict[str, Any] = dict(_EMULATED)
     settings |= {"backend": None, "peers": True, "concurrent": True, "faults": False}
+    settings["nvtx"] = False
     for name, (variable, read, expected) in _VARIABLES.items():
         if text := os.environ.get(variable):
             try:
@@ -455,6 +457,10 @@ def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bo
             raise TypeError(f"there is no setting {name!r}")
         if value is not None:
             settings[name] = value
+    if settings["nvtx"]:
+        from cumem.extension import nvtx
+
+        nvtx.attach()
     backend = settings["backend"]
     return (
         backend != "emulated",

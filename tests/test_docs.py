@@ -236,7 +236,7 @@ VARIABLES = {
         *(f"TRANSFER_{name}" for name in ("THREADS", "CHUNK", "DEPTH", "RING")),
         *(f"TRANSFER_STAGED_{way}" for way in ("UP", "DOWN")),
         *(f"TRANSFER_{name}" for name in ("QUICK", "BOUNCE")),
-        "CALIBRATION",
+        *("CALIBRATION", "NVTX"),
     ),
 }
 

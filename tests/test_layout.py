@@ -25,7 +25,8 @@ SUB_LAYERS = {
 }
 PACKAGE_LAYERS = [
     {"_core", "error_codes"},
-    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"},
+    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"}
+    | {"extension.nvtx"},
     {"extension.hints"},
     {
         "extension.arguments",

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "base/checked_math.h"
+#include "base/nvtx.h"
 #include "pool/private.h"
 #include "runtime/scope.h"
 
@@ -574,6 +575,7 @@ open_source(cm_pool *pool)
 cm_status
 cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
 {
+    CM_NVTX("grow", size);
     if (pool->source == NULL) {
         CM_TRY(open_source(pool));
     }

@@ -8,6 +8,7 @@
 
 #include "base/checked_math.h"
 #include "base/machine.h"
+#include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -137,6 +138,11 @@ run(cm_state *state, const page_call *wanted, PyObject *tuple)
         for (Py_ssize_t i = 0; i < most; i++) {
             cm_storage_pin(storage_at(tuple, i));
         }
+        uint64_t total = 0;
+        for (uint64_t i = 0; i < count; i++) {
+            total += nbytes[i];
+        }
+        CM_NVTX(doing[wanted->work] + sizeof("while"), total);
         cm_state_enter(state);
         cm_status status = CM_WITHOUT_GIL(
             CM_ON_DEVICE(rt, home, submit(rt, wanted, addresses, nbytes, count)));

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/backoff.h"
+#include "base/nvtx.h"
 #include "python/buffer/buffer_object.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
@@ -175,6 +176,7 @@ static int
 wait_for_writer(cm_storage *storage, cm_ticket *ticket)
 {
     cm_status status;
+    CM_NVTX("wait for buffer", storage->nbytes);
     if (!cm_wait_for_ticket(ticket, cm_ticket_wait, UINT64_MAX, NULL, 0, &status)) {
         return -1;
     }
@@ -217,6 +219,7 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
     }
     uint64_t event;
     bool waited = true;
+    CM_NVTX("wait for buffer", storage->nbytes);
     cm_status status = CM_WITHOUT_GIL(mark_stream(stream, &event));
     if (cm_is_ok(status)) {
         waited = cm_wait_polling(stream->rt, stream->device,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/checked_math.h"
+#include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
@@ -529,6 +530,7 @@ run(many_call *self)
 {
     cm_call *call = &self->call;
     cm_ticket *ticket = NULL;
+    CM_NVTX("copy_many", 0);
     cm_engine *engine = cm_call_engine(self->state, self->any_devices);
     if (engine == NULL || cm_call_prepare(call, &self->request.common) < 0) {
         return NULL;

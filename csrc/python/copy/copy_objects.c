@@ -3,6 +3,7 @@
  * first, what must stay alive, and what must be remembered afterwards. */
 #include <string.h>
 
+#include "base/nvtx.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
 #include "python/copy/configure.h"
@@ -247,6 +248,15 @@ make_transfer(copy_call *call, cm_ticket *ticket)
                                         call->src_object);
 }
 
+static uint64_t
+count_nbytes(const cm_region *region)
+{
+    int64_t count;
+    return cm_is_ok(cm_region_count(region, &count))
+               ? (uint64_t)(count * region->itemsize)
+               : 0;
+}
+
 static PyObject *
 run(copy_call *call)
 {
@@ -254,6 +264,7 @@ run(copy_call *call)
     bool blocking = call->call.blocking;
     bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
+    CM_NVTX(blocking ? "copy" : "copy_async", count_nbytes(&call->dst.region));
     cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || cm_configure_look_for(state, &call->request) < 0
         || cm_call_prepare(&call->call, &call->request) < 0) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
+#include "base/nvtx.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
@@ -161,6 +162,7 @@ run_call(file_call *call)
         return NULL;
     }
     cm_file_failure failure;
+    CM_NVTX(call->request.writes ? "write file" : "read file", call->nbytes);
     cm_call_let_go(&call->call);
     cm_status status = cm_engine_transfer_file(engine, &call->request, &failure);
     cm_call_take_back(&call->call);

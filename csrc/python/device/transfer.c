@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Transfer: a copy that may still be running. */
+#include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -132,6 +133,7 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
         || cm_progress_open(values[1], "copy", &progress) < 0) {
         return NULL;
     }
+    CM_NVTX("wait for copy", read_info(op).nbytes);
     (void)wait_and_tell(self, values[0], &progress);
     return cm_progress_close(&progress) < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/backoff.h"
+#include "base/nvtx.h"
 #include "runtime/scope.h"
 
 /* -- signals ----------------------------------------------------------------------- */
@@ -92,6 +93,7 @@ cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
             cm_status (*synchronize)(cm_runtime *rt, uint64_t handle), uint64_t handle,
             bool naps, cm_status *out)
 {
+    CM_NVTX("wait", 0);
     *out = cm_ok();
     if (cm_sees_signals() && !cm_wait_polling(rt, device, query, handle, naps, out)) {
         return false;
@@ -219,6 +221,7 @@ end_wait(cm_state *state, device_wait *wait, cm_status *out)
 bool
 cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out)
 {
+    CM_NVTX("wait for device", 0);
     *out = cm_ok();
     device_wait *wait = cm_sees_signals() ? begin_wait(rt, device) : NULL;
     if (wait == NULL) {

@@ -3,6 +3,7 @@
  * ending a job before it has begun, and ending the engine with all of them.
  * A thread is started when there is a job and nobody idle, up to CM_MAX_JOB_THREADS. A
  * job that has to wait leaves it to others. */
+#include "base/nvtx.h"
 #include "runtime/scope.h"
 #include "transfer/run/run.h"
 
@@ -12,6 +13,7 @@ static void
 run_job(cm_engine *engine, cm_job *job, cm_status status)
 {
     const cm_ticket *ticket = job->ticket;
+    CM_NVTX("background copy", ticket->nbytes);
     job->in_background = true;
     job->wait = CM_WAIT_NONE;
     if (cm_ticket_is_stopped(ticket) && !ticket->started) {

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is done, as ranges of the calling thread in a profiler's timeline. The tool is
+ * the process's: cumem/extension/nvtx.py, which knows NVTX, attaches it, and it
+ * stays. */
+#pragma once
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct cm_nvtx_tool {
+    int (*push)(void *domain, const void *attributes);
+    int (*pop)(void *domain);
+    void *domain;
+} cm_nvtx_tool;
+
+extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL: nobody listens */
+
+const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);
+void cm_nvtx_pop(const cm_nvtx_tool *const *tool);
+
+/* From here to the end of the block: "copy 64 MiB"; no size where it is 0. */
+#define CM_NVTX(what, nbytes)                                                          \
+    __attribute__((cleanup(cm_nvtx_pop))) const cm_nvtx_tool *const range_ =           \
+        atomic_load(&cm_nvtx_tool_now) ? cm_nvtx_push(what, nbytes) : NULL
