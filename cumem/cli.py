@@ -152,6 +152,7 @@ def _bench(options: argparse.Namespace) -> int:
         plot=options.plot,
         max_nbytes=options.max_size,
         keep=options.keep,
+        verbose=options.verbose,
     )
     try:
         return bench.main(wishes)
@@ -204,9 +205,14 @@ def _parser() -> argparse.ArgumentParser:
         help="measure copies and allocations, and say which memory to use here",
         description="Measure this machine with verified data: copies between host and "
         "device, both directions at once, allocation, and the processor's own access, "
-        "for each kind of memory; with one line of advice per row.",
+        "for each kind of memory; with advice from the figures of a real GPU.",
     )
     bench.add_argument("--quick", action="store_true", help="fewer sizes: some seconds")
+    bench.add_argument(
+        "--verbose",
+        action="store_true",
+        help="all sizes, spreads, shares of the ceiling, and advice for each row",
+    )
     bench.add_argument(
         "--device", type=int, default=0, metavar="N", help="index of the device (0)"
     )

@@ -166,7 +166,9 @@ def test_ceiling_is_the_runtimes_own_rate() -> None:
     assert report.ceiling("h2d") == pytest.approx(50)
     assert report.ceiling("d2h") == pytest.approx(40)
     assert report.percent(report.results[2]) == pytest.approx(98)
-    assert "% of 50.0 GB/s, plain cudaMemcpyAsync of 1 MiB here" in report.render()
+    said = "plain cudaMemcpyAsync of 1 MiB here"
+    assert f"% of 50.0 GB/s, {said}" in report.render(verbose=True)
+    assert f"\nceiling: {said}\n" in report.render()
     assert report.as_data()["ceiling_source"]["d2h"].startswith("plain cudaMemcpyAsync")
     assert report.percent(raw["h2d"]) is None
 
@@ -184,7 +186,8 @@ def test_ceiling_that_was_not_measured_is_the_best_pinned_rate() -> None:
     assert report.ceiling("d2h") == pytest.approx(40)
     percent = report.percent(report.results[0])
     assert percent == pytest.approx(10)
-    assert "% of 50.0 GB/s, best pinned rate here" in report.render()
+    assert "% of 50.0 GB/s, best pinned rate here" in report.render(verbose=True)
+    assert "\nceiling: best pinned rate here\n" in report.render()
 
 
 def test_advice_names_the_fastest_kind() -> None:
@@ -314,13 +317,70 @@ def test_table_is_aligned_and_has_one_advice_per_row() -> None:
     results = [
         copied(kind, 50, size) for kind in COPY_KINDS for size in (4 * KIB, 256 * MIB)
     ]
-    lines = Report(results).render().splitlines()
+    lines = Report(results).render(verbose=True).splitlines()
     rows = [line for line in lines if "±" in line and "iB  " in line]
     assert len(rows) == 2
     assert len({line.index("50.0") for line in rows}) == 1
     after = [lines[lines.index(row) + 1] for row in rows]
     assert all(line.strip().startswith("use ") for line in after)
     assert max(len(line) for line in lines) <= 100
+
+
+def results_of_an_h200() -> list[Result]:
+    path = Path(__file__).parent.parent / "benchmarks" / "results" / "bench-h200.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+    names = Result.__dataclass_fields__
+    return [Result(**{name: row[name] for name in names}) for row in rows]
+
+
+def test_report_is_a_screen_with_the_figures_and_what_follows() -> None:
+    report = Report(results_of_an_h200())
+    lines = report.render().splitlines()
+    assert len(lines) <= 24
+    table = lines[: lines.index("")]
+    assert max(map(len, table)) <= 100
+    sizes = [line[15:23].strip() for line in table[1:9]]
+    assert sizes == ["4 KiB", "64 KiB", "4 MiB", "256 MiB"] * 2
+    ends = {line.split("iB")[0]: line.split() for line in table[1:]}
+    assert ends["host → device     4 K"][-1] == "55.4"  # the ceiling
+    assert table[3].split()[2:5] == ["31.4", "48.8", "48.4"]
+    advice = lines[len(table) + 1 :]
+    assert advice[0] == (
+        "host → device: pageable up to 16 KiB, then pinned (2.0 times as fast at 256 KiB)"
+    )
+    assert "both directions: use two streams, for pinned, mapped" in advice
+    assert any(
+        line.startswith("allocation: allocate once and reuse") for line in advice
+    )
+
+
+def test_report_names_what_to_avoid_on_the_host() -> None:
+    results = [accessed(kind, what, 10) for kind in COPY_KINDS for what in ("write",)]
+    slow = {"write-combined": 0.2}
+    results += [accessed(kind, "read", slow.get(kind, 10)) for kind in COPY_KINDS]
+    text = Report(results).render()
+    assert "write-combined: avoid on the host: reading is 50 times slower" in text
+
+
+def test_wrong_data_shows_in_the_short_table() -> None:
+    report = Report([copied("pageable", 9), copied("pinned", 54, verified=False)])
+    (row,) = (
+        line for line in report.render().splitlines() if "host → device  " in line
+    )
+    assert "9.00" in row
+    assert "WRONG" in row
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_figures_of_emulation_advise_nothing(verbose: bool) -> None:
+    results = results_of_an_h200()
+    told, silent = (Report(results, advises) for advises in (True, False))
+    words = ("pinned (2.0", "use two streams", "allocate once", "use pinned")
+    assert any(word in told.render(verbose) for word in words)
+    assert not any(word in silent.render(verbose) for word in words)
+    assert ("advise nothing" in silent.render(verbose)) or verbose
+    assert {row["advice"] for row in silent.as_data()["results"]} == {None}
+    assert all(row["advice"] for row in told.as_data()["results"])
 
 
 # -- the whole -------------------------------------------------------------------------
@@ -396,7 +456,7 @@ def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) ->
     assert len(data["results"]) == bench_cases.count(TINY)
     first = data["results"][0]
     assert first["verified"] is True
-    assert first["advice"]
+    assert first["advice"] is None  # of the emulated device
     assert first["gbps"] == pytest.approx(first["nbytes"] / first["seconds"] / 1e9)
 
 

@@ -133,8 +133,18 @@ def test_bench_runs_and_saves(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "host → device" in done.stdout
-    assert "use " in done.stdout
+    assert "figures of emulation advise nothing" in done.stdout
+    assert "use " not in done.stdout
+    assert "±" not in done.stdout
     assert json.loads(path.read_text(encoding="utf-8"))["plan"]["quick"] is True
+
+
+def test_bench_verbose_has_spreads_and_shares_of_the_ceiling() -> None:
+    done = run("bench", "--quick", "--verbose", "--max-size", "4KiB")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "±" in done.stdout
+    assert "% of" in done.stdout
+    assert "use " not in done.stdout  # the device is emulated
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ class Options:
         Leave out larger copies.
     keep : bool
         Keep the results for `recommend`, in the user's cache directory.
+    verbose : bool
+        Print all sizes, spreads and the advice of each row.
     """
 
     quick: bool = False
@@ -63,6 +65,7 @@ class Options:
     plot: str | None = None
     max_nbytes: int | None = None
     keep: bool = False
+    verbose: bool = False
 
 
 def make_plan(options: Options, room: int) -> Plan:
@@ -144,11 +147,13 @@ def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
         print(f"copies end at {format_nbytes(plan.sizes[-1])}: not enough free memory")
     print(flush=True)
     started = datetime.now(UTC)
-    report = Report(_with_progress(cases.run(plan), cases.count(plan)))
+    results = _with_progress(cases.run(plan), cases.count(plan))
+    report = Report(results, advises=not device.emulated)
     seconds = (datetime.now(UTC) - started).total_seconds()
-    print(report.render())
+    print(report.render(options.verbose))
     _save(options, report, facts, plan, started)
-    print(f"took {seconds:.1f} s")
+    more = "" if options.verbose else "; --verbose prints all sizes and spreads"
+    print(f"took {seconds:.1f} s{more}")
     return 1 if report.failures else 0
 
 

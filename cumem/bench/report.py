@@ -18,6 +18,9 @@ PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 DIRECTIONS: Final = {"h2d": "host → device", "d2h": "device → host"}
 _LABEL = 9  # columns of the first field
 _CELL = 18
+_SHORT_SIZES = 4  # of the short table
+_SHORT_CELL = 11
+_SHORT: Final = {"write-combined": "w-combined"}
 _SAME = 1.05  # two rates closer than this are called equal, or than their spreads
 # Curves that lie on each other must all be seen: each has its own width, dashes and
 # hollow or full marks, and those named later are drawn above, with more gaps.
@@ -44,10 +47,13 @@ class Report:
     ----------
     results : iterable of Result
         What `cumem.bench.cases.run` gave.
+    advises : bool, default True
+        False for figures of the emulated device, which advise nothing.
     """
 
-    def __init__(self, results: Iterable[Result]) -> None:
+    def __init__(self, results: Iterable[Result], advises: bool = True) -> None:
         self.results = list(results)
+        self.advises = advises
         self._by_key: dict[_Key, Result] = {
             (result.group, result.what, result.kind, result.nbytes): result
             for result in self.results
@@ -115,28 +121,15 @@ class Report:
 
     def advise_copy(self, what: str, nbytes: int) -> str:
         """Say which memory to use for one size and direction, from figures alone."""
-        found = [
-            result
-            for kind in COPY_KINDS
-            if (result := self.find("copy", what, kind, nbytes)) is not None
-            and result.verified
-        ]
-        # Managed memory is moved and not copied: afterwards the other side has it no more,
-        # so its rate is shown but says nothing of which memory to copy from.
-        usable = [
-            result
-            for result in found
-            if result.kind != "managed" and self._reads_well(what, result.kind)
-        ]
-        if not usable:
+        chosen = self._choose(what, nbytes)
+        if chosen is None:
             return "nothing could be measured"
-        top = max(usable, key=lambda result: result.gbps)
+        best, top = chosen
         plain = self.find("copy", what, "pageable", nbytes)
-        best = _simplest(usable, top, plain)
         slow = [
             result.kind
-            for result in found
-            if result.kind != "managed" and not self._reads_well(what, result.kind)
+            for result in self._copies(what, nbytes)
+            if not self._reads_well(what, result.kind)
         ]
         note = f"; {', '.join(slow)} is too slow to read here" if slow else ""
         if plain is None:
@@ -150,6 +143,31 @@ class Report:
             )
         times = f"{plain.seconds / best.seconds:.1f} times as fast as pageable"
         return f"use {best.kind}: {times}{self._payback(best, plain)}{note}"
+
+    def _copies(self, what: str, nbytes: int) -> list[Result]:
+        """Those that arrived. Managed memory is moved and not copied: afterwards the other
+        side has it no more, so its rate is shown but says nothing of what to copy from.
+        """
+        return [
+            result
+            for kind in COPY_KINDS
+            if (result := self.find("copy", what, kind, nbytes)) is not None
+            and result.verified
+            and kind != "managed"
+        ]
+
+    def _choose(self, what: str, nbytes: int) -> tuple[Result, Result] | None:
+        """The kind to use for one size and direction, and the fastest."""
+        usable = [
+            result
+            for result in self._copies(what, nbytes)
+            if self._reads_well(what, result.kind)
+        ]
+        if not usable:
+            return None
+        top = max(usable, key=lambda result: result.gbps)
+        plain = self.find("copy", what, "pageable", nbytes)
+        return _simplest(usable, top, plain), top
 
     def _reads_well(self, what: str, kind: str) -> bool:
         """Whether the host reads the kind at least half as fast as ordinary memory."""
@@ -239,15 +257,24 @@ class Report:
 
     # -- text --------------------------------------------------------------------------
 
-    def render(self) -> str:
-        """Aligned tables with one line of advice per row.
+    def render(self, verbose: bool = False) -> str:
+        """One table and some lines of advice.
+
+        Parameters
+        ----------
+        verbose : bool, default False
+            All sizes, spreads and shares of the ceiling instead, in a table for each
+            group, with one line of advice per row.
 
         Returns
         -------
         str
             Lines without a trailing newline.
         """
-        lines: list[str] = []
+        if not verbose:
+            lines = self._summary_table() + self._summary_advice() + self._notes()
+            return "\n".join(lines)
+        lines = []
         for what in DIRECTIONS:
             lines += self._copy_table(what)
         lines += self._both_table() + self._allocate_table() + self._host_table()
@@ -266,8 +293,110 @@ class Report:
         for nbytes in sizes:
             cells = [self._copy_cell("copy", what, kind, nbytes) for kind in COPY_KINDS]
             lines.append(_line(format_nbytes(nbytes), cells))
-            lines.append(_advice(self.advise_copy(what, nbytes)))
+            if self.advises:
+                lines.append(_advice(self.advise_copy(what, nbytes)))
         return [*lines, ""]
+
+    # one table of all kinds, and what follows from it
+
+    def _summary_table(self) -> list[str]:
+        lines = [_short_line("GB/s (median)", "", [*ALLOCATE_KINDS, "ceiling"])]
+        for what, name in DIRECTIONS.items():
+            for i, nbytes in enumerate(_some(self.sizes("copy"))):
+                cells = [self._rate_cell("copy", what, k, nbytes) for k in COPY_KINDS]
+                ceiling = "" if i else _rate(self.ceiling(what))
+                lines.append(
+                    _short_line("" if i else name, nbytes, [*cells, "", ceiling])
+                )
+        for name, group, what in (
+            ("both directions", "both", "both"),
+            ("host writes", "host", "write"),
+            ("host reads", "host", "read"),
+            ("allocate: first", "allocate", "first"),
+            ("from the pool", "allocate", "again"),
+        ):
+            for nbytes in self.sizes(group)[-1:]:
+                cell = self._seconds_cell if group == "allocate" else self._rate_cell
+                cells = [cell(group, what, kind, nbytes) for kind in ALLOCATE_KINDS]
+                lines.append(_short_line(name, nbytes, cells))
+        if self.sizes("copy"):
+            lines.append(f"ceiling: {self.ceiling_source('h2d')}")
+        return [*lines, ""]
+
+    def _rate_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
+        result = self.find(group, what, kind, nbytes)
+        if result is None:
+            return ""
+        return _rate(result.gbps) if result.verified else "WRONG"
+
+    def _seconds_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
+        result = self.find(group, what, kind, nbytes)
+        if result is None:
+            return ""
+        return format_seconds(result.seconds) if result.verified else "WRONG"
+
+    def _summary_advice(self) -> list[str]:
+        if not self.advises:
+            return ["figures of emulation advise nothing", ""]
+        lines = [
+            f"{name}: {text}"
+            for what, name in DIRECTIONS.items()
+            if (text := self._advise_direction(what))
+        ]
+        for name, group, advise, start in (
+            ("both directions", "both", self.advise_both, "use two streams"),
+            ("allocation", "allocate", self.advise_allocate, "allocate once"),
+            ("the host", "host", lambda kind, _: self.advise_host(kind), "avoid"),
+        ):
+            for nbytes in self.sizes(group)[-1:]:
+                told = {
+                    kind: text
+                    for kind in ALLOCATE_KINDS
+                    if (text := advise(kind, nbytes)).startswith(start)
+                }
+                lines += self._name_kinds(name, told)
+        return [*lines, ""]
+
+    def _advise_direction(self, what: str) -> str:
+        """Which kind from which size on: "pageable up to 64 KiB, then pinned (...)"."""
+        runs: list[tuple[str, list[int]]] = []
+        for nbytes in self.sizes("copy"):
+            chosen = self._choose(what, nbytes)
+            if chosen is None:
+                continue
+            kind = chosen[0].kind
+            if not runs or runs[-1][0] != kind:
+                runs.append((kind, []))
+            runs[-1][1].append(nbytes)
+        parts = []
+        for i, (kind, sizes) in enumerate(runs):
+            until = "" if i == len(runs) - 1 else f" up to {format_nbytes(sizes[-1])}"
+            parts.append(f"{kind}{until}{self._gain(what, kind, sizes)}")
+        return ", then ".join(parts)
+
+    def _gain(self, what: str, kind: str, sizes: list[int]) -> str:
+        """The most that a kind gains over ordinary memory, and where."""
+        gains = [
+            (plain.seconds / mine.seconds, nbytes)
+            for nbytes in sizes
+            if (plain := self.find("copy", what, "pageable", nbytes)) is not None
+            and (mine := self.find("copy", what, kind, nbytes)) is not None
+        ]
+        if kind == "pageable" or not gains:
+            return ""
+        gain, nbytes = max(gains)
+        where = f" at {format_nbytes(nbytes)}" if len(sizes) > 1 else ""
+        return f" ({gain:.1f} times as fast{where})"
+
+    @staticmethod
+    def _name_kinds(name: str, told: dict[str, str]) -> list[str]:
+        """One line for all kinds of which the same is said, figures aside."""
+        if not told:
+            return []
+        if name == "the host":
+            return [f"{kind}: {text}" for kind, text in told.items()]
+        verb = next(iter(told.values())).partition(":")[0]
+        return [f"{name}: {verb}, for {', '.join(told)}"]
 
     def _copy_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
         result = self.find(group, what, kind, nbytes)
@@ -291,7 +420,8 @@ class Report:
         for nbytes in sizes:
             for kind in BOTH_KINDS:
                 cell = self._copy_cell("both", "both", kind, nbytes)
-                lines.append(_row(nbytes, kind, cell, self.advise_both(kind, nbytes)))
+                advice = self.advise_both(kind, nbytes) if self.advises else ""
+                lines.append(_row(nbytes, kind, cell, advice))
         return [*lines, ""]
 
     def _allocate_table(self) -> list[str]:
@@ -306,7 +436,7 @@ class Report:
                     for what in ("first", "again")
                 ]
                 cell = f"{cells[0]:>14}  {cells[1]:>14}"
-                advice = self.advise_allocate(kind, nbytes)
+                advice = self.advise_allocate(kind, nbytes) if self.advises else ""
                 lines.append(_row(nbytes, kind, cell, advice))
         return [*lines, ""]
 
@@ -320,7 +450,8 @@ class Report:
                 self._copy_cell("host", w, kind, sizes[-1]) for w in ("write", "read")
             ]
             cell = f"{cells[0]:<12}  {cells[1]:<12}"
-            lines.append(_row(sizes[-1], kind, cell, self.advise_host(kind)))
+            advice = self.advise_host(kind) if self.advises else ""
+            lines.append(_row(sizes[-1], kind, cell, advice))
         return [*lines, ""]
 
     def _time_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
@@ -363,7 +494,7 @@ class Report:
         dict
             ``ceiling_gbps`` and ``ceiling_source`` by direction, and ``results``: one
             object per case with its seconds, rate, percent of the ceiling and the
-            advice of its row.
+            advice of its row, None where figures advise nothing.
         """
         return {
             "ceiling_gbps": {what: self.ceiling(what) for what in DIRECTIONS},
@@ -379,7 +510,9 @@ class Report:
             "advice": self._advice_for(result),
         }
 
-    def _advice_for(self, result: Result) -> str:
+    def _advice_for(self, result: Result) -> str | None:
+        if not self.advises:
+            return None
         match result.group:
             case "ceiling":
                 return "what the rates of copies are held against"
@@ -492,7 +625,20 @@ def _advice(text: str) -> str:
 
 
 def _row(nbytes: int, kind: str, cell: str, advice: str) -> str:
-    return f"{format_nbytes(nbytes):>{_LABEL}}  {kind:<15} {cell:<{_CELL}}  {advice}"
+    size = format_nbytes(nbytes)
+    return f"{size:>{_LABEL}}  {kind:<15} {cell:<{_CELL}}  {advice}".rstrip()
+
+
+def _some(sizes: list[int]) -> list[int]:
+    """Four of them at most: the ends, and two that lie evenly between."""
+    count = min(len(sizes), _SHORT_SIZES)
+    return [sizes[i * (len(sizes) - 1) // max(1, count - 1)] for i in range(count)]
+
+
+def _short_line(name: str, nbytes: int | str, cells: Sequence[str]) -> str:
+    size = nbytes if isinstance(nbytes, str) else format_nbytes(nbytes)
+    fields = "".join(f"{_SHORT.get(cell, cell):>{_SHORT_CELL}}" for cell in cells)
+    return f"{name:<15}{size:>8}{fields}".rstrip()
 
 
 def _rate(gbps: float) -> str:
