@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import ctypes
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from cumem.doctor import facts as doctor_facts
 
 ROOT = Path(__file__).parent.parent
 GIB = 1 << 30
+PR_SET_THP_DISABLE = 41
 Facts = dict[str, Any]
 
 
@@ -82,9 +84,10 @@ HEALTHY: Facts = {
         },
         "is_wsl": False,
         "libraries": ["/usr/lib/libcuda.so.580.65.06"],
-        "iommu_units": 0,
     },
     "container": {
+        "available_nbytes": 90 * GIB,
+        "has_huge_pages": True,
         "shm_nbytes": 64 * GIB,
         "shm_free_nbytes": 60 * GIB,
         "cpus": list(range(16)),
@@ -140,6 +143,7 @@ NO_GPU = (
     ("backend.reason", "no CUDA driver was found, or it is too old"),
     ("devices", []),
 )
+HALF = ("devices.0.bandwidth", {"up_gbps": 27.0, "down_gbps": 28.0})
 NO_NODES = dict.fromkeys(HEALTHY["kernel"]["nodes"], "missing")
 TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
     (
@@ -255,14 +259,14 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
     ),
     (
         "link",
-        (("devices.0.link.current_lanes", 8),),
+        (("devices.0.link.current_lanes", 8), HALF),
         "problem",
         "8 lanes of 16 (PCIe 5.0 x8 of PCIe 5.0 x16), so copies take 2 times as long",
         "slot",
     ),
     (
         "link",
-        (("devices.0.link.current_gtps", 16.0),),
+        (("devices.0.link.current_gtps", 16.0), HALF),
         "problem",
         "runs as PCIe 4.0 x16 and could as PCIe 5.0 x16",
         "BIOS",
@@ -307,10 +311,22 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
     ),
     (
         "bandwidth",
-        (("devices.0.bandwidth", {"error": "cudaMalloc: out of memory"}),),
-        "problem",
+        (
+            (
+                "devices.0.bandwidth",
+                {"error": "cudaMalloc: out of memory", "is_short": True},
+            ),
+        ),
+        "note",
         "no copy could be measured: cudaMalloc: out of memory",
         "free memory",
+    ),
+    (
+        "bandwidth",
+        (("devices.0.bandwidth", {"error": "launch failed", "is_short": False}),),
+        "problem",
+        "no copy could be measured: launch failed",
+        "dmesg",
     ),
     (
         "managed",
@@ -371,16 +387,16 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
     ),
     (
         "cgroup",
-        (("machine.cgroup_used_nbytes", 99 * GIB),),
+        (("container.available_nbytes", GIB),),
         "problem",
-        "allows 100 GiB, of which 1 GiB are left",
+        "allows 100 GiB, of which 1 GiB can still be had",
         "docker --memory",
     ),
     (
         "cgroup",
-        (("machine.cgroup_used_nbytes", 95 * GIB),),
+        (("container.available_nbytes", 5 * GIB),),
         "note",
-        "5 GiB are left",
+        "5 GiB can still be had",
         "docker --memory",
     ),
     (
@@ -404,6 +420,13 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "note",
         "transparent huge pages are off",
         "echo madvise",
+    ),
+    (
+        "huge pages",
+        (("container.has_huge_pages", False),),
+        "note",
+        "switched off for this process",
+        "PR_SET_THP_DISABLE",
     ),
     (
         "growth",
@@ -512,6 +535,18 @@ def test_a_link_that_is_not_told_is_judged_by_the_links_that_there_are() -> None
     finding = found(facts, "bandwidth")
     assert finding.status == "ok"
     assert finding.text.endswith("PCIe 5.0 x16 gives about 54.8")
+
+
+def test_a_link_that_is_slower_than_its_copies_is_not_believed() -> None:
+    """As a virtual machine tells of one that is passed through, and Grace of NVLink."""
+    facts = changed(
+        ("devices.0.link.current_gtps", 2.5), ("devices.0.link.current_lanes", 1)
+    )
+    assert found(facts, "link").status == "note"
+    assert found(facts, "bandwidth").status == "ok"
+    facts = changed(("devices.0.link.current_gtps", 16.0), HALF)
+    assert found(facts, "link").status == "problem"
+    assert found(facts, "bandwidth").status == "ok"
 
 
 def test_no_gpu_is_no_problem() -> None:
@@ -637,7 +672,9 @@ def test_bandwidth_is_measured_and_leaves_nothing_behind(runtime) -> None:
 
 def test_bandwidth_that_cannot_be_measured_is_an_error_and_no_failure(runtime) -> None:
     with cumem.limit("device", "1MiB"):
-        assert "error" in doctor_facts.bandwidth(0, 0.01, 4 << 20)
+        found = doctor_facts.bandwidth(0, 0.01, 4 << 20)
+        assert "device" in found["error"]
+        assert found["is_short"] is True
 
 
 def test_a_driver_that_does_not_open_is_a_finding(
@@ -718,6 +755,17 @@ def test_command_with_low_memlock_and_two_cores_names_both() -> None:
     assert said["cpus"]["values"]["usable"] == len(few)
 
 
+def test_command_without_huge_pages_names_who_takes_them() -> None:
+    libc = ctypes.CDLL(None)
+
+    def provoke() -> None:
+        assert libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+
+    said = findings(command("--json", before=provoke))
+    assert said["huge pages"]["status"] == "note"
+    assert "PR_SET_THP_DISABLE" in said["huge pages"]["cure"]
+
+
 def test_command_with_an_old_driver_names_what_it_lacks() -> None:
     said = findings(command("--json", CUMEM_EMULATED_DRIVER="12.4"))
     assert said["calls"]["status"] == "note"
@@ -741,7 +789,7 @@ def test_command_without_any_device_still_looks_at_the_host() -> None:
 def test_command_with_a_problem_ends_with_1(
     emulated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = changed(("devices.0.link.current_lanes", 8))
+    facts = changed(("devices.0.link.current_lanes", 8), HALF)
     monkeypatch.setattr(doctor_facts, "collect", lambda **how: facts)
     assert cli.main(["doctor"]) == 1
     assert capsys.readouterr().out.endswith("\n1 problem, no notes\n")

@@ -116,7 +116,6 @@ def kernel(base: Path) -> dict[str, Any]:
         "nodes": {f"/{node.relative_to(base)}": _node_state(node) for node in nodes},
         "is_wsl": (base / "dev/dxg").exists(),
         "libraries": _mapped_drivers(base),
-        "iommu_units": len(list(base.glob("sys/class/iommu/*"))),
     }
 
 
@@ -179,7 +178,8 @@ def bandwidth(
                 opened.callback(pool.close)
             return _rates(index, seconds, nbytes, *pools)
         except cumem.CudaError as error:
-            return {"error": str(error).splitlines()[0]}
+            is_short = isinstance(error, cumem.OutOfMemoryError)
+            return {"error": str(error).splitlines()[0], "is_short": is_short}
 
 
 def _rates(
@@ -206,7 +206,11 @@ def _container(base: Path) -> dict[str, Any]:
         shm_free_nbytes: int | None = shm.f_frsize * shm.f_bavail
     except OSError:
         shm_nbytes = shm_free_nbytes = None
+    status = info.read_text(base / "proc/self/status") or ""
+    thp = re.search(r"^THP_enabled:\s*(\d)", status, re.M)
     return {
+        "available_nbytes": _core._host_memory()[1],
+        "has_huge_pages": thp is None or thp[1] != "0",
         "shm_nbytes": shm_nbytes,
         "shm_free_nbytes": shm_free_nbytes,
         "cpus": sorted(os.sched_getaffinity(0)),
