@@ -657,6 +657,12 @@ def test_frameworks_are_read_from_their_files(
     assert read["torch"] == {"name": "torch", "version": "2.11.0", "cuda": "13.0"}
     assert read["cupy"]["cuda"] == "12"
     assert read["tensorflow"]["cuda"] == "12.8"
+    distribution(tmp_path, "jax", "0.11.2")
+    (jax,) = (each for each in doctor_facts.frameworks() if each["name"] == "jax")
+    assert jax["cuda"] == "none"
+    distribution(tmp_path, "jax-cuda13-plugin", "0.11.2")
+    (jax,) = (each for each in doctor_facts.frameworks() if each["name"] == "jax")
+    assert jax["cuda"] == "13"
     write(tmp_path, "torch/version.py", "cuda: Optional[str] = None\n")
     (torch,) = (each for each in doctor_facts.frameworks() if each["name"] == "torch")
     assert torch["cuda"] == "none"

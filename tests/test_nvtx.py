@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -303,3 +304,60 @@ def test_sizes_are_written_as_people_read_them(tool: Path, tmp_path: Path) -> No
     texts = [t for t in pushed(seen(code, tool, tmp_path)) if re.match(r"copy \d", t)]
     wanted = ["1 B", "1023 B", "1 KiB", "1.5 KiB", "5 MiB"]
     assert texts == [f"copy {size}" for size in wanted]
+
+
+#: Through callbacks of CUPTI, which is a tool of NVIDIA's own, as profilers are made with.
+CUPTI = """
+    import ctypes, os, cumem, numpy as np
+
+    class Range(ctypes.Structure):
+        _fields_ = (
+            ("version_and_size", ctypes.c_uint32),
+            ("category_and_colours", ctypes.c_uint32 * 3),
+            ("payload_type", ctypes.c_uint32 * 2),
+            ("payload", ctypes.c_uint64),
+            ("message_type", ctypes.c_int32),
+            ("message", ctypes.c_char_p),
+        )
+
+    class Push(ctypes.Structure):
+        _fields_ = (("domain", ctypes.c_void_p), ("range", ctypes.POINTER(Range)))
+
+    class Data(ctypes.Structure):
+        _fields_ = (("function", ctypes.c_char_p), ("given", ctypes.POINTER(Push)))
+
+    seen = []
+
+    @ctypes.CFUNCTYPE(
+        None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(Data)
+    )
+    def note(user, domain, number, data):
+        if data.contents.function == b"nvtxDomainRangePushEx":
+            found = data.contents.given.contents.range.contents
+            seen.append((found.message.decode(), found.payload))
+
+    cupti = ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"])
+    subscriber = ctypes.c_void_p()
+    assert cupti.cuptiSubscribe(ctypes.byref(subscriber), note, None) == 0
+    assert cupti.cuptiEnableDomain(1, subscriber, 5) == 0  # CUPTI_CB_DOMAIN_NVTX
+    cumem.copy(cumem.empty_device(1 << 20, "u1"), np.ones(1 << 20, "u1"))
+    cumem.synchronize()
+    assert ("copy 1 MiB", 1 << 20) in seen, seen
+    assert ("wait for device", 0) in seen, seen
+"""
+
+
+def find_cupti() -> Path | None:
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
+    found = [lib for f in folders for lib in f.glob("*/lib/libcupti.so.1[0-9]")]
+    found += Path("/usr/local/cuda/extras/CUPTI/lib64").glob("libcupti.so.1[0-9]")
+    return min(found, default=None)
+
+
+@pytest.mark.gpu
+def test_nvidias_own_tool_sees_the_ranges(tmp_path: Path) -> None:
+    cupti = find_cupti()
+    if cupti is None:
+        pytest.skip("there is no libcupti")
+    seen(CUPTI, cupti, tmp_path, "cuda")

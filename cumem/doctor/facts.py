@@ -277,6 +277,8 @@ def _built_for(distribution: str, there: importlib.metadata.Distribution) -> str
         text = info.read_text(Path(str(there.locate_file("torch/version.py")))) or ""
         said = re.search(r"^cuda(?::[^=]*)?\s*=\s*(?:'([\d.]+)'|None)", text, re.M)
         return None if said is None else said[1] or "none"
+    if distribution == "jax":  # whose plugins for CUDA come before it in the list
+        return "none"
     for need in there.requires or ():
         if pinned := re.match(r"nvidia-cuda-runtime(?:-cu\d\d)?==(\d+\.\d+)", need):
             return pinned[1]
