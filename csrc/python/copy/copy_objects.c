@@ -248,15 +248,6 @@ make_transfer(copy_call *call, cm_ticket *ticket)
                                         call->src_object);
 }
 
-static uint64_t
-count_nbytes(const cm_region *region)
-{
-    int64_t count;
-    return cm_is_ok(cm_region_count(region, &count))
-               ? (uint64_t)(count * region->itemsize)
-               : 0;
-}
-
 static PyObject *
 run(copy_call *call)
 {
@@ -264,7 +255,12 @@ run(copy_call *call)
     bool blocking = call->call.blocking;
     bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
-    CM_NVTX(blocking ? "copy" : "copy_async", count_nbytes(&call->dst.region));
+    const cm_region *to = &call->dst.region;
+    int64_t count;
+    CM_NVTX(blocking ? "copy" : "copy_async",
+            cm_is_ok(cm_region_count(to, &count))
+                ? (uint64_t)count * (uint64_t)to->itemsize
+                : 0);
     cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || cm_configure_look_for(state, &call->request) < 0
         || cm_call_prepare(&call->call, &call->request) < 0) {
