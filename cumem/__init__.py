@@ -276,6 +276,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.hints": (),
     "extension.importing": (),
     "loading": ("prefetch",),
+    "notebook.objects": (),
     "managed": ("ManagedThrashWarning", "Residency", "prefetch_many", "tiles"),
     "memory": (
         "DeviceMemory",
@@ -374,6 +375,20 @@ def __getattr__(name: str) -> object:
     text = f"module 'cumem' has no attribute {name!r}"
     hint = _ELSEWHERE.get(name)
     raise AttributeError(text if hint is None else f"{text}; {hint}")
+
+
+def load_ipython_extension(shell: object) -> None:
+    """By ``%load_ext cumem`` in a notebook: see docs/notebooks.md."""
+    from cumem.notebook.magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: object) -> None:
+    """By ``%unload_ext cumem``."""
+    from cumem.notebook.magics import unload
+
+    unload(shell)
 
 
 def __dir__() -> list[str]:

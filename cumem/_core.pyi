@@ -616,6 +616,8 @@ class Buffer:
         """
     def __dir__(self) -> list[str]:
         """Names of members, without those that only say what to type in their place."""
+    def _repr_html_(self) -> str:
+        """What a notebook shows: all but the values, which it never reads."""
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
     def __complex__(self) -> complex:
@@ -1520,6 +1522,8 @@ class Transfer:
             ``nbytes``, ``progress_nbytes``, ``done``, ``cancelled``, ``seconds``,
             ``gbps`` and ``route``. Never blocks.
         """
+    def _repr_html_(self) -> str:
+        """What a notebook shows: progress, route and rate."""
     def _notify(self, fd: int, /) -> None: ...
     def _stop(self) -> None: ...
     def __await__(self) -> Generator[Any]: ...

@@ -39,6 +39,11 @@ class Answer:
             self, *(key for base in each for key in vars(base).get("_keys", ()))
         )
 
+    def _repr_html_(self) -> str:
+        from cumem.notebook.html import answer
+
+        return answer(self)
+
 
 def plain(answer: Any, *more: str) -> dict[str, Any]:
     """Public fields of a dataclass or a named tuple, and `more`, by their keys."""

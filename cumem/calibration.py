@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import os
 import pathlib
 import time
@@ -57,12 +56,10 @@ class Calibration(Answer):
         return f"cumem.Calibration, {self.source}\n{lines}"
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td>{name}</td><td>{html.escape(text)}</td></tr>"
-            for name, text in self._rows()
-        )
-        caption = f"cumem.Calibration, {self.source}"
-        return f"<table><caption>{caption}</caption>{cells}</table>"
+        from cumem.notebook.html import page, table
+
+        title = f"cumem.Calibration, {self.source}"
+        return page(title, table("", ["figure", "value"], self._rows()))
 
 
 def _text(name: str, value: float) -> str:

@@ -217,6 +217,11 @@ class Device:
         emulated = ", emulated" if _core._is_emulated() else ""
         return f"<cumem.Device {self._index}{emulated}>"
 
+    def _repr_html_(self) -> str:
+        from cumem.notebook.objects import device
+
+        return device(self)
+
 
 def make(index: int) -> Device:
     """Of an index that exists, for the extension, which keeps one of each."""

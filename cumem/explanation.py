@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from typing import Any, SupportsFloat
 
 from cumem import _core
@@ -85,12 +84,10 @@ class Explanation(Answer):
         return title + "\n" + "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in self._rows()
-        )
+        from cumem.notebook.html import facts, page
+
         title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
-        return f"<table><caption>{title}</caption>{cells}</table>"
+        return page(title, facts(self._rows()))
 
 
 def explain(

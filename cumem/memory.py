@@ -83,6 +83,11 @@ class DeviceMemory(tuple[int, int], Answer):
         sizes = (f"{name}={format_nbytes(getattr(self, name))}" for name in names)
         return f"DeviceMemory({', '.join(sizes)})"
 
+    def _repr_html_(self) -> str:
+        from cumem.notebook.objects import memory
+
+        return memory(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class HostMemory(Answer):

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import time
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from cumem import _core
 from cumem.answers import Answer
@@ -21,7 +20,10 @@ from cumem.kinds import (
     WRITE_COMBINED,
 )
 from cumem.locks import make_lock
-from cumem.units import format_nbytes
+from cumem.units import format_nbytes, format_seconds
+
+if TYPE_CHECKING:
+    from cumem.notebook.html import Raw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +166,9 @@ class PoolStats(Counters):
         return _table([(f"{self.kind} {self.device} {self.name}", self)], _lines(self))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        from cumem.notebook.objects import pool
+
+        return pool(self, f"cumem.PoolStats of {self.kind} {self.device} {self.name}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +215,9 @@ class Stats(Answer):
         return _table(_rows(self))
 
     def _repr_html_(self) -> str:
-        return _html_table(_rows(self))
+        from cumem.notebook.html import page
+
+        return page(f"cumem.{type(self).__name__}", show(self))
 
 
 def stats() -> Stats:
@@ -297,6 +303,11 @@ class Measurement(Stats):
     """
 
     seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        from cumem.notebook.html import page
+
+        return page(f"measured: {format_seconds(self.seconds)}", show(self))
 
 
 class Measure:
@@ -388,7 +399,9 @@ class Measure:
 
     def _repr_html_(self) -> str:
         if self._result is None:
-            return html.escape(repr(self))
+            from cumem.notebook.html import page
+
+            return page("cumem.Measure, running")
         return self._result._repr_html_()
 
 
@@ -495,12 +508,23 @@ def _lines(pool: PoolStats) -> str:
     return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)
 
 
-def _html_table(rows: list[tuple[str, Counters]]) -> str:
-    def line(cells: Iterable[str], tag: str) -> str:
-        marked = (f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-        return f"<tr>{''.join(marked)}</tr>"
+def show(found: Stats) -> Raw:
+    """As a table for a notebook, with a bar for each pool."""
+    from cumem.notebook.html import STATE_COLOURS, Raw, bar, keys, parts_of, table
 
+    rows = _rows(found)
+    if not rows:
+        return Raw("<div>no pool yet</div>")
     columns = _COLUMNS | _MORE_COLUMNS
-    head = line(["pool", *columns, "allocations", "hits"], "th")
-    body = "".join(line(_cells(*row, columns), "td") for row in rows)
-    return f"<table>{head}{body}</table>"
+    most = max(counters.reserved_nbytes for _, counters in rows)
+    lines = []
+    for row in rows:
+        live, in_flight, cached = (
+            max(0, getattr(row[1], f"{state}_nbytes"))  # differences may be negative
+            for state in ("live", "in_flight", "cached")
+        )
+        name, *cells = _cells(*row, columns)
+        lines.append([name, bar(parts_of(live, in_flight, cached), most, 120), *cells])
+    states = {k: STATE_COLOURS[k] for k in ("live", "in flight", "cached")}
+    head = ["pool", "", *columns, "allocations", "hits"]
+    return Raw(keys(states) + table("", head, lines))

@@ -275,6 +275,16 @@ class Pool(_core._Pool):
             f"{stats.reserved_nbytes} reserved>"
         )
 
+    def _repr_html_(self) -> str:
+        from cumem.notebook.html import page
+        from cumem.notebook.objects import pool
+        from cumem.pool_stats import pool_name
+
+        kind, device, flags, *_, number = self._config
+        name = pool_name(number, flags, kind)
+        title = f"cumem.Pool {name!r} of {kind} memory, device {device.index}"
+        return page(f"{title}, closed") if self.closed else pool(self.stats(), title)
+
 
 _core._set_pool_type(Pool)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -139,7 +138,9 @@ class Snapshot(Answer):
         return self.map()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.map())}</pre>"
+        from cumem.notebook.objects import snapshot
+
+        return snapshot(self)
 
 
 def _read_unit(unit: Any) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import operator
 import os
 from collections.abc import Mapping
@@ -102,11 +101,10 @@ class Configuration(Answer):
         return "cumem.Configuration\n" + "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._rows()
-        )
-        return f"<table><caption>cumem.Configuration</caption>{cells}</table>"
+        from cumem.notebook.html import page, table
+
+        columns = ["setting", "value", "by"]
+        return page("cumem.Configuration", table("", columns, self._rows()))
 
 
 def _text(name: str, value: int) -> str:

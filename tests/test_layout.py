@@ -24,7 +24,9 @@ SUB_LAYERS = {
     "python": ["core", "device", "buffer", "pool", "protocols", "copy", "module"],
 }
 PACKAGE_LAYERS = [
-    {"_core", "error_codes"},
+    {"_core", "error_codes", "units"},
+    {"notebook", "notebook.html"},
+    {"notebook.objects", "recording", "recording.events"},
     {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"}
     | {"extension.nvtx"},
     {"extension.hints"},
@@ -38,7 +40,7 @@ PACKAGE_LAYERS = [
         "extension.pickling",
         "extension.streams",
     }
-    | {"registering", "units", "extension.values"},
+    | {"registering", "extension.values"},
     {"_testing", "devices", "extension.filling", "extension.importing"}
     | {"extension.events", "extension.exchange", "extension.texts"},
     {"limits"},
@@ -69,6 +71,8 @@ PACKAGE_LAYERS = [
     {"replay.trace", "replay.report"},
     {"replay.allocators", "replay.hold"},
     {"replay"},
+    {"notebook.cell"},
+    {"notebook.magics"},
     {"cli"},
     {"__main__"},
 ]

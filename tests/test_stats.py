@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import weakref
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 from support import session
 
 import cumem
+from cumem.units import format_nbytes
 
 MIB = 1 << 20
 
@@ -133,7 +135,7 @@ def test_table_of_a_notebook_has_every_peak(runtime) -> None:
     cumem.empty_pinned(10)
     html = cumem.stats()._repr_html_()
     for name in ("live", "in flight", "cached", "reserved", "waste"):
-        assert f"<th>peak {name}</th>" in html
+        assert re.search(f"<th[^>]*>peak {name}</th>", html)
 
 
 def test_stats_have_totals_of_kinds(emulated) -> None:
@@ -183,11 +185,11 @@ def test_text_is_aligned_and_html_is_escaped(emulated) -> None:
     assert ends[0] > 0
     assert len({len(line) for line in lines}) <= 2  # right-aligned to the last column
     table = cumem.stats()._repr_html_()
-    assert table.startswith("<table>")
     assert table.count("<tr>") == len(lines)
     one = cumem.default_pool("pinned").stats()
     assert "requested_nbytes 8000" in repr(one)
-    assert one._repr_html_().startswith("<pre>")
+    assert "3 MiB" not in one._repr_html_()
+    assert "7.8 KiB (8000 bytes)" in one._repr_html_()
     del kept
 
 
@@ -344,7 +346,9 @@ def test_map_draws_one_character_a_unit() -> None:
             snapshot.map(**wrong)
     with pytest.raises(ValueError, match="size must be"):
         snapshot.map(unit="wide")
-    assert snapshot._repr_html_().startswith("<pre>")
+    assert (
+        f"live, {format_nbytes(snapshot.blocks[0].nbytes)} at" in snapshot._repr_html_()
+    )
     for wrong in ({"width": 0}, {"unit": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             snapshot.map(**wrong)

@@ -260,6 +260,7 @@ transfer_get(PyObject *op, void *fact)
 }
 
 CM_PACKAGED(Transfer, "answers", to_dict)
+CM_PACKAGED(Transfer, "notebook.objects", _repr_html_)
 
 /* -- tables ------------------------------------------------------------------------------ */
 
@@ -269,7 +270,8 @@ static PyMethodDef transfer_methods[] = {
     {"order", transfer_order, METH_O, CM_DOC_Transfer_order},
     {"_notify", transfer_notify, METH_O, NULL},
     {"_stop", transfer_stop, METH_NOARGS, NULL},
-    CM_PACKAGED_METHOD(Transfer, to_dict){NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Transfer, to_dict)
+        CM_PACKAGED_METHOD(Transfer, _repr_html_){NULL, NULL, 0, NULL},
 };
 
 #define FACT(name)                                                                     \

@@ -225,6 +225,7 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 VIEWS(VIEW)
 VIEW(list_names)
 CM_PACKAGED(Buffer, "extension.filling", astype)
+CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
 MANAGED(MANAGE)
 
 static PyMethodDef buffer_methods[] = {
@@ -243,7 +244,8 @@ static PyMethodDef buffer_methods[] = {
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
-    CM_PACKAGED_METHOD(Buffer, astype){NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Buffer, astype)
+        CM_PACKAGED_METHOD(Buffer, _repr_html_){NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};
