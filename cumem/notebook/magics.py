@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``%load_ext cumem`` brings: ``%cumem``, ``%%cumem``, errors that are drawn."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from cumem import _core
+from cumem.errors import OutOfMemoryError
+from cumem.kinds import KINDS
+from cumem.notebook.cell import CellReport
+from cumem.notebook.html import Raw, escape, page, table
+from cumem.notebook.objects import count, key
+from cumem.pool_stats import Measure, Stats, show, stats
+from cumem.recording.events import Log
+from cumem.units import format_nbytes
+
+_PERIOD_S: Final = 1.0  #: between two looks while a cell runs
+_MOST_BUFFERS: Final = 10
+_USAGE: Final = "%cumem [once | off], or %%cumem above a cell"
+
+
+class _Shell(Protocol):
+    """What is used of IPython's shell."""
+
+    user_ns: dict[str, Any]
+    user_ns_hidden: dict[str, Any]
+    events: Any
+    compile: Any
+    transform_cell: Callable[[str], str]
+    transform_ast: Callable[[Any], Any]
+
+
+def load(shell: Any) -> None:
+    """Add the magics, and have errors for want of memory drawn."""
+    if _loaded(shell) is None:
+        magics = _Magics(shell)
+        shell.register_magic_function(magics.cumem, "line_cell", "cumem")
+        shell.events.register("pre_run_cell", magics.begin_cell)
+        shell.events.register("post_run_cell", magics.end_cell)
+
+
+def unload(shell: Any) -> None:
+    """Take them away."""
+    magics = _loaded(shell)
+    if magics is not None:
+        magics.forget_table()
+        shell.events.unregister("pre_run_cell", magics.begin_cell)
+        shell.events.unregister("post_run_cell", magics.end_cell)
+        for sort in shell.magics_manager.magics.values():
+            sort.pop("cumem", None)
+
+
+def _loaded(shell: Any) -> _Magics | None:
+    function = shell.magics_manager.magics["line"].get("cumem")
+    return getattr(function, "__self__", None)
+
+
+class _Magics:
+    """``%cumem`` and ``%%cumem`` of one shell."""
+
+    def __init__(self, shell: _Shell) -> None:
+        self._shell = shell
+        self._table: Any = None  #: the handle of the display that is kept up
+        self._shown = ""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def cumem(self, line: str, cell: str | None = None) -> Any:
+        """Show what memory is in use, or what a cell does with it.
+
+        ``%cumem`` shows pools, limits and the largest buffers that are alive. The table
+        keeps up, each second while a cell runs and after each cell, until the next
+        ``%cumem`` or ``%cumem off``; ``%cumem once`` shows how things are and stays so.
+
+        ``%%cumem`` above a cell runs it and shows its peaks, what it left alive, its copies
+        and a timeline. The value of the last line is shown as ever. Not for cells that
+        ``await``.
+        """
+        __tracebackhide__ = True
+        word = line.strip()
+        if cell is not None:
+            if word:
+                raise UsageError(f"%%cumem takes no words, not {word!r}: {_USAGE}")
+            return self._run(cell)
+        if word not in ("", "once", "off"):
+            raise UsageError(f"%cumem {word}: no such word; {_USAGE}")
+        self.forget_table()
+        if word != "off":
+            shown = Overview(self._shell)
+            handle = display(shown, display_id=word == "")
+            with self._lock:
+                self._table, self._shown = handle, shown.key
+        return None
+
+    # -- the table that keeps up ---------------------------------------------------
+
+    def forget_table(self) -> None:
+        """The table stays as it is."""
+        with self._lock:
+            self._table = None
+
+    def begin_cell(self, *_: object) -> None:
+        """Before a cell: look every second while it runs."""
+        if self._table is None:
+            return
+        self._ended.clear()
+        self._watcher = threading.Thread(
+            target=self._watch, name="cumem-notebook", daemon=True
+        )
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_PERIOD_S):
+            self._update()
+
+    def end_cell(self, result: Any) -> None:
+        """After a cell: bring the table up to date, and draw what ended the cell."""
+        self._ended.set()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.join()
+        self._update()
+        error = getattr(result, "error_in_exec", None)
+        if isinstance(error, OutOfMemoryError):
+            display({"text/html": error._repr_html_()}, raw=True)
+
+    def _update(self) -> None:
+        with self._lock:
+            if self._table is None:
+                return
+            now = Overview(self._shell)
+            if now.key != self._shown:
+                self._shown = now.key
+                self._table.update(now)
+
+    # -- a cell --------------------------------------------------------------------
+
+    def _run(self, cell: str) -> Any:
+        __tracebackhide__ = True  # IPython leaves these frames out
+        code = _compile(self._shell, cell)
+        recorder = _recorder()
+        try:
+            with recorder:
+                return _execute(code, self._shell.user_ns)
+        finally:
+            display(recorder.report(self._shell))
+
+
+# -- running a cell --------------------------------------------------------------------
+
+
+def _compile(shell: _Shell, cell: str) -> tuple[Any, Any]:
+    """Code of all statements, and of the expression at the end, or None."""
+    source = "\n" + shell.transform_cell(cell)  # a line for the magic's own
+    name = shell.compile.cache(source, number(shell), raw_code=source)
+    tree = shell.transform_ast(ast.parse(source, name))
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = shell.compile(ast.Expression(tree.body.pop().value), name, "eval")
+    return shell.compile(tree, name, "exec"), last
+
+
+def _execute(code: tuple[Any, Any], names: dict[str, Any]) -> Any:
+    __tracebackhide__ = True
+    body, last = code
+    exec(body, names)
+    return None if last is None else eval(last, names)
+
+
+class _Recorder(Protocol):
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: Any) -> None: ...
+    def report(self, shell: _Shell) -> object: ...
+
+
+def _recorder() -> _Recorder:
+    import cumem
+
+    record = getattr(cumem, "record", None)
+    return _Counted() if record is None else _Recorded(record(stacks=True))
+
+
+class _Recorded:
+    """A cell as `cumem.record` sees it."""
+
+    def __init__(self, record: Any) -> None:
+        self._record = record
+
+    def __enter__(self) -> Self:
+        self._record.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._record.__exit__(*raised)
+
+    def report(self, shell: _Shell) -> object:
+        log: Log = self._record.log
+        return CellReport(log, lambda name: where(shell, name), Holders(shell).at)
+
+
+class _Counted(Measure):
+    """A cell as the counters of the pools see it: no lines, no copies."""
+
+    def report(self, shell: _Shell) -> object:
+        return self.result
+
+
+def number(shell: _Shell) -> int:
+    """Of the cell that runs, or ran last."""
+    return len(shell.user_ns.get("In", ())) - 1
+
+
+def where(shell: _Shell, filename: str) -> str:
+    """A cell as its tracebacks name it; else the end of the file's name."""
+    found = shell.compile.format_code_name(filename)
+    return found[1] if found is not None else filename.rpartition("/")[2]
+
+
+# -- which variables hold memory -------------------------------------------------------
+
+
+def buffer_of(value: object) -> _core.Buffer | None:
+    """The buffer whose memory it has: itself, or what an array of NumPy is a view of."""
+    for _ in range(32):
+        if isinstance(value, _core.Buffer):
+            return value
+        if isinstance(value, np.ndarray):
+            value = value.base
+        elif isinstance(value, memoryview):
+            value = value.obj
+        else:
+            break
+    return None
+
+
+def _named(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Variables, and what lies in their lists, tuples and dicts."""
+    for name, value in list(names.items()):
+        yield name, value
+        if isinstance(value, dict):
+            inner: Iterable[tuple[Any, Any]] = list(value.items())[:1000]
+        elif isinstance(value, (list, tuple)):
+            inner = enumerate(value[:1000])
+        else:
+            continue
+        for index, each in inner:
+            yield f"{name}[{index!r}]", each
+
+
+class Holders:
+    """The buffers that the variables of a notebook hold, its history included."""
+
+    def __init__(self, shell: _Shell) -> None:
+        self.found: dict[tuple[str, int], tuple[_core.Buffer, list[str]]] = {}
+        hidden = shell.user_ns_hidden
+        for name, value in _named(shell.user_ns):
+            base = name.partition("[")[0]
+            history = base[:1] == "_" and not base.strip("_0123456789i")
+            if base != "Out" and (base in hidden or history):
+                continue  # what Out has as well
+            buf = buffer_of(value)
+            while buf is not None and isinstance(buf.base, _core.Buffer):
+                buf = buf.base
+            if buf is None or buf.nbytes == 0:
+                continue
+            with contextlib.suppress(ValueError):  # it is closed, or is just now
+                place = buf.kind, buf.ptr
+                self.found.setdefault(place, (buf, []))[1].append(name)
+
+    def at(self, address: int) -> str:
+        """Names of variables whose buffer begins there, or holds the byte there."""
+        return ", ".join(
+            name
+            for (_, begin), (buf, names) in self.found.items()
+            if begin <= address < begin + buf.nbytes
+            for name in names[:3]
+        )
+
+    def largest(self) -> list[tuple[_core.Buffer, list[str]]]:
+        """With their names, the largest first."""
+        return sorted(self.found.values(), key=lambda each: -each[0].nbytes)
+
+
+class Overview:
+    """What ``%cumem`` shows: pools, limits, and the largest buffers with a name."""
+
+    def __init__(self, shell: _Shell) -> None:
+        self.stats = stats()
+        self._after = f"In[{number(shell)}]"
+        self._at = time.strftime("%H:%M:%S")
+        holders = Holders(shell).largest()
+        self._rows = [
+            [
+                ", ".join(names[:3]) + (", …" if len(names) > 3 else ""),
+                buf.kind,
+                str(buf.shape),
+                str(buf.dtype),
+                "-" if buf.device is None else str(buf.device.index),
+                format_nbytes(buf.nbytes),
+            ]
+            for buf, names in holders[:_MOST_BUFFERS]
+        ]
+        pooled = [buf for buf, _ in holders if buf.flags.owndata]
+        self._others = self.stats.total.live_count - len(pooled)
+        self._limits = [
+            [kind, device, "none" if nbytes is None else format_nbytes(nbytes), used]
+            for kind, device, nbytes, used in _limits(self.stats)
+        ]
+        #: The same while nothing has changed.
+        self.key = repr((self.stats, self._rows, self._limits))
+
+    _BUFFERS: Final = ("variables", "kind", "shape", "dtype", "device", "size")
+    _LIMITS: Final = ("limit of", "device", "at most", "held")
+
+    def _note(self) -> str:
+        others = ""
+        if self._others > 0:
+            others = f"{count(self._others, 'buffer')} without a variable here; "
+        return f"{others}{self._after}, {self._at}"
+
+    def __repr__(self) -> str:
+        lines = [repr(self.stats)]
+        for columns, rows in (
+            (self._LIMITS, self._limits),
+            (self._BUFFERS, self._rows),
+        ):
+            cells = [[*columns], *rows] if rows else []
+            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            padded = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+            lines += ["", *padded]
+        return "\n".join([*lines, self._note()])
+
+    def _repr_html_(self) -> str:
+        parts = [show(self.stats)]
+        if self._limits:
+            rows = [[key(kind), *rest] for kind, *rest in self._limits]
+            parts.append(table("", self._LIMITS, rows))
+        if self._rows:
+            colored = [
+                [Raw(f"<code>{escape(row[0])}</code>"), key(row[1]), *row[2:]]
+                for row in self._rows
+            ]
+            parts.append(table("largest buffers", self._BUFFERS, colored))
+        return page("cumem", *parts, note=self._note())
+
+
+def _limits(found: Stats) -> Iterator[tuple[str, str, int | None, str]]:
+    """Kind, device, limit and what counts against it, of kinds that are in use.
+
+    Pinned and mapped memory are one machine's, the others one device's.
+    """
+    places: dict[tuple[str, int], int] = {}
+    for pool in found.pools:
+        device = -1 if KINDS[pool.kind].page_locked else pool.device
+        place = pool.kind, device
+        places[place] = places.get(place, 0) + pool.reserved_nbytes
+    for (kind, device), held in places.items():
+        limit = _core._limit(kind, max(device, 0))
+        yield kind, "-" if device < 0 else str(device), limit, format_nbytes(held)
