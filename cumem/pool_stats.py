@@ -508,14 +508,17 @@ def _lines(pool: PoolStats) -> str:
     return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)
 
 
-def show(found: Stats) -> Raw:
-    """As a table for a notebook, with a bar for each pool."""
+def show(found: Stats, brief: bool = False) -> Raw:
+    """As a table for a notebook, with a bar for each pool; `brief`: of those that have
+    held memory, what they hold."""
     from cumem.notebook.html import STATE_COLOURS, Raw, bar, keys, parts_of, table
 
     rows = _rows(found)
     if not rows:
         return Raw("<div>no pool yet</div>")
-    columns = _COLUMNS | _MORE_COLUMNS
+    columns = _COLUMNS if brief else _COLUMNS | _MORE_COLUMNS
+    if brief:
+        rows = [row for row in rows if row[1].peak_reserved_nbytes] or rows
     most = max(counters.reserved_nbytes for _, counters in rows)
     lines = []
     for row in rows:

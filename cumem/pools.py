@@ -20,6 +20,8 @@ from cumem.limits import read_limit
 from cumem.units import read_size
 
 if TYPE_CHECKING:  # they take milliseconds to load
+    from matplotlib.axes import Axes
+
     from cumem.devices import Device
     from cumem.pool_stats import PoolStats
     from cumem.snapshot import Snapshot
@@ -204,6 +206,29 @@ class Pool(_core._Pool):
 
         kind, device, flags, *_, number = self._config
         return snapshot(number, flags, kind, device.index, self._read(True))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw its segments and blocks as they are now.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Where to; default: a new figure.
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed: ``pip install 'cumem[plot]'``.
+        ValueError
+            If the pool is closed.
+        """
+        from cumem.plots import plot_pool
+
+        return plot_pool(self.snapshot(), ax)
 
     def trim(self, keep: int | str = 0, wait: bool = True) -> int:
         """Give cached memory back to the driver.

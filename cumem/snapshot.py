@@ -6,11 +6,14 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cumem.answers import Answer
 from cumem.pool_stats import pool_name
 from cumem.units import format_nbytes, parse_nbytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +136,12 @@ class Snapshot(Answer):
             marks = "".join(_marks(segment, unit))
             lines += [marks[i : i + width] for i in range(0, len(marks), width)]
         return "\n".join(lines)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw it, as `Pool.plot` does."""
+        from cumem.plots import plot_pool
+
+        return plot_pool(self, ax)
 
     def __str__(self) -> str:
         return self.map()

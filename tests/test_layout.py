@@ -27,8 +27,8 @@ PACKAGE_LAYERS = [
     {"_core", "error_codes", "units"},
     {"notebook", "notebook.html"},
     {"notebook.objects", "recording", "recording.events"},
-    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"}
-    | {"extension.nvtx"},
+    {"recording.reading"},
+    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"},
     {"extension.hints"},
     {
         "extension.arguments",
@@ -41,9 +41,9 @@ PACKAGE_LAYERS = [
         "extension.streams",
     }
     | {"registering", "extension.values"},
-    {"_testing", "devices", "extension.filling", "extension.importing"}
-    | {"extension.events", "extension.exchange", "extension.texts"},
-    {"limits"},
+    {"_testing", "devices", "extension.filling", "extension.texts"}
+    | {"extension.events", "extension.exchange"},
+    {"limits", "plots"},
     {
         "extension.awaiting",
         "pool_stats",
@@ -64,8 +64,6 @@ PACKAGE_LAYERS = [
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},
     {"info", "bench", "bench.cases", "bench.report"},
-    {"doctor.checks", "doctor.facts"},
-    {"doctor"},
     {"choosing"},
     {"replay.npz"},
     {"replay.trace", "replay.report"},

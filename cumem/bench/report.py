@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cumem.bench.cases import ALLOCATE_KINDS, BOTH_KINDS, COPY_KINDS, Result
+from cumem.plots import plot_rates
 from cumem.units import format_nbytes, format_seconds
 
 __all__ = ["PLOT_FORMATS", "Report", "save_plot"]
@@ -22,20 +23,6 @@ _SHORT_SIZES = 4  # of the short table
 _SHORT_CELL = 11
 _SHORT: Final = {"write-combined": "w-combined"}
 _SAME = 1.05  # two rates closer than this are called equal, or than their spreads
-# Curves that lie on each other must all be seen: each has its own width, dashes and
-# hollow or full marks, and those named later are drawn above, with more gaps.
-_STYLES: Final[dict[str, dict[str, Any]]] = {
-    "pageable": {"color": "#7f7f7f", "marker": "o", "markersize": 5},
-    "pinned": {"color": "#0072b2", "marker": "s", "markersize": 8, "linewidth": 4},
-    "write-combined": {"color": "#e69f00", "marker": "D", "linestyle": (0, (4, 2))},
-    "mapped": {"color": "#009e73", "marker": "^", "linestyle": (0, (2, 4))},
-    "managed": {"color": "#cc79a7", "marker": "v", "linestyle": (0, (6, 2, 1, 2))},
-}
-_LINE: Final[dict[str, Any]] = {
-    "linewidth": 1.5,
-    "markersize": 4,
-    "markerfacecolor": "none",
-}
 
 _Key = tuple[str, str, str, int]
 
@@ -545,52 +532,17 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     ImportError
         If matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, (what, name) in zip(axes, DIRECTIONS.items(), strict=True):
-        for kind in COPY_KINDS:
-            points = [
-                found
-                for nbytes in report.sizes("copy")
-                if (found := report.find("copy", what, kind, nbytes)) is not None
-            ]
-            axis.plot(
-                [point.nbytes for point in points],
-                [point.gbps for point in points],
-                label=kind,
-                **_LINE | _STYLES[kind],
-            )
-        axis.axhline(
-            report.ceiling(what),
-            color="black",
-            linewidth=0.8,
-            linestyle=":",
-            label="ceiling",
-        )
-        axis.set_xscale("log", base=2)
-        ticks = report.sizes("copy")
-        axis.set_xticks(ticks, [format_nbytes(tick) for tick in ticks], rotation=45)
-        axis.set_title(name)
-        axis.set_xlabel("bytes per copy")
-        axis.grid(alpha=0.3)
-    axes[0].set_ylim(bottom=0)  # shared; after all lines, which widen it upward
-    axes[0].set_ylabel("GB/s (median)")
-    axes[1].legend(frameon=False)
-    figure.suptitle(title)
-    if warning is not None:
-        figure.text(
-            0.5,
-            0.5,
-            warning,
-            ha="center",
-            va="center",
-            fontsize=22,
-            alpha=0.3,
-            rotation=20,
-        )
-    figure.savefig(path, dpi=120)
+    def points(what: str, kind: str) -> list[tuple[int, float]]:
+        sizes = report.sizes("copy")
+        found = (report.find("copy", what, kind, nbytes) for nbytes in sizes)
+        return [(each.nbytes, each.gbps) for each in found if each is not None]
+
+    panels = {
+        name: ({kind: points(what, kind) for kind in COPY_KINDS}, report.ceiling(what))
+        for what, name in DIRECTIONS.items()
+    }
+    plot_rates(panels, title, warning).savefig(path, dpi=120)
 
 
 def _is_clear(fast: Result, slow: Result) -> bool:

@@ -5,141 +5,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from cumem.notebook.html import KIND_COLOURS, Raw, escape, keys, page, rect, svg, table
-from cumem.recording.events import KINDS, OPS, Frame, Log
+from cumem.notebook.html import (
+    KIND_COLOURS,
+    Raw,
+    beside,
+    escape,
+    keys,
+    page,
+    rect,
+    svg,
+    table,
+)
+from cumem.notebook.objects import count, key
+from cumem.recording.events import KINDS, Frame, Log
+from cumem.recording.reading import copies, lanes, left, living, of_op, peaks, way
 from cumem.units import format_nbytes, format_rate, format_seconds
 
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_ROWS: Final = 10
-
-
-class Left(NamedTuple):
-    """What a line allocated and is still alive."""
-
-    frame: Frame | None
-    kind: str
-    buffer_count: int
-    nbytes: int
-    addresses: tuple[int, ...]
-
-
-class Copies(NamedTuple):
-    """Transfers between two kinds of memory."""
-
-    source_kind: str
-    kind: str
-    copy_count: int
-    nbytes: int
-    seconds: float  #: of each, added up
-
-
-# -- what a log says -------------------------------------------------------------------
-
-
-def of_op(log: Log, op: str) -> np.ndarray[Any, Any]:
-    """The events of one sort."""
-    chosen: np.ndarray[Any, Any] = log.events[log.events["op"] == OPS.index(op)]
-    return chosen
-
-
-def living(log: Log) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Bytes alive of each kind: times in ns, and a row of bytes for each of KINDS.
-
-    The first time is 0, the last is the end of the record.
-    """
-    events = log.events
-    sign = np.zeros(len(events), np.int64)
-    sign[events["op"] == OPS.index("allocate")] = 1
-    sign[events["op"] == OPS.index("free")] = -1
-    steps = events[sign != 0]
-    signed = sign[sign != 0] * steps["nbytes"].astype(np.int64)
-    times = np.concatenate([[0], steps["time_ns"].astype(np.int64), [log.duration_ns]])
-    rows = np.zeros((len(KINDS), len(times)), np.int64)
-    for index, row in enumerate(rows):
-        start = log.living["nbytes"][log.living["kind"] == index].sum(dtype=np.int64)
-        row[:] = start
-        row[1:-1] += np.cumsum(np.where(steps["kind"] == index, signed, 0))
-        row[-1] = row[-2]
-    # events that were dropped may have allocated what is freed
-    return times, np.maximum(rows, 0)
-
-
-def peaks(log: Log) -> dict[str, tuple[int, int]]:
-    """Of each kind that was alive, and ``"all"``: most bytes at once, and when, in ns."""
-    times, rows = living(log)
-    found = {
-        kind: (int(row.max()), int(times[np.argmax(row)]))
-        for kind, row in zip(KINDS, rows, strict=True)
-        if row.any()
-    }
-    total = rows.sum(axis=0)
-    return found | {"all": (int(total.max()), int(times[np.argmax(total)]))}
-
-
-def caller(stack: tuple[Frame, ...]) -> Frame | None:
-    """The innermost line that is not cumem's own."""
-    for frame in stack:
-        if not frame.filename.startswith(_PACKAGE):
-            return frame
-    return stack[0] if stack else None
-
-
-def left(log: Log) -> list[Left]:
-    """What was allocated within the record and is still alive, by line, largest first."""
-    alive: dict[tuple[int, int, int], Any] = {}
-    ops = (OPS.index("allocate"), OPS.index("free"))
-    for event in log.events[np.isin(log.events["op"], ops)]:
-        place = int(event["kind"]), int(event["device"]), int(event["address"])
-        if event["op"] == ops[0]:
-            alive[place] = event
-        else:
-            alive.pop(place, None)
-    lines: dict[tuple[Frame | None, int], list[Any]] = {}
-    for event in alive.values():
-        line = caller(log.stacks[int(event["stack"])])
-        lines.setdefault((line, int(event["kind"])), []).append(event)
-    found = [
-        Left(
-            line,
-            KINDS[kind],
-            len(events),
-            sum(int(event["nbytes"]) for event in events),
-            tuple(int(event["address"]) for event in events),
-        )
-        for (line, kind), events in lines.items()
-    ]
-    return sorted(found, key=lambda each: -each.nbytes)
-
-
-def copies(log: Log) -> list[Copies]:
-    """Transfers by kinds, most bytes first."""
-    events = of_op(log, "transfer")
-    ways = {(int(e["source_kind"]), int(e["kind"])) for e in events}
-    found = []
-    for source, target in ways:
-        own = events[(events["source_kind"] == source) & (events["kind"] == target)]
-        nbytes, ns = int(own["nbytes"].sum()), int(own["value"].sum())
-        found.append(Copies(KINDS[source], KINDS[target], len(own), nbytes, ns * 1e-9))
-    return sorted(found, key=lambda each: -each.nbytes)
-
-
-def lanes(events: np.ndarray[Any, Any]) -> list[int]:
-    """Lanes in which transfers lie beside each other that ran at the same time.
-
-    `events` are in order of their beginning; one lane for each comes back.
-    """
-    ends: list[int] = []
-    chosen = []
-    for event in events:
-        begin = int(event["time_ns"])
-        lane = next((i for i, end in enumerate(ends) if end <= begin), len(ends))
-        ends[lane : lane + 1] = [begin + int(event["value"])]
-        chosen.append(lane)
-    return chosen
 
 
 # -- the picture -----------------------------------------------------------------------
@@ -153,15 +39,14 @@ _MOST_COPIES: Final = 500
 
 def timeline(log: Log) -> Raw:
     """Bytes alive over time, kinds above each other; transfers as lanes below."""
-    times, rows = living(log)
+    alive = living(log).sampled(_WIDTH)
     end = max(log.duration_ns, 1)
-    most = max(int(rows.sum(axis=0).max()), 1)
-    columns = np.minimum(times * _WIDTH // end, _WIDTH - 1)
+    most = max(int(alive.total.max()), 1)
     shapes: list[str] = []
     base = np.zeros(_WIDTH)
-    present = [i for i in range(len(KINDS)) if rows[i].any()]
+    present = [i for i in range(len(KINDS)) if alive.rows[i].any()]
     for index in present:
-        top = base + _columns(columns, rows[index]) / most * _HEIGHT
+        top = base + alive.rows[index] / most * _HEIGHT
         shapes.append(_area(base, top, KIND_COLOURS[KINDS[index]]))
         base = top
     shapes.append(rect(_LEFT, 0, _WIDTH, _HEIGHT, "", ""))
@@ -170,12 +55,12 @@ def timeline(log: Log) -> Raw:
     for event in of_op(log, "out_of_memory")[:_MOST_COPIES]:
         x = _LEFT + _WIDTH * int(event["time_ns"]) / end
         tip = f"out of {KINDS[event['kind']]} memory: {format_nbytes(int(event['nbytes']))}"
-        shapes.append(rect(x - 1, 0, 2, _HEIGHT, "#d55e00", tip))
+        shapes.append(rect(x - 1, -4, 2, _HEIGHT + 8, "currentColor", tip))
     moved = np.sort(of_op(log, "transfer"), order="time_ns")[:_MOST_COPIES]
     places = lanes(moved)
     for event, lane in zip(moved, places, strict=True):
         tip = (
-            f"{KINDS[event['source_kind']]} → {KINDS[event['kind']]}, "
+            f"{way(KINDS[event['source_kind']], KINDS[event['kind']])}, "
             f"{format_nbytes(int(event['nbytes']))}, "
             f"{format_rate(int(event['nbytes']), int(event['value']) * 1e-9)}"
         )
@@ -198,21 +83,6 @@ def timeline(log: Log) -> Raw:
     )
     picture = svg(_LEFT + _WIDTH + 2, bottom + 14, shapes, label)
     return Raw(keys({kind: KIND_COLOURS[kind] for kind in shown}) + picture)
-
-
-def _columns(columns: Any, values: Any) -> np.ndarray[Any, Any]:
-    """The most of `values` within each column of pixels; between steps the last."""
-    most = np.full(_WIDTH, -1.0)
-    np.maximum.at(most, columns, values)
-    last = np.zeros(_WIDTH)
-    last[columns] = values  # the last of each column wins
-    current = 0.0
-    for i in range(_WIDTH):
-        if most[i] < 0:
-            most[i] = current
-        else:
-            most[i], current = max(most[i], current), last[i]
-    return most
 
 
 def _area(base: Any, top: Any, colour: str) -> str:
@@ -292,7 +162,7 @@ class CellReport:
     def _copy_rows(self) -> list[list[str]]:
         return [
             [
-                f"{each.source_kind} → {each.kind}",
+                each.way,
                 str(each.copy_count),
                 format_nbytes(each.nbytes),
                 format_seconds(each.seconds),
@@ -333,7 +203,7 @@ class CellReport:
             said.append(f"{len(self.left) - _MOST_ROWS} more lines left memory alive")
         short = len(of_op(self.log, "out_of_memory"))
         if short:
-            said.append(f"memory ran short {short} times")
+            said.append(f"memory ran short {count(short, 'time')}")
         if self.log.lost_count:
             said.append(
                 f"{self.log.lost_count} events did not fit into the record, so figures are "
@@ -353,14 +223,16 @@ class CellReport:
         return "\n".join([*lines, self._note] if self._note else lines)
 
     def _repr_html_(self) -> str:
-        parts = [
-            table(title, columns, rows) if rows else Raw(f"<div>{title}: {none}</div>")
-            for title, columns, rows, none in self._tables()
-        ]
+        parts = []
+        for title, columns, rows, none in self._tables():
+            colored = [
+                [key(c) if c in KIND_COLOURS else c for c in row] for row in rows
+            ]
+            parts.append(table(title, columns, colored, "" if rows else none))
         return page(
             self._title,
             timeline(self.log),
-            *parts,
+            beside(parts),
             note=self._note,
             emulated=self.log.machine.get("backend") == "emulated",
         )

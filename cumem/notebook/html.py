@@ -54,6 +54,7 @@ border-bottom:1px solid var(--cm-line);background:none;color:inherit;max-width:4
 overflow-wrap:anywhere}
 .cumem th{font-weight:600;color:var(--cm-dim);white-space:nowrap}
 .cumem .cm-n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.cumem td:first-child{white-space:nowrap}
 .cumem tr.cm-sum td{font-weight:600}
 .cumem code,.cumem pre{font-family:var(--jp-code-font-family,ui-monospace,monospace);
 font-size:12px;background:none;color:inherit;padding:0;border:0}
@@ -141,7 +142,8 @@ def table(
     """
     lines = [[escape(cell) for cell in row] for row in rows]
     right = [
-        bool(lines) and all(_NUMBER.fullmatch(row[i]) for row in lines)
+        all(_NUMBER.fullmatch(row[i]) for row in lines)
+        and any(row[i].strip("-") for row in lines)
         for i in range(len(columns))
     ]
     marks = [' class="cm-n"' if each else "" for each in right]
@@ -162,6 +164,13 @@ def table(
     return Raw(
         f"{head}<table><thead>{line(columns, 'th')}</thead>"
         f"<tbody>{''.join(body)}</tbody></table>{end}"
+    )
+
+
+def beside(parts: Iterable[str]) -> Raw:
+    """Parts next to each other, as many as fit."""
+    return Raw(
+        f'<div class="cm-cells">{"".join(f"<div>{each}</div>" for each in parts)}</div>'
     )
 
 
@@ -193,12 +202,13 @@ def keys(colours: Mapping[str, str]) -> Raw:
 
 def rect(x: float, y: float, width: float, height: float, colour: str, tip: str) -> str:
     """A rectangle that says `tip` under the pointer; of no colour: an outline."""
-    inside = f'fill="{colour}"' if colour else 'fill="none"'
+    edge = 'stroke="#fff" stroke-opacity=".6"' if colour else 'stroke="currentColor"'
+    edge += "" if colour else ' stroke-opacity=".3"'
     title = f"<title>{escape(tip)}</title>" if tip else ""
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" '
-        f'height="{height:.1f}" {inside} stroke="currentColor" stroke-opacity=".25" '
-        f'stroke-width=".5">{title}</rect>'
+        f'height="{height:.1f}" fill="{colour or "none"}" {edge} stroke-width=".5">'
+        f"{title}</rect>"
     )
 
 

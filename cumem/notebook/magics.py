@@ -342,7 +342,7 @@ class Overview:
         return "\n".join([*lines, self._note()])
 
     def _repr_html_(self) -> str:
-        parts = [show(self.stats)]
+        parts = [show(self.stats, brief=True)]
         if self._limits:
             rows = [[key(kind), *rest] for kind, *rest in self._limits]
             parts.append(table("", self._LIMITS, rows))

@@ -80,7 +80,7 @@ def buffer(buf: _core.Buffer) -> str:
     if buf.readonly:
         rows.append(("access", "read-only"))
     if buf.flags:
-        rows.append(("made", ", ".join(buf.flags)))
+        rows.append(("flags", ", ".join(buf.flags)))
     if buf.base is not None:
         rows.append(("view of", f"a {type(buf.base).__name__}"))
     return page(title, facts(rows))
@@ -134,7 +134,9 @@ def pool(stats: Any, title: str) -> str:
     return page(title, bar(parts, limit or 0), legend(parts), facts(rows), counters)
 
 
-_WIDTH: Final = 640  # of a map, in pixels
+_WIDTH: Final = 520  # of a map, in pixels
+_LABEL: Final = 170  # before it
+_HEIGHT: Final = 17  # of a segment
 _ROWS: Final = 32  # segments that are drawn
 _SHAPES: Final = 4000  # of a map, at most about so many
 
@@ -155,12 +157,10 @@ def snapshot(found: Any) -> str:
     most = max(_drawn_nbytes(segment) for segment in shown)
     shapes: list[str] = []
     for i, segment in enumerate(shown):
-        y = 30 * i
-        shapes.append(
-            f'<text x="0" y="{y + 11}">0x{segment.address:x}, '
-            f"{escape(format_nbytes(segment.reserved_nbytes))}</text>"
-        )
-        runs = _segment(segment, y + 14, _WIDTH / most, _SHAPES // len(shown))
+        y = _HEIGHT * i
+        label = f"0x{segment.address:x}, {format_nbytes(segment.reserved_nbytes)}"
+        shapes.append(f'<text x="0" y="{y + 11}">{escape(label)}</text>')
+        runs = _segment(segment, y, _WIDTH / most, _SHAPES // len(shown))
         # what is cached first: however small, what lives is seen
         shapes += sorted(runs, key=lambda each: STATE_COLOURS["cached"] not in each)
     rest = [s for s in found.segments if s not in shown]
@@ -170,7 +170,7 @@ def snapshot(found: Any) -> str:
         note = f"and {count(len(rest), 'segment')} of at most {left} together"
     colours = {k: v for k, v in STATE_COLOURS.items() if k not in ("free", "gap")}
     colours["live and other"] = _MIXED
-    picture = svg(_WIDTH, 30 * len(shown), shapes, title)
+    picture = svg(_LABEL + _WIDTH, _HEIGHT * len(shown), shapes, title)
     return page(title, keys(colours), picture, note=note)
 
 
@@ -185,7 +185,7 @@ def _drawn_nbytes(segment: Any) -> int:
 def _segment(segment: Any, y: float, scale: float, most: int) -> Iterator[str]:
     """Its blocks to scale, those of one pixel or so together; gaps are short."""
     least = max(1.5, _drawn_nbytes(segment) * scale / max(most, 1))
-    x, begin, run = 0.0, 0.0, list[Any]()
+    x, begin, run = float(_LABEL), 0.0, list[Any]()
     for block in segment.blocks:
         wide = block.nbytes * scale
         if run and (block.state == "gap" or wide >= least or x - begin >= least):

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a log says: bytes alive over time, what is left, which copies ran side by side."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cumem.recording.events import KINDS, OPS, Frame, Log
+
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class Living(NamedTuple):
+    """Bytes alive over time.
+
+    Attributes
+    ----------
+    times_ns : ndarray of int64, 1-D
+        The first is 0, the last the end of the record.
+    rows : ndarray of int64, 2-D
+        For each of KINDS the bytes from each time on.
+    """
+
+    times_ns: NDArray[Any]
+    rows: NDArray[Any]
+
+    @property
+    def total(self) -> NDArray[Any]:
+        """Of all kinds together."""
+        total: NDArray[Any] = self.rows.sum(axis=0)
+        return total
+
+    def sampled(self, count: int) -> Living:
+        """At `count` equal steps of time, each as it was when most was alive in it."""
+        times, total = self.times_ns, self.total
+        end = max(int(times[-1]), 1)
+        step = np.minimum(times * count // end, count - 1)
+        order = np.lexsort((total, step))
+        last = np.flatnonzero(np.append(np.diff(step[order]), 1))
+        most = dict(zip(step[order][last].tolist(), order[last].tolist(), strict=True))
+        final = np.flatnonzero(np.append(np.diff(step), 1))
+        ends = dict(zip(step[final].tolist(), final.tolist(), strict=True))
+        chosen, before = [], 0
+        for i in range(count):
+            here = most.get(i, before)
+            chosen.append(here if total[here] >= total[before] else before)
+            before = ends.get(i, before)
+        return Living(np.arange(count) * end // count, self.rows[:, chosen])
+
+
+class Left(NamedTuple):
+    """What a line allocated and is still alive."""
+
+    frame: Frame | None
+    kind: str
+    buffer_count: int
+    nbytes: int
+    addresses: tuple[int, ...]
+
+
+class Copies(NamedTuple):
+    """Transfers from one kind of memory to another."""
+
+    source_kind: str
+    kind: str
+    copy_count: int
+    nbytes: int
+    seconds: float  #: of each, added up
+
+    @property
+    def way(self) -> str:
+        """``"pinned → device"``."""
+        return way(self.source_kind, self.kind)
+
+
+def way(source: str, target: str) -> str:
+    """From where to where."""
+    return f"{source} → {target}"
+
+
+def of_op(log: Log, op: str) -> NDArray[Any]:
+    """The events of one sort."""
+    chosen: NDArray[Any] = log.events[log.events["op"] == OPS.index(op)]
+    return chosen
+
+
+def living(log: Log) -> Living:
+    """Bytes alive of each kind at each allocation and free."""
+    events = log.events
+    sign = np.zeros(len(events), np.int64)
+    sign[events["op"] == OPS.index("allocate")] = 1
+    sign[events["op"] == OPS.index("free")] = -1
+    steps = events[sign != 0]
+    signed = sign[sign != 0] * steps["nbytes"].astype(np.int64)
+    times = np.concatenate([[0], steps["time_ns"].astype(np.int64), [log.duration_ns]])
+    rows = np.zeros((len(KINDS), len(times)), np.int64)
+    for index, row in enumerate(rows):
+        start = log.living["nbytes"][log.living["kind"] == index].sum(dtype=np.int64)
+        row[:] = start
+        row[1:-1] += np.cumsum(np.where(steps["kind"] == index, signed, 0))
+        row[-1] = row[-2]
+    # events that were dropped may have allocated what is freed
+    return Living(times, np.maximum(rows, 0))
+
+
+def peaks(log: Log) -> dict[str, tuple[int, int]]:
+    """Of each kind that was alive, and ``"all"``: most bytes at once, and when, in ns."""
+    found = living(log)
+    rows = dict(zip(KINDS, found.rows, strict=True)) | {"all": found.total}
+    return {
+        kind: (int(row.max()), int(found.times_ns[np.argmax(row)]))
+        for kind, row in rows.items()
+        if kind == "all" or row.any()
+    }
+
+
+def caller(stack: tuple[Frame, ...]) -> Frame | None:
+    """The innermost line that is not cumem's own."""
+    for frame in stack:
+        if not frame.filename.startswith(_PACKAGE):
+            return frame
+    return stack[0] if stack else None
+
+
+def left(log: Log) -> list[Left]:
+    """What was allocated within the record and is still alive, by line, largest first."""
+    alive: dict[tuple[int, int, int], Any] = {}
+    ops = (OPS.index("allocate"), OPS.index("free"))
+    for event in log.events[np.isin(log.events["op"], ops)]:
+        place = int(event["kind"]), int(event["device"]), int(event["address"])
+        if event["op"] == ops[0]:
+            alive[place] = event
+        else:
+            alive.pop(place, None)
+    lines: dict[tuple[Frame | None, int], list[Any]] = {}
+    for event in alive.values():
+        line = caller(log.stacks[int(event["stack"])])
+        lines.setdefault((line, int(event["kind"])), []).append(event)
+    found = [
+        Left(
+            line,
+            KINDS[kind],
+            len(events),
+            sum(int(event["nbytes"]) for event in events),
+            tuple(int(event["address"]) for event in events),
+        )
+        for (line, kind), events in lines.items()
+    ]
+    return sorted(found, key=lambda each: -each.nbytes)
+
+
+def copies(log: Log) -> list[Copies]:
+    """Transfers by kinds, most bytes first."""
+    events = of_op(log, "transfer")
+    ways = np.unique(events[["source_kind", "kind"]])
+    found = []
+    for source, target in ways.tolist():
+        own = events[(events["source_kind"] == source) & (events["kind"] == target)]
+        nbytes, ns = int(own["nbytes"].sum()), int(own["value"].sum())
+        found.append(Copies(KINDS[source], KINDS[target], len(own), nbytes, ns * 1e-9))
+    return sorted(found, key=lambda each: -each.nbytes)
+
+
+def lanes(transfers: NDArray[Any]) -> list[int]:
+    """A lane for each of `transfers`, which are in order of their beginning: those that
+    ran at the same time lie in different ones."""
+    ends: list[int] = []
+    chosen = []
+    begins, lasts = transfers["time_ns"].tolist(), transfers["value"].tolist()
+    for begin, lasted in zip(begins, lasts, strict=True):
+        lane = next((i for i, end in enumerate(ends) if end <= begin), len(ends))
+        ends[lane : lane + 1] = [begin + lasted]
+        chosen.append(lane)
+    return chosen
