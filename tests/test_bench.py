@@ -17,7 +17,8 @@ import cumem
 from cumem import bench, info
 from cumem.bench import cases as bench_cases
 from cumem.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
-from cumem.bench.report import _LINE, _STYLES, Report
+from cumem.bench.report import Report
+from cumem.plots import _LINE, _STYLES
 
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),

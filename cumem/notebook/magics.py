@@ -162,7 +162,9 @@ class _Magics:
 
 def _compile(shell: _Shell, cell: str) -> tuple[Any, Any]:
     """Code of all statements, and of the expression at the end, or None."""
-    source = "\n" + shell.transform_cell(cell)  # a line for the magic's own
+    # Lines are numbered as those of the whole cell: the magic's own and empty ones count.
+    above = next((i for i, line in enumerate(cell.splitlines(), 1) if line.strip()), 1)
+    source = "\n" * above + shell.transform_cell(cell)
     name = shell.compile.cache(source, number(shell), raw_code=source)
     tree = shell.transform_ast(ast.parse(source, name))
     last = None

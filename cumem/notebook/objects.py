@@ -167,7 +167,7 @@ def snapshot(found: Any) -> str:
     note = ""
     if rest:
         left = format_nbytes(sum(s.reserved_nbytes for s in rest))
-        note = f"and {count(len(rest), 'segment')} of at most {left} together"
+        note = f"and {count(len(rest), 'segment')} of {left} together"
     colours = {k: v for k, v in STATE_COLOURS.items() if k not in ("free", "gap")}
     colours["live and other"] = _MIXED
     picture = svg(_LABEL + _WIDTH, _HEIGHT * len(shown), shapes, title)

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What notebooks show of objects: whole, escaped, from nowhere else, without a wait."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import session
+from support.logs import made
+
+import cumem
+from cumem.notebook import html as pieces
+from cumem.notebook.cell import CellReport
+from cumem.recording import reading
+from cumem.recording.events import Frame
+
+MIB = 1 << 20
+EMPTY = {"br", "hr", "img", "input", "meta"}
+
+
+class Page(html.parser.HTMLParser):
+    """Reads a page; each tag is closed, and none is of elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in {"script", "link", "iframe", "object", "img"}
+        for name, value in attrs:
+            assert name not in {"src", "href", "onclick", "onload"}, (name, value)
+        self.tags.append(tag)
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data + "\n"
+
+
+def page(thing: Any) -> Page:
+    """What a notebook would show of it."""
+    text = thing._repr_html_()
+    assert "http" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    return Page(text)
+
+
+def shortage() -> cumem.OutOfMemoryError:
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.Pool("device", limit=MIB).allocate(64 * MIB)
+    return caught.value
+
+
+def finished() -> cumem.Transfer:
+    handle = cumem.copy_async(cumem.empty_device(10), np.ones(10))
+    handle.wait()
+    return handle
+
+
+def measured() -> cumem.Measure:
+    with cumem.measure() as m:
+        cumem.empty_pinned(1000)
+    return m
+
+
+SHOWN: dict[str, Callable[[], tuple[Any, str]]] = {
+    "buffer": lambda: (cumem.empty_pinned((3, 4), "f4"), r"\(3, 4\)\s+dtype\s+float32"),
+    "view": lambda: (cumem.empty_device((3, 4))[1:], r"view of\s+a DeviceBuffer"),
+    "turned": lambda: (cumem.empty_managed((3, 4)).T, r"strides\s+\(8, 32\), in bytes"),
+    "array": lambda: (cumem.asbuffer(np.ones(3)), "HostBuffer"),
+    "empty": lambda: (cumem.empty_mapped(0), r"size\s+0 B"),
+    "scalar": lambda: (cumem.empty_pinned(()), r"shape\s+\(\)"),
+    "transfer": lambda: (finished(), r"state\s+done\s+time\s+.*\s+rate\s+[\d.]+ .?B/s"),
+    "pool": lambda: (cumem.Pool("pinned", limit="4MiB"), r"limit\s+4 MiB"),
+    "counters": lambda: (cumem.default_pool("device").stats(), "growth count"),
+    "stats": lambda: (cumem.stats(), "Stats"),
+    "measure": lambda: (measured(), r"measured: [\d.]+ .?s"),
+    "snapshot": lambda: (cumem.Pool("pinned").snapshot(), "0 B in 0 segments"),
+    "device": lambda: (cumem.Device(0), r"memory\s+1 GiB"),
+    "device memory": lambda: (cumem.memory_info(), "outside cumem"),
+    "host memory": lambda: (cumem.memory_info("host"), "pinned limit"),
+    "explanation": lambda: (
+        cumem.explain(bytearray(10), cumem.empty_pinned(10, "u1")),
+        r"route\s+host",
+    ),
+    "settings": lambda: (cumem.configure(), "ring_nbytes"),
+    "out of memory": lambda: (shortage(), r"what was tried[\s\S]*trimmed"),
+    "error": lambda: (cumem.CudaError("a < b", name="x"), "a < b"),
+    "advice": lambda: (cumem.recommend("1MiB"), r"kind\s+pinned"),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_display_is_whole_and_says_that_it_is_emulated(emulated, name: str) -> None:
+    cumem.default_pool("device")
+    thing, expected = SHOWN[name]()
+    shown = page(thing)
+    assert re.search(expected, shown.text), shown.text
+    assert "\nemulated\n" in shown.text
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+def test_buffer_is_shown_on_both_backends(runtime, kind: str) -> None:
+    buffer = cumem.empty((3, 4), "f4", kind)
+    text = page(buffer).text
+    assert f"0x{buffer.ptr:x}" in text
+    assert "48 B" in text
+    assert ("\nemulated\n" in text) == runtime.emulated
+    buffer.free()
+    assert "closed" in page(buffer).text
+
+
+def calls() -> dict[str, int]:
+    """Of the runtime, less what the thread that watches transfers asks all the time."""
+    watched = session.ANSWERED_AT_ONCE - {"copy_async", "copy_peer_async"}
+    names = {name for name, _, _ in session.testing.op_names()} - watched
+    return {name: session.testing.fault_count(name) for name in names}
+
+
+def test_display_of_a_buffer_with_work_on_its_stream_makes_no_call(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.full(MIB, 7, "u1", "pinned")
+    target = cumem.empty_managed(MIB, "u1")
+    with session.gate(stream):
+        handle = cumem.copy_async(target, source, stream=stream)
+        before = calls()
+        for each in (source, target, handle):
+            page(each)
+        assert calls() == before
+        assert not handle.done
+        assert "0%" in page(handle).text
+    handle.wait()
+    assert "0%" not in page(handle).text
+
+
+def test_names_that_others_choose_are_escaped(emulated) -> None:
+    name = "<img src=x>&amp;"
+    buffer = cumem.empty_pinned(3, np.dtype([(name, "f4")]))
+    assert name in page(buffer).text
+    assert "img" not in page(buffer).tags
+    table = pieces.table(name, [name], [[name]], name)
+    assert Page(table).text.count(name) == 4
+    assert Page(pieces.facts([(name, name)])).text.count(name) == 2
+    assert name in Page(pieces.data({name: [{name: name}]})).text
+    assert name in page(cumem.CudaError(name)).text
+    log = made(
+        [{"op": "allocate", "address": 1, "nbytes": 9, "stack": 1}],
+        stacks=[(Frame(name, 3, name),)],
+    )
+    assert name in page(CellReport(log, str, lambda _: name)).text
+
+
+def test_map_has_each_block_or_says_how_many_it_has_joined() -> None:
+    def shapes(count: int) -> list[str]:
+        blocks = tuple(
+            cumem.Block(512 * i, 512, 500, ("live", "cached")[i % 2])
+            for i in range(count)
+        )
+        segment = cumem.Segment(0, 512 * count, blocks)
+        text = cumem.Snapshot("default", "device", 0, (segment,))._repr_html_()
+        Page(text)
+        return re.findall("<title>(.*?)</title>", text)
+
+    assert len(shapes(10)) == 10
+    assert shapes(10)[-1] == "live, 512 B at 0x1000, 500 bytes asked for"
+    many = shapes(100_000)
+    assert len(many) < 5000
+    joined = [int(tip.split()[0]) for tip in many if "blocks" in tip]
+    alone = sum("blocks" not in tip for tip in many)
+    assert sum(joined) + alone == 100_000
+
+
+def test_map_leaves_out_the_smallest_of_many_segments_and_says_so() -> None:
+    segments = tuple(
+        cumem.Segment(i << 30, size, (cumem.Block(i << 30, size, 0, "cached"),))
+        for i in range(50)
+        for size in [(i + 1) * MIB]
+    )
+    text = page(cumem.Snapshot("default", "device", 0, segments)).text
+    assert "0x0," not in text
+    assert f"0x{49 << 30:x}, 50 MiB" in text
+    assert "and 18 segments of 171 MiB together" in text
+
+
+# -- what a log says -------------------------------------------------------------------
+
+
+def event(op: str, time_ns: int, address: int = 0, nbytes: int = 0, **more: Any) -> Any:
+    return {"op": op, "time_ns": time_ns, "address": address, "nbytes": nbytes, **more}
+
+
+def test_living_counts_each_kind_from_what_lived_before() -> None:
+    log = made(
+        [
+            event("allocate", 100, 1, 10),
+            event("allocate", 200, 1, 5, kind="pinned"),
+            event("free", 300, 1, 10),
+            event("free", 400, 9, 7),
+        ],
+        living=[event("allocate", 0, 9, 7)],
+    )
+    found = reading.living(log)
+    assert found.times_ns.tolist() == [0, 100, 200, 300, 400, 1000]
+    assert found.rows[3].tolist() == [7, 17, 17, 7, 0, 0]
+    assert found.rows[0].tolist() == [0, 0, 5, 5, 5, 5]
+    assert reading.peaks(log) == {
+        "pinned": (5, 200),
+        "device": (17, 100),
+        "all": (22, 200),
+    }
+
+
+def test_sampled_shows_each_step_at_its_most() -> None:
+    log = made(
+        [
+            event("allocate", 10, 1, 100),
+            event("free", 11, 1, 100),
+            event("allocate", 560, 2, 8),
+        ]
+    )
+    few = reading.living(log).sampled(10)
+    assert few.times_ns.tolist() == [*range(0, 1000, 100)]
+    assert few.rows[3].tolist() == [100, 0, 0, 0, 0, 8, 8, 8, 8, 8]
+    assert reading.living(made([])).sampled(3).total.tolist() == [0, 0, 0]
+
+
+def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:
+    own = Frame(cumem.__file__, 1, "empty")
+    first, second = Frame("/a/b.py", 3, "f"), Frame("/a/b.py", 8, "g")
+    log = made(
+        [
+            event("allocate", 1, 1, 10, stack=1),
+            event("allocate", 2, 2, 20, stack=1),
+            event("allocate", 3, 3, 40, stack=2),
+            event("free", 4, 3, 40),
+            event("allocate", 5, 3, 5, stack=2),
+            event("allocate", 5, 3, 6, stack=0, kind="pinned"),
+            event("transfer", 6, 1, 1000, value=500, source_kind="pinned"),
+            event("transfer", 7, 1, 3000, value=500, source_kind="pinned"),
+            event("transfer", 8, 1, 10, value=1, kind="pinned", source_kind="device"),
+        ],
+        stacks=[(own, first, second), (own, second)],
+    )
+    assert reading.left(log) == [
+        (first, "device", 2, 30, (1, 2)),
+        (None, "pinned", 1, 6, (3,)),
+        (second, "device", 1, 5, (3,)),
+    ]
+    up, down = reading.copies(log)
+    assert (up.way, up.copy_count, up.nbytes) == ("pinned → device", 2, 4000)
+    assert up.seconds == pytest.approx(1e-6)
+    assert (down.way, down.copy_count) == ("device → pinned", 1)
+    assert reading.lanes(reading.of_op(log, "transfer")) == [0, 1, 2]
+
+
+def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:
+    line = Frame("/cells/7.py", 2, "<module>")
+    log = made(
+        [
+            event("allocate", 10, 4096, 3 * MIB, stack=1),
+            event("transfer", 20, 4096, 2 * MIB, value=400, source_kind="pinned"),
+            event("out_of_memory", 600, 0, 1 << 40),
+        ],
+        stacks=[(line,)],
+        lost_count=5,
+    )
+    report = CellReport(log, {"/cells/7.py": "In[7]"}.get, {4096: "x"}.get)
+    shown = page(report)
+    for text in (repr(report), re.sub(r"\n+", "  ", shown.text)):
+        assert re.search(r"In\[7\], line 2  x\s+device  1\s+3 MiB", text)
+        assert re.search(r"device  3 MiB\s+10\.0 ns", text)
+        assert re.search(r"pinned → device  1\s+2 MiB\s+400 ns\s+5\.24 TB/s", text)
+        assert "memory ran short 1 time" in text
+        assert "5 events did not fit" in text
+    assert "\nemulated\n" in shown.text
+    assert {"polygon", "rect", "svg"} <= set(shown.tags)
+    real = log._replace(machine={"backend": "cuda", "devices": ["H200"]})
+    assert "emulated" not in page(CellReport(real)).text
+
+
+def test_report_of_a_cell_that_did_nothing_says_so() -> None:
+    report = CellReport(made([], duration_ns=0))
+    assert "left alive: nothing" in repr(report)
+    assert "no memory was allocated" in page(report).text
+
+
+def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:
+    """So that a page is read in light and in dark."""
+    style = pieces._STYLE
+    for name, value in re.findall(r"(--cm-\w+):([^;]*);", style):
+        assert re.fullmatch(r"var\(--jp-[\w-]+,color-mix\(.*\)\)", value), name
+    without = re.sub(r"--cm-\w+:[^;]*;", "", style)
+    assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]  # of the alert's edge
+    assert Path(pieces.__file__).read_text().count("prefers-color-scheme") == 0
