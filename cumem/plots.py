@@ -198,7 +198,7 @@ def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
             )
     names = [f"0x{each.address:x}" for each in shown]
     ax.set_yticks(range(len(shown)), names, fontsize="small", family="monospace")
-    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
     ax.set_xlim(0, max(most / scale, 1e-9))
     ax.set_ylabel("segment at")
     ax.set_xlabel(f"bytes of the segment ({unit})")

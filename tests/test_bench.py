@@ -18,7 +18,6 @@ from cumem import bench, info
 from cumem.bench import cases as bench_cases
 from cumem.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
 from cumem.bench.report import Report
-from cumem.plots import _LINE, _STYLES
 
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),
@@ -513,19 +512,6 @@ def test_plot_is_of_the_format_that_its_name_says(tmp_path: Path, ending: str) -
 def test_plot_of_no_known_format_is_refused_before_measuring(name: str) -> None:
     with pytest.raises(bench.UsageError, match=r"ends in \.png, \.svg, \.pdf"):
         bench.main(bench.Options(plot=name))
-
-
-def test_curves_that_lie_on_each_other_are_told_apart() -> None:
-    assert list(_STYLES) == list(COPY_KINDS)
-    shapes = [
-        (style.get("linestyle", "solid"), style.get("linewidth"), style["marker"])
-        for style in _STYLES.values()
-    ]
-    assert len(set(shapes)) == len(COPY_KINDS)
-    # the curve beneath shines through the gaps of those above
-    after = list(COPY_KINDS)[list(COPY_KINDS).index("pinned") + 1 :]
-    assert all("linestyle" in _STYLES[kind] for kind in after)
-    assert _LINE["markerfacecolor"] == "none"
 
 
 @pytest.mark.usefixtures("emulated")
