@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html.parser
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from support.logs import made
 
 import cumem
 from cumem.notebook import html as pieces
-from cumem.notebook.cell import CellReport
+from cumem.notebook.cell import Report
 from cumem.recording import reading
 from cumem.recording.events import Frame
 
@@ -163,7 +164,7 @@ def test_names_that_others_choose_are_escaped(emulated) -> None:
         [{"op": "allocate", "address": 1, "nbytes": 9, "stack": 1}],
         stacks=[(Frame(name, 3, name),)],
     )
-    assert name in page(CellReport(log, str, lambda _: name)).text
+    assert name in page(Report(log, name, str, lambda _: name)).text
 
 
 def test_map_has_each_block_or_says_how_many_it_has_joined() -> None:
@@ -280,7 +281,7 @@ def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:
         stacks=[(line,)],
         lost_count=5,
     )
-    report = CellReport(log, {"/cells/7.py": "In[7]"}.get, {4096: "x"}.get)
+    report = Report(log, "x", {"/cells/7.py": "In[7]"}.get, {4096: "x"}.get)
     shown = page(report)
     for text in (repr(report), re.sub(r"\n+", "  ", shown.text)):
         assert re.search(r"In\[7\], line 2  x\s+device  1\s+3 MiB", text)
@@ -291,11 +292,11 @@ def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:
     assert "\nemulated\n" in shown.text
     assert {"polygon", "rect", "svg"} <= set(shown.tags)
     real = log._replace(machine={"backend": "cuda", "devices": ["H200"]})
-    assert "emulated" not in page(CellReport(real)).text
+    assert "emulated" not in page(Report(real)).text
 
 
 def test_report_of_a_cell_that_did_nothing_says_so() -> None:
-    report = CellReport(made([], duration_ns=0))
+    report = Report(made([], duration_ns=0))
     assert "left alive: nothing" in repr(report)
     assert "no memory was allocated" in page(report).text
 
@@ -308,3 +309,67 @@ def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:
     without = re.sub(r"--cm-\w+:[^;]*;", "", style)
     assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]  # of the alert's edge
     assert Path(pieces.__file__).read_text().count("prefers-color-scheme") == 0
+
+
+# -- the table of %cumem, without a kernel ---------------------------------------------
+
+
+def shell_of(**names: Any) -> Any:
+    """What the table asks of IPython's shell."""
+    return types.SimpleNamespace(
+        user_ns={"In": ["", "x"], **names},
+        user_ns_hidden={"In": [], "Out": {}},
+        compile=types.SimpleNamespace(
+            format_code_name=lambda name: ("Cell", "In[3]") if name == "/c.py" else None
+        ),
+    )
+
+
+def test_table_lists_what_lives_with_its_line_and_its_variables(
+    emulated, monkeypatch
+) -> None:
+    magics = pytest.importorskip("cumem.notebook.magics")
+    buf = cumem.empty_pinned((2, 3), "f4")
+    alive = [
+        types.SimpleNamespace(
+            kind=kind,
+            device=0,
+            address=address,
+            requested_nbytes=nbytes,
+            line=line,
+        )
+        for kind, address, nbytes, line in (
+            ("pinned", buf.ptr, 24, "/c.py:7 (f)"),
+            ("device", 4096, 3 * MIB, "/a/b.py:2 (g)"),
+            ("staging", 9, 9 * MIB, None),
+            *(("managed", 1 << 20 + i, 8, None) for i in range(20)),
+        )
+    ]
+    living = types.SimpleNamespace(buffers=alive)
+    monkeypatch.setattr(cumem, "live", lambda: living, raising=False)
+    table = magics.Overview(shell_of(_1=buf, Out={1: buf}, array=buf.numpy()[1:]))
+    lines = [re.split("  +", line) for line in repr(table).splitlines()]
+    assert ["-", "device", "-", "-", "0", "3 MiB", "b.py:2 (g)"] in lines
+    own = ["Out[1], array", "pinned", "(2, 3)", "float32", "0", "24 B", "In[3]:7 (f)"]
+    assert own in lines
+    assert "and 12 more buffers; In[1], " in repr(table)
+    assert "9 MiB" not in repr(table)
+    assert "b.py:2 (g)" in page(table).text
+    del alive[1]
+    assert magics.Overview(shell_of()).key != table.key
+
+
+def test_variables_of_closed_and_changing_things_are_passed_over(emulated) -> None:
+    magics = pytest.importorskip("cumem.notebook.magics")
+    buf, gone = cumem.empty_pinned(8, "u1"), cumem.empty_pinned(8, "u1")
+    gone.free()
+    loop: list[Any] = []
+    loop.append(loop)
+    found = magics.Holders(
+        shell_of(
+            a=gone, b=memoryview(buf.numpy()), c=loop, d=(buf[2:],), e=cumem.empty(0)
+        )
+    )
+    assert found.at(buf.ptr) == "b, d[0]"
+    assert found.buffer_at(buf.ptr + 7) is buf
+    assert found.at(buf.ptr + 8) == ""

@@ -103,16 +103,18 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-# -- what is shown of a cell -----------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------
 
 
-class CellReport:
-    """What ``%%cumem`` shows of a cell.
+class Report:
+    """What is shown of a record, and by ``%%cumem`` of that of a cell.
 
     Parameters
     ----------
     log : Log
-        Of the cell.
+        What was recorded.
+    title : str
+        What that is of.
     where : callable, optional
         Says of a file's name how a line of it is called, ``"In[3]"``; default: the name.
     names : callable, optional
@@ -122,10 +124,12 @@ class CellReport:
     def __init__(
         self,
         log: Log,
+        title: str = "cumem.Record",
         where: Callable[[str], str] = os.path.basename,
         names: Callable[[int], str] = lambda _: "",
     ) -> None:
         self.log = log
+        self._what = title
         self._where = where
         self._names = names
         self.left = left(log)
@@ -194,7 +198,7 @@ class CellReport:
 
     @property
     def _title(self) -> str:
-        return f"this cell: {format_seconds(self.log.duration_ns * 1e-9)}"
+        return f"{self._what}: {format_seconds(self.log.duration_ns * 1e-9)}"
 
     @property
     def _note(self) -> str:

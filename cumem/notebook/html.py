@@ -265,21 +265,29 @@ def data(values: Mapping[str, Any]) -> Raw:
     flat = [(_name(k), value(k, v)) for k, v in values.items() if not _is_nested(v)]
     parts = [facts(flat)] if flat else []
     for key, inner in values.items():
-        if not _is_nested(inner):
-            continue
-        shown = data(inner) if isinstance(inner, Mapping) else _listed(inner)
-        parts.append(details(f"{_name(key)}, {len(inner)}", shown))
+        if isinstance(inner, Mapping) and inner:
+            parts.append(details(f"{_name(key)}, {len(inner)}", data(inner)))
+        elif _is_nested(inner):
+            parts.append(_listed(_name(key), inner))
     return Raw("".join(parts))
 
 
-def _listed(items: Sequence[Any]) -> Raw:
-    """A table of dicts, which have one set of keys."""
-    columns = list(dict.fromkeys(key for item in items for key in item))
+def _listed(title: str, items: Sequence[Any]) -> Raw:
+    """A table of dicts, which have one set of keys; what is nested in them is left out."""
+    columns = [
+        key
+        for key in dict.fromkeys(key for item in items for key in item)
+        if not any(
+            isinstance(item.get(key), Mapping) or _is_nested(item.get(key))
+            for item in items
+        )
+    ]
     shown = [
         [value(key, item.get(key)) for key in columns] for item in items[:_MOST_ROWS]
     ]
     more = len(items) - len(shown)
-    return table("", [*map(_name, columns)], shown, f"and {more} more" if more else "")
+    note = f"and {more} more" if more else ""
+    return table(title, [*map(_name, columns)], shown, note)
 
 
 def _is_nested(item: Any) -> bool:

@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from IPython.core.error import UsageError
@@ -17,7 +17,7 @@ from IPython.display import display
 from cumem import _core
 from cumem.errors import OutOfMemoryError
 from cumem.kinds import KINDS
-from cumem.notebook.cell import CellReport
+from cumem.notebook.cell import Report
 from cumem.notebook.html import Raw, escape, page, table
 from cumem.notebook.objects import count, key
 from cumem.pool_stats import Measure, Stats, show, stats
@@ -208,7 +208,9 @@ class _Recorded:
 
     def report(self, shell: _Shell) -> object:
         log: Log = self._record.log
-        return CellReport(log, lambda name: where(shell, name), Holders(shell).at)
+        return Report(
+            log, "this cell", lambda name: where(shell, name), Holders(shell).at
+        )
 
 
 class _Counted(Measure):
@@ -281,40 +283,82 @@ class Holders:
                 self.found.setdefault(place, (buf, []))[1].append(name)
 
     def at(self, address: int) -> str:
-        """Names of variables whose buffer begins there, or holds the byte there."""
-        return ", ".join(
-            name
-            for (_, begin), (buf, names) in self.found.items()
-            if begin <= address < begin + buf.nbytes
-            for name in names[:3]
-        )
+        """Names of variables whose buffer has the byte there; ``""`` for none."""
+        found = [
+            names
+            for place, (_, names) in self.found.items()
+            if self._has(place, address)
+        ]
+        names = [name for each in found for name in each]
+        return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
-    def largest(self) -> list[tuple[_core.Buffer, list[str]]]:
-        """With their names, the largest first."""
-        return sorted(self.found.values(), key=lambda each: -each[0].nbytes)
+    def buffer_at(self, address: int) -> _core.Buffer | None:
+        """The first of them."""
+        each = (b for place, (b, _) in self.found.items() if self._has(place, address))
+        return next(each, None)
+
+    def _has(self, place: tuple[str, int], address: int) -> bool:
+        return place[1] <= address < place[1] + self.found[place][0].nbytes
+
+
+class _Alive(NamedTuple):
+    kind: str
+    device: int | None
+    address: int
+    nbytes: int
+    line: str | None = None
+
+
+def _alive(holders: Holders) -> tuple[list[_Alive], bool]:
+    """What is alive, the largest first: all of it, or (False) what has a name."""
+    import cumem
+
+    live = getattr(cumem, "live", None)
+    if live is None:
+        found = [
+            _Alive(kind, None if b.device is None else b.device.index, at, b.nbytes)
+            for (kind, at), (b, _) in holders.found.items()
+        ]
+    else:
+        found = [
+            _Alive(
+                each.kind, each.device, each.address, each.requested_nbytes, each.line
+            )
+            for each in live().buffers
+            if each.kind != "staging"
+        ]
+    return sorted(found, key=lambda each: -each.nbytes), live is not None
+
+
+def _row(shell: _Shell, holders: Holders, each: _Alive) -> list[str]:
+    """Of the table of buffers."""
+    buf = holders.buffer_at(each.address)
+    file, _, line = (each.line or "").rpartition(":")
+    return [
+        holders.at(each.address) or "-",
+        each.kind,
+        "-" if buf is None else str(buf.shape),
+        "-" if buf is None else str(buf.dtype),
+        "-" if each.device is None else str(each.device),
+        format_nbytes(each.nbytes),
+        f"{where(shell, file)}:{line}" if file else "-",
+    ]
 
 
 class Overview:
-    """What ``%cumem`` shows: pools, limits, and the largest buffers with a name."""
+    """What ``%cumem`` shows: pools, limits, and the largest buffers."""
 
     def __init__(self, shell: _Shell) -> None:
         self.stats = stats()
         self._after = f"In[{number(shell)}]"
         self._at = time.strftime("%H:%M:%S")
-        holders = Holders(shell).largest()
-        self._rows = [
-            [
-                ", ".join(names[:3]) + (", …" if len(names) > 3 else ""),
-                buf.kind,
-                str(buf.shape),
-                str(buf.dtype),
-                "-" if buf.device is None else str(buf.device.index),
-                format_nbytes(buf.nbytes),
-            ]
-            for buf, names in holders[:_MOST_BUFFERS]
-        ]
-        pooled = [buf for buf, _ in holders if buf.flags.owndata]
-        self._others = self.stats.total.live_count - len(pooled)
+        holders = Holders(shell)
+        found, are_all = _alive(holders)
+        self._rows = [_row(shell, holders, each) for each in found[:_MOST_BUFFERS]]
+        counted = self.stats.total.live_count - self.stats.staging.live_count
+        self._more = (len(found) if are_all else max(len(found), counted)) - len(
+            self._rows
+        )
         self._limits = [
             [kind, device, "none" if nbytes is None else format_nbytes(nbytes), used]
             for kind, device, nbytes, used in _limits(self.stats)
@@ -322,14 +366,14 @@ class Overview:
         #: The same while nothing has changed.
         self.key = repr((self.stats, self._rows, self._limits))
 
-    _BUFFERS: Final = ("variables", "kind", "shape", "dtype", "device", "size")
+    _BUFFERS: Final = (
+        *("variables", "kind", "shape", "dtype", "device", "size", "allocated by"),
+    )
     _LIMITS: Final = ("limit of", "device", "at most", "held")
 
     def _note(self) -> str:
-        others = ""
-        if self._others > 0:
-            others = f"{count(self._others, 'buffer')} without a variable here; "
-        return f"{others}{self._after}, {self._at}"
+        more = f"and {count(self._more, 'more buffer')}; " if self._more > 0 else ""
+        return f"{more}{self._after}, {self._at}"
 
     def __repr__(self) -> str:
         lines = [repr(self.stats)]
