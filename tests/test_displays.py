@@ -319,9 +319,6 @@ def shell_of(**names: Any) -> Any:
     return types.SimpleNamespace(
         user_ns={"In": ["", "x"], **names},
         user_ns_hidden={"In": [], "Out": {}},
-        compile=types.SimpleNamespace(
-            format_code_name=lambda name: ("Cell", "In[3]") if name == "/c.py" else None
-        ),
     )
 
 
@@ -339,7 +336,7 @@ def test_table_lists_what_lives_with_its_line_and_its_variables(
             line=line,
         )
         for kind, address, nbytes, line in (
-            ("pinned", buf.ptr, 24, "/c.py:7 (f)"),
+            ("pinned", buf.ptr, 24, "/c/d.py:7 (f)"),
             ("device", 4096, 3 * MIB, "/a/b.py:2 (g)"),
             ("staging", 9, 9 * MIB, None),
             *(("managed", 1 << 20 + i, 8, None) for i in range(20)),
@@ -350,7 +347,7 @@ def test_table_lists_what_lives_with_its_line_and_its_variables(
     table = magics.Overview(shell_of(_1=buf, Out={1: buf}, array=buf.numpy()[1:]))
     lines = [re.split("  +", line) for line in repr(table).splitlines()]
     assert ["-", "device", "-", "-", "0", "3 MiB", "b.py:2 (g)"] in lines
-    own = ["Out[1], array", "pinned", "(2, 3)", "float32", "0", "24 B", "In[3]:7 (f)"]
+    own = ["Out[1], array", "pinned", "(2, 3)", "float32", "0", "24 B", "d.py:7 (f)"]
     assert own in lines
     assert "and 12 more buffers; In[1], " in repr(table)
     assert "9 MiB" not in repr(table)

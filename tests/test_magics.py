@@ -89,6 +89,11 @@ cumem.record = Record
 kept_by_name = [cumem.empty_pinned(11 << 20, "u1")]
 note(kept_by_name[0])
 """,
+    "line": """
+from cumem.notebook.html import in_cell
+text = sys._getframe().f_code.co_filename + ":3 (f)"
+in_cell(text), in_cell("/a.py:3 (f)"), in_cell("no stack")
+""",
     "short": "cumem.Pool('device', limit=1 << 20).allocate(4 << 20)",
     "unload": "%unload_ext cumem\nget_ipython().find_cell_magic('cumem') is None",
     "display": "cumem.empty_device((2, 3), 'f4')",
@@ -185,6 +190,13 @@ def test_recorded_cell_names_the_line_and_the_variable_of_what_is_left(shown) ->
     text = html_of(shown["recorded"])
     number = list(CELLS).index("recorded") + 1
     assert f"In[{number}], line 4 kept_by_name[0] pinned 1 11 MiB" in text
+
+
+def test_lines_of_cells_are_named_by_their_cell(shown) -> None:
+    [said] = shown["line"]
+    number = list(CELLS).index("line") + 1
+    expected = (f"In[{number}]:3 (f)", "/a.py:3 (f)", "no stack")
+    assert said.data["text/plain"] == repr(expected)
 
 
 def test_shortage_is_drawn_after_its_traceback(shown) -> None:

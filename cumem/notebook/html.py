@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -306,6 +307,15 @@ def _name(key: str) -> str:
     return key.replace("_", " ")
 
 
+def in_cell(line: str) -> str:
+    """A line of a notebook's cell, ``"In[3]:2 (f)"``, where it names a file of IPython's."""
+    file, colon, place = line.rpartition(":")
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None or not colon else ipython.get_ipython()
+    found = None if shell is None else shell.compile.format_code_name(file)
+    return line if found is None else f"{found[1]}:{place}"
+
+
 def value(key: str, item: Any) -> str:
     """A value with its unit, which its key names."""
     if item is None or item == "":
@@ -327,6 +337,4 @@ def value(key: str, item: Any) -> str:
             return f"0x{item:x}"
     if isinstance(item, (list, tuple)):
         return ", ".join(value(key, each) for each in item) or "-"
-    if isinstance(item, Mapping):
-        return f"{len(item)}"
-    return str(item)
+    return str(item) if isinstance(item, Mapping) else in_cell(str(item))

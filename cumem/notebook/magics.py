@@ -18,7 +18,7 @@ from cumem import _core
 from cumem.errors import OutOfMemoryError
 from cumem.kinds import KINDS
 from cumem.notebook.cell import Report
-from cumem.notebook.html import Raw, escape, page, table
+from cumem.notebook.html import Raw, escape, in_cell, page, table
 from cumem.notebook.objects import count, key
 from cumem.pool_stats import Measure, Stats, show, stats
 from cumem.recording.events import Log
@@ -121,8 +121,12 @@ class _Magics:
         self._watcher.start()
 
     def _watch(self) -> None:
-        while not self._ended.wait(_PERIOD_S):
+        period = _PERIOD_S
+        while not self._ended.wait(period):
+            began = time.perf_counter()
             self._update()
+            spent = time.perf_counter() - began  # `live` reads all of a record
+            period = max(_PERIOD_S, 50 * spent)
 
     def end_cell(self, result: Any) -> None:
         """After a cell: bring the table up to date, and draw what ended the cell."""
@@ -330,10 +334,9 @@ def _alive(holders: Holders) -> tuple[list[_Alive], bool]:
     return sorted(found, key=lambda each: -each.nbytes), live is not None
 
 
-def _row(shell: _Shell, holders: Holders, each: _Alive) -> list[str]:
+def _row(holders: Holders, each: _Alive) -> list[str]:
     """Of the table of buffers."""
     buf = holders.buffer_at(each.address)
-    file, _, line = (each.line or "").rpartition(":")
     return [
         holders.at(each.address) or "-",
         each.kind,
@@ -341,7 +344,7 @@ def _row(shell: _Shell, holders: Holders, each: _Alive) -> list[str]:
         "-" if buf is None else str(buf.dtype),
         "-" if each.device is None else str(each.device),
         format_nbytes(each.nbytes),
-        f"{where(shell, file)}:{line}" if file else "-",
+        in_cell(each.line).rpartition("/")[2] if each.line else "-",
     ]
 
 
@@ -354,7 +357,7 @@ class Overview:
         self._at = time.strftime("%H:%M:%S")
         holders = Holders(shell)
         found, are_all = _alive(holders)
-        self._rows = [_row(shell, holders, each) for each in found[:_MOST_BUFFERS]]
+        self._rows = [_row(holders, each) for each in found[:_MOST_BUFFERS]]
         counted = self.stats.total.live_count - self.stats.staging.live_count
         self._more = (len(found) if are_all else max(len(found), counted)) - len(
             self._rows
