@@ -94,7 +94,7 @@ SHOWN: dict[str, Callable[[], tuple[Any, str]]] = {
     "measure": lambda: (measured(), r"measured: [\d.]+ .?s"),
     "snapshot": lambda: (cumem.Pool("pinned").snapshot(), "0 B in 0 segments"),
     "device": lambda: (cumem.Device(0), r"memory\s+1 GiB"),
-    "device memory": lambda: (cumem.memory_info(), "outside cumem"),
+    "device memory": lambda: (cumem.memory_info(), "free 1 GiB"),
     "host memory": lambda: (cumem.memory_info("host"), "pinned limit"),
     "explanation": lambda: (
         cumem.explain(bytearray(10), cumem.empty_pinned(10, "u1")),

@@ -28,6 +28,7 @@ PACKAGE_LAYERS = [
     {"notebook", "notebook.html"},
     {"notebook.objects", "recording", "recording.events"},
     {"recording.reading"},
+    {"notebook.cell"},
     {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"},
     {"extension.hints"},
     {
@@ -69,7 +70,6 @@ PACKAGE_LAYERS = [
     {"replay.trace", "replay.report"},
     {"replay.allocators", "replay.hold"},
     {"replay"},
-    {"notebook.cell"},
     {"notebook.magics"},
     {"cli"},
     {"__main__"},

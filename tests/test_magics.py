@@ -146,7 +146,7 @@ def test_cells_without_output_say_nothing(shown, name: str) -> None:
 def test_table_names_the_largest_buffers_by_their_variables(shown) -> None:
     text = html_of(shown["once"])
     assert "emulated" in text
-    assert re.search(r"weights  ?device \(3145728,\) uint8 0 3 MiB -", text)
+    assert re.search(r"weights  ?device \(3145728,\) uint8 0 3 MiB ", text)
     assert re.search(r"parts\[&#x27;&lt;b&gt;&#x27;\], view  ?pinned", text)
     assert re.search(r"device 0 none 4 MiB", text)  # the limit
     assert "and 1 more buffer" in text  # it lies too deep for a name

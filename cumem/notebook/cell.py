@@ -14,13 +14,14 @@ from cumem.notebook.html import (
     Raw,
     beside,
     escape,
+    key,
     keys,
     page,
     rect,
     svg,
     table,
 )
-from cumem.notebook.objects import count, key
+from cumem.notebook.objects import count
 from cumem.recording.events import KINDS, Frame, Log
 from cumem.recording.reading import copies, lanes, left, living, of_op, peaks, way
 from cumem.units import format_nbytes, format_rate, format_seconds

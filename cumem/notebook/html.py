@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from cumem import _core
-from cumem.units import format_nbytes, format_seconds
+from cumem.units import format_nbytes, format_rate, format_seconds
 
 #: Of Okabe and Ito, told apart by colour-blind readers, as `python -m cumem bench` draws.
 KIND_COLOURS: Final = {
@@ -122,6 +122,10 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Raw:
     return Raw(f"<table>{''.join(lines)}</table>")
 
 
+def _head(title: object) -> Raw:
+    return Raw(f'<div class="cm-head">{escape(title)}</div>')
+
+
 def table(
     title: object,
     columns: Sequence[str],
@@ -160,7 +164,7 @@ def table(
         line(row, "td", ' class="cm-sum"' if i >= len(lines) - sums else "")
         for i, row in enumerate(lines)
     ]
-    head = f'<div class="cm-head">{escape(title)}</div>' if title else ""
+    head = _head(title) if title else ""
     end = f'<div class="cm-note">{escape(note)}</div>' if note else ""
     return Raw(
         f"{head}<table><thead>{line(columns, 'th')}</thead>"
@@ -199,6 +203,13 @@ def keys(colours: Mapping[str, str]) -> Raw:
         for name, colour in colours.items()
     )
     return Raw(f'<div class="cm-keys">{"".join(spans)}</div>')
+
+
+def key(kind: str, text: object = "") -> Raw:
+    """A kind of memory and its colour."""
+    colour = KIND_COLOURS.get(kind, "none")
+    mark = f'<i class="cm-key" style="background:{colour}"></i>'
+    return Raw(f"{mark}{escape(text or kind)}")
 
 
 def rect(x: float, y: float, width: float, height: float, colour: str, tip: str) -> str:
@@ -244,15 +255,16 @@ def parts_of(live: int, in_flight: int, cached: int) -> list[Part]:
 
 
 def legend(parts: Sequence[Part]) -> Raw:
-    """What the parts of a bar are, with their sizes."""
-    return keys(
-        {f"{part.name} {format_nbytes(part.nbytes)}": part.colour for part in parts}
-    )
+    """What the parts of a bar are, with their sizes; without empty ones."""
+    shown = [part for part in parts if part.nbytes > 0]
+    return keys({f"{p.name} {format_nbytes(p.nbytes)}": p.colour for p in shown})
 
 
 # -- any answer ------------------------------------------------------------------------
 
 _MOST_ROWS: Final = 50
+_FEW: Final = 12  # values that are shown unasked
+_NAMES: Final = {"nbytes": "size", "seconds": "time", "gbps": "rate"}
 
 
 def answer(thing: Any) -> str:
@@ -267,7 +279,10 @@ def data(values: Mapping[str, Any]) -> Raw:
     parts = [facts(flat)] if flat else []
     for key, inner in values.items():
         if isinstance(inner, Mapping) and inner:
-            parts.append(details(f"{_name(key)}, {len(inner)}", data(inner)))
+            shown = data(inner)
+            few = len(inner) <= _FEW and not any(map(_is_nested, inner.values()))
+            title = _name(key)
+            parts.append(_head(title) + shown if few else details(title, shown))
         elif _is_nested(inner):
             parts.append(_listed(_name(key), inner))
     return Raw("".join(parts))
@@ -284,11 +299,16 @@ def _listed(title: str, items: Sequence[Any]) -> Raw:
         )
     ]
     shown = [
-        [value(key, item.get(key)) for key in columns] for item in items[:_MOST_ROWS]
+        [_marked(value(column, item.get(column))) for column in columns]
+        for item in items[:_MOST_ROWS]
     ]
     more = len(items) - len(shown)
     note = f"and {more} more" if more else ""
     return table(title, [*map(_name, columns)], shown, note)
+
+
+def _marked(cell: str) -> str:
+    return key(cell) if cell in KIND_COLOURS else cell
 
 
 def _is_nested(item: Any) -> bool:
@@ -304,11 +324,11 @@ def _is_nested(item: Any) -> bool:
 def _name(key: str) -> str:
     for unit in ("_nbytes", "_seconds", "_ns"):
         key = key.removesuffix(unit)
-    return key.replace("_", " ")
+    return _NAMES.get(key) or key.replace("_", " ")
 
 
 def in_cell(line: str) -> str:
-    """A line of a notebook's cell, ``"In[3]:2 (f)"``, where it names a file of IPython's."""
+    """``"In[3]:2 (f)"`` of a line of a notebook's cell, whose file is IPython's."""
     file, colon, place = line.rpartition(":")
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None or not colon else ipython.get_ipython()
@@ -330,7 +350,7 @@ def value(key: str, item: Any) -> str:
         if key.endswith("seconds") and item >= 0:
             return format_seconds(item)
         if key == "gbps":
-            return f"{item:.3g} GB/s"
+            return format_rate(item * 1e9, 1.0)
         if key == "fragmentation":
             return f"{item:.0%}"
         if key.endswith("address"):

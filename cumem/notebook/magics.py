@@ -18,8 +18,8 @@ from cumem import _core
 from cumem.errors import OutOfMemoryError
 from cumem.kinds import KINDS
 from cumem.notebook.cell import Report
-from cumem.notebook.html import Raw, escape, in_cell, page, table
-from cumem.notebook.objects import count, key
+from cumem.notebook.html import Raw, escape, in_cell, key, page, table
+from cumem.notebook.objects import count
 from cumem.pool_stats import Measure, Stats, show, stats
 from cumem.recording.events import Log
 from cumem.units import format_nbytes
@@ -358,6 +358,10 @@ class Overview:
         holders = Holders(shell)
         found, are_all = _alive(holders)
         self._rows = [_row(holders, each) for each in found[:_MOST_BUFFERS]]
+        self._columns = list(self._BUFFERS)
+        if all(row[-1] == "-" for row in self._rows):  # no record runs
+            self._columns.pop()
+            self._rows = [row[:-1] for row in self._rows]
         counted = self.stats.total.live_count - self.stats.staging.live_count
         self._more = (len(found) if are_all else max(len(found), counted)) - len(
             self._rows
@@ -382,7 +386,7 @@ class Overview:
         lines = [repr(self.stats)]
         for columns, rows in (
             (self._LIMITS, self._limits),
-            (self._BUFFERS, self._rows),
+            (self._columns, self._rows),
         ):
             cells = [[*columns], *rows] if rows else []
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -400,7 +404,7 @@ class Overview:
                 [Raw(f"<code>{escape(row[0])}</code>"), key(row[1]), *row[2:]]
                 for row in self._rows
             ]
-            parts.append(table("largest buffers", self._BUFFERS, colored))
+            parts.append(table("largest buffers", self._columns, colored))
         return page("cumem", *parts, note=self._note())
 
 

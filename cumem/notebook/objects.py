@@ -24,6 +24,7 @@ from cumem.notebook.html import (
     details,
     escape,
     facts,
+    key,
     keys,
     legend,
     page,
@@ -42,13 +43,6 @@ def size(nbytes: int) -> str:
 def count(number: int, noun: str) -> str:
     """``"1 segment"``, ``"2 segments"``."""
     return f"{number} {noun}" + ("s" if number != 1 else "")
-
-
-def key(kind: str, text: object = "") -> Raw:
-    """A kind of memory and its colour."""
-    colour = KIND_COLOURS.get(kind, "none")
-    mark = f'<i class="cm-key" style="background:{colour}"></i>'
-    return Raw(f"{mark}{escape(text or kind)}")
 
 
 # -- what the extension asks for -------------------------------------------------------
