@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import re
 import types
@@ -16,6 +17,7 @@ from support import session
 from support.logs import made
 
 import cumem
+from cumem import answers
 from cumem.notebook import html as pieces
 from cumem.notebook.cell import Report
 from cumem.recording import reading
@@ -165,6 +167,40 @@ def test_names_that_others_choose_are_escaped(emulated) -> None:
         stacks=[(Frame(name, 3, name),)],
     )
     assert name in page(Report(log, name, str, lambda _: name)).text
+
+
+def test_any_answer_is_shown_with_units_and_tables() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Group(answers.Answer):
+        name: str
+        peak_nbytes: int
+        kind: str
+        more: dict[str, int]
+
+    @dataclasses.dataclass(frozen=True)
+    class Found(answers.Answer):
+        spent_seconds: float
+        growth_ns: int
+        gbps: float
+        is_lost: bool
+        limit_nbytes: int | None
+        parts: dict[str, int]
+        groups: tuple[Group, ...]
+        none: tuple[Group, ...] = ()
+
+    group = Group("a", 3 * MIB, "pinned", {"x": 1})
+    found = Found(0.25, 1500, 2.5, True, None, {"b_nbytes": 2048}, (group,) * 60)
+    shown = page(found)
+    text = re.sub(r"\n+", "|", shown.text)
+    for expected in (
+        "spent|250 ms|growth|1.50 µs|rate|2.50 GB/s|is lost|yes|limit|-|none|-|",
+        "parts|b|2 KiB|",
+        "groups|name|peak|kind|a|3 MiB|pinned|",
+        "and 10 more",
+    ):
+        assert expected in text
+    assert shown.tags.count("tr") == 6 + 1 + 1 + 50
+    assert "details" not in shown.tags
 
 
 def test_map_has_each_block_or_says_how_many_it_has_joined() -> None:

@@ -24,6 +24,7 @@ from cumem import (
     cli,
     doctor,
     info,
+    plots,
     replay,
     safetensors,
     units,
@@ -46,7 +47,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
 MODULES = (
-    *(bench, bench_cases, bench_report, cli, info, integrations_torch, units),
+    *(bench, bench_cases, bench_report, cli, info, integrations_torch, plots, units),
     *(doctor, doctor_checks, doctor_facts),
     *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
     *(safetensors, safetensors_format, safetensors_save),

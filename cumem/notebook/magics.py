@@ -98,7 +98,8 @@ class _Magics:
         self.forget_table()
         if word != "off":
             shown = Overview(self._shell)
-            handle = display(shown, display_id=word == "")
+            keeps_up = word == "" and getattr(self._shell, "kernel", None) is not None
+            handle = display(shown, display_id=keeps_up)  # a terminal would say it anew
             with self._lock:
                 self._table, self._shown = handle, shown.key
         return None

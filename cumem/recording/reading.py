@@ -128,17 +128,21 @@ def caller(stack: tuple[Frame, ...]) -> Frame | None:
 
 def left(log: Log) -> list[Left]:
     """What was allocated within the record and is still alive, by line, largest first."""
-    alive: dict[tuple[int, int, int], Any] = {}
     ops = (OPS.index("allocate"), OPS.index("free"))
-    for event in log.events[np.isin(log.events["op"], ops)]:
-        place = int(event["kind"]), int(event["device"]), int(event["address"])
-        if event["op"] == ops[0]:
-            alive[place] = event
-        else:
-            alive.pop(place, None)
+    events = log.events[np.isin(log.events["op"], ops)]
+    place = ("address", "device", "kind")
+    order = np.lexsort([np.arange(len(events)), *(events[name] for name in place)])
+    ordered = events[order]
+    is_last = np.ones(len(events), bool)  # of its place: what came of it
+    is_last[:-1] = ordered[[*place]][1:] != ordered[[*place]][:-1]
+    alive = events[np.sort(order[is_last & (ordered["op"] == ops[0])])]
     lines: dict[tuple[Frame | None, int], list[Any]] = {}
-    for event in alive.values():
-        line = caller(log.stacks[int(event["stack"])])
+    callers: dict[int, Frame | None] = {}
+    for event in alive:
+        stack = int(event["stack"])
+        if stack not in callers:
+            callers[stack] = caller(log.stacks[stack])
+        line = callers[stack]
         lines.setdefault((line, int(event["kind"])), []).append(event)
     found = [
         Left(
