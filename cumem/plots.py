@@ -122,9 +122,9 @@ def _draw_lanes(
         places = np.array(reading.lanes(own))
         deep = 0.8 / (int(places.max()) + 1)
         for lane in range(int(places.max()) + 1):
-            spans = _joined(own[places == lane], least)
+            spans = reading.joined(own[places == lane], least)
             below.broken_barh(
-                [(begin / unit_ns, lasts / unit_ns) for begin, lasts in spans],
+                [(span.begin_ns / unit_ns, span.lasts_ns / unit_ns) for span in spans],
                 (y - 0.4 + lane * deep, deep * 0.9),
                 facecolor=KIND_COLOURS[each.kind],
             )
@@ -132,20 +132,6 @@ def _draw_lanes(
     below.set_ylim(len(ways) - 0.5, -0.5)
     ax.tick_params(labelbottom=False)
     return below
-
-
-def _joined(transfers: Any, least: float) -> list[tuple[float, float]]:
-    """Beginning and length in ns; those closer than `least` are drawn as one."""
-    spans: list[tuple[float, float]] = []
-    begins, lasts = transfers["time_ns"].tolist(), transfers["value"].tolist()
-    for begin, lasted in zip(begins, lasts, strict=True):
-        end = begin + max(lasted, least)
-        if spans and begin - (spans[-1][0] + spans[-1][1]) < least:
-            first = spans.pop()[0]
-            spans.append((first, max(end, first) - first))
-        else:
-            spans.append((begin, end - begin))
-    return spans
 
 
 def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:

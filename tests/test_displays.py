@@ -331,6 +331,32 @@ def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:
     assert "emulated" not in page(Report(real)).text
 
 
+def test_transfers_less_than_a_pixel_apart_are_drawn_as_one() -> None:
+    events = [
+        event("transfer", 10 * i, 0, 7, value=9, source_kind="pinned")
+        for i in range(10_000)
+    ]
+    events.append(event("transfer", 150_000, 0, 7, value=100_000, source_kind="pinned"))
+    log = made(events, duration_ns=200_000)
+    assert reading.joined(reading.of_op(log, "transfer"), 20) == [
+        (0, pytest.approx(100_010), 10_000, 70_000, pytest.approx(90_000e-9)),
+        (150_000, 100_000, 1, 7, pytest.approx(1e-4)),
+    ]
+    shown = Report(log)._repr_html_()
+    tips = re.findall("<title>(.*?)</title>", shown)
+    assert tips == [
+        "pinned → device, 10000 copies, 68.4 KiB, 778 MB/s",
+        "pinned → device, 7 B, 70.0 KB/s",
+    ]
+    ends = [
+        float(x) + float(wide)
+        for x, wide in re.findall(
+            r'<rect x="([\d.]+)" y="96.0" width="([\d.]+)"', shown
+        )
+    ]
+    assert ends == pytest.approx([345, 624], abs=0.2)  # what goes on is cut off
+
+
 def test_report_of_a_cell_that_did_nothing_says_so() -> None:
     report = Report(made([], duration_ns=0))
     assert "left alive: nothing" in repr(report)

@@ -23,7 +23,16 @@ from cumem.notebook.html import (
 )
 from cumem.notebook.objects import count
 from cumem.recording.events import KINDS, Frame, Log
-from cumem.recording.reading import copies, lanes, left, living, of_op, peaks, way
+from cumem.recording.reading import (
+    copies,
+    joined,
+    lanes,
+    left,
+    living,
+    of_op,
+    peaks,
+    way,
+)
 from cumem.units import format_nbytes, format_rate, format_seconds
 
 _MOST_ROWS: Final = 10
@@ -35,7 +44,6 @@ _WIDTH: Final = 560
 _HEIGHT: Final = 90
 _LEFT: Final = 64  # for the labels
 _MOST_LANES: Final = 6
-_MOST_COPIES: Final = 500
 
 
 def timeline(log: Log) -> Raw:
@@ -53,37 +61,46 @@ def timeline(log: Log) -> Raw:
     shapes.append(rect(_LEFT, 0, _WIDTH, _HEIGHT, "", ""))
     shapes.append(_text(_LEFT - 4, 10, format_nbytes(most), "end"))
     shapes.append(_text(_LEFT - 4, _HEIGHT, "0", "end"))
-    for event in of_op(log, "out_of_memory")[:_MOST_COPIES]:
-        x = _LEFT + _WIDTH * int(event["time_ns"]) / end
+    marks = {int(e["time_ns"]) * _WIDTH // end: e for e in of_op(log, "out_of_memory")}
+    for column, event in marks.items():
         tip = f"out of {KINDS[event['kind']]} memory: {format_nbytes(int(event['nbytes']))}"
-        shapes.append(rect(x - 1, -4, 2, _HEIGHT + 8, "currentColor", tip))
-    moved = np.sort(of_op(log, "transfer"), order="time_ns")[:_MOST_COPIES]
-    places = lanes(moved)
-    for event, lane in zip(moved, places, strict=True):
-        tip = (
-            f"{way(KINDS[event['source_kind']], KINDS[event['kind']])}, "
-            f"{format_nbytes(int(event['nbytes']))}, "
-            f"{format_rate(int(event['nbytes']), int(event['value']) * 1e-9)}"
-        )
-        x = _LEFT + _WIDTH * int(event["time_ns"]) / end
-        wide = min(_WIDTH * int(event["value"]) / end, _LEFT + _WIDTH - x)
-        y = _HEIGHT + 6 + 8 * min(lane, _MOST_LANES - 1)
-        shapes.append(
-            rect(x, y, max(wide, 1), 6, KIND_COLOURS[KINDS[event["kind"]]], tip)
-        )
-    bottom = _HEIGHT + 6 + 8 * min(max(places, default=-1) + 1, _MOST_LANES)
-    if places:
+        shapes.append(rect(_LEFT + column - 1, -4, 2, _HEIGHT + 8, "currentColor", tip))
+    moved, lane_count = _lanes(log, end)
+    shapes += moved
+    bottom = _HEIGHT + 6 + 8 * lane_count
+    if lane_count:
         shapes.append(_text(_LEFT - 4, _HEIGHT + 13, "copies", "end"))
     shapes.append(_text(_LEFT, bottom + 11, "0", "start"))
     shapes.append(_text(_LEFT + _WIDTH, bottom + 11, format_seconds(end * 1e-9), "end"))
     label = (
         f"bytes alive over {format_seconds(end * 1e-9)}, at most {format_nbytes(most)}"
     )
-    shown = dict.fromkeys(
-        [*(KINDS[i] for i in present), *(KINDS[e["kind"]] for e in moved)]
-    )
+    targets = [each.kind for each in copies(log)]
+    shown = dict.fromkeys([*(KINDS[i] for i in present), *targets])
     picture = svg(_LEFT + _WIDTH + 2, bottom + 14, shapes, label)
     return Raw(keys({kind: KIND_COLOURS[kind] for kind in shown}) + picture)
+
+
+def _lanes(log: Log, end: int) -> tuple[list[str], int]:
+    """Transfers below the picture, those at one time below each other, and how deep that
+    is; what is less than a pixel apart is one."""
+    transfers = np.sort(of_op(log, "transfer"), order="time_ns")
+    places = np.minimum(lanes(transfers), _MOST_LANES - 1)
+    keyed = np.stack([places, transfers["source_kind"], transfers["kind"]], axis=1)
+    shapes = []
+    for lane, source, target in np.unique(keyed.astype(int), axis=0).tolist():
+        own = transfers[(keyed == (lane, source, target)).all(axis=1)]
+        for span in joined(own, end / _WIDTH):
+            many = "" if span.copy_count == 1 else f"{span.copy_count} copies, "
+            tip = (
+                f"{way(KINDS[source], KINDS[target])}, {many}"
+                f"{format_nbytes(span.nbytes)}, {format_rate(span.nbytes, span.seconds)}"
+            )
+            x = _WIDTH * span.begin_ns / end
+            wide = min(_WIDTH * span.lasts_ns / end, _WIDTH - x)
+            y = _HEIGHT + 6 + 8 * lane
+            shapes.append(rect(_LEFT + x, y, wide, 6, KIND_COLOURS[KINDS[target]], tip))
+    return shapes, int(places.max(initial=-1)) + 1
 
 
 def _area(base: Any, top: Any, colour: str) -> str:

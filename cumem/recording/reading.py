@@ -180,3 +180,34 @@ def lanes(transfers: NDArray[Any]) -> list[int]:
         ends[lane : lane + 1] = [begin + lasted]
         chosen.append(lane)
     return chosen
+
+
+class Span(NamedTuple):
+    """Transfers of a lane that are drawn as one."""
+
+    begin_ns: int
+    lasts_ns: float
+    copy_count: int
+    nbytes: int
+    seconds: float  #: of each, added up
+
+
+def joined(transfers: NDArray[Any], least_ns: float) -> list[Span]:
+    """Those of a lane, in order of their beginning, that no picture would tell apart: none
+    lasts, and none begins after another's end, less than that."""
+    spans: list[Span] = []
+    columns = (transfers[name].tolist() for name in ("time_ns", "value", "nbytes"))
+    for begin, lasted, nbytes in zip(*columns, strict=True):
+        end = begin + max(lasted, least_ns)
+        span = Span(begin, end - begin, 1, nbytes, lasted * 1e-9)
+        if spans and begin - sum(spans[-1][:2]) < least_ns:
+            first = spans.pop()
+            span = Span(
+                first.begin_ns,
+                end - first.begin_ns,
+                first.copy_count + 1,
+                first.nbytes + nbytes,
+                first.seconds + span.seconds,
+            )
+        spans.append(span)
+    return spans
