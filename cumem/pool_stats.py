@@ -527,7 +527,8 @@ def show(found: Stats, brief: bool = False) -> Raw:
             for state in ("live", "in_flight", "cached")
         )
         name, *cells = _cells(*row, columns)
-        lines.append([name, bar(parts_of(live, in_flight, cached), most, 120), *cells])
+        parts = parts_of(live, in_flight, cached)
+        lines.append([name, bar(parts, most, 120 if brief else 80), *cells])
     states = {k: STATE_COLOURS[k] for k in ("live", "in flight", "cached")}
     head = ["pool", "", *columns, "allocations", "hits"]
     return Raw(keys(states) + table("", head, lines))

@@ -65,9 +65,10 @@ border:1px solid var(--cm-line)}
 .cumem svg{display:block;max-width:100%;overflow:visible;margin:4px 0}
 .cumem svg text{fill:currentColor;font:11px var(--jp-content-font-family,system-ui,
 sans-serif)}
+.cumem td svg{max-width:none}
 .cumem .cm-cells{display:flex;flex-wrap:wrap;gap:0 32px}
 .cumem summary{cursor:pointer;color:var(--cm-dim)}
-""".replace("\n", "")
+""".replace("\n", "").replace(".cumem", ".cumem" * 3)  # before the notebook's own rules
 
 #: Cells that stand right: numbers, also with a unit.
 _NUMBER: Final = re.compile(
