@@ -288,6 +288,7 @@ def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:
             event("free", 4, 3, 40),
             event("allocate", 5, 3, 5, stack=2),
             event("allocate", 5, 3, 6, stack=0, kind="pinned"),
+            event("allocate", 5, 9, 6, stack=1, kind="staging"),
             event("transfer", 6, 1, 1000, value=500, source_kind="pinned"),
             event("transfer", 7, 1, 3000, value=500, source_kind="pinned"),
             event("transfer", 8, 1, 10, value=1, kind="pinned", source_kind="device"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cumem.recording.events import KINDS, OPS, Frame, Log
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STAGING: Final = KINDS.index("staging")
 
 
 class Living(NamedTuple):
@@ -127,9 +128,13 @@ def caller(stack: tuple[Frame, ...]) -> Frame | None:
 
 
 def left(log: Log) -> list[Left]:
-    """What was allocated within the record and is still alive, by line, largest first."""
+    """What was allocated within the record and is still alive, by line, largest first.
+
+    Without what copies that are still under way go through.
+    """
     ops = (OPS.index("allocate"), OPS.index("free"))
-    events = log.events[np.isin(log.events["op"], ops)]
+    own = np.isin(log.events["op"], ops) & (log.events["kind"] != _STAGING)
+    events = log.events[own]
     place = ("address", "device", "kind")
     order = np.lexsort([np.arange(len(events)), *(events[name] for name in place)])
     ordered = events[order]
