@@ -166,7 +166,7 @@ def test_names_that_others_choose_are_escaped(emulated) -> None:
         [{"op": "allocate", "address": 1, "nbytes": 9, "stack": 1}],
         stacks=[(Frame(name, 3, name),)],
     )
-    assert name in page(Report(log, name, str, lambda _: name)).text
+    assert name in page(Report(log, name, lambda _: name)).text
 
 
 def test_any_answer_is_shown_with_units_and_tables() -> None:
@@ -318,10 +318,10 @@ def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:
         stacks=[(line,)],
         lost_count=5,
     )
-    report = Report(log, "x", {"/cells/7.py": "In[7]"}.get, {4096: "x"}.get)
+    report = Report(log, "x", {4096: "x"}.get)
     shown = page(report)
     for text in (repr(report), re.sub(r"\n+", "  ", shown.text)):
-        assert re.search(r"In\[7\], line 2  x\s+device  1\s+3 MiB", text)
+        assert re.search(r"7\.py:2\s+x\s+device  1\s+3 MiB", text)
         assert re.search(r"device  3 MiB\s+10\.0 ns", text)
         assert re.search(r"pinned → device  1\s+2 MiB\s+400 ns\s+5\.24 TB/s", text)
         assert "memory ran short 1 time" in text

@@ -190,7 +190,7 @@ def test_failed_cell_shows_its_report_and_where_it_failed(shown) -> None:
 def test_recorded_cell_names_the_line_and_the_variable_of_what_is_left(shown) -> None:
     text = html_of(shown["recorded"])
     number = list(CELLS).index("recorded") + 1
-    assert f"In[{number}], line 4 kept_by_name[0] pinned 1 11 MiB" in text
+    assert f"In[{number}]:4 kept_by_name[0] pinned 1 11 MiB" in text
 
 
 def test_lines_of_cells_are_named_by_their_cell(shown) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from cumem.notebook.html import (
     Raw,
     beside,
     escape,
+    in_cell,
     key,
     keys,
     page,
@@ -133,8 +133,6 @@ class Report:
         What was recorded.
     title : str
         What that is of.
-    where : callable, optional
-        Says of a file's name how a line of it is called, ``"In[3]"``; default: the name.
     names : callable, optional
         Says of an address which variables hold a buffer there.
     """
@@ -143,12 +141,10 @@ class Report:
         self,
         log: Log,
         title: str = "cumem.Record",
-        where: Callable[[str], str] = os.path.basename,
         names: Callable[[int], str] = lambda _: "",
     ) -> None:
         self.log = log
         self._what = title
-        self._where = where
         self._names = names
         self.left = left(log)
         self.peaks = peaks(log)
@@ -167,7 +163,7 @@ class Report:
             held = [name for a in each.addresses[:20] if (name := self._names(a))]
             rows.append(
                 [
-                    self._line(each.frame),
+                    _line(each.frame),
                     ", ".join(dict.fromkeys(held)) or "-",
                     each.kind,
                     str(each.buffer_count),
@@ -175,11 +171,6 @@ class Report:
                 ]
             )
         return rows
-
-    def _line(self, frame: Frame | None) -> str:
-        if frame is None:
-            return "no stack was noted"
-        return f"{self._where(frame.filename)}, line {frame.lineno}"
 
     def _copy_rows(self) -> list[list[str]]:
         return [
@@ -201,12 +192,12 @@ class Report:
             self._peak_rows(),
             "no memory was allocated",
         )
-        yield (
-            "left alive",
-            ["allocated by", "held by", "kind", "buffers", "size"],
-            self._left_rows(),
-            "nothing",
-        )
+        held = self._left_rows()
+        columns = ["allocated by", "held by", "kind", "buffers", "size"]
+        if all(row[1] == "-" for row in held):
+            del columns[1]
+            held = [row[:1] + row[2:] for row in held]
+        yield "left alive", columns, held, "nothing"
         yield (
             "copies",
             ["way", "copies", "size", "time of all", "mean rate"],
@@ -258,3 +249,10 @@ class Report:
             note=self._note,
             emulated=self.log.machine.get("backend") == "emulated",
         )
+
+
+def _line(frame: Frame | None) -> str:
+    """Without the folder."""
+    if frame is None:
+        return "no stack was noted"
+    return in_cell(f"{frame.filename}:{frame.lineno}").rpartition("/")[2]

@@ -213,9 +213,7 @@ class _Recorded:
 
     def report(self, shell: _Shell) -> object:
         log: Log = self._record.log
-        return Report(
-            log, "this cell", lambda name: where(shell, name), Holders(shell).at
-        )
+        return Report(log, "this cell", Holders(shell).at)
 
 
 class _Counted(Measure):
@@ -228,12 +226,6 @@ class _Counted(Measure):
 def number(shell: _Shell) -> int:
     """Of the cell that runs, or ran last."""
     return len(shell.user_ns.get("In", ())) - 1
-
-
-def where(shell: _Shell, filename: str) -> str:
-    """A cell as its tracebacks name it; else the end of the file's name."""
-    found = shell.compile.format_code_name(filename)
-    return found[1] if found is not None else filename.rpartition("/")[2]
 
 
 # -- which variables hold memory -------------------------------------------------------
