@@ -29,7 +29,8 @@ PACKAGE_LAYERS = [
     {"notebook.objects", "recording", "recording.events"},
     {"recording.reading"},
     {"notebook.cell"},
-    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"},
+    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"}
+    | {"extension.nvtx"},
     {"extension.hints"},
     {
         "extension.arguments",
@@ -42,8 +43,8 @@ PACKAGE_LAYERS = [
         "extension.streams",
     }
     | {"registering", "extension.values"},
-    {"_testing", "devices", "extension.filling", "extension.texts"}
-    | {"extension.events", "extension.exchange"},
+    {"_testing", "devices", "extension.filling", "extension.importing"}
+    | {"extension.events", "extension.exchange", "extension.texts"},
     {"limits", "plots"},
     {
         "extension.awaiting",
@@ -65,6 +66,8 @@ PACKAGE_LAYERS = [
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},
     {"info", "bench", "bench.cases", "bench.report"},
+    {"doctor.checks", "doctor.facts"},
+    {"doctor"},
     {"choosing"},
     {"replay.npz"},
     {"replay.trace", "replay.report"},
