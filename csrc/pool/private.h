@@ -82,9 +82,9 @@ struct cm_pool {
      * is open, both up to when those of `counters` began anew. */
     cm_pool_counters peaks_before;
     cm_pool_counters window_peaks;
-    cm_budget budget;       /* the pool's own; config.budget is this one */
-    uint64_t window_ns;     /* idle trim: when this window began, */
-    uint64_t window_cached; /* and the least that was cached in it */
+    cm_budget budget;        /* the pool's own; config.budget is this one */
+    uint64_t window_ns;      /* idle trim: when this window began, */
+    uint64_t window_cached;  /* and the least that was cached in it */
     uint64_t unasked_nbytes; /* given back with a fence since that was last asked for */
     atomic_uint_fast64_t lost_count;
     cm_mutex polling;  /* the poller looks at what is in flight, and at events */

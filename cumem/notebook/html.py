@@ -283,7 +283,7 @@ def data(values: Mapping[str, Any]) -> Raw:
             shown = data(inner)
             few = len(inner) <= _FEW and not any(map(_is_nested, inner.values()))
             title = _name(key)
-            parts.append(_head(title) + shown if few else details(title, shown))
+            parts.append(Raw(_head(title) + shown) if few else details(title, shown))
         elif _is_nested(inner):
             parts.append(_listed(_name(key), inner))
     return Raw("".join(parts))

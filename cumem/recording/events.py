@@ -73,8 +73,8 @@ class Log(NamedTuple):
     duration_ns : int
         Until it ended.
     machine : dict
-        What it ran on: ``"backend"`` (``"cuda"`` or ``"emulated"``), ``"devices"``, a list of
-        names.
+        What it ran on: ``"backend"`` (``"cuda"``, ``"emulated"``, or ``""`` where that is
+        not known), ``"devices"``, a list of names.
     """
 
     events: NDArray[Any]
