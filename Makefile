@@ -50,7 +50,7 @@ PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-all asan check check-c check-cuda warnings lint format \
-	types check-aarch64 c-programs mutants stale bench gpu pythons clean
+	types check-aarch64 c-programs mutants stale docs bench gpu pythons clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' Makefile
@@ -221,6 +221,10 @@ check-aarch64: ## compile all C for aarch64, warnings as errors; its C tests und
 
 stale: ## list figures of the docs that are older than the code that they are about
 	$(PYTHON) benchmarks/results.py
+
+# Of Material, which says at each build that MkDocs 2 will be another program.
+docs: ## build the documentation site into build/site, warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs -q build --strict
 
 bench: ## measure this machine
 	$(PYTHON) -m cumem bench

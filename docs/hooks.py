@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What MkDocs does with these pages besides rendering them; `mkdocs.yml` names this file.
+
+The pages are written to be read in the repository as well. So some of the site is made of
+what stands elsewhere, and nothing is written twice:
+
+- the start page is README.md, and notebooks/ become pages;
+- the reference has a page for each section of docs/api.md that names public objects;
+- the page of comparisons has the tables of all sections called "Measured";
+- links to files outside docs/ lead to copies of these.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import posixpath
+import re
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DECISIONS = ROOT / "docs" / "decisions"
+#: Pages of the site that stand elsewhere in the repository.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "csrc/README.md": "csrc.md",
+    "docs/decisions": "decisions/index.md",
+    "notebooks": "notebooks/index.md",
+}
+FENCE = re.compile(r"^(`{3,}).*?^\1$", re.S | re.M)
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+# ---- links ------------------------------------------------------------------------------
+
+
+def place_on_site(path: str) -> str:
+    """Where the site has a file or folder of the repository."""
+    if path in ELSEWHERE:
+        return ELSEWHERE[path]
+    if path.startswith("notebooks/") and path.endswith(".ipynb"):
+        return path.removesuffix(".ipynb") + ".md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"repository/{path}"
+
+
+def outside_fences(text: str) -> list[tuple[bool, str]]:
+    """The text in pieces, each with whether it is Markdown."""
+    pieces, end = [], 0
+    for fence in FENCE.finditer(text):
+        pieces += [(True, text[end : fence.start()]), (False, fence[0])]
+        end = fence.end()
+    return [*pieces, (True, text[end:])]
+
+
+def targets(text: str, origin: str) -> dict[str, str]:
+    """Files and folders of the repository by the links to them, of a page at `origin`."""
+    found = {}
+    for is_markdown, piece in outside_fences(text):
+        for link in LINK.findall(piece) if is_markdown else ():
+            path = link[1].partition("#")[0]
+            if path and "://" not in path:
+                joined = posixpath.join(posixpath.dirname(origin), path)
+                found[link[1]] = posixpath.normpath(joined)
+    return found
+
+
+def with_links_of_site(text: str, origin: str, page: str) -> str:
+    """The text of the repository's `origin` with links as `page` of the site needs them."""
+    places = {
+        link: posixpath.relpath(place_on_site(path), posixpath.dirname(page) or ".")
+        for link, path in targets(text, origin).items()
+    }
+
+    def new(match: re.Match[str]) -> str:
+        _, sign, anchor = match[2].partition("#")
+        return f"{match[1]}{places.get(match[2], '')}{sign}{anchor}{match[3]}"
+
+    return "".join(
+        LINK.sub(lambda m: new(m) if m[2] in places else m[0], piece)
+        if is_markdown
+        else piece
+        for is_markdown, piece in outside_fences(text)
+    )
+
+
+# ---- pages that are made ----------------------------------------------------------------
+
+
+def sections(text: str) -> list[tuple[str, str]]:
+    """Second headings of a page, each with the text below it."""
+    parts = re.split(r"^## (.*)$", text, flags=re.M)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def slug(title: str) -> str:
+    """Of a title that may be code."""
+    return re.sub(r"[^\w\- ]", "", title.lower().replace(".", "-")).replace(" ", "-")
+
+
+def reference() -> dict[str, tuple[str, str, list[str]]]:
+    """Pages of the reference: title, text above, and the names that are explained there.
+
+    A row of a table of docs/api.md that begins with a name explains it; a row of members
+    does not.
+    """
+    pages = {}
+    for title, text in sections(read("docs/api.md")):
+        objects = re.split(r"^\| member of every buffer.*?\n\n", text, flags=re.S | re.M)
+        module = re.fullmatch(r"`cumem\.(\w+)`", title)
+        found = re.findall(r"^\| `([\w.]+)[`(]", "".join(objects), re.M)
+        if module or title in ("Environment variables", "Command line"):
+            found = [f"{module[1]}.{name}" for name in found] if module else []
+        if found:
+            above = re.sub(r"^\|.*\n", "", text, flags=re.M).strip()
+            pages[f"reference/{slug(title)}.md"] = (title, above, found)
+    return pages
+
+
+def reference_page(title: str, above: str, names: list[str]) -> str:
+    entries = "\n\n".join(f"::: cumem.{name}" for name in names)
+    return f"# {title}\n\n{above}\n\n{entries}\n"
+
+
+def measured() -> str:
+    """The tables and pictures of all pages, each with the paragraph before it."""
+    lines = [
+        "# Measured comparisons",
+        "",
+        "All tables of figures, as they stand on the pages that explain them. Each names the "
+        "file of results that it is made of, and that file the commit, the date and the "
+        "machine. Figures of one table are of one run unless it says otherwise.",
+    ]
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for title, below in sections(text):
+            if title != "Measured":
+                continue
+            name = text.partition("\n")[0].removeprefix("# ")
+            lines += ["", f"## {name}", "", f"Explained in [{name}]({path.name}#measured)."]
+            kept = re.sub(r"<!-- measured -->.*?<!-- /measured -->", "", below, flags=re.S)
+            blocks = [block for block in kept.split("\n\n") if block.strip()]
+            shown: set[int] = set()
+            for number, block in enumerate(blocks):
+                if block.lstrip("\n").startswith(("| ", "![", "- ")):
+                    shown |= {number - 1, number} if number else {number}
+            for number in sorted(shown or {0}):
+                lines += ["", blocks[number].strip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def decisions() -> str:
+    lines = ["# Decisions", "", "Why cumem is as it is: one page each.", ""]
+    for path in sorted(DECISIONS.glob("*.md")):
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        lines.append(f"- [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
+
+
+def notebooks() -> dict[str, Any]:
+    """Of each notebook its name and content."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def list_of_notebooks() -> str:
+    lines = ["# Notebooks", "", "They run on a GPU and without one.", ""]
+    for name, notebook in notebooks().items():
+        title = "".join(notebook["cells"][0]["source"]).partition("\n")[0]
+        lines.append(f"- [{title.removeprefix('# ')}]({name}.ipynb)")
+    return "\n".join(lines) + "\n"
+
+
+def notebook_page(name: str, notebook: Any) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and the pictures in it by their place on the site."""
+    parts, pictures = [], {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        language = "text" if source.startswith("%") else "python"
+        parts.append(f"```{language}\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                place = f"{name}-{len(pictures) + 1}.png"
+                pictures[f"notebooks/{place}"] = b64decode("".join(data["image/png"]))
+                parts.append(f"![What the cell above draws]({place})")
+            elif "text/html" in data:
+                parts.append(f"<div>\n{''.join(data['text/html'])}\n</div>")
+            else:
+                text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
+                parts.append(f'<pre class="output">{html.escape(text)}</pre>')
+    return "\n\n".join(parts) + "\n", pictures
+
+
+# ---- what MkDocs calls ------------------------------------------------------------------
+
+
+def made() -> dict[str, tuple[str, str]]:
+    """Pages that are not in docs/: where links in them begin, and their Markdown."""
+    pages = {"measured.md": ("docs/measured.md", measured())}
+    pages["decisions/index.md"] = ("docs/decisions/index.md", decisions())
+    pages["notebooks/index.md"] = ("notebooks/index.md", list_of_notebooks())
+    for path, place in ELSEWHERE.items():
+        if path.endswith(".md"):
+            pages[place] = (path, read(path))
+    for place, page in reference().items():
+        pages[place] = ("docs/api.md", reference_page(*page))
+    for name, notebook in notebooks().items():
+        path = f"notebooks/{name}.ipynb"
+        pages[f"notebooks/{name}.md"] = (path, notebook_page(name, notebook)[0])
+    return pages
+
+
+def expanded(nav: list[Any]) -> list[Any]:
+    """`nav` of mkdocs.yml with `folder/*` as the pages that are in that folder."""
+    pages = [*made(), *(f"decisions/{p.name}" for p in DECISIONS.glob("*.md"))]
+    new: list[Any] = []
+    for item in nav:
+        if isinstance(item, dict):
+            new.append({k: expanded(v) if isinstance(v, list) else v for k, v in item.items()})
+        elif item.endswith("/*"):
+            found = [p for p in pages if p.startswith(item[:-1])]
+            found = [p for p in found if not p.endswith("/index.md")]
+            new += found if item.startswith("reference") else sorted(found)
+        else:
+            new.append(item)
+    return new
+
+
+def on_config(config: Any) -> Any:
+    config.nav = expanded(config.nav)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made, the pictures of notebooks, and files linked to."""
+    from mkdocs.structure.files import File
+
+    pages = made()
+    origins = {place: origin for place, (origin, _) in pages.items()}
+    for file in files.documentation_pages():
+        origins[file.src_uri] = f"docs/{file.src_uri}"
+        pages[file.src_uri] = (f"docs/{file.src_uri}", file.content_string)
+    for place, (_, text) in pages.items():
+        if files.get_file_from_path(place) is None:
+            files.append(File.generated(config, place, content=text))
+    for name, notebook in notebooks().items():
+        for place, content in notebook_page(name, notebook)[1].items():
+            files.append(File.generated(config, place, content=content))
+    linked = {path for o, text in pages.values() for path in targets(text, o).values()}
+    for path in sorted(linked):
+        place = place_on_site(path)
+        if place.startswith("repository/") and (ROOT / path).is_file():
+            source = str(ROOT / path)
+            files.append(File.generated(config, place, abs_src_path=source))
+    config.extra["origins"] = origins
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links that fit the repository become those that fit the site."""
+    place = page.file.src_uri
+    return with_links_of_site(markdown, config.extra["origins"][place], place)
