@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the README's table of copy rates from the results of a run.
+"""Write what stands in the README and in docs/memory-kinds.md from files of results: five
+lines of figures, and the table of copy rates.
 
     python -m cumem bench --json benchmarks/results/bench-h200.json \
         --plot docs/images/bench-h200.png
-    python benchmarks/render_readme.py benchmarks/results/bench-h200.json
+    python benchmarks/render_readme.py
 """
 
 from __future__ import annotations
@@ -17,8 +18,86 @@ from cumem.bench.cases import COPY_KINDS
 from cumem.bench.report import DIRECTIONS
 from cumem.units import format_nbytes
 
-README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- bench-table -->", "<!-- /bench-table -->"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+KINDS = ROOT / "docs" / "memory-kinds.md"
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return found
+
+
+def case(data: dict[str, Any], **wanted: object) -> dict[str, Any]:
+    """The only case of a run with these values."""
+    [found] = [c for c in data["cases"] if all(c[k] == v for k, v in wanted.items())]
+    return dict(found)
+
+
+def figures() -> str:
+    """Five lines: what cumem does, and what the fastest other does in the same run."""
+    lines = ["| | cumem | others, in the same run |", "| --- | ---: | --- |"]
+
+    def rates(
+        name: str, what: str, ours: str, theirs: dict[str, str], **key: object
+    ) -> None:
+        data = read(name)
+        found = case(data, **key)
+        rate = {who: found["nbytes"] / s / 1e9 for who, s in found["seconds"].items()}
+        share = 100e9 * rate[ours] / data["link_bytes_per_second"]["up"]
+        other = max((who for who in rate if who in theirs), key=rate.__getitem__)
+        lines.append(
+            f"| {what} | [{rate[ours]:.1f} GB/s](benchmarks/results/{name}), "
+            f"{share:.0f} % of the link | {rate[other]:.1f}, {theirs[other]} |"
+        )
+
+    rates(
+        "transfer-h200.json",
+        "a NumPy array of 1 GiB to the GPU",
+        "cumem",
+        {"driver": "the driver", "torch": "PyTorch", "cupy": "CuPy", "numba": "Numba"},
+        key="contiguous",
+        direction="up",
+        nbytes=1 << 30,
+    )
+    rates(
+        "files-h200.json",
+        "a file of 4 GiB, in the page cache, to the GPU",
+        "cumem",
+        {
+            "torch np.memmap": "PyTorch from a `np.memmap`",
+            "torch np.fromfile": "PyTorch from `np.fromfile`",
+        },
+        key="page cache to device",
+    )
+    rates(
+        "safetensors-h200.json",
+        "a checkpoint of 4 GiB into tensors of PyTorch",
+        "cumem, torch",
+        {"safetensors.torch": "`safetensors.torch`"},
+        key="model",
+        direction="up",
+    )
+    name = "pipelines-h100.json"
+    ours, theirs = (
+        case(read(name), group="file", key=key)
+        for key in ("cumem.pipeline", "PyTorch, two buffers by hand")
+    )
+    rate, other = (c["nbytes"] / c["seconds"]["all"] / 1e9 for c in (ours, theirs))
+    lines.append(
+        f"| a file of 40 GiB, summed by an H100 with room for 2 | [{rate:.1f} GB/s]"
+        f"(benchmarks/results/{name}) in {ours['lines']} lines | {other:.1f}, PyTorch "
+        f"with two buffers by hand in {theirs['lines']} |"
+    )
+    name = "pools-h200.json"
+    first = read(name)["parts"]["T2"]["rows"]
+    lines.append(
+        f"| the first GiB of pinned memory of a process | [{first['cumem']['ms']:.0f} ms]"
+        f"(benchmarks/results/{name}) | {first['torch']['ms']:.0f}, PyTorch; "
+        f"{first['cudaHostAlloc']['ms']:.0f}, `cudaHostAlloc` |"
+    )
+    return "\n".join(lines)
 
 
 def table(data: dict[str, Any]) -> str:
@@ -50,21 +129,21 @@ def _cell(row: dict[str, Any] | None) -> str:
     return f"{row['gbps']:.1f}" if row["gbps"] >= 10 else f"{row['gbps']:.2f}"
 
 
-def rendered(readme: str, data: dict[str, Any]) -> str:
-    """Put the table between the markers of the README's text."""
-    head, rest = readme.split(BEGIN, 1)
-    _, tail = rest.split(END, 1)
-    return f"{head}{BEGIN}\n{table(data)}\n{END}{tail}"
+def rendered(page: Path) -> str:
+    """The page with what stands between its markers written anew."""
+    text = page.read_text(encoding="utf-8")
+    made = {"figures": figures, "bench-table": lambda: table(read("bench-h200.json"))}
+    for name, make in made.items():
+        head, begin, rest = text.partition(f"<!-- {name} -->\n")
+        if begin:
+            _, end, tail = rest.partition(f"<!-- /{name} -->")
+            text = f"{head}{begin}{make()}\n{end}{tail}"
+    return text
 
 
 def main() -> int:
-    """Rewrite the README from the results file named."""
-    if len(sys.argv) != 2:
-        print(f"usage: {sys.argv[0]} RESULTS.json", file=sys.stderr)
-        return 2
-    data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    text = rendered(README.read_text(encoding="utf-8"), data)
-    README.write_text(text, encoding="utf-8")
+    for page in (README, KINDS):
+        page.write_text(rendered(page), encoding="utf-8")
     return 0
 
 

@@ -6,7 +6,7 @@ what stands elsewhere, and nothing is written twice:
 
 - the start page is README.md, and notebooks/ become pages;
 - the reference has a page for each section of docs/api.md that names public objects;
-- the page of comparisons has the tables of all sections called "Measured";
+- docs/measured.md is followed by the tables of all sections called "Measured";
 - links to files outside docs/ lead to copies of these.
 """
 
@@ -115,7 +115,9 @@ def reference() -> dict[str, tuple[str, str, list[str]]]:
     """
     pages = {}
     for title, text in sections(read("docs/api.md")):
-        objects = re.split(r"^\| member of every buffer.*?\n\n", text, flags=re.S | re.M)
+        objects = re.split(
+            r"^\| member of every buffer.*?\n\n", text, flags=re.S | re.M
+        )
         module = re.fullmatch(r"`cumem\.(\w+)`", title)
         found = re.findall(r"^\| `([\w.]+)[`(]", "".join(objects), re.M)
         if module or title in ("Environment variables", "Command line"):
@@ -131,30 +133,24 @@ def reference_page(title: str, above: str, names: list[str]) -> str:
     return f"# {title}\n\n{above}\n\n{entries}\n"
 
 
-def measured() -> str:
-    """The tables and pictures of all pages, each with the paragraph before it."""
-    lines = [
-        "# Measured comparisons",
-        "",
-        "All tables of figures, as they stand on the pages that explain them. Each names the "
-        "file of results that it is made of, and that file the commit, the date and the "
-        "machine. Figures of one table are of one run unless it says otherwise.",
-    ]
+def tables() -> str:
+    """Tables and pictures of all sections "Measured", with the paragraph before each."""
+    lines = []
     for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        for title, below in sections(text):
-            if title != "Measured":
-                continue
+        below = dict(sections(text)).get("Measured", "")
+        below = re.sub(r"<!-- (/?)[\w-]+ -->", r"<!-- \1 -->", below)
+        blocks = re.sub(r"<!--  -->\n\| figures \|.*?<!-- / -->", "", below, flags=re.S)
+        found = [block.strip() for block in blocks.split("\n\n") if block.strip()]
+        shown: set[int] = set()
+        for number, block in enumerate(found):
+            if "| --- " in block or block.startswith(("![", "- ")):
+                shown |= {number - 1, number} if number else {number}
+        if found:
             name = text.partition("\n")[0].removeprefix("# ")
-            lines += ["", f"## {name}", "", f"Explained in [{name}]({path.name}#measured)."]
-            kept = re.sub(r"<!-- measured -->.*?<!-- /measured -->", "", below, flags=re.S)
-            blocks = [block for block in kept.split("\n\n") if block.strip()]
-            shown: set[int] = set()
-            for number, block in enumerate(blocks):
-                if block.lstrip("\n").startswith(("| ", "![", "- ")):
-                    shown |= {number - 1, number} if number else {number}
-            for number in sorted(shown or {0}):
-                lines += ["", blocks[number].strip("\n")]
+            lines += ["", f"## {name}", "", f"More on its page: [{name}]({path.name})."]
+        for number in sorted(shown or range(len(found[:1]))):
+            lines += ["", found[number]]
     return "\n".join(lines) + "\n"
 
 
@@ -209,8 +205,7 @@ def notebook_page(name: str, notebook: Any) -> tuple[str, dict[str, bytes]]:
 
 def made() -> dict[str, tuple[str, str]]:
     """Pages that are not in docs/: where links in them begin, and their Markdown."""
-    pages = {"measured.md": ("docs/measured.md", measured())}
-    pages["decisions/index.md"] = ("docs/decisions/index.md", decisions())
+    pages = {"decisions/index.md": ("docs/decisions/index.md", decisions())}
     pages["notebooks/index.md"] = ("notebooks/index.md", list_of_notebooks())
     for path, place in ELSEWHERE.items():
         if path.endswith(".md"):
@@ -229,7 +224,9 @@ def expanded(nav: list[Any]) -> list[Any]:
     new: list[Any] = []
     for item in nav:
         if isinstance(item, dict):
-            new.append({k: expanded(v) if isinstance(v, list) else v for k, v in item.items()})
+            new.append(
+                {k: expanded(v) if isinstance(v, list) else v for k, v in item.items()}
+            )
         elif item.endswith("/*"):
             found = [p for p in pages if p.startswith(item[:-1])]
             found = [p for p in found if not p.endswith("/index.md")]
@@ -272,4 +269,6 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links that fit the repository become those that fit the site."""
     place = page.file.src_uri
+    if place == "measured.md":
+        markdown += tables()
     return with_links_of_site(markdown, config.extra["origins"][place], place)

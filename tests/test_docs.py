@@ -255,13 +255,14 @@ def test_environment_variables_are_documented_and_read() -> None:
         check_none((n for n in names if f'"{n}"' not in sources), "read nowhere:")
 
 
-def test_readme_table_is_that_of_its_results() -> None:
-    path = ROOT / "benchmarks" / "results" / "bench-h200.json"
+@pytest.mark.parametrize("page", ["README.md", "docs/memory-kinds.md"])
+def test_figures_of_the_start_are_those_of_their_results(page: str) -> None:
     script = load(ROOT / "benchmarks" / "render_readme.py")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not data["emulated"]
-    assert script.rendered(readme, data) == readme
+    text = (ROOT / page).read_text(encoding="utf-8")
+    marker = {"README.md": "<!-- figures -->"}.get(page, "<!-- bench-table -->")
+    assert text.count(marker) == 1
+    assert not script.read("bench-h200.json")["emulated"]
+    assert script.rendered(ROOT / page) == text
 
 
 @pytest.mark.parametrize(
