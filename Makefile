@@ -20,7 +20,7 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	pool_peers turned several several_overlap transfer transfer_order transfer_control \
 	races register register_lifetime out_of_memory copy_many_order torture limits explain \
 	calibration layout results replay replay_trace safetensors_format stubs \
-	fuzz_protocols corruption_hunt exported torch_allocator npy)
+	site fuzz_protocols corruption_hunt exported torch_allocator npy)
 # What packaging can change.
 PACKAGING := $(patsubst %,tests/test_%.py,import cli errors copy buffer pool stats files \
 	dlpack foreign fork)
@@ -245,7 +245,7 @@ pythons: ## test one wheel on each CPython >= 3.11 on PATH or of pyenv
 	rm -rf build/pythons
 	$(PYTHON) -m pip wheel -q --no-deps -w build/pythons/wheel .
 	mkdir build/pythons/suite
-	cp -r $(wildcard tests notebooks docs benchmarks csrc *.md LICENSE pyproject.toml) \
+	cp -r $(wildcard tests notebooks docs benchmarks csrc *.md LICENSE pyproject.toml mkdocs.yml) \
 	build/pythons/suite
 	PYTHON='$(PYTHON)' PACKAGING='$(PACKAGING)' .ci/pythons build/pythons \
 	$(ANY_PYTHON:%=--ignore=%) $(PYTEST_ARGS)

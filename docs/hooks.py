@@ -142,14 +142,14 @@ def tables() -> str:
         below = re.sub(r"<!-- (/?)[\w-]+ -->", r"<!-- \1 -->", below)
         blocks = re.sub(r"<!--  -->\n\| figures \|.*?<!-- / -->", "", below, flags=re.S)
         found = [block.strip() for block in blocks.split("\n\n") if block.strip()]
-        shown: set[int] = set()
+        shown = {0} if found else set()
         for number, block in enumerate(found):
             if "| --- " in block or block.startswith(("![", "- ")):
                 shown |= {number - 1, number} if number else {number}
         if found:
             name = text.partition("\n")[0].removeprefix("# ")
             lines += ["", f"## {name}", "", f"More on its page: [{name}]({path.name})."]
-        for number in sorted(shown or range(len(found[:1]))):
+        for number in sorted(shown):
             lines += ["", found[number]]
     return "\n".join(lines) + "\n"
 
