@@ -49,6 +49,14 @@ class Buffer:
     buffers can be keys; compare values with ``numpy()``. ``print`` shows values, which
     of device memory it copies; ``repr`` shows none and never waits. Dropping a buffer
     never waits: its memory is reused when all work that cumem knows of is done with it.
+
+    Examples
+    --------
+    >>> buf = cumem.array([[1.0, 2.0], [3.0, 4.0]], kind="pinned")
+    >>> isinstance(buf, cumem.Buffer), buf.shape, buf.nbytes
+    (True, (2, 2), 32)
+    >>> buf[:, 0].numpy()
+    array([1., 3.])
     """
 
     @property
@@ -776,6 +784,13 @@ class PinnedBuffer(_HostUsable):
 
     Has the buffer protocol, so that NumPy, torch and MPI read and write it
     without a copy.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_pinned((2, 3), "f4")
+    >>> buf.numpy()[:] = 1
+    >>> buf.kind, float(buf.numpy().sum())
+    ('pinned', 6.0)
     """
 
 @final
@@ -784,6 +799,13 @@ class MappedBuffer(_HostUsable):
 
     Has the buffer protocol for the host and the CUDA array interface for
     devices.
+
+    Examples
+    --------
+    >>> flag = cumem.zeros(1, "i4", "mapped")
+    >>> flag.numpy()[0] = 1  # a kernel sees it at flag.device_ptr
+    >>> flag.kind, flag.device_ptr != 0
+    ('mapped', True)
     """
 
     @property
@@ -804,6 +826,15 @@ class ManagedBuffer(_HostUsable):
 
     Has the buffer protocol for the host and the CUDA array interface for
     devices.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_managed(1 << 20, "u1")
+    >>> buf.numpy()[:] = 7
+    >>> buf.prefetch(0)
+    >>> cumem.current_stream().synchronize()
+    >>> buf.prefetch_location.index
+    0
     """
 
     @property
@@ -991,6 +1022,12 @@ class DeviceBuffer(Buffer):
     """Memory of a device, which the host cannot touch.
 
     Has the CUDA array interface and no buffer protocol.
+
+    Examples
+    --------
+    >>> buf = cumem.array([1.0, 2.0, 3.0])
+    >>> buf.kind, buf.to_numpy()
+    ('device', array([1., 2., 3.]))
     """
 
     __dlpack_c_exchange_api__: ClassVar[object]
@@ -1004,7 +1041,15 @@ class DeviceBuffer(Buffer):
 
 @final
 class HostBuffer(_HostUsable):
-    """Ordinary memory that belongs to another object, from `asbuffer`."""
+    """Ordinary memory that belongs to another object, from `asbuffer`.
+
+    Examples
+    --------
+    >>> array = numpy.arange(4.0)
+    >>> buf = cumem.asbuffer(array)
+    >>> type(buf).__name__, buf.ptr == array.ctypes.data
+    ('HostBuffer', True)
+    """
 
 @final
 class Stream:
@@ -1033,6 +1078,15 @@ class Stream:
     -----
     Two Streams are equal when they stand for the same CUDA stream. Everything that was
     queued keeps the stream alive.
+
+    Examples
+    --------
+    >>> pinned, device = cumem.zeros(1000, kind="pinned"), cumem.empty_device(1000)
+    >>> with cumem.Stream() as stream:  # the current one in the block
+    ...     transfer = cumem.copy_async(device, pinned, stream=stream)
+    ...     stream.synchronize()
+    >>> transfer.done
+    True
     """
 
     def __new__(
@@ -1238,6 +1292,16 @@ class Event:
     Notes
     -----
     An event that was never recorded counts as done.
+
+    Examples
+    --------
+    >>> stream = cumem.Stream()
+    >>> start = stream.record()
+    >>> cumem.empty_device(1 << 20, "u1").fill(1, stream=stream)
+    >>> end = stream.record()
+    >>> end.synchronize()
+    >>> end.seconds_since(start) >= 0, end.done
+    (True, True)
     """
 
     def __new__(
@@ -1402,6 +1466,14 @@ class Transfer:
         By `wait`, `order` and `await`: the copy failed.
     CancelledError
         By the same: it was cancelled.
+
+    Examples
+    --------
+    >>> target = cumem.empty_device(1 << 20, "u1")
+    >>> transfer = cumem.copy_async(target, numpy.ones(1 << 20, "u1"))
+    >>> transfer.wait()
+    >>> transfer.done, transfer.nbytes
+    (True, 1048576)
     """
 
     @property
@@ -1677,6 +1749,11 @@ def empty(
     Blocks: only when the pool has nothing that fits (GIL released).
     Ordered after: device memory may be used at once on `stream`; on another stream the
     user orders it.
+
+    Examples
+    --------
+    >>> cumem.empty((2, 3), "f4", "pinned").kind
+    'pinned'
     """
 
 def empty_pinned(
@@ -1733,6 +1810,13 @@ def empty_pinned(
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
     Ordered after: nothing; memory is handed out when no device uses it.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_pinned((2, 3), "f4")
+    >>> buf.numpy()[:] = 1
+    >>> float(buf.numpy().sum())
+    6.0
     """
 
 def empty_mapped(
@@ -1789,6 +1873,12 @@ def empty_mapped(
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
     Ordered after: nothing; memory is handed out when no device uses it.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_mapped(4, "i4")
+    >>> buf.kind
+    'mapped'
     """
 
 def empty_managed(
@@ -1841,6 +1931,13 @@ def empty_managed(
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
     Ordered after: nothing; memory is handed out when no device uses it.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_managed((2, 3), "f4")
+    >>> buf.numpy()[:] = 1  # the host's side of the same memory
+    >>> buf.kind
+    'managed'
     """
 
 def empty_device(
@@ -1894,6 +1991,12 @@ def empty_device(
     Blocks: only when the pool has nothing that fits (GIL released).
     Ordered after: it may be used at once on `stream`; on another stream the user
     orders it.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_device((2, 3), "f4")
+    >>> buf.shape, buf.nbytes
+    ((2, 3), 24)
     """
 
 def asbuffer(obj: object, *, stream: object = None) -> Buffer:
@@ -1926,6 +2029,14 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
         A DLPack version, device or element type that cumem cannot use.
 
     **Ordered after** the exporter's pending work: `stream` waits for it.
+
+    Examples
+    --------
+    >>> array = numpy.arange(3)
+    >>> view = cumem.asbuffer(array)  # no copy
+    >>> array[0] = 7
+    >>> int(view.numpy()[0])
+    7
     """
 
 def asnumpy(
@@ -1971,6 +2082,11 @@ def asnumpy(
     Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it does `copy`.
     Ordered after: work that cumem knows of on the memory, and `stream` or the current
     stream of its device.
+
+    Examples
+    --------
+    >>> cumem.asnumpy(cumem.array([1.0, 2.0]))
+    array([1., 2.])
     """
 
 def copy(
@@ -2031,6 +2147,15 @@ def copy(
     **Ordered after** all work that cumem knows of on either end, except background
     copies of other bytes of it. Overlapping ends behave as if `src` were read whole
     first; bytes between the elements of a strided target are never written.
+
+    Examples
+    --------
+    >>> target = cumem.empty_device((2, 3))
+    >>> cumem.copy(target, numpy.ones((3, 2)).T)  # any strides
+    >>> back = numpy.empty((2, 3))
+    >>> cumem.copy(back, target)
+    >>> float(back.sum())
+    6.0
     """
 
 def copy_async(
@@ -2095,8 +2220,12 @@ def copy_async(
 
     Examples
     --------
-    >>> transfer = cumem.copy_async(array, buffer, after=stream)  # Python goes on
-    >>> transfer.wait()
+    >>> target = cumem.empty_device(1000)
+    >>> stream = cumem.Stream()
+    >>> transfer = cumem.copy_async(target, numpy.ones(1000), after=stream)
+    >>> transfer.wait()  # Python went on meanwhile
+    >>> transfer.done
+    True
     """
 
 def copy_many(
@@ -2140,6 +2269,14 @@ def copy_many(
     all work that cumem knows of on any end. The outcome is that of copying one pair
     after the other. Where a target overlaps any other end they are made like that;
     otherwise all may be in flight at the same time.
+
+    Examples
+    --------
+    >>> weights = [numpy.ones(i) for i in range(1, 4)]
+    >>> places = [cumem.empty_device(i) for i in range(1, 4)]
+    >>> cumem.copy_many(zip(places, weights))
+    >>> places[2].to_numpy()
+    array([1., 1., 1.])
     """
 
 def copy_many_async(
@@ -2178,6 +2315,14 @@ def copy_many_async(
     **Blocks** as `copy_async` does, where it would for any of the pairs.
     **Ordered after** all work that cumem knows of on any end. Overlapping ends are
     treated as by `copy_many`.
+
+    Examples
+    --------
+    >>> weights = [numpy.ones(i) for i in range(1, 4)]
+    >>> places = [cumem.empty_device(i) for i in range(1, 4)]
+    >>> cumem.copy_many_async(list(zip(places, weights))).wait()
+    >>> places[2].to_numpy()
+    array([1., 1., 1.])
     """
 
 def current_stream(device: object = None) -> Stream:
@@ -2201,6 +2346,12 @@ def current_stream(device: object = None) -> Stream:
         If the device does not exist.
     CudaError
         If the driver cannot be opened.
+
+    Examples
+    --------
+    >>> with cumem.Stream() as stream:
+    ...     cumem.current_stream() == stream
+    True
     """
 
 def current_device() -> Device:
@@ -2220,6 +2371,11 @@ def current_device() -> Device:
     -----
     It is cumem's own; CUDA's current device is neither read nor changed. Outside of
     ``with device:``, which holds for its thread or task, it is the same in all threads.
+
+    Examples
+    --------
+    >>> cumem.current_device().index
+    0
     """
 
 def set_current_device(device: object, /) -> None:
@@ -2242,6 +2398,12 @@ def set_current_device(device: object, /) -> None:
     -----
     Holds for all threads until `shutdown`, but inside of ``with device:`` blocks. Creates
     no context.
+
+    Examples
+    --------
+    >>> cumem.set_current_device(0)
+    >>> cumem.current_device().index
+    0
     """
 
 def default_pool(kind: _Kind, device: object = None) -> Pool:
@@ -2271,6 +2433,12 @@ def default_pool(kind: _Kind, device: object = None) -> Pool:
     -----
     Memory made with ``write_combined=True``, ``portable=False`` or
     ``attach="host"`` has default pools of its own, which `stats` lists.
+
+    Examples
+    --------
+    >>> pool = cumem.default_pool("pinned")
+    >>> pool.stats().kind
+    'pinned'
     """
 
 def shutdown(*, reset_devices: bool = False) -> None:
@@ -2300,6 +2468,10 @@ def shutdown(*, reset_devices: bool = False) -> None:
     leaves everything as it was: call it again. Ctrl-C does not end the wait for work
     that other threads begin meanwhile, at interpreter exit, or in threads other than
     the main one.
+
+    Examples
+    --------
+    >>> cumem.shutdown()
     """
 
 def _device(object: object, name: str, /) -> Device:

@@ -40,6 +40,11 @@ class Calibration(Answer):
         ``"measured"``, ``"kept"`` (from the file), or ``"default"``.
     path : str or None
         The file where they are kept; None if they are kept nowhere.
+
+    Examples
+    --------
+    >>> calibration = cumem.calibrate()
+    >>> calibration.to_dict()
     """
 
     figures: Mapping[str, float]
@@ -107,6 +112,10 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     **Blocks** meanwhile, GIL released. Call it while nothing else uses the device or the
     processors, or the figures are too low. ``CUMEM_CALIBRATION=off`` neither keeps nor
     looks up anything; ``CUMEM_CALIBRATION=<path>`` keeps the figures in that file.
+
+    Examples
+    --------
+    >>> cumem.calibrate()
     """
     where: Any = device
     unit = Device(_core.current_device() if device is None else where)

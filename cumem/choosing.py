@@ -69,6 +69,12 @@ class Recommendation(Answer):
     figures : Mapping of str to float
         Seconds of each kind that was compared, allocation and all copies; empty where
         rules alone decided.
+
+    Examples
+    --------
+    >>> found = cumem.recommend("64 MiB", reuse="many", access="host-writes")
+    >>> found.kind
+    'pinned'
     """
 
     kind: str

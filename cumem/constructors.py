@@ -85,6 +85,11 @@ def zeros(
     Blocks: for memory the host can read, until it is zero; device memory, and mapped
     and managed memory with `stream`, is set on the stream.
     Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.zeros(3, "i4", "pinned").numpy()
+    array([0, 0, 0], dtype=int32)
     """
     buffer = _core.empty(
         shape, dtype, order=order, **_place(kind, device, stream, pool)
@@ -157,6 +162,11 @@ def full(
     Blocks: for memory the host can read, until it is filled; device memory, and mapped
     and managed memory with `stream`, is filled on the stream.
     Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.full(3, 7, "i4", "pinned").numpy()
+    array([7, 7, 7], dtype=int32)
     """
     place = _place(kind, device, stream, pool)
     source = fill_value
@@ -228,6 +238,12 @@ def empty_like(
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
     Ordered after: as `empty`.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_like(numpy.ones((2, 3), "f4"))
+    >>> buf.kind, buf.shape
+    ('device', (2, 3))
     """
     return make_like(prototype, dtype, kind, order, device, stream, pool)
 
@@ -298,6 +314,11 @@ def array(
     -----
     Blocks: until the values are there (GIL released).
     Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+
+    Examples
+    --------
+    >>> cumem.array([1, 2, 3], "f4", "pinned").numpy()
+    array([1., 2., 3.], dtype=float32)
     """
     place = _place(kind, device, stream, pool)
     source = read_source(obj, _first_stream(place))
@@ -380,6 +401,11 @@ def zeros_like(
     -----
     Blocks: as `zeros`.
     Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.zeros_like(numpy.ones(2)).to_numpy()
+    array([0., 0.])
     """
     buffer = empty_like(
         prototype,
@@ -460,6 +486,11 @@ def full_like(
     -----
     Blocks: as `full`.
     Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.full_like(numpy.ones(3), 7.0).to_numpy()
+    array([7., 7., 7.])
     """
     buffer = empty_like(
         prototype,
@@ -538,6 +569,12 @@ def asarray(
     -----
     Blocks: a copy until the values are there (GIL released), else no.
     Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+
+    Examples
+    --------
+    >>> array = numpy.arange(3)
+    >>> cumem.asarray(array, kind="device").to_numpy()
+    array([0, 1, 2])
     """
     found = _memory(obj, kind, device, stream, pool)
     wanted = None if dtype is None else _usable(dtype)
@@ -617,6 +654,12 @@ def ascontiguousarray(
     -----
     Blocks: a copy until the values are there (GIL released), else no.
     Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+
+    Examples
+    --------
+    >>> turned = cumem.ascontiguousarray(numpy.ones((2, 3)).T)
+    >>> turned.shape, turned.strides
+    ((3, 2), (16, 8))
     """
     buffer = asarray(
         obj, dtype, kind, order="C", device=device, stream=stream, pool=pool

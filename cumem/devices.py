@@ -56,6 +56,16 @@ class Device:
     cumem's current device, in this thread or task alone; `set_current_device` sets that
     of all others. Blocks nest, end in any order, as those of streams do, and neither
     read nor change CUDA's current device.
+
+    Examples
+    --------
+    >>> device = cumem.Device(0)
+    >>> device.index, device.total_nbytes > 0
+    (0, True)
+    >>> with device:  # the current one of cumem
+    ...     buf = cumem.empty_device(16)
+    >>> buf.device == device
+    True
     """
 
     __slots__ = ("_index",)
@@ -250,6 +260,12 @@ def synchronize(device: object = None) -> None:
     **Blocks** until all streams of the device are empty, GIL released; Ctrl-C interrupts
     it in the main thread. Copies in the background (`copy_async` without a stream) are
     waited for by their handles alone. Creates a context on the device if there is none.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_device(3)
+    >>> buf.fill(1, stream=cumem.Stream())
+    >>> cumem.synchronize()  # the fill is done
     """
     _core._device(device, "device").synchronize()
 
@@ -267,6 +283,11 @@ def is_available() -> bool:
     -----
     Opens what cumem works on, as the first use of anything else does, and so decides
     between a GPU and emulation; it creates no context.
+
+    Examples
+    --------
+    >>> cumem.is_available() == (cumem.emulation_reason() is None)
+    True
     """
     try:
         with warnings.catch_warnings():
@@ -287,6 +308,11 @@ def device_count() -> int:
     ------
     CudaError
         If the driver cannot answer.
+
+    Examples
+    --------
+    >>> cumem.device_count() >= 1
+    True
     """
     try:
         return driver.device_count()
@@ -307,6 +333,11 @@ def backend() -> _Backend:
     ------
     CudaError
         If there is a driver that cannot be opened.
+
+    Examples
+    --------
+    >>> cumem.backend() in ("cuda", "emulated")
+    True
     """
     return _core._read_backend()[0]
 
@@ -323,6 +354,11 @@ def emulation_reason() -> str | None:
     ------
     CudaError
         If there is a driver that cannot be opened.
+
+    Examples
+    --------
+    >>> (cumem.emulation_reason() is None) == (cumem.backend() == "cuda")
+    True
     """
     return _core._read_backend()[1]
 
@@ -339,6 +375,11 @@ def driver_version() -> tuple[int, int]:
     ------
     CudaError
         If the driver cannot answer.
+
+    Examples
+    --------
+    >>> cumem.driver_version() >= (12, 0)
+    True
     """
     return _pair(driver.driver_version())
 
@@ -355,6 +396,11 @@ def runtime_version() -> tuple[int, int]:
     ------
     CudaError
         If the driver cannot be opened.
+
+    Examples
+    --------
+    >>> cumem.runtime_version() >= (12, 0)
+    True
     """
     return _pair(driver.runtime_version())
 

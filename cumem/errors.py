@@ -31,6 +31,14 @@ class CudaError(RuntimeError, Answer):
         The call's telling argument: a number of bytes, a device, a handle.
 
     All but the first two are None in an exception that was made without them.
+
+    Examples
+    --------
+    >>> try:
+    ...     cumem.empty_device(1 << 50, "u1")
+    ... except cumem.CudaError as error:
+    ...     print(error.code, error.name)
+    2 cudaErrorMemoryAllocation
     """
 
     def __init__(
@@ -100,6 +108,14 @@ class OutOfMemoryError(CudaError, MemoryError):
         What to do, judged by these numbers.
 
     All are None where memory ran short in a copy instead of an allocation.
+
+    Examples
+    --------
+    >>> try:
+    ...     cumem.empty_device(1 << 50, "u1")
+    ... except cumem.OutOfMemoryError as error:  # before CudaError and MemoryError
+    ...     print(error.kind, error.advice is not None)
+    device True
     """
 
     requested: int | None = None
@@ -138,6 +154,18 @@ class CancelledError(RuntimeError):
     Raised by `Transfer.wait`, `Transfer.order` and `await`. It is a
     `RuntimeError` and not ``asyncio.CancelledError``, which would say that the
     awaiting task itself is to end.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_device(1 << 20, "u1")
+    >>> transfer = cumem.copy_async(buf, numpy.ones(1 << 20, "u1"))
+    >>> cancelled = transfer.cancel()  # False: it had begun
+    >>> try:
+    ...     transfer.wait()
+    ... except cumem.CancelledError:
+    ...     assert cancelled  # nothing was written
+    >>> transfer.cancelled == cancelled
+    True
     """
 
     call: None
@@ -152,6 +180,15 @@ class EmulationWarning(UserWarning):
     Given once per process, at first use, naming the reason. Set
     ``CUMEM_BACKEND=emulated`` to choose emulation without it, or
     ``CUMEM_BACKEND=cuda`` to get an error instead.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", cumem.EmulationWarning)
+    ...     name = cumem.backend()
+    >>> name in ("cuda", "emulated")
+    True
     """
 
 

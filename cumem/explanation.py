@@ -40,6 +40,12 @@ class Explanation(Answer):
         not taken by other copies.
     device : int or None
         The device that does the work; None for the host alone.
+
+    Examples
+    --------
+    >>> found = cumem.explain(cumem.empty_device(1 << 20), numpy.ones(1 << 20))
+    >>> found.nbytes
+    8388608
     """
 
     route: str
@@ -131,6 +137,12 @@ def explain(
     the device has no memory for turning a transposed source, which threads of the
     host then turn (``"staged"`` instead of ``"staged-kernel"``); that other copies have
     filled the ring; and that a graph cannot hold it.
+
+    Examples
+    --------
+    >>> found = cumem.explain(cumem.empty_device(1 << 20), numpy.ones(1 << 20))
+    >>> found.nbytes, type(found.route).__name__
+    (8388608, 'str')
     """
     facts = _core._explain(dst, src, stream, blocking, casting, scale, offset)
     return Explanation(

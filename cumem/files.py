@@ -599,6 +599,12 @@ def fromfile(
     -----
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on `out`. After a failure part of `out` may have been written.
+
+    Examples
+    --------
+    >>> numpy.arange(4.0).tofile("four.bin")
+    >>> cumem.fromfile("four.bin").to_numpy()
+    array([0., 1., 2., 3.])
     """
     number = _direct_number(direct)
     skipped = 0 if offset is None else _offset_number(offset)
@@ -677,6 +683,12 @@ def tofile(
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on `buf`. An existing file is written in place and, given its
     path, cut to its new length at the end.
+
+    Examples
+    --------
+    >>> cumem.tofile("two.bin", cumem.array([1.0, 2.0]))
+    >>> numpy.fromfile("two.bin")
+    array([1., 2.])
     """
     number = _direct_number(direct)
     skipped = 0 if offset is None else _offset_number(offset)
@@ -734,6 +746,14 @@ def read_ranges(
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on any target. In what order ranges are read is not defined;
     ranges in the order of the file are read fastest.
+
+    Examples
+    --------
+    >>> numpy.arange(6.0).tofile("six.bin")
+    >>> first, last = cumem.empty_device(2), cumem.empty_device(2)
+    >>> cumem.read_ranges("six.bin", [(0, first), (32, last)])
+    >>> last.to_numpy()
+    array([4., 5.])
     """
     number = _direct_number(direct)
     with _opened(file, False) as opened:
@@ -775,6 +795,13 @@ def write_ranges(
     -----
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on any source.
+
+    Examples
+    --------
+    >>> numpy.zeros(4).tofile("four.bin")
+    >>> cumem.write_ranges("four.bin", [(16, cumem.array([7.0]))])
+    >>> numpy.fromfile("four.bin")
+    array([0., 0., 7., 0.])
     """
     number = _direct_number(direct)
     with _opened(file, True) as opened:

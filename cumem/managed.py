@@ -47,6 +47,11 @@ class ManagedThrashWarning(UserWarning):
     and what hands the memory to the host (``numpy()``, the buffer protocol) or to a
     device's library (DLPack, ``__cuda_array_interface__``). What was made of the memory
     before, such as an array, touches it unseen.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("error", cumem.ManagedThrashWarning)
     """
 
 
@@ -75,6 +80,12 @@ class Residency(NamedTuple):
         The same.
     accessed_by : tuple of Device or str
         The same.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_managed(1 << 20, "u1")
+    >>> buf.residency().nbytes
+    1048576
     """
 
     nbytes: int

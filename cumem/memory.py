@@ -40,6 +40,13 @@ class DeviceMemory(tuple[int, int], Answer):
         Bytes of the device that the pools of buffers hold, and of these in buffers.
     staging : int
         Bytes of the device that cumem holds for copies to go through, beside those.
+
+    Examples
+    --------
+    >>> info = cumem.memory_info()
+    >>> free, total = info
+    >>> 0 < free <= total, info.live <= info.reserved
+    (True, True)
     """
 
     reserved: int
@@ -109,6 +116,12 @@ class HostMemory(Answer):
         Pinned and mapped memory that the pools of buffers hold, and of this in buffers.
     staging : int
         Page-locked memory that cumem holds for copies to go through, beside that.
+
+    Examples
+    --------
+    >>> host = cumem.memory_info("host")
+    >>> host.available <= host.total
+    True
     """
 
     total: int | None
@@ -156,6 +169,12 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     Notes
     -----
     Creates a context on the device if there is none.
+
+    Examples
+    --------
+    >>> info = cumem.memory_info()
+    >>> 0 < info.free <= info.total
+    True
     """
     if isinstance(device, str) and device == "host":
         return _host_memory()
@@ -230,6 +249,13 @@ def set_limit(
 
     Within a `limit` block the limit of the block stays in force: what is set counts when
     the last block has ended.
+
+    Examples
+    --------
+    >>> cumem.set_limit("device", "50%")
+    >>> cumem.get_limit("device") > 0
+    True
+    >>> cumem.set_limit("device", None)  # no limit
     """
     limits = read_limit(kind, limit, device)
     with lock:
@@ -260,6 +286,12 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
         As `set_limit`.
     CudaError
         If the driver cannot be opened.
+
+    Examples
+    --------
+    >>> with cumem.limit("device", "1GiB"):
+    ...     cumem.get_limit("device")
+    1073741824
     """
     places = read_limit(kind, None, device)
     index = places[0][0] if device is not None else _core.current_device().index
@@ -267,7 +299,14 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
 
 
 class LimitBlock:
-    """A limit for a ``with`` block, or for each call of a function that it decorates."""
+    """A limit for a ``with`` block, or for each call of a function that it decorates.
+
+    Examples
+    --------
+    >>> with cumem.limit("device", "64MiB"):
+    ...     cumem.get_limit("device")
+    67108864
+    """
 
     _lock = lock
 
@@ -349,6 +388,15 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
     ------
     TypeError, ValueError, CudaError
         As `set_limit`.
+
+    Examples
+    --------
+    >>> with cumem.limit("device", "1MiB"):
+    ...     try:
+    ...         cumem.empty_device(1 << 26, "u1")
+    ...     except cumem.OutOfMemoryError:
+    ...         print("over the limit")
+    over the limit
     """
     return LimitBlock(kind, read_limit(kind, limit, device))
 
@@ -357,7 +405,14 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
 
 
 class OutOfMemoryHook:
-    """A callback that `on_out_of_memory` installed; in a ``with`` block until its end."""
+    """A callback that `on_out_of_memory` installed; in a ``with`` block until its end.
+
+    Examples
+    --------
+    >>> cache = {"old": cumem.empty_device(1 << 20)}
+    >>> hook = cumem.on_out_of_memory(lambda kind, device, nbytes: cache.clear())
+    >>> hook.remove()
+    """
 
     def __init__(self, callback: Callable[[str, int, int], object]) -> None:
         self._callback = callback
@@ -403,6 +458,12 @@ def on_out_of_memory(callback: Callable[[str, int, int], object]) -> OutOfMemory
     ------
     TypeError
         If `callback` cannot be called.
+
+    Examples
+    --------
+    >>> cache = {"old": cumem.empty_device(1 << 20)}
+    >>> with cumem.on_out_of_memory(lambda kind, device, nbytes: cache.clear()):
+    ...     buf = cumem.empty_device(1 << 20)
     """
     if not callable(callback):
         raise TypeError(f"callback must be callable, not {type(callback).__name__}")

@@ -476,6 +476,13 @@ def broadcast(
     targets, or a target and a source, that have a byte in common are refused. Views
     that only interleave, such as columns of one array, are not; a target that is its
     source is left alone, and one target of `broadcast` may be given twice.
+
+    Examples
+    --------
+    >>> targets = [cumem.empty_device(3) for _ in range(2)]  # of one device or several
+    >>> cumem.broadcast(numpy.arange(3.0), targets)
+    >>> targets[1].to_numpy()
+    array([0., 1., 2.])
     """
     call = _Call("broadcast", "target", "source", stream, True, progress)
     _broadcast(call, src, dsts)
@@ -522,6 +529,14 @@ def broadcast_async(
     until it is written). Nothing may be changed before its copy is done. **Ordered
     after** all work that cumem knows of on either end, and `stream`. See `broadcast` for
     what may overlap.
+
+    Examples
+    --------
+    >>> targets = [cumem.empty_device(3) for _ in range(2)]
+    >>> for transfer in cumem.broadcast_async(numpy.arange(3.0), targets):
+    ...     transfer.wait()
+    >>> targets[1].to_numpy()
+    array([0., 1., 2.])
     """
     call = _Call("broadcast_async", "target", "source", stream, False, None)
     return _broadcast(call, src, dsts)
@@ -576,6 +591,13 @@ def scatter(
     -----
     **Blocks** until all is done and is **ordered after** other work as `broadcast` is;
     what may overlap is said there.
+
+    Examples
+    --------
+    >>> halves = [cumem.empty_device(2) for _ in range(2)]  # of one device or several
+    >>> cumem.scatter(numpy.arange(4.0), halves)
+    >>> halves[1].to_numpy()
+    array([2., 3.])
     """
     call = _Call("scatter", "target", "source", stream, True, progress)
     _scatter(call, src, dsts, axis)
@@ -620,6 +642,14 @@ def scatter_async(
     -----
     **Blocks** and is **ordered after** other work as `broadcast_async` is; see
     `broadcast` for what may overlap.
+
+    Examples
+    --------
+    >>> halves = [cumem.empty_device(2) for _ in range(2)]
+    >>> for transfer in cumem.scatter_async(numpy.arange(4.0), halves):
+    ...     transfer.wait()
+    >>> halves[1].to_numpy()
+    array([2., 3.])
     """
     call = _Call("scatter_async", "target", "source", stream, False, None)
     return _scatter(call, src, dsts, axis)
@@ -674,6 +704,14 @@ def gather(
     -----
     **Blocks** until all is done and is **ordered after** other work as `broadcast` is;
     what may overlap is said there.
+
+    Examples
+    --------
+    >>> parts = [cumem.array([1.0, 2.0]), cumem.array([3.0])]  # of one device or several
+    >>> out = numpy.empty(3)
+    >>> cumem.gather(parts, out)
+    >>> out
+    array([1., 2., 3.])
     """
     call = _Call("gather", "source", "target", stream, True, progress)
     _gather(call, srcs, dst, axis)
@@ -718,6 +756,15 @@ def gather_async(
     -----
     **Blocks** and is **ordered after** other work as `broadcast_async` is; see
     `broadcast` for what may overlap.
+
+    Examples
+    --------
+    >>> out = numpy.empty(3)
+    >>> parts = [cumem.array([1.0, 2.0]), cumem.array([3.0])]
+    >>> for transfer in cumem.gather_async(parts, out):
+    ...     transfer.wait()
+    >>> out
+    array([1., 2., 3.])
     """
     call = _Call("gather_async", "source", "target", stream, False, None)
     return _gather(call, srcs, dst, axis)

@@ -54,6 +54,13 @@ class NpzDict(dict[str, Any]):
 
     It can be used as what ``numpy.load`` gives, which reads when it is asked:
     ``with load(path) as data: data["x"]``. Nothing has to be closed.
+
+    Examples
+    --------
+    >>> cumem.savez("points.npz", x=numpy.arange(3.0))
+    >>> with cumem.load("points.npz", kind="pinned") as data:
+    ...     data["x"].numpy()
+    array([0., 1., 2.])
     """
 
     @property
@@ -151,6 +158,12 @@ def load(
 
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on `out`, and `stream`.
+
+    Examples
+    --------
+    >>> cumem.save("x.npy", numpy.arange(3.0))
+    >>> cumem.load("x.npy").to_numpy()
+    array([0., 1., 2.])
     """
     if mmap_mode is not None:
         raise ValueError(
@@ -466,6 +479,12 @@ def save(
 
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on `arr`.
+
+    Examples
+    --------
+    >>> cumem.save("x.npy", cumem.array([1.0, 2.0]))  # from the device
+    >>> numpy.load("x.npy")
+    array([1., 2.])
     """
     head, data = _saved(arr, stream)
     options: Any = {"stream": stream, "fsync": fsync, "direct": direct}
@@ -508,6 +527,12 @@ def savez(file: File, /, *args: object, **named: object) -> None:
 
     **Blocks** until done. **Ordered after** all work that cumem knows of on the arrays,
     and the current streams.
+
+    Examples
+    --------
+    >>> cumem.savez("points.npz", x=cumem.array([1.0, 2.0]))
+    >>> numpy.load("points.npz")["x"]
+    array([1., 2.])
     """
     arrays = dict(named)
     for index, array in enumerate(args):

@@ -78,6 +78,13 @@ class Counters(Answer):
     lost_count : int
         Times CUDA refused to take back memory or an event, or the record of a block in
         flight found no memory: what was concerned may stay held.
+
+    Examples
+    --------
+    >>> with cumem.measure() as measured:
+    ...     kept = cumem.empty_pinned(4096, "u1")
+    >>> measured.total.live_nbytes >= 4096
+    True
     """
 
     live_nbytes: int = 0
@@ -148,6 +155,12 @@ class PoolStats(Counters):
         Index of the device.
     limit : int or None
         Its own limit in bytes.
+
+    Examples
+    --------
+    >>> found = cumem.default_pool("pinned").stats()
+    >>> found.kind, found.live_nbytes <= found.reserved_nbytes
+    ('pinned', True)
     """
 
     name: str = ""
@@ -181,6 +194,12 @@ class Stats(Answer):
     ----------
     pools : tuple of PoolStats
         Those that copies go through as well.
+
+    Examples
+    --------
+    >>> kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> cumem.stats()["pinned"].live_nbytes >= 1 << 20
+    True
     """
 
     pools: tuple[PoolStats, ...]
@@ -228,6 +247,13 @@ def stats() -> Stats:
     Stats
         Each pool is read at one moment. Pools that were closed count as long as a buffer
         keeps them. Empty before the first use.
+
+    Examples
+    --------
+    >>> kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> found = cumem.stats()
+    >>> found.total.live_nbytes >= found["pinned"].live_nbytes >= 1 << 20
+    True
     """
     return Stats(tuple(pool_stats(*row) for *_, row in _core._pools()))
 
@@ -241,6 +267,11 @@ def pool_counters() -> dict[str, dict[str, int]]:
         For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`, and for
         "staging" those of the pools that copies go through. Peaks and
         ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
+
+    Examples
+    --------
+    >>> "pinned" in cumem.pool_counters()
+    True
     """
     sums = {each: dict.fromkeys(_COUNTERS, 0) for each in (*DEVICE_FIRST, _STAGING)}
     for *_, (number, _, kind, _, _, counters) in _core._pools():
@@ -300,6 +331,13 @@ class Measurement(Stats):
         negative; peaks are the most that was held at once in between.
     seconds : float
         How long the block took.
+
+    Examples
+    --------
+    >>> with cumem.measure() as measured:
+    ...     pass
+    >>> measured.result.total.live_nbytes, measured.result.seconds >= 0
+    (0, True)
     """
 
     seconds: float = 0.0
@@ -311,7 +349,15 @@ class Measurement(Stats):
 
 
 class Measure:
-    """What `measure` answers: in its ``with`` block it measures, afterwards it tells."""
+    """What `measure` answers: in its ``with`` block it measures, afterwards it tells.
+
+    Examples
+    --------
+    >>> with cumem.measure() as measured:
+    ...     kept = cumem.empty_device(1 << 20, "u1")
+    >>> measured.total.peak_live_nbytes >= 1 << 20, measured.seconds >= 0
+    (True, True)
+    """
 
     def __init__(self) -> None:
         self._result: Measurement | None = None
@@ -422,6 +468,13 @@ def measure() -> Measure:
     Blocks may be nested and overlap in threads; what other threads do meanwhile counts as
     well. The peaks are exact for each pool and leave those of `stats` alone; a sum of
     several pools adds up their peaks. Pools that ended within the block are left out.
+
+    Examples
+    --------
+    >>> with cumem.measure() as measured:
+    ...     kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> measured.total.live_nbytes >= 1 << 20  # left alive by the block
+    True
     """
     return Measure()
 

@@ -73,6 +73,13 @@ class Pool(_core._Pool):
     Notes
     -----
     Takes no memory until the first allocation.
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned", limit="64MiB") as pool:
+    ...     buf = cumem.empty_pinned(1 << 20, "u1")  # of this pool
+    >>> pool.stats().live_nbytes
+    1048576
     """
 
     __slots__ = ()
@@ -355,6 +362,13 @@ def trim(
     -----
     **Blocks** as `Pool.trim` does. Buffers that are in use and memory that belongs to a
     captured graph stay.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_pinned(1 << 20, "u1")
+    >>> del buf  # its memory stays in the pool
+    >>> cumem.trim("pinned") >= 1 << 20
+    True
     """
     if kind is not None:
         check_kind(kind)

@@ -22,6 +22,13 @@ class Registration:
 
     In a ``with`` block the target is the buffer. When the last reference to the buffer
     and its views dies, the memory is unlocked as well.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1 << 20)
+    >>> with cumem.register(array) as pinned:
+    ...     pinned.kind, pinned.ptr == array.ctypes.data
+    ('pinned', True)
     """
 
     __slots__ = ("__weakref__", "_buffer", "_nbytes")
@@ -154,6 +161,13 @@ def register(
     cumem's own copies go in pieces there; other libraries' do not, and a neighbour on
     such a page, like a small array of the same heap, may meet that edge. Memory that
     begins and ends at pages, as an ``mmap`` does, has no neighbours.
+
+    Examples
+    --------
+    >>> array = numpy.ones(1 << 20)
+    >>> target = cumem.empty_device(1 << 20)
+    >>> with cumem.register(array) as pinned:
+    ...     cumem.copy(target, pinned)
     """
     index = _core._device(device, "device").index
     memory = _find_memory(obj)

@@ -29,6 +29,14 @@ class Block(Answer):
         Of them asked for; 0 unless live or in flight.
     state : str
         ``"live"``, ``"in flight"``, ``"cached"``, or ``"gap"``: addresses without memory.
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned") as pool:
+    ...     kept = cumem.empty_pinned(1000, "u1")
+    >>> live = [b for s in pool.snapshot().segments for b in s.blocks if b.state == "live"]
+    >>> [block.requested_nbytes for block in live]
+    [1000]
     """
 
     address: int
@@ -48,6 +56,14 @@ class Segment(Answer):
         Of addresses, gaps included.
     blocks : tuple of Block
         In order of address, without holes.
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned") as pool:
+    ...     kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> segment = pool.snapshot().segments[0]
+    >>> segment.nbytes >= 1 << 20, len(segment.blocks) > 0
+    (True, True)
     """
 
     address: int
@@ -77,6 +93,14 @@ class Snapshot(Answer):
     name, kind : str
     device : int
     segments : tuple of Segment
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned") as pool:
+    ...     kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> snapshot = pool.snapshot()
+    >>> len(snapshot.segments), type(snapshot.map()).__name__
+    (1, 'str')
     """
 
     name: str

@@ -67,6 +67,11 @@ class Configuration(Answer):
     sources : Mapping of str to str
         Where each of them comes from: ``"default"``, ``"calibration"``,
         ``"environment"`` or ``"configure"``.
+
+    Examples
+    --------
+    >>> cumem.configure().threads > 0
+    True
     """
 
     threads: int

@@ -48,6 +48,13 @@ class SafetensorsDict(dict[str, Any]):
         shape, and its place in its file.
     metadata : dict
         Texts by name, from the files that were read.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> weights = cumem.load_safetensors("a.safetensors")
+    >>> list(weights), weights.infos["w"].shape
+    (['w'], (3,))
     """
 
     infos: dict[str, SafetensorsInfo]
@@ -138,6 +145,13 @@ def load_safetensors(
     **Blocks** until the tensors are there.
 
     **Ordered after** work in `stream`, which the memory may have been used by.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> weights = cumem.load_safetensors("a.safetensors")
+    >>> weights["w"].kind, weights["w"].shape
+    ('device', (3,))
     """
     if kind is None:
         kind = "host" if framework == "numpy" else "device"

@@ -66,6 +66,16 @@ class SafetensorsError(ValueError):
     """A file is no valid safetensors file or index: the message names file and tensor.
 
     A file that does not exist or cannot be read is an `OSError` as everywhere.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> written = pathlib.Path("bad.safetensors").write_bytes(b"no header")
+    >>> try:
+    ...     cumem.load_safetensors("bad.safetensors")
+    ... except cumem.SafetensorsError:
+    ...     print("refused")
+    refused
     """
 
 
@@ -82,6 +92,13 @@ class SafetensorsInfo(NamedTuple):
         Bytes from the start of the file.
     nbytes : int
         Its size.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> info = cumem.read_safetensors_header("a.safetensors").tensors["w"]
+    >>> info.shape, info.nbytes
+    ((3,), 12)
     """
 
     dtype: str
@@ -108,6 +125,12 @@ class SafetensorsHeader(Answer):
         Texts by name; empty where the file has none.
     nbytes : int
         Size of the file.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> cumem.read_safetensors_header("a.safetensors").nbytes  # of the file
+    76
     """
 
     path: Path
@@ -321,6 +344,12 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     -----
     **Blocks** while the header is read. Whatever it holds, no more memory is needed than
     a few times the header and 500 bytes for each tensor.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> cumem.read_safetensors_header("a.safetensors").tensors["w"].shape
+    (3,)
     """
     path = checked_path(path)
     with open_regular(path) as file:

@@ -125,6 +125,12 @@ def save_safetensors(
     **Blocks** until the files are written.
 
     **Ordered after** what `copy` from the same objects would be.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": cumem.zeros(3, "f4")})
+    >>> list(cumem.load_safetensors("a.safetensors"))
+    ['w']
     """
     path = checked_path(path)
     if path.is_dir():
