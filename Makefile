@@ -222,9 +222,10 @@ check-aarch64: ## compile all C for aarch64, warnings as errors; its C tests und
 stale: ## list figures of the docs that are older than the code that they are about
 	$(PYTHON) benchmarks/results.py
 
-# Of Material, which says at each build that MkDocs 2 will be another program.
+# The variable: Material says at each build that MkDocs 2 will be another program. With -q
+# warnings would be no errors.
 docs: ## build the documentation site into build/site, warnings as errors
-	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs -q build --strict
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 bench: ## measure this machine
 	$(PYTHON) -m cumem bench

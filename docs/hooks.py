@@ -46,8 +46,8 @@ def place_on_site(path: str) -> str:
     """Where the site has a file or folder of the repository."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
-    if path.startswith("notebooks/") and path.endswith(".ipynb"):
-        return path.removesuffix(".ipynb") + ".md"
+    if path.startswith("notebooks/") and path.endswith((".ipynb", ".png")):
+        return path.replace(".ipynb", ".md")
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return f"repository/{path}"

@@ -47,6 +47,9 @@ def run(path: Path) -> Any:
         cell.metadata = {}
         for output in cell.get("outputs", ()):
             output.get("metadata", {}).clear()
+            data = output.get("data", {})
+            if {"text/html", "image/png"} & data.keys():
+                data.pop("text/plain", None)  # a repr that nobody sees, with paths
     return notebook
 
 

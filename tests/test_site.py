@@ -65,6 +65,7 @@ def test_each_page_is_in_the_navigation() -> None:
         ("copies.md", "docs/api.md", "reference/copying.md", "../copies.md"),
         ("docs/decisions/", "README.md", "index.md", "decisions/index.md"),
         ("2-x.ipynb", "notebooks/1-y.ipynb", "notebooks/1-y.md", "2-x.md"),
+        ("1-y-1.png", "notebooks/1-y.ipynb", "notebooks/1-y.md", "1-y-1.png"),
         (
             "../benchmarks/results/files-h200.json",
             *("docs/files.md", "files.md"),
