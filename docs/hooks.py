@@ -31,6 +31,13 @@ ELSEWHERE = {
     "docs/decisions": "decisions/index.md",
     "notebooks": "notebooks/index.md",
 }
+#: Of entries of the reference; a pool has members of a base that is nobody's business.
+OPTIONS = {"Pool": "\n    options:\n      inherited_members: true"}
+#: What the search puts first, and last; else 1.
+BOOST = {"how-to": 8.0, "tutorial": 2.0, "which-memory": 4.0, "synchronise": 3.0}
+BOOST |= {"checkpoints": 3.0, "workers": 3.0, "training": 2.0, "memory-kinds": 2.0}
+BOOST |= {"managed": 2.0, "pipelines": 2.0, "files": 2.0, "changelog": 0.1}
+BOOST |= {"decisions": 0.1, "csrc": 0.1, "contributing": 0.1, "measured": 0.3}
 FENCE = re.compile(r"^(`{3,}).*?^\1$", re.S | re.M)
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
@@ -93,6 +100,15 @@ def with_links_of_site(text: str, origin: str, page: str) -> str:
     )
 
 
+def with_titles(text: str) -> str:
+    """Links that show the name of a page's file show its title."""
+
+    def title(match: re.Match[str]) -> str:
+        return f"[{read(f'docs/{match[1]}').partition(chr(10))[0].removeprefix('# ')}]("
+
+    return re.sub(r"\[(?:docs/)?([\w-]+\.md)\]\(", title, text)
+
+
 # ---- pages that are made ----------------------------------------------------------------
 
 
@@ -129,7 +145,7 @@ def reference() -> dict[str, tuple[str, str, list[str]]]:
 
 
 def reference_page(title: str, above: str, names: list[str]) -> str:
-    entries = "\n\n".join(f"::: cumem.{name}" for name in names)
+    entries = "\n\n".join(f"::: cumem.{name}{OPTIONS.get(name, '')}" for name in names)
     return f"# {title}\n\n{above}\n\n{entries}\n"
 
 
@@ -269,6 +285,9 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links that fit the repository become those that fit the site."""
     place = page.file.src_uri
+    first = place.partition("/")[0].removesuffix(".md")
+    page.meta.setdefault("search", {})["boost"] = BOOST.get(first, 1.0)
     if place == "measured.md":
         markdown += tables()
+    markdown = with_titles(markdown)
     return with_links_of_site(markdown, config.extra["origins"][place], place)

@@ -25,7 +25,7 @@ spec.loader.exec_module(hooks)
 def explained() -> collections.Counter[str]:
     """How often the reference explains each name."""
     texts = [hooks.reference_page(*page) for page in hooks.reference().values()]
-    found = [re.findall(r"^::: cumem\.(\S+)$", text, re.M) for text in texts]
+    found = [re.findall(r"^::: cumem\.(\S+)", text, re.M) for text in texts]
     return collections.Counter(name for names in found for name in names)
 
 
@@ -85,6 +85,11 @@ def test_links_of_the_repository_become_those_of_the_site(
 ) -> None:
     made = hooks.with_links_of_site(f"a [b]({link}) c", origin, page)
     assert made == f"a [b]({expected or link}) c"
+
+
+def test_links_that_show_a_file_show_its_title() -> None:
+    made = hooks.with_titles("see [copies.md](copies.md) and [this](pools.md)")
+    assert made == "see [Copies](copies.md) and [this](pools.md)"
 
 
 def test_code_keeps_what_looks_like_a_link() -> None:
