@@ -291,3 +291,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown += tables()
     markdown = with_titles(markdown)
     return with_links_of_site(markdown, config.extra["origins"][place], place)
+
+
+def on_post_build(config: Any) -> None:
+    """The index of the search as a script too: from a folder nothing else can be read."""
+    folder = Path(config.site_dir, "search")
+    index = (folder / "search_index.json").read_text(encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")
