@@ -122,3 +122,34 @@ def test_notebook_becomes_a_page_with_its_outputs() -> None:
     assert '<pre class="output">1 &lt; 2</pre>' in text
     assert "(n-1.png)" in text
     assert pictures == {"notebooks/n-1.png": b"hi"}
+
+
+#: What somebody types, and the page that the answer's section leads to.
+TASKS = {
+    "pin batch copy asynchronously": "copies.md",
+    "load checkpoint": "checkpoints.md",
+    "data larger than GPU": "pipelines.md",
+    "pool PyTorch": "pytorch.md",
+    "memory leak": "pools.md",
+    "choose kind memory": "which-memory.md",
+    "wait copy": "synchronise.md",
+    "fork workers": "workers.md",
+    "limit memory": "pools.md",
+    "read file GPU": "files.md",
+    "several GPUs": "several-gpus.md",
+    "managed unified memory": "managed.md",
+    "zero-copy": "computing.md",
+    "running out of memory": "offloading.md",
+}
+
+
+@pytest.mark.parametrize("words", TASKS)
+def test_a_task_has_a_heading_with_its_words_and_leads_on(words: str) -> None:
+    text = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
+    found = [
+        below
+        for title, below in hooks.sections(text)
+        if all(word.lower() in title.lower() for word in words.split())
+    ]
+    assert len(found) == 1
+    assert f"({TASKS[words]}" in found[0]
