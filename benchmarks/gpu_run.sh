@@ -8,8 +8,9 @@
 #                            cores | many | casting | pipelines | managed | loading |
 #                            offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
-#                            interop | fork | sanitizer | stress | stress_transfers |
-#                            torture | corruption | pools | versions | all]...
+#                            interop | fork | notebooks | sanitizer | stress |
+#                            stress_transfers | torture | corruption | pools |
+#                            versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
@@ -163,6 +164,16 @@ run_interop() {
 
 run_fork() {
     "$PYTHON" benchmarks/fork.py --json "$OUT/fork.json"
+}
+
+# Jupyter's parts are wheels in .gpu/jupyter, made for the Python of this machine by
+#     pip download --only-binary :all: -d .gpu/jupyter nbclient nbformat ipykernel matplotlib
+# NumPy's may be left out.
+run_notebooks() {
+    "$PYTHON" -m pip install -q --no-index --no-deps --target "$work/jupyter" \
+        .gpu/jupyter/*.whl && cp -r notebooks "$OUT/notebooks" || return 1
+    PYTHONPATH="$PYTHONPATH:$work/jupyter" JUPYTER_PATH="$work/jupyter/share/jupyter" \
+        "$PYTHON" "$OUT/notebooks/execute.py"
 }
 
 run_sanitizer() {

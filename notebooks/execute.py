@@ -72,7 +72,6 @@ def wrong_with(notebook: Any) -> list[str]:
 
 def main() -> int:
     named = [Path(name) for name in sys.argv[1:]]
-    os.environ.setdefault("PYTHONWARNINGS", "default")
     # What the kernel itself has to say of its start, as that modules are frozen.
     os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
     failed = False
