@@ -379,7 +379,8 @@ class PinnedCollate:
     Examples
     --------
     >>> collate = cumem.PinnedCollate(slots=32, slot_nbytes="64 MiB")
-    >>> loader = DataLoader(dataset, 256, num_workers=8, collate_fn=collate)
+    >>> len(collate([numpy.ones(3), numpy.zeros(3)]))  # DataLoader(collate_fn=collate)
+    2
     """
 
     _ring: Ring

@@ -264,8 +264,11 @@ def prefetch(
 
     Examples
     --------
-    >>> for images, labels in cumem.prefetch(loader):
-    ...     loss = criterion(model(images), labels)
+    >>> loader = [(numpy.ones((2, 3), "f4"), "name") for _ in range(2)]
+    >>> for images, name in cumem.prefetch(loader):  # or a DataLoader of PyTorch
+    ...     print(images.kind, images.shape, name)
+    device (2, 3) name
+    device (2, 3) name
     """
     if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
         raise TypeError(f"iterable must be iterable, not {type(iterable).__name__}")

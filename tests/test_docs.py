@@ -207,8 +207,7 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
 
 
 #: Those that need what is not there, or change the process.
-NOT_RUN = {"PinnedCollate", "calibrate", "collate_pinned", "prefetch", "shutdown"}
-NOT_RUN |= {"Calibration", "ManagedThrashWarning"}
+NOT_RUN = {"Calibration", "ManagedThrashWarning", "calibrate", "shutdown"}
 CONSTANTS = {"BUILT_RUNTIME", "OLDEST_DRIVER", "__version__"}
 
 
