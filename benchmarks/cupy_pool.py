@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure CuPy on its own pools and on cumem's.
 
-    python benchmarks/cupy_pool.py --json benchmarks/results/cupy-pool-h100.json
+    python benchmarks/cupy_pool.py --json benchmarks/results/cupy-pool-h200.json
 
 A workload of transforms, elementwise work with temporaries, reductions, sorts, products and
 copies both ways, of several sizes and on several streams, is done with CuPy's own pool,
