@@ -57,6 +57,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "mutants": ("csrc", "tests/mutants/faults.py"),
     "pipelines": ("cumem/pipelines.py", "csrc/transfer"),
     "numpy-pinned": ("cumem/numpy_memory.py", "csrc/python/pool/numpy_memory.c"),
+    "numpy-tests": ("cumem/numpy_memory.py", "csrc/python/pool/numpy_memory.c"),
     "offloading": ("cumem/offloading.py",),
     "plan-fuzz": ("csrc/transfer/plan", "csrc/transfer/host"),
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
