@@ -256,6 +256,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "zeros",
         "zeros_like",
     ),
+    "control_groups": (),
     "devices": (
         "Device",
         "backend",

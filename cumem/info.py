@@ -18,11 +18,17 @@ from typing import Any
 import numpy as np
 
 import cumem
+from cumem.control_groups import folders, is_number
 from cumem.memory import get_limit
 from cumem.units import format_nbytes
 
 __all__ = ["collect", "commit", "render", "save"]
 
+#: Limit and use, in the folder of a group of version 2, or of 1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 writes "no limit" as a number this large
 
 
@@ -391,38 +397,20 @@ def _pci_numa_node(bus: str) -> int | None:
 
 def _cgroup_memory() -> tuple[int | None, int | None]:
     """Tightest memory limit above this process and the use counted against it."""
-    for line in (read_text("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = ("memory.max", "memory.current")
-            root = Path("/sys/fs/cgroup")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            root = Path("/sys/fs/cgroup/memory")
-        else:
-            continue
-        found = _tightest(root, path, names)
-        if found is not None:
-            return found
-    return None, None
+    found = [
+        tuple(_number(f"{folder}/{name}") for name in names)
+        for folder in folders("memory")
+        for names in _CGROUP_FILES
+    ]
+    used = next((used for _, used in found if used is not None), None)
+    limits = [
+        (limit, used)
+        for limit, used in found
+        if limit is not None and limit < _UNLIMITED_CGROUP_V1
+    ]
+    return min(limits, key=lambda each: each[0], default=(None, used))
 
 
-def _tightest(
-    root: Path, path: str, names: tuple[str, str]
-) -> tuple[int | None, int | None] | None:
-    """Walk from the process's group up to the root; containers may hide some levels."""
-    best: tuple[int | None, int | None] | None = None
-    folder = Path(path.strip("/"))
-    for level in (folder, *folder.parents):
-        limit_text, used_text = (read_text(root / level / name) for name in names)
-        used = (
-            int(used_text) if used_text is not None and used_text.isdecimal() else None
-        )
-        limit = int(limit_text) if limit_text and limit_text.isdecimal() else None
-        if limit is not None and limit >= _UNLIMITED_CGROUP_V1:
-            limit = None
-        if limit is not None and (best is None or best[0] is None or limit < best[0]):
-            best = (limit, used)
-        elif best is None and used is not None:
-            best = (None, used)
-    return best
+def _number(path: str) -> int | None:
+    text = (read_text(path) or "").strip()
+    return int(text) if is_number(text) else None

@@ -29,8 +29,8 @@ PACKAGE_LAYERS = [
     {"notebook.objects", "recording", "recording.events"},
     {"recording.reading"},
     {"notebook.cell"},
-    {"answers", "extension.driver", "extension.flags", "kinds", "locks", "structures"}
-    | {"extension.nvtx"},
+    {"answers", "control_groups", "extension.driver", "extension.flags", "kinds"}
+    | {"locks", "structures", "extension.nvtx"},
     {"extension.hints"},
     {
         "extension.arguments",

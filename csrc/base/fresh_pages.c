@@ -149,7 +149,7 @@ choose_thread_count(const cm_populate *populate)
     }
     uint64_t count = cm_least(populate->nbytes / NBYTES_PER_THREAD, MAX_THREADS);
     if (count > 1) {
-        count = cm_least(count, cm_usable_cpu_count(populate->root));
+        count = cm_least(count, cm_usable_cpu_count());
     }
     if (count > 1 && populate->cpus != NULL) {
         count = cm_least(count, cm_cpus_count(populate->cpus));

@@ -37,7 +37,6 @@ typedef struct cm_populate {
     void *start; /* aligned to 2 MiB */
     uint64_t nbytes;
     const void *from;      /* what the pages shall hold; NULL: nothing in particular */
-    const char *root;      /* of the machine's files; NULL: the real ones */
     const cm_cpus *cpus;   /* NULL: anywhere; else where helper threads run */
     unsigned thread_count; /* fewer are fine; 0: as many as are worth starting */
     bool only_helpers;     /* the calling thread, which may run elsewhere, helps only

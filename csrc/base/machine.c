@@ -4,8 +4,8 @@
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
-#include <mntent.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,141 +102,46 @@ parse_list(const char *text, cm_cpus *out)
 
 /* -- control groups --------------------------------------------------------------------------- */
 
-/* The kernel says in /proc/self/cgroup which group of each hierarchy the process is in,
- * and in /proc/self/mountinfo which part of a hierarchy is mounted where: in a
- * container often the process's own group alone. */
+/* Never freed: another thread may be reading the last one. Few are made: a process is
+ * seldom moved. */
+typedef struct control_groups {
+    struct control_groups *last;
+    uint64_t cpu_count;
+    char folders[]; /* a line each */
+} control_groups;
 
-/* What one line of mountinfo says. */
-typedef struct mount {
-    char root[PATH_MAX]; /* which group of the hierarchy is mounted */
-    char point[PATH_MAX];
-    char type[32];
-    char options[PATH_MAX]; /* of the file system: the controllers are among them */
-} mount;
+static _Atomic(control_groups *) the_groups; /* NULL: none are known */
 
-/* True when `name` is one of the words between commas. */
-static bool
-has_word(char *words, const char *name)
+bool
+cm_control_groups_set(const char *folders, uint64_t cpu_count)
 {
-    const struct mntent as_options = {.mnt_opts = words};
-    return hasmntopt(&as_options, name) != NULL;
+    control_groups *last = atomic_load(&the_groups);
+    if (last != NULL && last->cpu_count == cpu_count
+        && strcmp(last->folders, folders) == 0) {
+        return true;
+    }
+    size_t nbytes = strlen(folders) + 1;
+    control_groups *groups = malloc(sizeof(*groups) + nbytes);
+    if (groups != NULL) {
+        groups->last = last;
+        groups->cpu_count = cpu_count;
+        memcpy(groups->folders, folders, nbytes);
+        atomic_store(&the_groups, groups);
+    }
+    return groups != NULL;
 }
 
-/* Undo \040 and the like in place. */
-static void
-unescape(char *text)
+static int
+line_length(const char *line)
 {
-    unsigned code;
-    int length = 0;
-    for (; (text = strchr(text, '\\')) != NULL; text++) {
-        if (sscanf(text, "\\%3o%n", &code, &length) == 1 && length == 4) {
-            *text = (char)code;
-            memmove(text + 1, text + 4, strlen(text + 4) + 1);
-        }
-    }
-}
-
-/* "36 35 98:0 /root /point rw,noatime shared:1 - type source options", of a hierarchy
- * that may limit the process. */
-static bool
-parse_mount(char *line, const char *controller, bool v2, mount *out)
-{
-    char *tail = strstr(line, " - ");
-    if (tail == NULL) {
-        return false;
-    }
-    *tail = '\0';
-    if (sscanf(line, "%*s %*s %*s %4095s %4095s", out->root, out->point) != 2
-        || sscanf(tail + 3, "%31s %*s %4095s", out->type, out->options) != 2) {
-        return false;
-    }
-    unescape(out->root);
-    unescape(out->point);
-    return v2 ? strcmp(out->type, "cgroup2") == 0
-              : strcmp(out->type, "cgroup") == 0 && has_word(out->options, controller);
-}
-
-/* The process's group in the hierarchy, as /proc/self/cgroup, which `text` is, names
- * it; NULL: it is in none. */
-static const char *
-find_own(char *text, const char *controller, bool v2)
-{
-    for (char *line; (line = strsep(&text, "\n")) != NULL;) {
-        (void)strsep(&line, ":");
-        char *controllers = strsep(&line, ":");
-        if (line != NULL /* the rest is the path */
-            && (v2 ? *controllers == '\0' : has_word(controllers, controller))) {
-            return line;
-        }
-    }
-    return NULL;
-}
-
-/* Where the group `own` lies below what is mounted, "": just there; NULL: outside. */
-static const char *
-path_inside(const char *own, const mount *m)
-{
-    size_t length = strcmp(m->root, "/") == 0 ? 0 : strlen(m->root);
-    if (strncmp(own, m->root, length) != 0 || strstr(own, "/..") != NULL
-        || (own[length] != '/' && own[length] != '\0')) {
-        return NULL;
-    }
-    return strcmp(own + length, "/") == 0 ? "" : own + length;
-}
-
-/* `folder`: of a group, without the root. */
-typedef void visit_group(const char *root, const char *folder, bool v2, void *context);
-
-/* Visit the process's group and those above it, as far as they are mounted, in the
- * hierarchy of one version that may limit it. Of a group outside of what is mounted,
- * the mount point is the nearest that can be seen. */
-static void
-visit_hierarchy(const char *root, const char *controller, bool v2, visit_group *visit,
-                void *context)
-{
-    char *groups = load(root, "/proc/self/cgroup");
-    char *mounts = load(root, "/proc/self/mountinfo");
-    const char *own = groups == NULL ? NULL : find_own(groups, controller, v2);
-    const char *inside = NULL;
-    enum { FOLDER_NBYTES = 2 * PATH_MAX };
-    mount *m = malloc(sizeof(*m) + FOLDER_NBYTES); /* a thread's stack may be small */
-    char *folder = (char *)(m + 1);
-    size_t top = 0; /* so much of it is the mount point */
-    char *rest = own == NULL || m == NULL ? NULL : mounts;
-    for (char *line; inside == NULL && (line = strsep(&rest, "\n")) != NULL;) {
-        if (parse_mount(line, controller, v2, m)) {
-            inside = path_inside(own, m);
-            top = strlen(m->point);
-            (void)snprintf(folder, FOLDER_NBYTES, "%s%s", m->point,
-                           inside == NULL ? "" : inside);
-        }
-    }
-    while (top != 0) {
-        visit(root, folder, v2, context);
-        char *slash = strlen(folder) > top ? strrchr(folder, '/') : NULL;
-        if (slash == NULL) {
-            break;
-        }
-        *slash = '\0';
-    }
-    free(m);
-    free(groups);
-    free(mounts);
-}
-
-static void
-visit_groups(const char *root, const char *controller, visit_group *visit,
-             void *context)
-{
-    visit_hierarchy(root, controller, true, visit, context);
-    visit_hierarchy(root, controller, false, visit, context);
+    return (int)strcspn(line, "\n");
 }
 
 /* The number that the group's file `name` begins with. */
 static bool
 read_number(const char *root, const char *folder, const char *name, uint64_t *out)
 {
-    char *text = load(root, "%s/%s", folder, name);
+    char *text = load(root, "%.*s/%s", line_length(folder), folder, name);
     bool is_read = text != NULL && parse_u64(text, out);
     free(text);
     return is_read;
@@ -262,7 +167,7 @@ static const names version_names[] = {
 static uint64_t
 read_reclaimable(const char *root, const char *folder, const names *of)
 {
-    char *text = load(root, "%s/memory.stat", folder);
+    char *text = load(root, "%.*s/memory.stat", line_length(folder), folder);
     uint64_t inactive = 0;
     uint64_t active = 0;
     uint64_t sum;
@@ -276,10 +181,8 @@ read_reclaimable(const char *root, const char *folder, const names *of)
 
 /* Take one group's limit into account. */
 static void
-apply_limit(const char *root, const char *folder, bool v2, void *context)
+apply_limit(const char *root, const char *folder, const names *of, cm_host_memory *out)
 {
-    cm_host_memory *out = context;
-    const names *of = &version_names[v2];
     uint64_t limit = 0;
     uint64_t usage = 0;
     /* Version 1 writes "no limit" as the largest number of whole pages. */
@@ -315,7 +218,12 @@ cm_host_memory_read(const char *root, cm_host_memory *out)
         .available_nbytes = find_kib(text, "MemAvailable:"),
     };
     free(text);
-    visit_groups(root, "memory", apply_limit, out);
+    const control_groups *groups = atomic_load(&the_groups);
+    const char *folder = groups == NULL ? "" : groups->folders;
+    for (; *folder != '\0'; folder += line_length(folder) + 1) {
+        apply_limit(root, folder, &version_names[0], out);
+        apply_limit(root, folder, &version_names[1], out);
+    }
     out->limit_nbytes = cm_least(out->cgroup_nbytes, out->total_nbytes);
 }
 
@@ -334,36 +242,13 @@ cm_cpus_count(const cm_cpus *cpus)
     return (unsigned)CPU_COUNT_S(sizeof(*cpus), cpus->sets);
 }
 
-/* Take one group's quota into account, rounded up to whole CPUs. */
-static void
-apply_quota(const char *root, const char *folder, bool v2, void *context)
-{
-    uint64_t *count = context;
-    uint64_t quota = 0;
-    uint64_t period = 0;
-    if (v2) { /* "150000 100000", "max 100000" */
-        char *text = load(root, "%s/cpu.max", folder);
-        const char *space = text == NULL ? NULL : strchr(text, ' ');
-        if (space != NULL && parse_u64(text, &quota)) {
-            (void)parse_u64(space + 1, &period);
-        }
-        free(text);
-    }
-    else if (read_number(root, folder, "cpu.cfs_quota_us", &quota)) {
-        (void)read_number(root, folder, "cpu.cfs_period_us", &period);
-    }
-    if (period != 0) {
-        *count = cm_least(*count, quota / period + (quota % period != 0));
-    }
-}
-
 unsigned
-cm_usable_cpu_count(const char *root)
+cm_usable_cpu_count(void)
 {
     cm_cpus cpus;
+    const control_groups *groups = atomic_load(&the_groups);
     uint64_t count = cm_cpus_read(&cpus) ? cm_cpus_count(&cpus) : 1;
-    visit_groups(root, "cpu", apply_quota, &count);
-    return count == 0 ? 1 : (unsigned)count;
+    return (unsigned)(groups == NULL ? count : cm_least(count, groups->cpu_count));
 }
 
 /* -- NUMA nodes ------------------------------------------------------------------------------- */

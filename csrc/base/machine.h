@@ -2,7 +2,7 @@
 /* What the machine has and this process may use of it: memory, CPUs, NUMA nodes, as the
  * kernel's text files tell below `root`, which tests replace; NULL: the real ones.
  * Whatever is missing there or makes no sense is "not known" and never a failure.
- * Nothing is kept between calls. No locks. */
+ * Nothing is kept between calls but where the control groups are. No locks. */
 #pragma once
 
 #include <sched.h>
@@ -10,6 +10,16 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <unistd.h>
+
+#include "base/attributes.h"
+
+/* -- control groups --------------------------------------------------------------------------- */
+
+/* cumem/control_groups.py finds them. `folders`, a line each, the end of the last one
+ * too: of all groups that may limit the process's memory, of either version.
+ * `cpu_count`: CPUs that their quotas allow, at least 1. Of several threads one at a
+ * time calls this. False: there is no memory. */
+CM_NODISCARD bool cm_control_groups_set(const char *folders, uint64_t cpu_count);
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
@@ -45,9 +55,9 @@ typedef struct cm_cpus {
 bool cm_cpus_read(cm_cpus *out);
 unsigned cm_cpus_count(const cm_cpus *cpus);
 
-/* CPUs of the calling thread, or fewer where a quota of its groups, rounded up to whole
- * CPUs, allows less. At least 1. */
-unsigned cm_usable_cpu_count(const char *root);
+/* CPUs of the calling thread, or fewer where a quota of its groups allows less. At
+ * least 1. */
+unsigned cm_usable_cpu_count(void);
 
 /* -- NUMA nodes, without libnuma -------------------------------------------------------------- */
 

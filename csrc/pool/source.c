@@ -90,7 +90,6 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
     cm_populate populate = {
         .start = start,
         .nbytes = nbytes,
-        .root = self->world.root,
         .thread_count = self->world.thread_count,
         .can_not_populate = self->world.can_not_populate,
     };

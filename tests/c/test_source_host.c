@@ -195,13 +195,13 @@ test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
     CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
     CHECK_OK(source->ops->close_chunk(source, &chunk));
     /* the group's limit, read anew each time */
-    root_write(&root, "/proc/self/mountinfo", "1 0 0:9 / /m rw - cgroup2 c rw\n");
-    root_write(&root, "/proc/self/cgroup", "0::/\n");
+    CHECK(cm_control_groups_set("/m\n", 1000));
     root_write(&root, "/m/memory.max", "4194304\n");
     root_write(&root, "/m/memory.current", "2097152\n");
     CHECK_CODE(source->ops->open_chunk(source, 0, 4 * MIB, &chunk), CM_EHOSTMEMORY);
     CHECK_OK(source->ops->open_chunk(source, 0, 2 * MIB, &chunk));
     CHECK_OK(source->ops->close_chunk(source, &chunk));
+    CHECK(cm_control_groups_set("", 1000));
     source->ops->destroy(source);
     root_remove(&root);
     close_emulated(rt);

@@ -46,7 +46,7 @@ cm_configure_apply(cm_state *state)
     if (state->engine == NULL) {
         return 0;
     }
-    get_tuning(state, cm_usable_cpu_count(NULL), &tuning);
+    get_tuning(state, cm_usable_cpu_count(), &tuning);
     cm_status status = cm_engine_set_tuning(state->engine, &tuning);
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
 }
@@ -141,7 +141,7 @@ read_tuning(PyObject *module, PyObject *look)
         && (cm_configure_open(state) < 0 || cm_configure_look(state, -1) < 0)) {
         return NULL;
     }
-    unsigned cpu_count = cm_usable_cpu_count(NULL);
+    unsigned cpu_count = cm_usable_cpu_count();
     get_tuning(state, cpu_count, &tuning);
     cm_tuning_resolve(&tuning, cpu_count);
     PyObject *rows = PyList_New(0);

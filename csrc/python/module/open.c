@@ -162,8 +162,8 @@ static int
 open_runtime(cm_state *state)
 {
     opening plan;
-    if (cm_errors_load(state) < 0 || cm_configure_open(state) < 0
-        || opening_init(&plan) < 0) {
+    if (cm_errors_load(state) < 0 || cm_limits_find_groups() < 0
+        || cm_configure_open(state) < 0 || opening_init(&plan) < 0) {
         return -1;
     }
     cm_runtime *runtime = NULL;

@@ -81,6 +81,22 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
                : 0;
 }
 
+int
+cm_limits_find_groups(void)
+{
+    const char *folders;
+    unsigned long long cpu_count;
+    PyObject *found = cm_package_call("control_groups", "find", PyTuple_New(0));
+    bool is_known =
+        found != NULL && PyArg_ParseTuple(found, "yK", &folders, &cpu_count);
+    if (is_known && !cm_control_groups_set(folders, cpu_count)) {
+        (void)PyErr_NoMemory();
+        is_known = false;
+    }
+    Py_XDECREF(found);
+    return is_known ? 0 : -1;
+}
+
 /* -- functions --------------------------------------------------------------------- */
 
 PyObject *
@@ -133,6 +149,6 @@ cm_host_memory_tell(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 PyObject *
 cm_processors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    return Py_BuildValue("(IK)", cm_usable_cpu_count(NULL),
+    return Py_BuildValue("(IK)", cm_usable_cpu_count(),
                          (unsigned long long)cm_numa_read_nodes(NULL));
 }

@@ -14,6 +14,9 @@ PyObject *cm_processors(PyObject *module, PyObject *unused);
 
 /* Once, before anything else. */
 void cm_limits_init(cm_state *state);
+/* The control groups that the process is in now, for base/machine.h. 0, or -1 with an
+ * exception. */
+int cm_limits_find_groups(void);
 /* Limits as at first, changed by CUMEM_LIMIT_PINNED, _MAPPED, _MANAGED and _DEVICE, for
  * a runtime that was just opened. 0, or -1 with a ValueError naming the variable. */
 int cm_limits_open(cm_state *state, cm_runtime *runtime);

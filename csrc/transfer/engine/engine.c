@@ -16,7 +16,7 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_relief *relief,
     engine->relief = relief;
     engine->relief_argument = relief_argument;
     cm_tuning_init(&engine->tuning);
-    cm_tuning_resolve(&engine->tuning, cm_usable_cpu_count(NULL));
+    cm_tuning_resolve(&engine->tuning, cm_usable_cpu_count());
     engine->drain_ns = CM_DRAIN_NS;
     engine->peers.rt = rt;
     cm_list_init(&engine->watched);
@@ -137,7 +137,7 @@ cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning)
         return cm_fail(CM_EFORKED, 0);
     }
     cm_tuning resolved = *tuning;
-    cm_tuning_resolve(&resolved, cm_usable_cpu_count(NULL));
+    cm_tuning_resolve(&resolved, cm_usable_cpu_count());
     cm_mutex_lock(&engine->lock);
     engine->tuning = resolved;
     cm_mutex_unlock(&engine->lock);

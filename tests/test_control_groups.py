@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control groups of a process, in trees of files made for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cumem
+from cumem import _core, control_groups
+from cumem.info import machine
+
+MOUNT_V2 = (
+    "22 27 0:21 / /proc rw - proc proc rw\n"
+    "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+)
+
+
+def make(root: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root)
+
+
+def folders(root: Path, mounts: str, groups: str, controller: str = "memory"):
+    files = {"/proc/self/mountinfo": mounts, "/proc/self/cgroup": groups}
+    return control_groups.folders(controller, make(root, files))
+
+
+def test_walk_ends_at_the_mount_point(tmp_path) -> None:
+    assert folders(tmp_path, MOUNT_V2, "0::/a.slice/b:c.scope\n") == [
+        "/sys/fs/cgroup/a.slice/b:c.scope",
+        "/sys/fs/cgroup/a.slice",
+        "/sys/fs/cgroup",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "groups", "found"),
+    [
+        # a container without a namespace of its own: its group alone is mounted
+        ("1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n", "0::/docker/ab\n", ["/m"]),
+        (
+            "1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n",
+            "0::/docker/ab/x\n",
+            ["/m/x", "/m"],
+        ),
+        # a group whose name merely begins the same, and one that lies above
+        ("1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n", "0::/docker/abc\n", ["/m"]),
+        ("1 0 0:9 / /m rw - cgroup2 c rw\n", "0::/../other\n", ["/m"]),
+        ("1 0 0:9 / /m rw - cgroup2 c rw\n", "0::/\n", ["/m"]),
+        # of two mounts the one that holds the group
+        (
+            "1 0 0:9 /q /n rw - cgroup2 c rw\n2 0 0:9 / /m rw - cgroup2 c rw\n",
+            "0::/p\n",
+            ["/m/p", "/m"],
+        ),
+        (
+            "2 0 0:9 / /m rw - cgroup2 c rw\n1 0 0:9 /q /n rw - cgroup2 c rw\n",
+            "0::/p\n",
+            ["/m/p", "/m"],
+        ),
+        (
+            "1 0 0:9 / /with\\040space rw - cgroup2 c rw\n",
+            "0::/p\n",
+            ["/with space/p", "/with space"],
+        ),
+        # version 1, alone and beside a version 2
+        (
+            "1 0 0:9 / /m rw - cgroup c rw,memory\n",
+            "4:cpu:/no\n3:x,memory:/p\n",
+            ["/m/p", "/m"],
+        ),
+        (
+            "35 31 0:32 / /cg/memory rw - cgroup cgroup rw,memory\n"
+            "41 31 0:38 / /cg/unified rw - cgroup2 cgroup2 rw\n",
+            "4:memory:/job/7\n0::/\n",
+            ["/cg/unified", "/cg/memory/job/7", "/cg/memory/job", "/cg/memory"],
+        ),
+    ],
+)
+def test_mounted_part_is_honoured(tmp_path, mounts, groups, found) -> None:
+    assert folders(tmp_path, mounts, groups) == found
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "",
+        "\n\n - cgroup2\n",
+        "1 2 3 - cgroup2 a b\n",
+        "- cgroup2 - cgroup2 - cgroup2",
+        "1 0 0:9 / /m rw - cgroup c rw,cpu\n",
+        "1 0 0:9 / /m rw - cgroup2\n",
+    ],
+)
+@pytest.mark.parametrize("groups", ["", "0", "0:", "0::", ":::::\n", "0::/p"])
+def test_garbage_finds_nothing(tmp_path, mounts, groups) -> None:
+    assert folders(tmp_path, mounts, groups) == []
+    assert control_groups.folders("memory", str(tmp_path / "nothing")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("100000 100000\n", 1),
+        ("1000 100000\n", 1),
+        ("150000 100000\n", 2),
+        ("0 100000\n", 1),
+        *((text, None) for text in ("max 100000\n", "", "100000\n", "100000 0\n")),
+        ("100000 x\n", None),
+    ],
+)
+def test_quota_is_rounded_up_to_whole_cpus(tmp_path, text, count) -> None:
+    folders(tmp_path, MOUNT_V2, "0::/a/b\n", "cpu")
+    root = make(tmp_path, {"/sys/fs/cgroup/a/cpu.max": text})
+    assert control_groups.cpu_quota(root) == (count or control_groups._NO_QUOTA)
+    make(tmp_path, {"/sys/fs/cgroup/a/b/cpu.max": "300000 100000\n"})
+    assert control_groups.cpu_quota(root) == min(3, count or 3)
+
+
+def test_quota_of_version_1_counts(tmp_path) -> None:
+    mounts = "35 31 0:32 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+    folders(tmp_path, mounts, "4:cpuacct,cpu:/job\n")
+    files = {
+        "/cg/cpu/job/cpu.cfs_period_us": "100000\n",
+        "/cg/cpu/job/cpu.cfs_quota_us": "50000\n",
+    }
+    root = make(tmp_path, files)
+    assert control_groups.cpu_quota(root) == 1
+    make(tmp_path, {"/cg/cpu/job/cpu.cfs_quota_us": "-1\n"})
+    assert control_groups.cpu_quota(root) == control_groups._NO_QUOTA
+
+
+def test_extension_gets_a_line_for_each_folder(monkeypatch) -> None:
+    names = ["/m/a", "/m/two\nlines", "/m/\udcff", "/m"]
+    monkeypatch.setattr(control_groups, "folders", lambda *_: names)
+    assert control_groups.find()[0] == b"/m/a\n/m/\xff\n/m\n"
+
+
+LIMITED = """
+import cumem
+from cumem import _core, control_groups
+
+control_groups.find = lambda: ({folder!r}.encode() + b"\\n", 1)
+cumem.device_count()
+print(*_core._host_memory()[2:], _core._processors()[0], cumem.get_limit("pinned"))
+"""
+
+
+def test_what_is_found_at_opening_holds(tmp_path) -> None:
+    (tmp_path / "memory.max").write_text("67108864\n")
+    (tmp_path / "memory.current").write_text("0\n")
+    program = LIMITED.format(folder=str(tmp_path))
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["67108864", "67108864", "1", "33554432"]
+
+
+def test_info_reads_the_same_limit(emulated) -> None:
+    assert cumem.device_count() > 0
+    assert machine()["cgroup_limit_nbytes"] == _core._host_memory()[2]
