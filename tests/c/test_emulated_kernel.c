@@ -1,7 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The strided kernel and managed pages on the emulated device. */
+/* The strided kernel and managed pages on the emulated device; what the PTX text of
+ * both kernels takes for granted. */
+#include <assert.h>
+#include <stddef.h>
+
 #include "open_emulated.h"
 #include "runtime/kernel_jobs.h"
+
+/* The PTX text reads the structs by these offsets. */
+static_assert(offsetof(cm_strided_job, dst) == 0, "ptx");
+static_assert(offsetof(cm_strided_job, src) == 8, "ptx");
+static_assert(offsetof(cm_strided_job, count) == 16, "ptx");
+static_assert(offsetof(cm_strided_job, ndim) == 24, "ptx");
+static_assert(offsetof(cm_strided_job, itemsize) == 28, "ptx");
+static_assert(offsetof(cm_strided_job, from) == 32, "ptx");
+static_assert(offsetof(cm_strided_job, scales) == 36, "ptx");
+static_assert(offsetof(cm_strided_job, shape) == 40, "ptx");
+static_assert(offsetof(cm_strided_job, dst_strides) == 104, "ptx");
+static_assert(offsetof(cm_strided_job, src_strides) == 168, "ptx");
+static_assert(offsetof(cm_strided_job, scale) == 232, "ptx");
+static_assert(offsetof(cm_strided_job, offset) == 236, "ptx");
+static_assert(sizeof(cm_strided_job) == 240, "ptx");
+/* ... and these numbers. */
+static_assert(CM_BOOL == 1 && CM_INT8 == 2 && CM_UINT8 == 3 && CM_INT16 == 4, "ptx");
+static_assert(CM_UINT16 == 5 && CM_FLOAT16 == 10 && CM_BFLOAT16 == 11, "ptx");
+static_assert(offsetof(cm_table_job, count) == 0, "ptx");
+static_assert(offsetof(cm_table_job, team_shift) == 4, "ptx");
+static_assert(offsetof(cm_table_job, dst) == 16, "ptx");
+static_assert(offsetof(cm_table_job, src) == 1648, "ptx");
+static_assert(offsetof(cm_table_job, nbytes) == 3280, "ptx");
+static_assert(sizeof(cm_table_job) == 4096, "what a kernel's parameters may take");
 
 enum { MIB = 1 << 20 };
 

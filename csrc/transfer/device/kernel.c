@@ -1,28 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/device/kernel.h"
 
-#include <stddef.h>
-
 #include "ptx.h"
 #include "runtime/scope.h"
-
-/* The PTX text reads the struct by these offsets. */
-static_assert(offsetof(cm_strided_job, dst) == 0, "ptx");
-static_assert(offsetof(cm_strided_job, src) == 8, "ptx");
-static_assert(offsetof(cm_strided_job, count) == 16, "ptx");
-static_assert(offsetof(cm_strided_job, ndim) == 24, "ptx");
-static_assert(offsetof(cm_strided_job, itemsize) == 28, "ptx");
-static_assert(offsetof(cm_strided_job, from) == 32, "ptx");
-static_assert(offsetof(cm_strided_job, scales) == 36, "ptx");
-static_assert(offsetof(cm_strided_job, shape) == 40, "ptx");
-static_assert(offsetof(cm_strided_job, dst_strides) == 104, "ptx");
-static_assert(offsetof(cm_strided_job, src_strides) == 168, "ptx");
-static_assert(offsetof(cm_strided_job, scale) == 232, "ptx");
-static_assert(offsetof(cm_strided_job, offset) == 236, "ptx");
-static_assert(sizeof(cm_strided_job) == 240, "ptx");
-/* ... and these numbers. */
-static_assert(CM_BOOL == 1 && CM_INT8 == 2 && CM_UINT8 == 3 && CM_INT16 == 4, "ptx");
-static_assert(CM_UINT16 == 5 && CM_FLOAT16 == 10 && CM_BFLOAT16 == 11, "ptx");
 
 enum {
     THREADS_PER_BLOCK = 256,

@@ -1,15 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs of bytes gathered into tables, each of which one launch copies. */
-#include <stddef.h>
-
 #include "transfer/device/kernel.h"
-
-/* The PTX text reads the struct by these offsets. */
-static_assert(offsetof(cm_table_job, count) == 0, "ptx");
-static_assert(offsetof(cm_table_job, team_shift) == 4, "ptx");
-static_assert(offsetof(cm_table_job, dst) == 16, "ptx");
-static_assert(offsetof(cm_table_job, src) == 1648, "ptx");
-static_assert(offsetof(cm_table_job, nbytes) == 3280, "ptx");
 
 enum {
     THREADS_PER_BLOCK = 1 << CM_TABLE_MAX_SHIFT,
