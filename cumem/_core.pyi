@@ -2673,18 +2673,19 @@ def _at_exit(others_run: bool, /) -> None:
     right now, end the worker threads.
     """
 
-def _empty_like(
-    layout: Buffer | np.ndarray[Any, Any],
+def _allocate(
+    shape: object,
+    like: Buffer | np.ndarray[Any, Any] | None,
     dtype: DTypeLike | None,
-    kind: str | None,
     order: object,
+    kind: str,
+    flags: int | Buffer | None,
     device: object,
     stream: object,
     pool: object,
-    like: Buffer | None,
     /,
 ) -> Buffer:
-    """A buffer with that layout, and the flags of `like`, for `empty_like`."""
+    """A buffer of that shape, or of the layout of `like`; with the flags of a buffer."""
 
 def _view(
     buffer: Buffer,

@@ -44,6 +44,7 @@ PACKAGE_LAYERS = [
     }
     | {"registering", "extension.values"},
     {"_testing", "devices", "extension.filling", "extension.importing"}
+    | {"extension.allocating"}
     | {"extension.events", "extension.exchange", "extension.texts"},
     {"limits", "plots"},
     {

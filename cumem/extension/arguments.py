@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core, errors
 from cumem.extension import driver, hints
-from cumem.kinds import ATTACH_HOST, PORTABLE, WRITE_COMBINED
+from cumem.kinds import ATTACH_HOST, KINDS, PORTABLE, WRITE_COMBINED
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,22 +30,33 @@ def refuse_call(
     positional: int,
 ) -> NoReturn:
     """TypeError: `given` arguments and these keywords are not what it is called with."""
+    raise wrong_call(function, given, keywords or (), names, positional)
+
+
+def wrong_call(
+    function: str,
+    given: int,
+    keywords: Iterable[str],
+    names: list[str],
+    positional: int,
+) -> TypeError:
+    """What says why a call is not what the function takes."""
     if given > positional:
-        raise TypeError(
+        return TypeError(
             f"{function}() takes at most {positional} positional "
             f"argument{'s' * (positional != 1)} ({given} given)"
         )
     found = names[:given]
-    for keyword in keywords or ():
+    for keyword in keywords:
         if keyword not in names:
-            raise unexpected(function, keyword)
+            return unexpected(function, keyword)
         if keyword in found:
-            raise TypeError(
+            return TypeError(
                 f"{function}() got multiple values for argument '{keyword}'"
             )
         found.append(keyword)
     missing = next(name for name in names if name not in found)
-    raise TypeError(
+    return TypeError(
         f"{function}() missing required argument '{missing}' "
         f"(position {names.index(missing) + 1})"
     )
@@ -59,22 +70,36 @@ def unexpected(function: str, keyword: str) -> TypeError:
 
 
 def hinting(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function say what to type for arguments that it does not take."""
+    """Have a function say of wrong calls what the extension's say, as what to type for
+    arguments that it does not take."""
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
         try:
             return function(*args, **named)
         except TypeError:
-            import inspect
-
-            names = inspect.signature(function).parameters
-            for keyword in named:
-                if keyword not in names:
-                    raise unexpected(function.__name__, keyword) from None
-            raise
+            wrong = _wrong_call_of(function, args, named)
+            if wrong is None:
+                raise
+            raise wrong from None
 
     return call
+
+
+def _wrong_call_of(
+    function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> TypeError | None:
+    import inspect
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **named)
+    except TypeError:
+        names = list(signature.parameters)
+        kinds = [each.kind for each in signature.parameters.values()]
+        positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return wrong_call(function.__name__, len(args), named, names, positional)
+    return None
 
 
 def read_shape(shape: Any, name: str, most: int) -> tuple[int, ...]:
@@ -192,18 +217,21 @@ def read_flag(value: Any, name: str) -> bool:
         raise wrong_type(name, "true or false", value) from None
 
 
-def read_flags(flags: int, portable: Any, write_combined: Any, attach: Any) -> int:
-    """The usual flags of a kind of memory as these arguments, ``...`` where they are not
-    given, have them."""
-    if portable is not ... and not read_flag(portable, "portable"):
+def read_flags(kind: str, portable: Any, write_combined: Any) -> int:
+    """The flags of pinned or mapped memory."""
+    flags = KINDS[kind].flags
+    if not read_flag(portable, "portable"):
         flags &= ~PORTABLE
-    if write_combined is not ... and read_flag(write_combined, "write_combined"):
+    if read_flag(write_combined, "write_combined"):
         flags |= WRITE_COMBINED
-    if attach is not ...:
-        if not isinstance(attach, str) or attach not in ("global", "host"):
-            refuse_choice(attach, "attach", '"global" or "host"')
-        return ATTACH_HOST if attach == "host" else flags
     return flags
+
+
+def read_attach(attach: Any) -> int:
+    """The flags of managed memory."""
+    if not isinstance(attach, str) or attach not in ("global", "host"):
+        refuse_choice(attach, "attach", '"global" or "host"')
+    return ATTACH_HOST if attach == "host" else KINDS["managed"].flags
 
 
 def refuse_choice(value: object, name: str, expected: str) -> NoReturn:

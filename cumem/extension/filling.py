@@ -87,7 +87,11 @@ def make_like(
                 like = prototype if not is_on_device(kind) else None
     elif not isinstance(prototype, np.ndarray):
         layout = read_prototype(prototype, stream)
-    return _core._empty_like(layout, dtype, kind, order, device, stream, pool, like)
+    if dtype is None:
+        dtype = layout.dtype
+    if kind is None:
+        kind = getattr(pool, "kind", "device")
+    return _core._allocate(None, layout, dtype, order, kind, like, device, stream, pool)
 
 
 def as_array(value: object) -> Array:

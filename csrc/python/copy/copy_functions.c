@@ -136,8 +136,9 @@ copy_as(PyObject *object, char order)
             return NULL;
         }
     }
-    PyObject *copy = cm_buffer_allocate_like(state, NULL, kind, flags, storage->device,
-                                             self->dtype, &region, order, stream);
+    PyObject *copy = cm_buffer_allocate(
+        state, cm_pool_choose(state, NULL, kind, flags, storage->device), self->dtype,
+        &region, order, stream);
     if (copy != NULL && cm_copy_now(state, copy, object, stream) < 0) {
         Py_CLEAR(copy);
     }

@@ -60,6 +60,29 @@ cm_package_method(const char *module, const char *function, PyObject *self,
 }
 
 PyObject *
+cm_package_pass(const char *module, const char *function, PyObject *const *args,
+                Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *callable = find(module, function);
+    PyObject *arguments = PyTuple_New(nargs);
+    PyObject *keywords = PyDict_New();
+    bool made = callable != NULL && arguments != NULL && keywords != NULL;
+    for (Py_ssize_t i = 0; i < nargs && made; i++) {
+        made = PyTuple_SetItem(arguments, i, Py_NewRef(args[i])) == 0;
+    }
+    Py_ssize_t named = made && kwnames != NULL ? PyTuple_Size(kwnames) : 0;
+    for (Py_ssize_t i = 0; i < named && made; i++) {
+        PyObject *name = PyTuple_GetItem(kwnames, i);
+        made = PyDict_SetItem(keywords, name, args[nargs + i]) == 0;
+    }
+    PyObject *answer = made ? PyObject_Call(callable, arguments, keywords) : NULL;
+    Py_XDECREF(keywords);
+    Py_XDECREF(arguments);
+    Py_XDECREF(callable);
+    return answer;
+}
+
+PyObject *
 cm_package_hint(PyObject *self, void *name)
 {
     return cm_package_call("extension.hints", "refuse_attribute",

@@ -16,6 +16,9 @@ PyObject *cm_package_call(const char *module, const char *function,
 /* The same as a method of `self`, METH_VARARGS | METH_KEYWORDS. */
 PyObject *cm_package_method(const char *module, const char *function, PyObject *self,
                             PyObject *arguments, PyObject *keywords);
+/* The same with the arguments of a METH_FASTCALL | METH_KEYWORDS. */
+PyObject *cm_package_pass(const char *module, const char *function,
+                          PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 /* For tables: such a method; and what a type does not have, whose AttributeError says
  * what to type instead. */
 #define CM_PACKAGED(type, module, name)                                                \

@@ -54,6 +54,7 @@ typedef struct cm_tuning_choice {
     X(dtype)                                                                           \
     X(kind)                                                                            \
     X(order)                                                                           \
+    X(device)                                                                          \
     X(stream)                                                                          \
     X(pool)                                                                            \
     X(C)                                                                               \

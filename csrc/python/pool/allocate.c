@@ -301,52 +301,19 @@ allocate_from(cm_state *state, cm_pool *pool, uint64_t nbytes, PyObject *dtype,
     return (PyObject *)root;
 }
 
-/* `axes` as for set_strides(). */
-static PyObject *
-allocate(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned flags,
-         int device, PyObject *dtype, int ndim, const int64_t *shape, const int *axes,
-         cm_stream *stream)
+PyObject *
+cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
+                   const cm_region *like, char order, cm_stream *stream)
 {
     uint64_t nbytes;
+    int axes[CM_MAX_NDIM] = {0};
     int64_t strides[CM_MAX_NDIM] = {0};
     int64_t itemsize = cm_numpy_itemsize(dtype);
-    if (cm_arg_nbytes(ndim, shape, itemsize, &nbytes) < 0) {
-        return NULL;
-    }
-    set_strides(ndim, itemsize, shape, axes, strides);
-    cm_pool *pool = cm_pool_choose(state, wanted, kind, flags, device);
     if (pool == NULL) {
         return NULL;
     }
-    PyObject *buffer =
-        allocate_from(state, pool, nbytes, dtype, ndim, shape, strides, stream);
-    if (buffer != NULL) {
-        cm_pool_release(pool); /* never the last one beside a buffer of it */
-    }
-    else {
-        cm_pool_let_go(state, pool);
-    }
-    return buffer;
-}
-
-PyObject *
-cm_buffer_allocate(cm_state *state, cm_pool_object *pool, cm_kind kind, unsigned flags,
-                   int device, PyObject *dtype, int ndim, const int64_t *shape,
-                   char order, cm_stream *stream)
-{
-    int axes[CM_MAX_NDIM];
-    set_order(ndim, order, axes);
-    return allocate(state, pool, kind, flags, device, dtype, ndim, shape, axes, stream);
-}
-
-PyObject *
-cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
-                        unsigned flags, int device, PyObject *dtype,
-                        const cm_region *like, char order, cm_stream *stream)
-{
-    int axes[CM_MAX_NDIM] = {0};
-    bool is_c = cm_region_is_c_contiguous(like);
     if (order == 'A' || order == 'K') {
+        bool is_c = cm_region_is_c_contiguous(like);
         bool only_f = cm_region_is_f_contiguous(like) && !is_c;
         order = only_f ? 'F' : (order == 'A' || is_c) ? 'C' : 'K';
     }
@@ -356,6 +323,17 @@ cm_buffer_allocate_like(cm_state *state, cm_pool_object *pool, cm_kind kind,
     else {
         set_order(like->ndim, order, axes);
     }
-    return allocate(state, pool, kind, flags, device, dtype, like->ndim, like->shape,
-                    axes, stream);
+    PyObject *buffer = NULL;
+    if (cm_arg_nbytes(like->ndim, like->shape, itemsize, &nbytes) == 0) {
+        set_strides(like->ndim, itemsize, like->shape, axes, strides);
+        buffer = allocate_from(state, pool, nbytes, dtype, like->ndim, like->shape,
+                               strides, stream);
+    }
+    if (buffer != NULL) {
+        cm_pool_release(pool); /* never the last one beside a buffer of it */
+    }
+    else {
+        cm_pool_let_go(state, pool);
+    }
+    return buffer;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The usual allocation, from a warm pool with the usual arguments, at the cost of a few
- * dozen instructions. Whatever is unusual takes the long way through constructors.c,
- * which does the same. */
+ * dozen instructions. Whatever is unusual takes the long way through the package
+ * (cumem/extension/allocating.py), which does the same. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/storage.h"
 #include "python/core/arguments.h"
@@ -51,6 +51,20 @@ find_kind(const cm_state *state, const PyObject *value, cm_kind *out)
         }
     }
     return false;
+}
+
+static CM_INLINE bool
+find_device(const cm_state *state, PyObject *value, int *out)
+{
+    int64_t index = 0;
+    int count = state->runtime == NULL ? 0 : state->runtime->device_count;
+    if (!cm_arg_try_length(value, &index)) {
+        while (index < count && value != state->devices[index]) {
+            index++;
+        }
+    }
+    *out = (int)index;
+    return index < count;
 }
 
 /* -- making ----------------------------------------------------------------------------- */
@@ -146,7 +160,7 @@ fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
 
 /* From plan->pool, which nobody closes meanwhile. NULL, no exception: it takes more. */
 static CM_INLINE PyObject *
-make(cm_state *state, cm_kind kind, const fast_plan *plan)
+take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
 {
     if (!cm_state_is_quiet(state) || state->free_inline[kind].first == NULL) {
         return NULL;
@@ -160,28 +174,73 @@ make(cm_state *state, cm_kind kind, const fast_plan *plan)
     return (PyObject *)root;
 }
 
+/* The same for what is not warm: any shape and dtype, a size that the pool has not at
+ * hand, more buffers than are kept. Python code may run: what is used is held. */
+CM_COLD static PyObject *
+make_cold(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+{
+    cm_region like;
+    fast_plan plan = {.pool = pool};
+    if (!cm_arg_try_shape(values[CM_WORD_shape], CM_MAX_NDIM, &like.ndim, like.shape)
+        || !plan_order(state, values[CM_WORD_order], &plan)
+        || !plan_stream(state, kind, values[CM_WORD_stream], &plan)) {
+        return NULL;
+    }
+    cm_state_enter(state);
+    pool = cm_pool_hold(pool);
+    cm_stream *stream = plan.stream == NULL ? NULL : cm_stream_take(state, plan.stream);
+    PyObject *buffer = NULL;
+    PyObject *dtype = cm_numpy_dtype(values[CM_WORD_dtype]);
+    if (dtype != NULL && cm_state_runtime(state) != NULL) {
+        buffer = cm_buffer_allocate(state, pool, dtype, &like, plan.fortran ? 'F' : 'C',
+                                    stream);
+    }
+    else {
+        cm_pool_let_go(state, pool);
+    }
+    Py_XDECREF(dtype);
+    cm_stream_give(state, stream);
+    cm_state_leave(state);
+    return buffer;
+}
+
 static CM_INLINE PyObject *
-make_from(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+make_warm(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
 {
     fast_plan plan = {.pool = pool};
-    if (pool == NULL
-        || !cm_arg_try_shape(values[CM_WORD_shape], CM_FEW_NDIM, &plan.ndim, plan.shape)
+    if (!cm_arg_try_shape(values[CM_WORD_shape], CM_FEW_NDIM, &plan.ndim, plan.shape)
         || !plan_order(state, values[CM_WORD_order], &plan)
         || !plan_stream(state, kind, values[CM_WORD_stream], &plan)) {
         return NULL;
     }
     PyObject *dtype = values[CM_WORD_dtype];
     plan.dtype = cm_numpy_known_dtype(dtype == NULL ? Py_None : dtype, &plan.itemsize);
-    return plan.dtype == NULL || !plan_size(&plan) ? NULL : make(state, kind, &plan);
+    return plan.dtype == NULL || !plan_size(&plan) ? NULL
+                                                   : take_planned(state, kind, &plan);
 }
 
-/* The same where blocks were entered: what is current in this context is looked up
- * first, since Python code may run. */
+static CM_INLINE PyObject *
+make_from(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+{
+    PyObject *made = pool == NULL ? NULL : make_warm(state, kind, pool, values);
+    return CM_LIKELY(made != NULL) || pool == NULL
+               ? made
+               : make_cold(state, kind, pool, values);
+}
+
+/* The same where blocks were entered, or a device or pool is given: what is current in
+ * this context is looked up first, since Python code may run. */
 CM_COLD static PyObject *
 make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
              PyObject **values)
 {
     int device = given != NULL ? given->config.device : cm_state_device(state);
+    PyObject *place = values[CM_WORD_device];
+    if (cm_arg_is_given(place)
+        && (!find_device(state, place, &device)
+            || (given != NULL && device != given->config.device))) {
+        return NULL;
+    }
     PyObject *stream = NULL;
     if (cm_kind_is_ordered(kind) && !cm_arg_is_given(values[CM_WORD_stream])
         && !cm_override_is_empty(&state->current_stream)) {
@@ -221,7 +280,8 @@ fast_empty(cm_state *state, cm_kind kind, PyObject **values)
             return NULL;
         }
     }
-    if (CM_UNLIKELY(given != NULL || !cm_override_is_empty(&state->current_pool)
+    if (CM_UNLIKELY(given != NULL || cm_arg_is_given(values[CM_WORD_device])
+                    || !cm_override_is_empty(&state->current_pool)
                     || !cm_override_is_empty(&state->current_stream)
                     || !cm_override_is_empty(&state->entered_device))) {
         return make_current(state, kind, given, values);
@@ -253,9 +313,14 @@ cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     cm_kind kind = CM_KIND_DEVICE;
-    if (values[CM_WORD_kind] != NULL
-        && !find_kind(state, values[CM_WORD_kind], &kind)) {
-        return NULL;
+    PyObject *given = values[CM_WORD_pool];
+    if (values[CM_WORD_kind] != NULL) {
+        if (!find_kind(state, values[CM_WORD_kind], &kind)) {
+            return NULL;
+        }
+    }
+    else if (cm_arg_is_given(given) && Py_TYPE(given) == state->pool_type) {
+        kind = ((const cm_pool_object *)(void *)given)->config.kind;
     }
     return fast_empty(state, kind, values);
 }
@@ -283,7 +348,7 @@ cm_fast_bytes(cm_state *state, const cm_pool_object *self, int64_t nbytes,
                       .shape = {nbytes}};
     PyObject *buffer = NULL;
     if (plan.pool != NULL && nbytes != 0 && plan_stream(state, kind, stream, &plan)) {
-        buffer = make(state, kind, &plan);
+        buffer = take_planned(state, kind, &plan);
     }
     Py_XDECREF(current);
     return buffer;

@@ -155,9 +155,11 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
             return NULL;
         }
     }
+    const cm_region like = {.ndim = 1, .shape = {nbytes}};
     PyObject *buffer = cm_buffer_allocate(
-        self->state, self, config->kind, config->flags, config->device,
-        self->state->uint8_dtype, 1, &nbytes, 'C', stream);
+        self->state,
+        cm_pool_choose(self->state, self, config->kind, config->flags, config->device),
+        self->state->uint8_dtype, &like, 'C', stream);
     cm_stream_give(self->state, stream);
     return buffer;
 }
