@@ -133,69 +133,45 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* By an array of one element, of the buffer's dtype. With a stream that was `named`
- * return when it is queued, else when it is filled, unless nobody can tell. Pinned to
- * the end: the waits let other threads in, and what is deferred or told of on the way
- * may be Python code. */
-static int
-fill_by(cm_buffer *self, PyObject *element, cm_stream *stream, bool named)
+/* By an array of one element, of the buffer's dtype. With a stream that is given return
+ * when it is queued, else when it is filled, unless nobody can tell. Pinned to the end:
+ * the waits let other threads in, and what is deferred or told of on the way may be
+ * Python code. */
+static PyObject *
+fill_by(cm_buffer *self, PyObject *element, PyObject *given)
 {
     cm_region region;
     PyObject *dtype;
     bool readonly;
     if (cm_numpy_region(element, &region, &dtype, &readonly) < 0) {
-        return -1;
+        return NULL;
     }
     Py_DECREF(dtype);
-    if (cm_buffer_nbytes(self) == 0) {
-        return 0;
+    cm_stream *stream = find_stream(self, given);
+    if (stream == NULL) {
+        return NULL;
     }
-    if (cm_buffer_check_open(self) < 0) {
-        return -1;
+    int result = cm_buffer_nbytes(self) == 0 ? 0 : cm_buffer_check_open(self);
+    if (result == 0 && cm_buffer_nbytes(self) > 0) {
+        cm_storage_pin(self->storage);
+        result = fill_pinned(self, region.host, stream, cm_arg_is_given(given));
+        cm_storage_unpin(self->storage);
     }
-    cm_storage_pin(self->storage);
-    int result = fill_pinned(self, region.host, stream, named);
-    cm_storage_unpin(self->storage);
-    return result;
+    cm_stream_give(self->state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 PyObject *
 cm_fill_element(PyObject *module, PyObject *args)
 {
     PyObject *buffer, *element, *given;
-    if (!PyArg_ParseTuple(args, "O!OO", cm_state_of_module(module)->buffer_type,
-                          &buffer, &element, &given)) {
-        return NULL;
-    }
-    cm_buffer *self = (cm_buffer *)(void *)buffer;
-    cm_stream *stream = find_stream(self, given);
-    if (stream == NULL) {
-        return NULL;
-    }
-    int result = fill_by(self, element, stream, given != Py_None);
-    cm_stream_give(self->state, stream);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return PyArg_ParseTuple(args, "O!OO", cm_state_of_module(module)->buffer_type,
+                            &buffer, &element, &given)
+               ? fill_by((cm_buffer *)(void *)buffer, element, given)
+               : NULL;
 }
 
 /* Numbers here, all else by the package, which comes back with an element or copies. */
-static int
-fill(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting,
-     cm_stream *stream)
-{
-    if (cm_arg_is_given(casting)
-        || (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value))) {
-        return cm_package_do("extension.filling", "fill",
-                             PyTuple_Pack(4, self, value,
-                                          given == NULL ? Py_None : given,
-                                          casting == NULL ? Py_None : casting));
-    }
-    PyObject *element = cm_numpy_as_value(value, self->dtype);
-    int result =
-        element == NULL ? -1 : fill_by(self, element, stream, cm_arg_is_given(given));
-    Py_XDECREF(element);
-    return result;
-}
-
 PyObject *
 cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames)
@@ -211,11 +187,15 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         PyErr_SetString(PyExc_ValueError, "the buffer is read-only");
         return NULL;
     }
-    cm_stream *stream = find_stream(self, values[1]);
-    if (stream == NULL) {
-        return NULL;
+    if (cm_arg_is_given(values[2])
+        || (!PyLong_CheckExact(values[0]) && !PyFloat_CheckExact(values[0]))) {
+        return cm_package_call("extension.filling", "fill",
+                               PyTuple_Pack(4, object, values[0],
+                                            values[1] == NULL ? Py_None : values[1],
+                                            values[2] == NULL ? Py_None : values[2]));
     }
-    int result = fill(self, values[0], values[1], values[2], stream);
-    cm_stream_give(self->state, stream);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *element = cm_numpy_as_value(values[0], self->dtype);
+    PyObject *done = element == NULL ? NULL : fill_by(self, element, values[1]);
+    Py_XDECREF(element);
+    return done;
 }
