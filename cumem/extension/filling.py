@@ -157,10 +157,13 @@ def astype(
     return result
 
 
-def copy_ordinary(buffer: _core.Buffer, order: str) -> _core.Buffer:
-    """What `Buffer.copy` is of ordinary memory."""
-    result = _make_ordinary(buffer, buffer.dtype, order)
-    _core.copy(result, buffer)
+def copy(self: _core.Buffer, order: Any = "C") -> _core.Buffer:
+    """See `Buffer.copy`."""
+    _ = self.ptr  # a closed one says so
+    is_pageable = self.kind == "pageable"
+    make: Any = _make_ordinary if is_pageable else make_like
+    result: _core.Buffer = make(self, self.dtype, order="C" if order is None else order)
+    _core.copy(result, self)
     return result
 
 

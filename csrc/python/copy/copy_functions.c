@@ -9,7 +9,6 @@
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
-#include "python/pool/allocate.h"
 
 /* -- copy() and copy_async() -------------------------------------------------------------- */
 
@@ -109,56 +108,7 @@ asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
     return copy_out(cm_state_of_module(module), values[0], values[1], values[2]);
 }
 
-/* -- new memory of the same kind and place: Buffer.copy(), the module `copy` --------------- */
-
-static PyObject *
-copy_as(PyObject *object, char order)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    cm_kind kind = cm_buffer_kind(self);
-    cm_state *state = self->state;
-    if (cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    if (cm_kind_is_pageable(kind)) {
-        return cm_package_call("extension.filling", "copy_ordinary",
-                               Py_BuildValue("(OC)", object, order));
-    }
-    const cm_storage *storage = self->storage;
-    bool pooled = storage->pool != NULL && kind == storage->kind;
-    unsigned flags = pooled ? storage->flags : cm_kinds[kind].flags;
-    cm_region region;
-    cm_buffer_region(self, &region);
-    cm_stream *stream = NULL;
-    if (cm_kind_is_ordered(kind)) {
-        stream = cm_stream_from_object(state, Py_None, storage->device);
-        if (stream == NULL) {
-            return NULL;
-        }
-    }
-    PyObject *copy = cm_buffer_allocate(
-        state, cm_pool_choose(state, NULL, kind, flags, storage->device), self->dtype,
-        &region, order, stream);
-    if (copy != NULL && cm_copy_now(state, copy, object, stream) < 0) {
-        Py_CLEAR(copy);
-    }
-    cm_stream_give(state, stream);
-    return copy;
-}
-
-PyObject *
-cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-               PyObject *kwnames)
-{
-    static const char *const names[] = {"order", NULL};
-    PyObject *value;
-    char order = 'C';
-    if (cm_args_parse("copy", args, nargs, kwnames, names, 1, 0, &value) < 0
-        || (value != NULL && cm_arg_order(value, "order", true, 'C', &order) < 0)) {
-        return NULL;
-    }
-    return copy_as(object, order);
-}
+/* -- into a part -------------------------------------------------------------------------- */
 
 /* buf[index] = value */
 int
@@ -173,9 +123,11 @@ cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)
     if (target == NULL) {
         return -1;
     }
-    int result = cm_copy_now(self->state, target, value, NULL);
+    PyObject *done =
+        cm_copy_objects(self->state, target, value, (cm_copy_how){.blocking = true});
     Py_DECREF(target);
-    return result;
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* -- table -------------------------------------------------------------------------------- */

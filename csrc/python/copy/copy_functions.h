@@ -23,8 +23,6 @@ PyObject *cm_transfer_file(PyObject *module, PyObject *args);
 /* METH_NOARGS */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
 /* METH_FASTCALL | METH_KEYWORDS */
-PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames);
 PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

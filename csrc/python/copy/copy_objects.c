@@ -317,12 +317,3 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     PyMem_Free(atomic_exchange(&state->spare_call, call));
     return result;
 }
-
-int
-cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream)
-{
-    PyObject *done =
-        cm_copy_objects(state, dst, src, (cm_copy_how){stream, .blocking = true});
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}

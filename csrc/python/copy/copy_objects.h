@@ -29,5 +29,3 @@ typedef struct cm_copy_how {
  * targets. A new Transfer, a list of one for each of `targets`, None when blocking. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);
-/* Wait for it. 0, or -1 with an exception. */
-int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, cm_stream *stream);

@@ -226,6 +226,7 @@ VIEWS(VIEW)
 VIEW(list_names)
 CM_PACKAGED(Buffer, "extension.filling", astype)
 CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
+CM_PACKAGED(Buffer, "extension.filling", copy)
 MANAGED(MANAGE)
 
 static PyMethodDef buffer_methods[] = {
@@ -233,7 +234,6 @@ static PyMethodDef buffer_methods[] = {
     {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
     VIEWS(VIEW_METHOD){"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS,
                        CM_DOC_Buffer_fill},
-    {"copy", CM_METHOD(cm_buffer_copy), CM_KEYWORDS, CM_DOC_Buffer_copy},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
@@ -245,7 +245,8 @@ static PyMethodDef buffer_methods[] = {
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
     CM_PACKAGED_METHOD(Buffer, astype)
-        CM_PACKAGED_METHOD(Buffer, _repr_html_){NULL, NULL, 0, NULL},
+        CM_PACKAGED_METHOD(Buffer, _repr_html_)
+            CM_PACKAGED_METHOD(Buffer, copy){NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};
