@@ -19,7 +19,7 @@ from cumem._core import (
     PinnedBuffer, Stream, Transfer,
     asbuffer, asnumpy, copy, copy_async,
     copy_many, copy_many_async, current_device,
-    current_stream, default_pool, empty,
+    current_stream, empty,
     empty_device, empty_managed, empty_mapped, empty_pinned,
     set_current_device, shutdown,
 )
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
     )
-    from cumem.pools import Pool, trim
+    from cumem.pools import Pool, default_pool, trim
     from cumem.registering import Registration, register
     from cumem.safetensors import SafetensorsDict, load_safetensors
     from cumem.safetensors.format import (
@@ -304,7 +304,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "offloading": ("ActivationOffload", "offload", "offload_activations", "restore"),
     "out_of_memory": (),
     "pipelines": ("chunk_size", "chunks", "pipeline"),
-    "pools": ("Pool", "trim"),
+    "pools": ("Pool", "default_pool", "trim"),
     "extension.pickling": (),
     "pool_stats": (
         "Counters",

@@ -2406,41 +2406,6 @@ def set_current_device(device: object, /) -> None:
     0
     """
 
-def default_pool(kind: _Kind, device: object = None) -> Pool:
-    """The pool that constructors take memory from when no other is asked for.
-
-    Parameters
-    ----------
-    kind : {'pinned', 'mapped', 'managed', 'device'}
-    device : Device, int or str, optional
-        Whose memory, or whose context page-locks it; default: cumem's current one.
-
-    Returns
-    -------
-    Pool
-        Always the same until `shutdown`. It cannot be closed.
-
-    Raises
-    ------
-    TypeError
-        If an argument has the wrong type.
-    ValueError
-        If the kind or the device does not exist.
-    CudaError
-        If the driver cannot be opened.
-
-    Notes
-    -----
-    Memory made with ``write_combined=True``, ``portable=False`` or
-    ``attach="host"`` has default pools of its own, which `stats` lists.
-
-    Examples
-    --------
-    >>> pool = cumem.default_pool("pinned")
-    >>> pool.stats().kind
-    'pinned'
-    """
-
 def shutdown(*, reset_devices: bool = False) -> None:
     """Finish all work, join cumem's threads, free everything; the next use starts afresh.
 
@@ -2506,6 +2471,9 @@ def _pools(
     """A list of (address, serial, (number, flags, kind, device, limit, counters)) of all
     pools; with `window` the peaks are those since the last call with it.
     """
+
+def _default_pool(kind: str, device: int, /) -> Pool:
+    """A new Pool around the default pool of a device."""
 
 def _set_pool_type(cls: type[Pool], /) -> None:
     """What all Pools are from now on."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.locks import make_lock
+from cumem.pools import default_pool
 from cumem.tuning import CALIBRATION, NEVER, change, stand_alone
 
 #: Of an H200 on PCIe 5.0 with 16 cores of a Xeon Platinum; bytes per second, ns, bytes.
@@ -163,9 +164,7 @@ class _Bench:
         self.stream = _core.Stream(device=index)
         take: dict[str, Any] = {"dtype": "u1", "device": index, "stream": self.stream}
         self.pinned, self.device = (
-            _core.empty(
-                _NBYTES, kind=kind, pool=_core.default_pool(kind, index), **take
-            )
+            _core.empty(_NBYTES, kind=kind, pool=default_pool(kind, index), **take)
             for kind in ("pinned", "device")
         )
         self.host = np.ones(_NBYTES, np.uint8)

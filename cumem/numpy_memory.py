@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 from cumem import _core
 from cumem.extension.arguments import wrong_type
 from cumem.kinds import PAGE_LOCKED, WRITE_COMBINED
-from cumem.pools import Pool
+from cumem.pools import Pool, default_pool
 from cumem.units import read_size
 
 
@@ -130,7 +130,7 @@ def _handler(min_nbytes: int | str, pool: Pool | None) -> object:
 def _default_pool() -> Pool | None:
     """None in a forked child, where there is no pinned memory to be had."""
     try:
-        return _core.default_pool("pinned")
+        return default_pool("pinned")
     except RuntimeError as error:
         if getattr(error, "name", None) == "CM_EFORKED":
             return None

@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
 
 from cumem import _core
-from cumem.extension.arguments import read_seconds, wrong_type
+from cumem.extension.arguments import hinting, read_seconds, wrong_type
 from cumem.kinds import (
     ATTACH_HOST,
     KINDS,
@@ -17,6 +17,7 @@ from cumem.kinds import (
     check_kind,
 )
 from cumem.limits import read_limit
+from cumem.locks import make_lock
 from cumem.units import read_size
 
 if TYPE_CHECKING:  # they take milliseconds to load
@@ -319,6 +320,57 @@ class Pool(_core._Pool):
 
 
 _core._set_pool_type(Pool)
+
+#: Of each kind and device, once it was asked for.
+_DEFAULTS: dict[tuple[str, int], Pool] = {}
+_LOCK = make_lock()
+
+
+@hinting
+def default_pool(kind: _core._Kind, device: object = None) -> Pool:
+    """The pool that constructors take memory from when no other is asked for.
+
+    Parameters
+    ----------
+    kind : {'pinned', 'mapped', 'managed', 'device'}
+    device : Device, int or str, optional
+        Whose memory, or whose context page-locks it; default: cumem's current one.
+
+    Returns
+    -------
+    Pool
+        Always the same until `shutdown`. It cannot be closed.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If the kind or the device does not exist.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    -----
+    Memory made with ``write_combined=True``, ``portable=False`` or
+    ``attach="host"`` has default pools of its own, which `stats` lists.
+
+    Examples
+    --------
+    >>> pool = cumem.default_pool("pinned")
+    >>> pool.stats().kind
+    'pinned'
+    """
+    check_kind(kind)
+    key = kind, _core._device(device, "device").index
+    found = _DEFAULTS.get(key)
+    if found is None or found.closed:  # by shutdown()
+        made = _core._default_pool(*key)
+        with _LOCK:  # another thread may have made one
+            found = _DEFAULTS.get(key)
+            if found is None or found.closed:
+                found = _DEFAULTS[key] = made
+    return found
 
 
 def trim(

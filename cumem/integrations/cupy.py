@@ -19,7 +19,7 @@ import cupy
 from cumem import _core, errors
 from cumem.extension.arguments import wrong_type
 from cumem.integrations.lending import Pools, lend, made_as, need_gpu
-from cumem.pools import Pool
+from cumem.pools import Pool, default_pool
 
 __all__ = ["OutOfMemoryError", "PinnedOutOfMemoryError", "disable", "enable", "using"]
 
@@ -231,7 +231,7 @@ def _read_pinned(pinned: bool | Pool) -> Pool | None:
     if isinstance(pinned, bool):
         if not pinned:
             return None
-        return _core.default_pool("pinned", cupy.cuda.runtime.getDevice())
+        return default_pool("pinned", cupy.cuda.runtime.getDevice())
     if not isinstance(pinned, Pool):
         raise wrong_type("pinned", "a bool or a Pool", pinned)
     if pinned.kind != "pinned":

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cumem import _core
 from cumem.devices import backend
 from cumem.extension.arguments import wrong_type
-from cumem.pools import Pool
+from cumem.pools import Pool, default_pool
 
 
 def need_gpu(library: str) -> None:
@@ -87,7 +86,7 @@ class Pools:
     def of(self, device: int) -> Pool:
         """The pool of a device, by its index; a default one is that of now."""
         if not self._pools:
-            return _core.default_pool(self.kind, device)
+            return default_pool(self.kind, device)
         if device not in self._pools:
             raise ValueError(
                 f"{self._library} allocates on device {device}, but the pools given are "

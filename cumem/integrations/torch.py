@@ -32,7 +32,7 @@ from cumem import _core
 from cumem.errors import OutOfMemoryError
 from cumem.integrations.lending import check_pool, need_gpu
 from cumem.memory import memory_info, set_limit
-from cumem.pools import Pool, trim
+from cumem.pools import Pool, default_pool, trim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -393,7 +393,7 @@ def _index(torch: Any, device: Any, pool: object = None) -> int:
 
 def _check(pool: Any, index: int) -> Pool:
     if pool is None:
-        found: Pool = _core.default_pool("device", index)
+        found: Pool = default_pool("device", index)
         return found
     chosen = check_pool(pool, "a Pool or None", "device")
     if chosen.device.index != index:

@@ -81,7 +81,7 @@ typedef struct cm_state {
     /* How all pools' memory is opened to devices that have got a context; a failure
      * goes to the unraisable hook. */
     void (*when_contexts_grow)(struct cm_state *state);
-    /* Owned, as is every pointer down to `default_pools`: module.c visits them all. */
+    /* Owned, as is every pointer down to `exchange_type`: module.c visits them all. */
     PyObject *devices[CM_MAX_DEVICES];        /* Device objects, made at first need */
     PyObject *legacy_streams[CM_MAX_DEVICES]; /* Stream objects of handle 0/1; lazy */
     PyObject *words[CM_WORD_COUNT];
@@ -97,7 +97,6 @@ typedef struct cm_state {
     PyObject *uint8_dtype;   /* numpy.dtype("uint8") */
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *exchange_type;           /* or NULL: the last that had such a table */
-    PyObject *default_pools;           /* dict: number of the slot -> its Pool */
     const void *exchange_table;        /* cm_dl_exchange, of exchange_type */
     cm_override current_stream;        /* "cumem.current_stream" */
     cm_override current_pool;          /* "cumem.current_pool" */

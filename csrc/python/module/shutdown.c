@@ -155,7 +155,6 @@ typedef struct detached_state {
     size_t stream_count;
     cm_detached_event *events;
     size_t event_count;
-    PyObject *default_pools;
     PyObject *legacy_streams[CM_MAX_DEVICES];
 } detached_state;
 
@@ -228,8 +227,6 @@ collect(cm_state *state, detached_state *out)
             state->pools[i] = NULL;
         }
     }
-    out->default_pools = state->default_pools;
-    state->default_pools = NULL;
     memcpy(out->legacy_streams, state->legacy_streams, sizeof(out->legacy_streams));
     memset(state->legacy_streams, 0, sizeof(state->legacy_streams));
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
@@ -304,7 +301,6 @@ dismantle(cm_state *state, detached_state *old, bool reset_devices)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         Py_CLEAR(old->legacy_streams[device]);
     }
-    Py_CLEAR(old->default_pools);
     first = CM_WITHOUT_GIL(cm_first_failure(first, close_runtime(old, reset_devices)));
     return first;
 }

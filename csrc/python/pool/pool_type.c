@@ -333,45 +333,23 @@ set_pool_type(PyObject *module, PyObject *type)
 
 /* -- functions of the module -------------------------------------------------------------------- */
 
-/* The Pool of the default pool of a kind; new reference. */
+/* _default_pool(kind, device): a new Pool around it, of which cumem/pools.py keeps one.
+ */
 static PyObject *
-find_default(cm_state *state, cm_kind kind, int device)
+default_pool(PyObject *module, PyObject *args)
 {
-    cm_state_enter(state); /* a collection may run Python code while this is made */
-    cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
-    if (pool != NULL && state->default_pools == NULL) {
-        state->default_pools = PyDict_New();
-    }
-    PyObject *pools = pool == NULL ? NULL : state->default_pools;
-    PyObject *key = pools == NULL ? NULL : Py_BuildValue("(ii)", (int)kind, device);
-    PyObject *op = key == NULL ? NULL : PyDict_GetItemWithError(pools, key);
-    Py_XINCREF(op);
-    if (key != NULL && op == NULL && !PyErr_Occurred()) {
-        op = cm_pool_object_new(state, pool);
-        if (op != NULL && PyDict_SetItem(pools, key, op) < 0) {
-            Py_CLEAR(op);
-        }
-    }
-    Py_XDECREF(key);
-    cm_state_leave(state);
-    return op;
-}
-
-static PyObject *
-default_pool(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-             PyObject *kwnames)
-{
-    static const char *const names[] = {"kind", "device", NULL};
-    PyObject *values[2];
     cm_state *state = cm_state_of_module(module);
+    PyObject *name;
     cm_kind kind;
     int device;
-    if (cm_args_parse("default_pool", args, nargs, kwnames, names, 2, 1, values) < 0
-        || cm_arg_kind(values[0], &kind) < 0
-        || cm_arg_device(state, values[1], "device", &device) < 0) {
+    if (!PyArg_ParseTuple(args, "Oi", &name, &device) || cm_arg_kind(name, &kind) < 0) {
         return NULL;
     }
-    return find_default(state, kind, device);
+    cm_state_enter(state); /* a collection may run Python code while this is made */
+    cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
+    PyObject *made = pool == NULL ? NULL : cm_pool_object_new(state, pool);
+    cm_state_leave(state);
+    return made;
 }
 
 static PyObject *
@@ -442,7 +420,7 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 /* -- table ------------------------------------------------------------------------- */
 
 PyMethodDef cm_pool_methods[] = {
-    {"default_pool", CM_METHOD(default_pool), CM_KEYWORDS, CM_DOC_default_pool},
+    {"_default_pool", default_pool, METH_VARARGS, CM_DOC__default_pool},
     {"_set_pool_type", set_pool_type, METH_O, CM_DOC__set_pool_type},
     {"_trim", trim, METH_VARARGS, CM_DOC__trim},
     {"_lend", cm_lend_pool, METH_O, CM_DOC__lend},
