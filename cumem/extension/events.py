@@ -22,6 +22,8 @@ def seconds_since(event: _core.Event, start: _core.Event, /) -> float:
         raise ValueError(
             f"the events belong to different devices: {places[0]} and {places[1]}"
         )
+    start.synchronize()
+    event.synchronize()
     return event._elapsed(start)
 
 

@@ -212,14 +212,6 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     return result < 0 ? NULL : Py_NewRef(op);
 }
 
-/* As cm_wait_for. */
-static bool
-wait_for_event(const cm_event_object *event, cm_status *out)
-{
-    return cm_wait_for(event->rt, event->device, cm_rt_event_query,
-                       cm_rt_event_synchronize, event->handle, event->blocking, out);
-}
-
 static PyObject *
 event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -229,12 +221,15 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     }
     cm_status status;
     take(self);
-    bool waited = wait_for_event(self, &status);
+    bool waited =
+        cm_wait_for(self->rt, self->device, cm_rt_event_query, cm_rt_event_synchronize,
+                    self->handle, self->blocking, &status);
     give(self);
     return waited ? cm_py_answer(self->state, status, NULL, Py_NewRef(Py_None)) : NULL;
 }
 
-/* cumem/extension/streams.py checks that both are events that tell the time. */
+/* cumem/extension/events.py checks that both are events that tell the time, and waits
+ * for them. */
 static PyObject *
 event_elapsed(PyObject *op, PyObject *other)
 {
@@ -244,21 +239,15 @@ event_elapsed(PyObject *op, PyObject *other)
         return NULL;
     }
     float milliseconds = 0;
-    cm_status status;
     take(self);
     take(start);
-    bool waited = wait_for_event(start, &status)
-                  && (!cm_is_ok(status) || wait_for_event(self, &status));
-    if (waited && cm_is_ok(status)) {
-        status = CM_WITHOUT_GIL(CM_ASKING(
-            self->rt, self->device,
-            cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds)));
-    }
+    cm_status status = CM_WITHOUT_GIL(CM_ASKING(
+        self->rt, self->device,
+        cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds)));
     give(start);
     give(self);
-    return waited ? cm_py_answer(self->state, status, NULL,
-                                 PyFloat_FromDouble((double)milliseconds / 1000.0))
-                  : NULL;
+    return cm_py_answer(self->state, status, NULL,
+                        PyFloat_FromDouble((double)milliseconds / 1000.0));
 }
 
 static PyObject *
