@@ -2670,9 +2670,9 @@ def _view(
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 
-def _take_tensor(capsule: object, kind: int, index: int, /) -> tuple[Buffer, bool]:
-    """A buffer over a fresh DLPack capsule of a device that was named, which it takes;
-    and whether it is of before 1.0.
+def _take_tensor(capsule: object, /) -> tuple[Buffer, bool, int, int]:
+    """A buffer over a fresh DLPack capsule, which it takes; whether that is of before
+    1.0; and the type and the id of the tensor's device.
     """
 
 def _on_dlpack_device(

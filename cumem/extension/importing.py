@@ -15,7 +15,8 @@ from cumem.extension import array_interface
 from cumem.extension.foreign_memory import check_sign, refuse_object
 
 _ABSENT: Any = object()
-_CUDA, _MANAGED = 2, 13  # DLPack's types of devices whose memory streams order
+# DLPack's types of devices; streams order the memory of the last two.
+_CPU, _CUDA_HOST, _CUDA, _MANAGED = 1, 3, 2, 13
 
 
 def import_object(
@@ -76,7 +77,12 @@ def _import_tensor(
         raise
     if stream is not None and not knows:
         stream.wait(1)  # the oldest have made the legacy default stream wait
-    buffer, is_legacy = _core._take_tensor(capsule, kind, index)
+    buffer, is_legacy, *found = _core._take_tensor(capsule)
+    if not _is_as_told((kind, index), *found):
+        del buffer  # and with it the tensor
+        raise ValueError(
+            "DLPack tensor: its device is not the one that __dlpack_device__() named"
+        )
     if is_legacy and is_readonly(obj, has_buffer):
         _core._freeze(buffer)  # of which the capsule cannot tell
     if stream is not None:
@@ -84,6 +90,14 @@ def _import_tensor(
         _core._order_import(buffer, after, stream.device.index, handle)
     check_sign(obj)
     return buffer
+
+
+def _is_as_told(told: tuple[int, int], kind: int, index: int) -> bool:
+    """Does the device of a tensor agree with what ``__dlpack_device__`` said?"""
+    if told[0] == kind:
+        return kind != _CUDA or told[1] == index
+    # pinned memory is commonly handed out as the CPU's
+    return (told[0], kind) in ((_CUDA_HOST, _CPU), (_MANAGED, _CUDA))
 
 
 def _import_entries(

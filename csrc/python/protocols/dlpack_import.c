@@ -120,24 +120,6 @@ check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
                      Py_BuildValue("(iii)", (int)device.type, (int)device.id, count));
 }
 
-/* `advertised` is what __dlpack_device__ said; NULL where nobody asked it. */
-static int
-check_advertised(const cm_dl_device *advertised, cm_dl_device device)
-{
-    bool agrees = true;
-    if (advertised != NULL) {
-        int32_t said = advertised->type;
-        agrees = said == device.type
-                     ? device.type != CM_DL_CUDA || advertised->id == device.id
-                     /* pinned memory is commonly handed out as the CPU's */
-                     : (said == CM_DL_CUDA_HOST && device.type == CM_DL_CPU)
-                           || (said == CM_DL_CUDA_MANAGED && device.type == CM_DL_CUDA);
-    }
-    return agrees ? 0
-                  : refuse(WHAT ": its device is not the one that __dlpack_device__() "
-                                "named");
-}
-
 static int
 read_tensor(const cm_dl_tensor *tensor, cm_import *import)
 {
@@ -219,8 +201,7 @@ place(cm_state *state, cm_import *import, cm_dl_device device, uint64_t unasked)
 
 /* A buffer, which takes the tensor over, or NULL with an exception. */
 static PyObject *
-import_taken(cm_state *state, const taken *from, const cm_dl_device *advertised,
-             uint64_t unasked)
+import_taken(cm_state *state, const taken *from, uint64_t unasked)
 {
     const cm_dl_tensor *tensor = from->tensor;
     cm_runtime *rt = cm_state_runtime(state);
@@ -235,7 +216,6 @@ import_taken(cm_state *state, const taken *from, const cm_dl_device *advertised,
         return NULL;
     }
     if (rt == NULL || check_device(rt, tensor->device, &import.kind) < 0
-        || check_advertised(advertised, tensor->device) < 0
         || (import.dtype = cm_dlpack_to_dtype(tensor->dtype)) == NULL) {
         return NULL;
     }
@@ -262,7 +242,7 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
     if (!open_capsule(capsule, &from)) {
         return Py_NewRef(Py_NotImplemented);
     }
-    PyObject *buffer = import_taken(state, &from, NULL, 0);
+    PyObject *buffer = import_taken(state, &from, 0);
     if (buffer == NULL) {
         (void)PyCapsule_SetName(capsule, from.drop == drop_versioned
                                              ? CM_DL_VERSIONED_NAME
@@ -378,7 +358,7 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
     PyObject *buffer = NULL;
     left = ask_stream(table, from.tensor, &handle);
     if (left == 0) {
-        buffer = import_taken(state, &from, NULL, unasked);
+        buffer = import_taken(state, &from, unasked);
     }
     if (buffer == NULL) {
         discard(&from);
@@ -394,28 +374,25 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
 
 /* -- for cumem/extension/importing.py, which asks by __dlpack__() ------------------- */
 
-/* _take_tensor(capsule, type, id), made for us: whatever is wrong with it, its deleter
- * is called exactly once. */
+/* _take_tensor(capsule), made for us, and on which device it is: whatever is wrong with
+ * it, its deleter is called exactly once. */
 PyObject *
-cm_take_tensor(PyObject *module, PyObject *args)
+cm_take_tensor(PyObject *module, PyObject *capsule)
 {
-    PyObject *capsule;
-    cm_dl_device advertised;
     taken from;
-    if (!PyArg_ParseTuple(args, "Oii", &capsule, &advertised.type, &advertised.id)) {
-        return NULL;
-    }
     if (!PyCapsule_CheckExact(capsule) || !open_capsule(capsule, &from)) {
         return PyErr_Format(PyExc_TypeError,
                             "__dlpack__() answered %R, not a fresh DLPack capsule",
                             capsule);
     }
-    PyObject *buffer = import_taken(cm_state_of_module(module), &from, &advertised, 0);
+    PyObject *buffer = import_taken(cm_state_of_module(module), &from, 0);
     if (buffer == NULL) {
         discard(&from);
         return NULL;
     }
-    return Py_BuildValue("(NO)", buffer, from.drop == drop_legacy ? Py_True : Py_False);
+    return Py_BuildValue("(NOii)", buffer,
+                         from.drop == drop_legacy ? Py_True : Py_False,
+                         (int)from.tensor->device.type, (int)from.tensor->device.id);
 }
 
 /* _on_dlpack_device(type, id, function, arguments), with the memory's device current:

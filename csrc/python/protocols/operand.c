@@ -73,7 +73,7 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 PyMethodDef cm_protocol_methods[] = {
     {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
     {"_freeze", cm_freeze, METH_O, CM_DOC__freeze},
-    {"_take_tensor", cm_take_tensor, METH_VARARGS, CM_DOC__take_tensor},
+    {"_take_tensor", cm_take_tensor, METH_O, CM_DOC__take_tensor},
     {"_on_dlpack_device", cm_on_dlpack_device, METH_VARARGS, CM_DOC__on_dlpack_device},
     {"_import_entries", cm_import_entries, METH_VARARGS, CM_DOC__import_entries},
     {"_order_import", cm_order_import, METH_VARARGS, CM_DOC__order_import},

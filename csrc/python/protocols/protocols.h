@@ -30,7 +30,8 @@ PyObject *cm_freeze(PyObject *module, PyObject *object);
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 
-/* For cumem/extension/importing.py, which knows the other protocols; METH_VARARGS. */
+/* For cumem/extension/importing.py, which knows the other protocols; METH_VARARGS, but
+ * for the first, which is METH_O. */
 PyObject *cm_take_tensor(PyObject *module, PyObject *args);
 PyObject *cm_on_dlpack_device(PyObject *module, PyObject *args);
 PyObject *cm_import_entries(PyObject *module, PyObject *args);
