@@ -25,21 +25,6 @@ typedef struct export_request {
     bool is_copy;        /* made for the consumer, with nothing to wait for */
 } export_request;
 
-/* 1, 0 where it is None or not given, or -1 with TypeError. */
-static int
-read_pair(PyObject *object, const char *name, int *first, int *second)
-{
-    if (!cm_arg_is_given(object)) {
-        return 0;
-    }
-    if (!PyTuple_Check(object) || !PyArg_ParseTuple(object, "ii", first, second)) {
-        PyErr_Format(PyExc_TypeError, "%s must be None or a tuple of two ints, not %R",
-                     name, object);
-        return -1;
-    }
-    return 1;
-}
-
 /* Always -1. */
 static int
 refuse_stream(int64_t stream)
@@ -53,8 +38,7 @@ refuse_stream(int64_t stream)
 
 /* NULL and None: not given. 0, or -1 with TypeError, ValueError. */
 static int
-read_request(PyObject *stream, PyObject *max_version, PyObject *dl_device,
-             export_request *out)
+read_request(PyObject *stream, PyObject *max_version, export_request *out)
 {
     int major = 0;
     int minor = 0;
@@ -65,15 +49,18 @@ read_request(PyObject *stream, PyObject *max_version, PyObject *dl_device,
     if (out->stream < -1) {
         return refuse_stream(out->stream);
     }
-    int has_device =
-        read_pair(max_version, "max_version", &major, &minor) < 0
-            ? -1
-            : read_pair(dl_device, "dl_device", &out->device.type, &out->device.id);
+    if (cm_arg_is_given(max_version)
+        && (!PyTuple_Check(max_version)
+            || !PyArg_ParseTuple(max_version, "ii", &major, &minor))) {
+        PyErr_Format(PyExc_TypeError,
+                     "max_version must be None or a tuple of two ints, not %R",
+                     max_version);
+        return -1;
+    }
     out->versioned = major >= CM_DL_MAJOR;
     bool newest = major > CM_DL_MAJOR || minor > CM_DL_MINOR;
     out->minor = (uint32_t)(newest ? CM_DL_MINOR : minor < 0 ? 0 : minor);
-    out->has_device = has_device == 1;
-    return has_device < 0 ? -1 : 0;
+    return 0;
 }
 
 /* How it is answered. */
@@ -335,7 +322,7 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
     }
     PyObject *capsule = Py_None;
     if (!cm_arg_is_given(values[2]) && !cm_arg_is_given(values[3])) {
-        capsule = read_request(values[0], values[1], NULL, &asked) < 0
+        capsule = read_request(values[0], values[1], &asked) < 0
                       ? NULL
                       : export_asked(self, &asked);
     }
@@ -358,7 +345,12 @@ cm_export(PyObject *module, PyObject *args)
     export_request asked;
     if (!PyArg_ParseTuple(args, "O!OOOp", cm_state_of_module(module)->buffer_type,
                           &buffer, &stream, &max_version, &dl_device, &is_copy)
-        || read_request(stream, max_version, dl_device, &asked) < 0) {
+        || read_request(stream, max_version, &asked) < 0) {
+        return NULL;
+    }
+    asked.has_device = dl_device != Py_None;
+    if (asked.has_device
+        && !PyArg_ParseTuple(dl_device, "ii", &asked.device.type, &asked.device.id)) {
         return NULL;
     }
     asked.is_copy = is_copy != 0;
