@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.extension.arguments import read_dtype
+from cumem.extension.arguments import hinting, read_dtype
 from cumem.extension.casting import check, name_of, refuse_dtypes
 from cumem.extension.values import as_value, refuse_objects
 from cumem.kinds import is_on_device
@@ -58,6 +58,20 @@ def read_source(value: Any, stream: object) -> Any:
         hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
     ) and not isinstance(value, (_core.Buffer, np.ndarray, np.generic))
     return _core.asbuffer(value, stream=stream) if is_exporter else value
+
+
+@hinting
+def asnumpy(obj: Any, *, stream: Any = None, progress: Any = None) -> Array:
+    """See `cumem.asnumpy`."""
+    source = obj
+    if isinstance(obj, _core.Buffer):
+        return obj.to_numpy(stream=stream, progress=progress)
+    if not isinstance(obj, np.ndarray):
+        is_memory = _core._is_memory(obj)
+        source = _core.asbuffer(obj, stream=stream) if is_memory else as_array(obj)
+    array: Array = np.empty(source.shape, source.dtype)
+    _core.copy(array, source, stream=stream, progress=progress)
+    return array
 
 
 def read_prototype(value: Any, stream: object) -> Any:

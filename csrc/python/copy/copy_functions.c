@@ -53,35 +53,25 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
 
-/* Lists, scalars and what only NumPy can read become arrays first. */
 static PyObject *
-copy_out(cm_state *state, PyObject *object, PyObject *stream, PyObject *told)
+copy_out(PyObject *object, PyObject *stream, PyObject *told)
 {
+    const cm_buffer *self = (const cm_buffer *)object;
     PyObject *array = NULL;
-    PyObject *source = cm_operand_is_memory(state, object)
-                           ? Py_NewRef(object)
-                           : cm_numpy_as_array(object, NULL);
-    if (source == NULL) {
-        return NULL;
-    }
     cm_call_frame frame;
-    cm_operand end = {.dtype = NULL};
-    int device = cm_device_hint(state, source, 0);
-    if (cm_call_enter(&frame, state, stream, device, told, "copy") == 0
-        && cm_state_runtime(state) != NULL
-        && cm_operand_init(state, &end, source, NULL, frame.stream, CM_ASK) == 0) {
-        array = cm_numpy_empty(end.dtype, end.region.ndim, end.region.shape);
+    int device = cm_device_hint(self->state, object, 0);
+    if (cm_call_enter(&frame, self->state, stream, device, told, "copy") == 0
+        && cm_buffer_check_open(self) == 0) {
+        array = cm_numpy_empty(self->dtype, self->ndim, cm_buffer_shape(self));
     }
     if (array != NULL) {
         cm_copy_how how = {frame.stream, .blocking = true, .progress = &frame.progress};
-        PyObject *done = cm_copy_objects(state, array, end.keep, how);
+        PyObject *done = cm_copy_objects(self->state, array, object, how);
         if (done == NULL) {
             Py_CLEAR(array);
         }
         Py_XDECREF(done);
     }
-    cm_operand_fini(&end);
-    Py_DECREF(source);
     return cm_call_leave(&frame, array);
 }
 
@@ -94,18 +84,17 @@ cm_buffer_to_numpy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     if (cm_args_parse("to_numpy", args, nargs, kwnames, names, 0, 0, values) < 0) {
         return NULL;
     }
-    return copy_out(((cm_buffer *)(void *)object)->state, object, values[0], values[1]);
+    return copy_out(object, values[0], values[1]);
 }
 
+/* What is no buffer is made one, or an array, by the package. */
 static PyObject *
 asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"obj", "stream", "progress", NULL};
-    PyObject *values[3];
-    if (cm_args_parse("asnumpy", args, nargs, kwnames, names, 1, 1, values) < 0) {
-        return NULL;
-    }
-    return copy_out(cm_state_of_module(module), values[0], values[1], values[2]);
+    return nargs == 1 && kwnames == NULL
+                   && cm_buffer_check(cm_state_of_module(module), args[0])
+               ? copy_out(args[0], NULL, NULL)
+               : cm_package_pass("extension.filling", "asnumpy", args, nargs, kwnames);
 }
 
 /* -- into a part -------------------------------------------------------------------------- */
