@@ -21,7 +21,7 @@ from cumem._core import (
     copy_many, copy_many_async, current_device,
     current_stream, empty,
     empty_device, empty_managed, empty_mapped, empty_pinned,
-    set_current_device, shutdown,
+    set_current_device,
 )
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from cumem.devices import (
         Device, backend, device_count, driver_version, emulation_reason, is_available,
-        runtime_version, synchronize,
+        runtime_version, shutdown, synchronize,
     )
     from cumem.errors import (
         CancelledError, CudaError, EmulationWarning, OutOfMemoryError,
@@ -266,6 +266,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "emulation_reason",
         "is_available",
         "runtime_version",
+        "shutdown",
         "synchronize",
     ),
     "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),

@@ -2406,38 +2406,8 @@ def set_current_device(device: object, /) -> None:
     0
     """
 
-def shutdown(*, reset_devices: bool = False) -> None:
-    """Finish all work, join cumem's threads, free everything; the next use starts afresh.
-
-    Buffers, streams and events made before are closed.
-
-    Parameters
-    ----------
-    reset_devices : bool
-        Also destroy the contexts of the devices that were used, with all that other
-        libraries have on them: for leak checkers.
-
-    Raises
-    ------
-    BufferError
-        While a buffer is exported; nothing is done then.
-    RuntimeError
-        While a call of cumem is under way in another thread, or below in this one, or
-        in a child made by ``fork``; nothing is done then.
-    CudaError
-        If work or a release failed; the rest is still released.
-
-    Notes
-    -----
-    **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
-    leaves everything as it was: call it again. Ctrl-C does not end the wait for work
-    that other threads begin meanwhile, at interpreter exit, or in threads other than
-    the main one.
-
-    Examples
-    --------
-    >>> cumem.shutdown()
-    """
+def _shutdown(reset_devices: bool, /) -> None:
+    """See `cumem.shutdown`."""
 
 def _device(object: object, name: str, /) -> Device:
     """The Device that an argument called `name` means."""
@@ -2453,6 +2423,9 @@ def _addresses() -> list[tuple[str, int]]:
 
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
+
+def _make_event(device: object, timing: bool, blocking: bool, /) -> Event:
+    """A new event."""
 
 def _make_stream(device: object, priority: int, blocks: bool, /) -> Stream:
     """A new stream, whose priority the device allows."""

@@ -16,6 +16,7 @@ import numpy as np
 from cumem import _core
 from cumem.errors import CudaError, EmulationWarning
 from cumem.extension import driver
+from cumem.extension.arguments import hinting, read_flag
 from cumem.units import read_size
 
 _Backend = Literal["cuda", "emulated"]
@@ -532,3 +533,39 @@ def warn_of_emulation(reason: str) -> None:
         EmulationWarning,
         stacklevel=2,
     )
+
+
+@hinting
+def shutdown(*, reset_devices: bool = False) -> None:
+    """Finish all work, join cumem's threads, free everything; the next use starts afresh.
+
+    Buffers, streams and events made before are closed.
+
+    Parameters
+    ----------
+    reset_devices : bool
+        Also destroy the contexts of the devices that were used, with all that other
+        libraries have on them: for leak checkers.
+
+    Raises
+    ------
+    BufferError
+        While a buffer is exported; nothing is done then.
+    RuntimeError
+        While a call of cumem is under way in another thread, or below in this one, or
+        in a child made by ``fork``; nothing is done then.
+    CudaError
+        If work or a release failed; the rest is still released.
+
+    Notes
+    -----
+    **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
+    leaves everything as it was: call it again. Ctrl-C does not end the wait for work
+    that other threads begin meanwhile, at interpreter exit, or in threads other than
+    the main one.
+
+    Examples
+    --------
+    >>> cumem.shutdown()
+    """
+    _core._shutdown(read_flag(reset_devices, "reset_devices"))

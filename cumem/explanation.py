@@ -8,6 +8,7 @@ from typing import Any, SupportsFloat
 
 from cumem import _core
 from cumem.answers import Answer
+from cumem.extension.arguments import read_flag
 from cumem.kinds import is_on_device
 from cumem.units import format_nbytes
 
@@ -144,6 +145,7 @@ def explain(
     >>> found.nbytes, type(found.route).__name__
     (8388608, 'str')
     """
+    blocking = read_flag(blocking, "blocking")
     facts = _core._explain(dst, src, stream, blocking, casting, scale, offset)
     return Explanation(
         route=facts["route"],

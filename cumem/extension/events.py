@@ -4,7 +4,20 @@
 from __future__ import annotations
 
 from cumem import _core
-from cumem.extension.arguments import wrong_type
+from cumem.extension.arguments import read_flag, wrong_type
+
+
+def Event(  # noqa: N802  # as errors of the call name it
+    _type: type[_core.Event],
+    *,
+    device: object = None,
+    timing: object = True,
+    blocking: object = False,
+) -> _core.Event:
+    """See `Event`."""
+    return _core._make_event(
+        device, read_flag(timing, "timing"), read_flag(blocking, "blocking")
+    )
 
 
 def seconds_since(event: _core.Event, start: _core.Event, /) -> float:

@@ -177,7 +177,7 @@ def leftovers(held: int = 0) -> dict[str, int]:
 def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     """Run cumem on one backend; fail if anything is left at the end."""
     _drop_failure()
-    _core.shutdown()
+    _core._shutdown(False)
     settings: dict[str, object] = {"backend": name, "faults": True}
     if name == "emulated":
         settings.update(
@@ -201,7 +201,7 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
         _drop_failure()
         if testing.opened():
             testing.plan_fault(None, 0)
-        _core.shutdown()
+        _core._shutdown(False)
         testing.configure()
 
 

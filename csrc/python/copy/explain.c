@@ -65,20 +65,19 @@ look(cm_state *state, const cm_copy_request *request)
 PyObject *
 cm_explain(PyObject *module, PyObject *args)
 {
-    PyObject *dst, *src, *stream, *flag;
+    PyObject *dst, *src, *stream;
     cm_casting casting = {NULL};
-    bool blocking;
+    int blocking;
     cm_call_frame frame;
     cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "OOOO|OOO", &dst, &src, &stream, &flag,
-                          &casting.casting, &casting.scale, &casting.offset)
-        || cm_arg_bool(flag, "blocking", &blocking) < 0) {
+    if (!PyArg_ParseTuple(args, "OOOp|OOO", &dst, &src, &stream, &blocking,
+                          &casting.casting, &casting.scale, &casting.offset)) {
         return NULL;
     }
     PyObject *result = NULL;
     int device = cm_device_hint_of(state, dst, src);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
-        cm_copy_how how = {frame.stream, .blocking = blocking, .casting = casting,
+        cm_copy_how how = {frame.stream, .blocking = blocking != 0, .casting = casting,
                            .look = look};
         result = cm_copy_objects(state, dst, src, how);
     }

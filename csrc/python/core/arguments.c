@@ -125,20 +125,6 @@ cm_arg_int64(PyObject *object, const char *name, int64_t *out)
     return to_int64(object, name, "an int", out);
 }
 
-int
-cm_arg_bool(PyObject *object, const char *name, bool *out)
-{
-    int truth = PyObject_IsTrue(object);
-    if (truth < 0 /* an array of many elements */
-        && (PyErr_ExceptionMatches(PyExc_ValueError)
-            || PyErr_ExceptionMatches(PyExc_TypeError))) {
-        PyErr_Clear();
-        return cm_arg_refuse(object, name, "true or false");
-    }
-    *out = truth > 0;
-    return truth < 0 ? -1 : 0;
-}
-
 /* -- shapes and sizes -------------------------------------------------------------- */
 
 int

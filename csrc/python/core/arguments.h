@@ -76,8 +76,6 @@ int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
 /* "C" or "F"; with a prototype to be `like` also "A" or "K". None: `fallback`. */
 int cm_arg_order(PyObject *object, const char *name, bool like, char fallback,
                  char *out);
-/* Anything by its truth, as Python's own functions read flags. */
-int cm_arg_bool(PyObject *object, const char *name, bool *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 /* Shapes and strides as Python shows them: a new tuple of ints, or NULL. */
 PyObject *cm_tuple_from(const int64_t *values, int count);

@@ -242,6 +242,7 @@ PyMethodDef cm_device_methods[] = {
     {"_device_block", CM_METHOD(device_block), METH_FASTCALL, CM_DOC__device_block},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
+    {"_make_event", cm_make_event, METH_VARARGS, CM_DOC__make_event},
     {"_make_stream", cm_make_stream, METH_VARARGS, CM_DOC__make_stream},
     {"_wrap_stream", cm_wrap_stream, METH_VARARGS, CM_DOC__wrap_stream},
     {"_ask_driver", ask_driver, METH_VARARGS, CM_DOC__ask_driver},

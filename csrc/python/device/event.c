@@ -161,25 +161,25 @@ cm_event_order(cm_event_object *event, cm_stream *stream)
 
 /* -- construction and end ---------------------------------------------------------- */
 
+/* cumem/extension/events.py reads the arguments. */
 static PyObject *
 event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"device", "timing", "blocking", NULL};
-    PyObject *device_object = Py_None;
-    PyObject *timing_object = Py_True;
-    PyObject *blocking_object = Py_False;
-    bool timing;
-    bool blocking;
-    int device;
-    cm_state *state = cm_state_of_module(PyType_GetModule(type));
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOO:Event", keywords,
-                                     &device_object, &timing_object, &blocking_object)
-        || cm_arg_bool(timing_object, "timing", &timing) < 0
-        || cm_arg_bool(blocking_object, "blocking", &blocking) < 0
-        || cm_arg_device(state, device_object, "device", &device) < 0) {
-        return NULL;
-    }
-    return cm_event_object_new(state, device, timing, blocking);
+    return cm_package_method("extension.events", "Event", (PyObject *)(void *)type,
+                             args, kwargs);
+}
+
+/* _make_event(device, timing, blocking) */
+PyObject *
+cm_make_event(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    int device, timing, blocking;
+    cm_state *state = cm_state_of_module(module);
+    return PyArg_ParseTuple(args, "Opp", &object, &timing, &blocking)
+                   && cm_arg_device(state, object, "device", &device) == 0
+               ? cm_event_object_new(state, device, timing, blocking)
+               : NULL;
 }
 
 static void

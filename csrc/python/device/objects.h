@@ -119,7 +119,8 @@ int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
 /* -- types -------------------------------------------------------------------------------- */
 
 int cm_register_stream_type(PyObject *module, cm_state *state);
-/* For cumem/extension/streams.py; METH_VARARGS. */
+/* For cumem/extension/streams.py and events.py; METH_VARARGS. */
+PyObject *cm_make_event(PyObject *module, PyObject *args);
 PyObject *cm_make_stream(PyObject *module, PyObject *args);
 PyObject *cm_wrap_stream(PyObject *module, PyObject *args);
 int cm_register_event_type(PyObject *module, cm_state *state);

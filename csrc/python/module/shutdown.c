@@ -374,18 +374,12 @@ shut_down(cm_state *state, bool reset_devices)
     return cm_py_check(state, status, "while shutting down");
 }
 
+/* Of the package's shutdown(), which has read the flag. */
 static PyObject *
-shutdown(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+shutdown(PyObject *module, PyObject *reset_devices)
 {
-    static const char *const names[] = {"reset_devices", NULL};
-    PyObject *object;
-    bool reset_devices = false;
-    if (cm_args_parse("shutdown", args, nargs, kwnames, names, 0, 0, &object) < 0
-        || (object != NULL && cm_arg_bool(object, "reset_devices", &reset_devices) < 0)
-        || shut_down(cm_state_of_module(module), reset_devices) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    cm_state *state = cm_state_of_module(module);
+    return shut_down(state, reset_devices == Py_True) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* -- at exit ---------------------------------------------------------------------------- */
@@ -442,7 +436,7 @@ cm_state_fini(cm_state *state)
 /* -- table ------------------------------------------------------------------------------- */
 
 PyMethodDef cm_shutdown_methods[] = {
-    {"shutdown", CM_METHOD(shutdown), CM_KEYWORDS, CM_DOC_shutdown},
+    {"_shutdown", shutdown, METH_O, CM_DOC__shutdown},
     {"_at_exit", at_exit, METH_O, CM_DOC__at_exit},
     {"_addresses", cm_addresses, METH_NOARGS, CM_DOC__addresses},
     {NULL, NULL, 0, NULL},
