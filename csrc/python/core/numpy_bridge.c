@@ -338,22 +338,6 @@ cm_numpy_owner(PyObject *array)
 
 /* -- values ------------------------------------------------------------------------- */
 
-PyObject *
-cm_numpy_as_array(PyObject *object, PyObject *dtype)
-{
-    Py_XINCREF(dtype); /* stolen */
-    PyObject *array = PyArray_FromAny(object, (PyArray_Descr *)dtype, 0, 0,
-                                      NPY_ARRAY_FORCECAST, NULL);
-    if (array != NULL
-        && PyDataType_FLAGCHK(PyArray_DESCR((PyArrayObject *)array),
-                              NPY_ITEM_REFCOUNT)) {
-        Py_CLEAR(array);
-        PyErr_Format(PyExc_TypeError, "an object of type %R holds no plain values",
-                     (PyObject *)Py_TYPE(object));
-    }
-    return array;
-}
-
 /* Are these values that NumPy by itself reads into `dtype` as they are? Integers below
  * 2**31 and floats of Python in float64, int64 and the like; else the package looks. */
 static bool
@@ -386,7 +370,8 @@ cm_numpy_as_value(PyObject *object, PyObject *dtype)
         return Py_NewRef(object);
     }
     if (is_plain_value(object, descr)) {
-        return cm_numpy_as_array(object, dtype);
+        Py_INCREF(dtype); /* stolen */
+        return PyArray_FromAny(object, descr, 0, 0, NPY_ARRAY_FORCECAST, NULL);
     }
     return cm_package_call("extension.values", "as_value",
                            Py_BuildValue("(OO)", object, dtype));

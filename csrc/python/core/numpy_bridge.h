@@ -44,9 +44,6 @@ void cm_numpy_layout(PyObject *array, cm_region *out);
 /* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.
  * *dtype is a new reference. TypeError for object dtypes. */
 int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *readonly);
-/* numpy.asarray(object, dtype) for scalars and sequences; dtype may be NULL. TypeError
- * naming the type when it would be an array of objects. */
-PyObject *cm_numpy_as_array(PyObject *object, PyObject *dtype);
 /* A value, or a list or array of them, as an array of `dtype` that holds the same:
  * TypeError where its kind would change (1.5 to an integer, a number to text),
  * OverflowError or ValueError where it does not fit; floats round. All but an array of
