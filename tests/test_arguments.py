@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -259,3 +261,40 @@ def test_every_function_with_a_device_reads_it_alike(emulated, device) -> None:
         assert cumem.Device(TorchDevice("cuda")) == home
     finally:
         cumem.set_current_device(0)
+
+
+class Acting:
+    """A dtype that does something when it is read."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    @property
+    def dtype(self) -> np.dtype:
+        self.act()
+        return np.dtype("i2")
+
+
+def test_dtype_that_closes_the_pool_leaves_a_buffer_of_it(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    pool.allocate(8).free()
+    buffer = cumem.empty_pinned(3, Acting(pool.close), pool=pool)
+    assert pool.closed
+    buffer.numpy()[:] = 7
+    assert buffer.numpy().tolist() == [7, 7, 7]
+
+
+def test_dtype_that_shuts_down_is_told_of_the_call(runtime) -> None:
+    cumem.empty_pinned(3).free()
+    with pytest.raises(RuntimeError, match="a call of cumem is under way"):
+        cumem.empty_pinned(3, Acting(cumem.shutdown))
+    assert cumem.empty_pinned(3).shape == (3,)
+
+
+@pytest.mark.parametrize("device", [0, "cuda:0"])
+def test_device_may_be_given_in_any_way(runtime, device) -> None:
+    for each in (device, cumem.Device(0)):
+        with cumem.Pool("pinned") as pool:
+            buffers = [cumem.empty_pinned(3, device=each) for _ in range(100)]
+            assert pool.stats().live_count == 100
+        assert {buffer.device.index for buffer in buffers} == {0}
