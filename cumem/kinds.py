@@ -39,9 +39,10 @@ def is_on_device(kind: str) -> bool:
 
 def check_kind(kind: object) -> None:
     """TypeError or ValueError where it is none that a pool can be of."""
+    if isinstance(kind, str) and kind in KINDS:
+        return
     *first, last = (f'"{each}"' for each in KINDS)
     expected = f"{', '.join(first)} or {last}"
     if not isinstance(kind, str):
         raise TypeError(f"kind must be {expected}, not {type(kind).__name__}")
-    if kind not in KINDS:
-        raise ValueError(f"kind must be {expected}, not {kind!r}")
+    raise ValueError(f"kind must be {expected}, not {kind!r}")
