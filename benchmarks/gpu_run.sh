@@ -8,8 +8,8 @@
 #                            cores | many | casting | pipelines | managed | loading |
 #                            offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
-#                            interop | fork | notebooks | sanitizer | stress |
-#                            stress_transfers | torture | corruption | pools |
+#                            interop | fork | notebooks | recording | sanitizer |
+#                            stress | stress_transfers | torture | corruption | pools |
 #                            versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
@@ -162,6 +162,10 @@ run_interop() {
     "$PYTHON" benchmarks/interop.py --json "$OUT/interop.json"
 }
 
+run_recording() {
+    "$PYTHON" benchmarks/recording.py --json "$OUT/recording.json"
+}
+
 run_fork() {
     "$PYTHON" benchmarks/fork.py --json "$OUT/fork.json"
 }
@@ -233,7 +237,7 @@ steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
         offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
-        interop fork sanitizer stress stress_transfers torture corruption)
+        interop fork recording sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 # fmt: off
 # isort: off
 from cumem._core import (
-    _BUILT_RUNTIME, Buffer, DeviceBuffer, Event,
+    _BUILT_RUNTIME, _TRACE_DOMAIN, Buffer, DeviceBuffer, Event,
     HostBuffer, ManagedBuffer, MappedBuffer,
     PinnedBuffer, Stream, Transfer,
     asbuffer, asnumpy, copy, copy_async,
@@ -67,6 +67,11 @@ if TYPE_CHECKING:
         stats,
     )
     from cumem.pools import Pool, default_pool, trim
+    from cumem.pools import Pool, trim
+    from cumem.recording.living import (
+        Holder, Holders, Living, LivingBuffers, live, report_leaks_at_exit, who_holds,
+    )
+    from cumem.recording.record import Record, diff, load_record, record, tag
     from cumem.registering import Registration, register
     from cumem.safetensors import SafetensorsDict, load_safetensors
     from cumem.safetensors.format import (
@@ -88,12 +93,15 @@ if hasattr(sys, "_is_gil_enabled") and not sys._is_gil_enabled():  # from 3.13 o
 __version__ = "0.1.0"
 
 BUILT_RUNTIME: Final = (_BUILT_RUNTIME // 1000, _BUILT_RUNTIME % 1000 // 10)
+#: Where tracemalloc has the memory of buffers: ``tracemalloc.DomainFilter`` takes it.
+TRACEMALLOC_DOMAIN: Final = _TRACE_DOMAIN
 #: A CUDA runtime serves every driver of its major version and later ones.
 OLDEST_DRIVER: Final = (_BUILT_RUNTIME // 1000, 0)
 
 __all__ = [
     "BUILT_RUNTIME",
     "OLDEST_DRIVER",
+    "TRACEMALLOC_DOMAIN",
     "ActivationOffload",
     "Block",
     "Buffer",
@@ -108,9 +116,13 @@ __all__ = [
     "EmulationWarning",
     "Event",
     "Explanation",
+    "Holder",
+    "Holders",
     "HostBuffer",
     "HostMemory",
     "LimitBlock",
+    "Living",
+    "LivingBuffers",
     "ManagedBuffer",
     "ManagedThrashWarning",
     "MappedBuffer",
@@ -124,6 +136,7 @@ __all__ = [
     "Pool",
     "PoolStats",
     "Recommendation",
+    "Record",
     "Registration",
     "Residency",
     "SafetensorsDict",
@@ -158,6 +171,7 @@ __all__ = [
     "current_stream",
     "default_pool",
     "device_count",
+    "diff",
     "driver_version",
     "empty",
     "empty_device",
@@ -175,7 +189,9 @@ __all__ = [
     "get_limit",
     "is_available",
     "limit",
+    "live",
     "load",
+    "load_record",
     "load_safetensors",
     "measure",
     "memory_info",
@@ -190,7 +206,9 @@ __all__ = [
     "read_ranges",
     "read_safetensors_header",
     "recommend",
+    "record",
     "register",
+    "report_leaks_at_exit",
     "restore",
     "runtime_version",
     "save",
@@ -203,9 +221,11 @@ __all__ = [
     "shutdown",
     "stats",
     "synchronize",
+    "tag",
     "tiles",
     "tofile",
     "trim",
+    "who_holds",
     "write_ranges",
     "zeros",
     "zeros_like",
@@ -218,7 +238,16 @@ for _each in [*globals().values()]:
 del _each
 
 
-@atexit.register
+def _watch() -> None:
+    """What the environment asks for. It ends after `_at_exit`, whose transfers it sees."""
+    import os
+
+    if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):
+        _load("recording.living").report_leaks_at_exit()
+    if path := os.environ.get("CUMEM_RECORD"):
+        _load("recording.record").record_until_exit(path)
+
+
 def _at_exit() -> None:
     """After the handlers of those who import cumem, and before finalisation, when threads
     could not be joined any more. Daemon threads are not joined."""
@@ -318,6 +347,16 @@ _LATER: dict[str, tuple[str, ...]] = {
         "stats",
     ),
     "progress": (),
+    "recording.living": (
+        "Holder",
+        "Holders",
+        "Living",
+        "LivingBuffers",
+        "live",
+        "report_leaks_at_exit",
+        "who_holds",
+    ),
+    "recording.record": ("Record", "diff", "load_record", "record", "tag"),
     "registering": ("Registration", "register"),
     "extension.streams": (),
     "extension.texts": (),
@@ -396,3 +435,7 @@ def unload_ipython_extension(shell: object) -> None:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
+
+
+_watch()
+atexit.register(_at_exit)

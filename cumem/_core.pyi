@@ -2640,6 +2640,32 @@ def _view(
     device memory, which it can serve as.
     """
 
+def _recorder_open(capacity: int, least_nbytes: int, tags: object, /) -> None:
+    """Note what happens to memory from now on, in room for so many rows at least; with
+    stacks from so many bytes on. `tags`: None, or the ContextVar of their numbers.
+    """
+
+def _recorder_close() -> None:
+    """Note nothing any more, and forget what is noted."""
+
+def _recorder_count() -> int:
+    """Rows noted so far, over all times that it was open."""
+
+def _recorder_read(begin: int, end: int, /) -> tuple[int, bytes]:
+    """Rows up to `end`, as EVENT of cumem/recording/events.py, where the first is row
+    `begin`; and the first that is still there: what is before is of no meaning.
+    """
+
+def _living() -> list[tuple[int, int, int, int, int, int]]:
+    """What is handed out, by all pools, and locked pages of others: address, nbytes,
+    bytes asked for, serial number of the pool, number of the kind in KINDS, device.
+    """
+
+def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
+    """All stacks from that number on: code objects and places in their bytes, the
+    innermost first.
+    """
+
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 
@@ -2680,4 +2706,5 @@ _DEVICE_ATTRIBUTES: Final[dict[str, int]]
 _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
 """Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
 _BUILT_RUNTIME: Final[int]
+_TRACE_DOMAIN: Final[int]
 _out_of_memory_callbacks: list[Any]

@@ -57,6 +57,17 @@ def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
     assert all(s > 0 for case in results["cases"] for s in case["seconds"].values())
 
 
+def test_benchmark_of_records_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    before = str(Path(cumem.__file__).parents[1])
+    results = run_quick("recording.py", tmp_path, "--before", before)
+    cases = {case["key"]: case for case in results["cases"]}
+    assert {"events", "stacks", "deep stacks", "off, before", "off, now"} <= set(cases)
+    assert all(case["call_ns"] > 0 for case in results["cases"])
+    assert cases["events, off"]["event_ns"] == 0
+
+
 def test_benchmark_of_doors_runs_and_says_that_it_is_emulated(tmp_path: Path) -> None:
     results = run_quick("doors.py", tmp_path)
     cases = {(c["what"], c["target"], c["source"]): c for c in results["cases"]}

@@ -207,8 +207,9 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
 
 
 #: Those that need what is not there, or change the process.
-NOT_RUN = {"Calibration", "ManagedThrashWarning", "calibrate", "shutdown"}
-CONSTANTS = {"BUILT_RUNTIME", "OLDEST_DRIVER", "__version__"}
+NOT_RUN = {"Calibration", "ManagedThrashWarning", "calibrate", "report_leaks_at_exit"}
+NOT_RUN |= {"shutdown"}
+CONSTANTS = {"BUILT_RUNTIME", "OLDEST_DRIVER", "TRACEMALLOC_DOMAIN", "__version__"}
 
 
 @pytest.mark.parametrize("name", sorted(set(cumem.__all__) - CONSTANTS))
@@ -242,6 +243,7 @@ VARIABLES = {
         *(f"TRANSFER_{name}" for name in ("QUICK", "BOUNCE")),
         *("CALIBRATION", "NVTX"),
     ),
+    "recording": ("RECORD", "LEAKS"),
 }
 
 

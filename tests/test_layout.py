@@ -63,6 +63,10 @@ PACKAGE_LAYERS = [
     {"integrations", "integrations.lending"},
     {"integrations.cupy", "integrations.numba", "integrations.cuda_core"}
     | {"integrations.torch"},
+    {"recording.stacks"},
+    {"recording.answers"},
+    {"recording.record"},
+    {"recording.living"},
     {"calibration"},
     {"safetensors.format"},
     {"safetensors", "safetensors.save"},
@@ -310,7 +314,9 @@ def test_core_has_no_mutable_globals() -> None:
     check_none(
         f"{name_of(path)}: {line}"
         for path in SOURCES
-        if layer_of(path) != "python" and path.suffix == ".c"
+        if layer_of(path) != "python"
+        and path.suffix == ".c"
+        and name_of(path) != "base/recorder.c"  # the process's: says why
         for line in mutable_globals(CODES[path])
     )
 

@@ -109,6 +109,7 @@ static void
 forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
 {
     uint64_t nbytes = span->block.nbytes;
+    cm_block block = span->block; /* the span ends here */
     cm_spin_lock_take(&pool->lock);
     if (span->arena == pool->range) {
         set_chunk_of(span, NULL);
@@ -119,8 +120,12 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
         cm_heap_remove_arena(&pool->heap, span->arena); /* with its chunk */
     }
     pool->counters.reserved_nbytes -= nbytes;
+    uint64_t left_nbytes = pool->counters.reserved_nbytes;
     cm_spin_lock_give(&pool->lock);
     cm_budget_refund(pool->config.budget, nbytes);
+    if (cm_recorder_is_on()) {
+        cm_pool_note(pool, CM_EVENT_TRIM, &block, nbytes, left_nbytes, NULL);
+    }
 }
 
 /* Give one back; where that is refused it is free memory again. */
@@ -507,7 +512,12 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
         }
     }
     cm_pool_note_peaks_locked(pool);
+    uint64_t reserved_nbytes = pool->counters.reserved_nbytes;
     cm_spin_lock_give(&pool->lock);
+    if (cm_recorder_is_on() && plan.made_nbytes > 0) {
+        cm_pool_note(pool, CM_EVENT_GROW, cm_is_ok(status) ? &(*out)->block : NULL,
+                     plan.made_nbytes, reserved_nbytes, stream);
+    }
     fini_plan(&plan);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
         && status.arg < size) {
@@ -542,7 +552,12 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
     else if (arena != NULL) {
         cm_heap_remove_arena(&pool->heap, arena);
     }
+    uint64_t reserved_nbytes = pool->counters.reserved_nbytes;
     cm_spin_lock_give(&pool->lock);
+    if (cm_recorder_is_on() && *out != NULL) {
+        cm_pool_note(pool, CM_EVENT_GROW, &(*out)->block, nbytes, reserved_nbytes,
+                     NULL);
+    }
     if (*out == NULL) {
         bool closed = cm_is_ok(pool->source->ops->close_chunk(pool->source, &chunk));
         atomic_fetch_add(&pool->lost_count, !closed);

@@ -112,6 +112,20 @@ cm_pool_release(cm_pool *pool)
     leave(pool);
 }
 
+/* -- telling the recorder ------------------------------------------------------------------ */
+/* Of a block before others can have it, and once its user has it: so the events of an
+ * address are in order. */
+
+static inline void
+note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream *stream)
+{
+    if (cm_recorder_is_on() && span != NULL) {
+        cm_pool_note(pool, op, &span->block, span->block.nbytes,
+                     op == CM_EVENT_ALLOCATE ? span->requested_nbytes : 0, stream);
+        span->was_noted = op == CM_EVENT_FREE;
+    }
+}
+
 /* -- handing out ---------------------------------------------------------------------------- */
 /* From what is free, what has become free since, new memory, else by waiting. */
 
@@ -128,6 +142,7 @@ hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bo
 {
     cm_pool_counters *c = &pool->counters;
     span->state = CM_SPAN_LIVE;
+    span->was_noted = false;
     span->requested_nbytes = requested_nbytes;
     c->allocation_count++;
     c->hit_count += hit;
@@ -188,6 +203,7 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
         hand_out_locked(pool, span, nbytes, true);
     }
     cm_spin_lock_give(&pool->lock);
+    note_block(pool, CM_EVENT_ALLOCATE, span, stream);
     return span == NULL ? NULL : &span->block;
 }
 
@@ -349,7 +365,12 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
     if (!cm_is_ok(status)) {
         cm_spin_lock_take(&pool->lock);
         pool->counters.out_of_memory_count++;
+        uint64_t reserved_nbytes = pool->counters.reserved_nbytes;
         cm_spin_lock_give(&pool->lock);
+        if (cm_recorder_is_on()) {
+            cm_pool_note(pool, CM_EVENT_OUT_OF_MEMORY, NULL, r->nbytes, reserved_nbytes,
+                         r->stream);
+        }
     }
     return status;
 }
@@ -382,6 +403,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         CM_TRY(status);
     }
     CM_POOL_DEBUG_CHECK(pool);
+    note_block(pool, CM_EVENT_ALLOCATE, span, stream);
     *out = &span->block;
     return cm_ok();
 }
@@ -416,6 +438,7 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
         span = take_thoroughly(pool, &r);
     }
     CM_POOL_DEBUG_CHECK(pool);
+    note_block(pool, CM_EVENT_ALLOCATE, span, NULL);
     return span == NULL ? NULL : &span->block;
 }
 
@@ -482,8 +505,10 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
         || cm_runtime_is_forked(pool->rt)) {
         return false;
     }
-    return try_give(pool, (cm_heap_span *)(void *)block,
-                    use_count == 0 ? NULL : uses[0], (cm_due){0, 0});
+    cm_heap_span *span = (cm_heap_span *)(void *)block;
+    cm_stream *stream = use_count == 0 ? NULL : uses[0];
+    note_block(pool, CM_EVENT_FREE, span, stream);
+    return try_give(pool, span, stream, (cm_due){0, 0});
 }
 
 /* The same for a stream that other code may use: not while it captures, since the graph
@@ -529,6 +554,9 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         return;
     }
     cm_heap_span *span = (cm_heap_span *)(void *)block;
+    if (!span->was_noted) { /* by an attempt at a quick one */
+        note_block(pool, CM_EVENT_FREE, span, use_count == 0 ? NULL : uses[0]);
+    }
     if (flags == 0 && use_count <= 1
         && try_give_asking(pool, span, use_count == 0 ? NULL : uses[0])) {
         return;
@@ -740,7 +768,7 @@ write_rows_locked(const cm_pool *pool, cm_block_row *rows)
             bool is_listed = s->state <= CM_SPAN_GAP;
             cm_block_row *row = rows++;
             *row =
-                (cm_block_row){segment, s->block.address, s->block.nbytes,
+                (cm_block_row){segment, s->block.address, s->block.host, s->block.nbytes,
                                held ? s->requested_nbytes : 0,
                                is_listed ? (cm_block_state)s->state : CM_BLOCK_CACHED};
             if (cm_span_is_free(s)) {

@@ -36,6 +36,7 @@ typedef struct cm_pool_config {
     uint64_t idle_trim_ns; /* memory unused for so long goes back by itself; 0: never */
     uint64_t serial;       /* the caller's, never used again, as an address is */
     uint64_t number;       /* the caller's: what it is told as */
+    bool is_staging;       /* what copies go through: the recorder tells it apart */
 } cm_pool_config;
 
 /* What a user of the pool holds. Read-only for callers. */
@@ -271,6 +272,7 @@ typedef enum cm_block_state {
 typedef struct cm_block_row {
     uint32_t segment; /* its number in the listing */
     cm_address address;
+    const void *host; /* NULL: not for the host */
     uint64_t nbytes;
     uint64_t requested_nbytes;
     cm_block_state state;

@@ -151,6 +151,11 @@ cm_pool_is_trim_due_locked(const cm_pool *pool)
            && cm_now_ns() - pool->window_ns >= pool->config.idle_trim_ns;
 }
 
+/* Tell the recorder, with nothing locked: of `nbytes` from the start of a block on,
+ * which has the name that its user knows, or (NULL) of no place. */
+void cm_pool_note(const cm_pool *pool, uint8_t op, const cm_block *block,
+                  uint64_t nbytes, uint64_t value, const cm_stream *stream);
+
 /* -- in_flight.c ------------------------------------------------------------------------- */
 
 /* Streams and their epochs. */

@@ -9,17 +9,38 @@
 
 #include "base/array.h"
 #include "base/attributes.h"
+#include "base/recorder.h"
 
 #if PY_VERSION_HEX < 0x030B0000
 #    error "cumem needs Python 3.11 or newer"
 #endif
 
+/* PyEval_SaveThread(): what is noted without the GIL is noted on behalf of its caller.
+ */
+static inline PyThreadState *
+cm_gil_give(void)
+{
+    if (cm_recorder_is_on()) {
+        (void)cm_recorder_lend_origin(cm_recorder_find_origin(UINT64_MAX - 1));
+    }
+    return PyEval_SaveThread();
+}
+
+static inline void
+cm_gil_take(PyThreadState *thread)
+{
+    PyEval_RestoreThread(thread);
+    if (cm_recorder_is_on()) {
+        (void)cm_recorder_lend_origin((cm_event_origin){0, 0});
+    }
+}
+
 /* What `call` answers, during which other threads may have the GIL. */
 #define CM_WITHOUT_GIL(call)                                                           \
     __extension__({                                                                    \
-        PyThreadState *cm_thread_ = PyEval_SaveThread();                               \
+        PyThreadState *cm_thread_ = cm_gil_give();                                     \
         __typeof__(call) cm_answer_ = (call);                                          \
-        PyEval_RestoreThread(cm_thread_);                                              \
+        cm_gil_take(cm_thread_);                                                       \
         cm_answer_;                                                                    \
     })
 

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/recorder.h"
 #include "base/status.h"
 #include "runtime/ops.h"
 
@@ -108,6 +109,13 @@ typedef struct cm_kind_fact {
 } cm_kind_fact;
 
 extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
+
+/* Its number in a cm_event. */
+static inline uint8_t
+cm_kind_in_event(cm_kind kind)
+{
+    return kind == CM_KIND_PAGEABLE ? CM_EVENT_PAGEABLE : (uint8_t)(kind - 1);
+}
 
 /* Of no pool: the driver does not know it. */
 static inline bool

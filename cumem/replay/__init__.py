@@ -387,7 +387,7 @@ def prepare(options: Options) -> Trace:
     ValueError
         If the trace or an option is wrong.
     """
-    trace = load_trace(options.trace, options.trace_device)
+    trace = load_trace(options.trace, options.trace_device, options.kind)
     if options.late is not None:
         parse_late(options.late, trace.events)
     if options.late is not None and options.late_on == "own":

@@ -22,7 +22,9 @@ __all__ = ["MOST_ROWS", "read_arrays"]
 MOST_ROWS: Final = 1 << 25
 
 
-def read_arrays(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
+def read_arrays(
+    path: Path, keys: Sequence[str], more: Sequence[str] = ()
+) -> list[NDArray[Any]]:
     """Read one-dimensional arrays of integers.
 
     Parameters
@@ -31,6 +33,8 @@ def read_arrays(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
         The file.
     keys : sequence of str
         Names of the arrays.
+    more : sequence of str
+        Names of those that may be missing, and are then left out.
 
     Returns
     -------
@@ -49,7 +53,9 @@ def read_arrays(path: Path, keys: Sequence[str]) -> list[NDArray[Any]]:
     with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                return [_read_member(archive, key) for key in keys]
+                there = archive.namelist()
+                found = [*keys, *(key for key in more if f"{key}.npy" in there)]
+                return [_read_member(archive, key) for key in found]
         except Exception as error:  # a damaged archive may raise nearly anything
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise  # those two are of a decoder, and of places that cannot be

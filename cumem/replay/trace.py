@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded allocations as four arrays, whoever recorded them. Allocates nothing.
 
-Three formats are read: arrays in an ``.npz``, the CSV log of RMM's
+Three formats are read: arrays in an ``.npz``, as records are kept in, the CSV log of RMM's
 ``logging_resource_adaptor`` and the pickle of PyTorch's ``torch.cuda.memory._snapshot()``.
 None of them can run code: arrays of objects are refused, and so is a pickle that names
 anything but plain containers, strings and numbers.
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.files import open_regular
+from cumem.recording.events import KINDS
 from cumem.replay.npz import read_arrays
 from cumem.units import format_nbytes
 
@@ -156,7 +157,9 @@ def parse_late(text: str, events: int) -> Hold:
     raise ValueError(wrong)
 
 
-def load_trace(path: str | Path, device: int | None = None) -> Trace:
+def load_trace(
+    path: str | Path, device: int | None = None, kind: str | None = None
+) -> Trace:
     """Read a trace; the format is recognised by the first bytes.
 
     Parameters
@@ -165,6 +168,8 @@ def load_trace(path: str | Path, device: int | None = None) -> Trace:
         The file.
     device : int, optional
         Which device's trace of a PyTorch snapshot; needed where several have events.
+    kind : str, optional
+        Which memory of a record of cumem; all of its pools by default.
 
     Returns
     -------
@@ -182,7 +187,7 @@ def load_trace(path: str | Path, device: int | None = None) -> Trace:
     with open_regular(path) as file:
         start = file.read(64)
     if start.startswith(b"PK"):
-        return _load_npz(path)
+        return _load_npz(path, kind)
     if start.startswith(b"\x80"):
         return _load_snapshot(path, device)
     if start.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(b"thread"):
@@ -324,8 +329,15 @@ def _check_order(
 # -- formats ---------------------------------------------------------------------------
 
 
-def _load_npz(path: Path) -> Trace:
-    return make_trace(path.name, *read_arrays(path, ARRAYS))
+def _load_npz(path: Path, kind: str | None) -> Trace:
+    *columns, kinds = [*read_arrays(path, ARRAYS, ("kind",)), None][: len(ARRAYS) + 1]
+    if kinds is not None and kind is not None:  # a record's
+        chosen = kinds == KINDS.index(kind)
+        if not chosen.any():
+            there = ", ".join(KINDS[i] for i in np.unique(kinds))
+            raise ValueError(f"{path.name}: no {kind} memory in it; there is {there}")
+        columns = [column[chosen] for column in columns if column is not None]
+    return make_trace(path.name, *columns)
 
 
 @dataclass(slots=True)

@@ -696,6 +696,32 @@ test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
     close_emulated(rt);
 }
 
+/* The quick attempt fails, since another stream may still be at work on the block. */
+static void
+test_pool_free_that_is_tried_twice_is_noted_once(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_stream *late = open_stream(rt, 0);
+    cm_stream *other = open_stream(rt, 0);
+    cm_block *first = take(pool, CHUNK, late);
+    hold_work(rt, late, first);
+    give(pool, first, late, 0);
+    cm_block *block = take(pool, CHUNK, late);
+    CHECK(block == first);
+    uint64_t begin = cm_recorder_count();
+    CHECK(cm_recorder_open(16, NULL));
+    CHECK(!cm_pool_quick_free(pool, block, &other, 1));
+    give(pool, block, other, 0);
+    CHECK_EQ(cm_recorder_count() - begin, 1);
+    cm_recorder_close();
+    CHECK_OK(cm_emulated_gate_open(rt, late->handle));
+    cm_pool_release(pool);
+    cm_stream_release(late);
+    cm_stream_release(other);
+    close_emulated(rt);
+}
+
 /* clang-format off */
 MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_unfinished_block_holds_up_no_other)
@@ -719,5 +745,6 @@ MAIN(RUN(test_pool_block_in_flight_waits_for_its_stream)
      RUN(test_pool_capture_elsewhere_is_not_in_the_way)
      RUN(test_pool_query_refused_during_capture_loses_no_block)
      RUN(test_pool_failed_recording_becomes_a_fence)
-     RUN(test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device))
+     RUN(test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device)
+     RUN(test_pool_free_that_is_tried_twice_is_noted_once))
 /* clang-format on */

@@ -693,4 +693,50 @@ FAULTS = [
             "test_array_with_a_hole_between_locked_pages_is_ordinary_memory[emulated]",
         ],
     ),
+    # -- records -------------------------------------------------------------------------
+    Fault(
+        "free told twice",
+        "csrc/pool/pool.c",
+        "a free that cannot be done at once is told of at each attempt",
+        "if (!span->was_noted) {",
+        "if (true) {",
+        [
+            "tests/c/test_pool_streams.c::"
+            "test_pool_free_that_is_tried_twice_is_noted_once",
+        ],
+    ),
+    Fault(
+        "caller not lent",
+        "csrc/transfer/run/job_threads.c",
+        "what the engine's threads do is nobody's",
+        "(cm_event_origin){ticket->noted.stack, ticket->noted.tag});",
+        "(cm_event_origin){0, 0});",
+        [
+            "tests/test_recording.py::"
+            "test_transfers_in_the_background_have_tag_and_line_of_their_caller[emulated]",
+        ],
+    ),
+    Fault(
+        "GIL let go without a trace",
+        "csrc/python/python.h",
+        "what is done without the GIL has no line",
+        "(void)cm_recorder_lend_origin(cm_recorder_find_origin(UINT64_MAX - 1));",
+        "(void)0;",
+        [
+            "tests/test_recording.py::"
+            "test_failing_allocation_leaves_no_event_but_shortages[emulated]",
+        ],
+    ),
+    Fault(
+        "ring turned over",
+        "csrc/base/recorder.c",
+        "a ring that is made larger has its rows in another order",
+        "rows[i] = *row_locked(ring.count - ring.kept + i);",
+        "rows[i] = *row_locked(ring.count - 1 - i);",
+        [
+            "tests/c/test_recorder.c::test_last_rows_are_kept_in_order",
+            "tests/test_recording.py::"
+            "test_record_of_more_than_there_was_room_for_grows_the_ring_in_order[emulated]",
+        ],
+    ),
 ]

@@ -146,6 +146,20 @@ run(cm_state *state, const page_call *wanted, PyObject *tuple)
         cm_state_enter(state);
         cm_status status = CM_WITHOUT_GIL(
             CM_ON_DEVICE(rt, home, submit(rt, wanted, addresses, nbytes, count)));
+        for (uint64_t i = 0; wanted->work == PREFETCH && cm_is_ok(status) && i < count
+                             && cm_recorder_is_on();
+             i++) {
+            uint8_t kind = cm_kind_in_event(CM_KIND_MANAGED);
+            int device = wanted->location < 0 ? -1 : wanted->location;
+            cm_event event = {.op = CM_EVENT_PREFETCH,
+                              .address = addresses[i],
+                              .nbytes = nbytes[i],
+                              .stream = wanted->stream->handle,
+                              .kind = kind,
+                              .source_kind = kind,
+                              .device = (int8_t)device};
+            cm_recorder_note_here(event);
+        }
         status = explained(rt, wanted->location >= 0 ? wanted->location : home, status);
         cm_state_leave(state);
         for (Py_ssize_t i = 0; i < most; i++) {

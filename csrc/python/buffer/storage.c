@@ -56,6 +56,12 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
 static inline void
 forget_block(cm_storage *storage)
 {
+    if (CM_UNLIKELY(storage->is_traced)) {
+        uintptr_t place = (uintptr_t)storage->host;
+        (void)cm_tracing.untrack(CM_TRACE_DOMAIN,
+                                 place != 0 ? place : (uintptr_t)storage->address);
+        storage->is_traced = false;
+    }
     storage->pool = NULL;
     storage->block = NULL;
     storage->host = NULL;
@@ -153,6 +159,21 @@ forget_advice(const cm_storage *detached, cm_runtime *rt)
     return first;
 }
 
+void
+cm_storage_note_registered(const cm_storage *storage, uint8_t op)
+{
+    if (cm_recorder_is_on()) {
+        cm_event event = {.op = op,
+                          .address = (uintptr_t)storage->host,
+                          .nbytes = storage->nbytes,
+                          .value = op == CM_EVENT_ALLOCATE ? storage->nbytes : 0,
+                          .kind = CM_EVENT_REGISTERED,
+                          .source_kind = CM_EVENT_REGISTERED,
+                          .device = (int8_t)storage->device};
+        cm_recorder_note_here(event);
+    }
+}
+
 cm_status
 cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
 {
@@ -169,6 +190,7 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
             status = cm_first_failure(status, settle(detached, runtime));
         }
         if (detached->registration != NULL) {
+            cm_storage_note_registered(detached, CM_EVENT_FREE);
             status = cm_first_failure(status,
                                       cm_registration_release(detached->registration));
         }

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "python/core/recording.h"
 #include "python/device/objects.h"
 #include "transfer/engine/handle.h"
 
@@ -64,6 +65,7 @@ typedef struct cm_storage {
     bool is_file;       /* foreign, and known to be a mapped file's */
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
+    bool is_traced; /* tracemalloc knows of the block */
     bool unlocks;   /* an import whose pages stay locked until then */
     bool is_advised;     /* managed memory, which goes back without what it was told */
     bool side_is_device; /* of managed memory: who used which bytes last */
@@ -102,6 +104,17 @@ typedef struct cm_storage {
     cm_deferred deferred;  /* so that what is let go without the GIL cannot fail */
     atomic_bool deferring; /* it waits, with a reference, for the bytes to go */
 } cm_storage;
+
+/* Tell tracemalloc of the block. GIL. */
+static inline void
+cm_storage_trace(cm_storage *storage)
+{
+    uintptr_t place = (uintptr_t)storage->host;
+    place = place != 0 ? place : (uintptr_t)storage->address;
+    storage->is_traced =
+        cm_tracing.track != NULL
+        && cm_tracing.track(CM_TRACE_DOMAIN, place, storage->nbytes) == 0;
+}
 
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.
  * NULL with MemoryError. */
@@ -206,6 +219,8 @@ void cm_storage_detach(cm_storage *storage, cm_storage *out);
  * the device where others may (`runtime` NULL: that was done). Fails: host_unregister or
  * such a wait (everything is gone all the same). */
 CM_NODISCARD cm_status cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime);
+/* Tell the recorder of pages of others that were locked, or are let go. */
+void cm_storage_note_registered(const cm_storage *storage, uint8_t op);
 /* Then, with the GIL, let go of the foreign owner. */
 void cm_storage_drop_foreign(cm_storage *detached);
 

@@ -404,7 +404,7 @@ cm_call_let_go(void *argument)
 {
     cm_call *call = argument;
     if (call->thread == NULL) {
-        call->thread = PyEval_SaveThread();
+        call->thread = cm_gil_give();
     }
 }
 
@@ -412,7 +412,7 @@ void
 cm_call_take_back(cm_call *call)
 {
     if (call->thread != NULL) {
-        PyEval_RestoreThread(call->thread);
+        cm_gil_take(call->thread);
         call->thread = NULL;
     }
 }
@@ -434,9 +434,9 @@ bool
 cm_call_is_interrupted(void *argument)
 {
     cm_call *call = argument;
-    PyEval_RestoreThread(call->thread); /* let_go() came before */
+    cm_gil_take(call->thread); /* let_go() came before */
     bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
-    call->thread = PyEval_SaveThread();
+    call->thread = cm_gil_give();
     return interrupted;
 }
 

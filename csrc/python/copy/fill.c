@@ -59,7 +59,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
                                .after_count = before.stream_count};
     cm_ticket_info info = {.done = false};
     cm_ticket *ticket;
-    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_pool_waiter waiter = {self->state, cm_gil_give()};
     if (blocking) { /* what the device fills is queued and waits for nothing */
         cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
         request.interrupted = hooks.interrupted;
@@ -73,7 +73,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
         cm_ticket_read(ticket, &info);
         cm_ticket_release(ticket);
     }
-    PyEval_RestoreThread(waiter.thread);
+    cm_gil_take(waiter.thread);
     uint64_t use_calls = before.use_calls;
     cm_pending_give(&before);
     if (status.code == CM_ECANCELLED && PyErr_Occurred()) {

@@ -106,6 +106,7 @@ get_pool(cm_state *state, cm_pool **slot, cm_kind kind, unsigned flags, int devi
                                  .numa_node = -1,
                                  .serial = ++state->pool_serial,
                                  .number = is_staging ? CM_NUMBER_STAGING : 0,
+                                 .is_staging = is_staging,
                                  .budget = cm_limits_budget(state, kind, device)};
         cm_pool *pool = NULL;
         cm_status status = cm_pool_create(runtime, &config, &pool);

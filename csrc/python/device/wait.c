@@ -251,9 +251,9 @@ static bool
 is_interrupted(void *argument)
 {
     cm_pool_waiter *waiter = argument;
-    PyEval_RestoreThread(waiter->thread);
+    cm_gil_take(waiter->thread);
     bool interrupted = PyErr_CheckSignals() < 0;
-    waiter->thread = PyEval_SaveThread();
+    waiter->thread = cm_gil_give();
     return interrupted;
 }
 
@@ -261,10 +261,10 @@ static bool
 wait_for_device(void *argument, int device, cm_status *out)
 {
     cm_pool_waiter *waiter = argument;
-    PyEval_RestoreThread(waiter->thread);
+    cm_gil_take(waiter->thread);
     cm_runtime *rt = waiter->state->runtime; /* stays while the state is entered */
     bool done = cm_wait_for_device(waiter->state, rt, device, out);
-    waiter->thread = PyEval_SaveThread();
+    waiter->thread = cm_gil_give();
     return done;
 }
 

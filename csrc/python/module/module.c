@@ -6,6 +6,7 @@
 #include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/numpy_bridge.h"
+#include "python/core/recording.h"
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 #include "python/pool/limits.h"
@@ -44,7 +45,7 @@ add_functions(PyObject *module)
         cm_protocol_methods,  cm_constructor_methods,  cm_copy_methods,
         cm_device_methods,    cm_pool_methods,         cm_shutdown_methods,
         cm_configure_methods, cm_multi_device_methods, cm_copy_many_methods,
-        cm_managed_methods,   cm_numpy_memory_methods,
+        cm_managed_methods,   cm_numpy_memory_methods, cm_recording_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -107,6 +108,7 @@ core_exec(PyObject *module)
         return -1;
     }
     cm_signals_init();
+    cm_tracing_init();
     cm_limits_init(state);
     state->when_closed = cm_state_open;
     state->when_contexts_grow = cm_pools_admit_peers;
@@ -120,6 +122,7 @@ core_exec(PyObject *module)
         || cm_register_event_type(module, state) < 0
         || cm_register_transfer_type(module, state) < 0
         || cm_register_pool_type(module, state) < 0 || add_functions(module) < 0
+        || PyModule_AddIntConstant(module, "_TRACE_DOMAIN", CM_TRACE_DOMAIN) < 0
         || add_constants(module) < 0) {
         return -1;
     }

@@ -74,10 +74,10 @@ try_again(attempt *self)
     cm_status status;
     cm_block *block = NULL;
     cm_state_enter(self->state);
-    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     status = cm_pool_alloc(self->pool, self->nbytes, self->stream, &hooks, &block);
-    PyEval_RestoreThread(waiter.thread);
+    cm_gil_take(waiter.thread);
     cm_state_leave(self->state);
     self->status = status;
     self->block = cm_is_ok(status) ? block : NULL;
@@ -129,10 +129,10 @@ static int
 run_steps(attempt *self)
 {
     cm_trim_request r = {0};
-    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     cm_status status = cm_pool_trim_others(self->pool, self->status, &hooks, &r);
-    PyEval_RestoreThread(waiter.thread);
+    cm_gil_take(waiter.thread);
     if (!cm_is_ok(status)) {
         return -1;
     }
@@ -219,12 +219,14 @@ cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stre
                     .nbytes = nbytes,
                     .stream = stream,
                     .status = status};
+    cm_event_origin caller = cm_recorder_lend_origin((cm_event_origin){0, 0});
     PyGILState_STATE gil = PyGILState_Ensure();
     if (take_steps(&self) < 0) {
         self.status = cm_fail(CM_ECANCELLED, 0);
     }
     Py_XDECREF(self.tried);
     PyGILState_Release(gil);
+    (void)cm_recorder_lend_origin(caller);
     *out = self.block;
     return self.status;
 }
@@ -272,6 +274,7 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
     storage->block = block;
     storage->host = block->host;
     storage->address = block->address;
+    cm_storage_trace(storage);
     if (stream != NULL) {
         cm_storage_set_first_use(storage, stream);
     }

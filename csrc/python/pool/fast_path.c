@@ -150,6 +150,7 @@ fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
     if (plan->stream != NULL) {
         cm_storage_set_first_use(storage, plan->stream);
     }
+    cm_storage_trace(storage);
     cm_list_push_back(&state->storages, &storage->node);
     cm_buffer *buffer = &root->buffer;
     buffer->dtype = Py_NewRef(plan->dtype);

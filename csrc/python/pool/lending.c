@@ -6,6 +6,7 @@
 #include "base/address_map.h"
 #include "base/backoff.h"
 #include "python/core/errors.h"
+#include "python/core/recording.h"
 
 enum {
     USES_MAX = 4,         /* streams that are told apart; more turn into a fence */
@@ -112,8 +113,12 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
 {
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
+    /* Not of a segment: who asks for that holds a lock that others with the GIL wait
+     * for. Before it enters, whose end may be waited for with the GIL. */
+    cm_event_origin before = cm_recording_lend_caller(!is_segment);
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {
+        (void)cm_recorder_lend_origin(before);
         return NULL;
     }
     cm_spin_lock_take(&lending.lock);
@@ -134,6 +139,7 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
         cm_pool_release(pool);
     }
     leave();
+    (void)cm_recorder_lend_origin(before);
     return (void *)(uintptr_t)address;
 }
 

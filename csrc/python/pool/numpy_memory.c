@@ -90,10 +90,10 @@ pin(void *ctx, size_t nbytes, bool may_grow)
     if (block == NULL && may_grow) {
         (void)cm_pool_hold(pool);
         cm_state_enter(state);
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *thread = cm_gil_give();
         block = cm_pool_alloc_optional(pool, nbytes, FENCE_LIMIT);
         cm_pool_release(pool);
-        Py_END_ALLOW_THREADS
+        cm_gil_take(thread);
         cm_state_leave(state);
     }
     return block == NULL ? NULL : enlist(state, pool, block);
@@ -138,9 +138,9 @@ numpy_calloc(void *ctx, size_t count, size_t item_nbytes)
     if (host == NULL) {
         return process.numpy.calloc(process.numpy.ctx, count, item_nbytes);
     }
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = cm_gil_give();
     memset(host, 0, nbytes);
-    Py_END_ALLOW_THREADS
+    cm_gil_take(thread);
     return host;
 }
 

@@ -65,9 +65,9 @@ void
 cm_pool_let_go(cm_state *state, cm_pool *pool)
 {
     cm_state_enter(state);
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = cm_gil_give();
     cm_pool_release(pool);
-    Py_END_ALLOW_THREADS
+    cm_gil_take(thread);
     cm_state_leave(state);
 }
 
@@ -184,10 +184,10 @@ cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
 {
     const cm_runtime *rt = state->runtime;
     cm_state_enter(state);
-    cm_pool_waiter waiter = {state, PyEval_SaveThread()};
+    cm_pool_waiter waiter = {state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     cm_status status = cm_pools_trim(rt, r, wait ? &hooks : NULL);
-    PyEval_RestoreThread(waiter.thread);
+    cm_gil_take(waiter.thread);
     cm_state_leave(state);
     return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal's handler */
 }
@@ -204,10 +204,10 @@ cm_pools_admit_peers(cm_state *state)
     if (rt->device_count < 2) {
         return;
     }
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *thread = cm_gil_give();
     while ((pool = cm_pool_next(rt, pool)) != NULL) {
         first = cm_first_failure(first, cm_pool_admit_peers(pool));
     }
-    Py_END_ALLOW_THREADS
+    cm_gil_take(thread);
     cm_py_report(state, first, NULL); /* the call that noticed is about another thing */
 }

@@ -195,11 +195,11 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     if (pool == NULL) {
         return NULL;
     }
-    cm_pool_waiter waiter = {self->state, PyEval_SaveThread()};
+    cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     uint64_t released;
     cm_status status = cm_pool_trim(pool, 0, &hooks, &released); /* while it is open */
-    PyEval_RestoreThread(waiter.thread);
+    cm_gil_take(waiter.thread);
     if (status.code == CM_ECANCELLED) {
         cm_pool_object_give(op, pool);
         return NULL; /* with the exception of a signal's handler */
@@ -383,7 +383,33 @@ trim(PyObject *module, PyObject *args)
                                      PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
-/* All are held until the end: the last to let go of one may wait, without the GIL. */
+/* All of them, until give_all(): the last to let go of one may wait, without the GIL.
+ * False, with an exception: not all. */
+static bool
+hold_all(cm_state *state, cm_pool ***held, uint32_t *count)
+{
+    uint32_t room = 0;
+    cm_pool *pool = NULL;
+    cm_state_enter(state);
+    while ((room = cm_array_reserve(held, sizeof(pool), NULL, *count, room)) > 0
+           && (pool = cm_pool_after(state->runtime, pool)) != NULL) {
+        (*held)[(*count)++] = pool;
+    }
+    return room > 0 || PyErr_NoMemory() != NULL;
+}
+
+static void
+give_all(cm_state *state, cm_pool **held, uint32_t count)
+{
+    PyThreadState *thread = cm_gil_give();
+    while (count > 0) {
+        cm_pool_release(held[--count]);
+    }
+    cm_gil_take(thread);
+    free(held);
+    cm_state_leave(state);
+}
+
 static PyObject *
 pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -391,30 +417,61 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     bool window = nargs > 0 && args[0] == Py_True;
     cm_pool **held = NULL;
     uint32_t count = 0;
-    uint32_t room = 0;
-    cm_pool *pool = NULL;
-    PyObject *list = PyList_New(0);
-    cm_state_enter(state);
-    while ((room = cm_array_reserve(&held, sizeof(pool), NULL, count, room)) > 0
-           && (pool = cm_pool_after(state->runtime, pool)) != NULL) {
-        held[count++] = pool;
+    PyObject *list = hold_all(state, &held, &count) ? PyList_New(0) : NULL;
+    for (uint32_t i = 0; list != NULL && i < count; i++) {
         cm_append(&list,
-                  Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)pool,
-                                (unsigned long long)cm_pool_get_config(pool)->serial,
-                                describe(pool, window)));
+                  Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)held[i],
+                                (unsigned long long)cm_pool_get_config(held[i])->serial,
+                                describe(held[i], window)));
     }
-    Py_BEGIN_ALLOW_THREADS
-    while (count > 0) {
-        cm_pool_release(held[--count]);
-    }
-    Py_END_ALLOW_THREADS
-    free(held);
-    cm_state_leave(state);
-    if (room == 0) {
-        Py_CLEAR(list);
-        PyErr_NoMemory();
-    }
+    give_all(state, held, count);
     return list;
+}
+
+/* Rows of blocks that are handed out, of all pools, and of locked pages of others. */
+static PyObject *
+living(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    static const char row[] = "(KKKIii)";
+    cm_state *state = cm_state_of_module(module);
+    cm_pool **held = NULL;
+    uint32_t count = 0;
+    if (state->runtime == NULL) {
+        return PyList_New(0);
+    }
+    cm_status status = cm_ok();
+    PyObject *list = hold_all(state, &held, &count) ? PyList_New(0) : NULL;
+    for (uint32_t i = 0; list != NULL && i < count && cm_is_ok(status); i++) {
+        const cm_pool_config *config = cm_pool_get_config(held[i]);
+        int kind =
+            config->is_staging ? CM_EVENT_STAGING : cm_kind_in_event(config->kind);
+        cm_block_row *rows = NULL;
+        uint64_t row_count = 0;
+        status = cm_pool_list(held[i], &rows, &row_count);
+        for (uint64_t k = 0; cm_is_ok(status) && k < row_count; k++) {
+            const cm_block_row *r = &rows[k];
+            if (r->state == CM_BLOCK_LIVE) {
+                cm_append(&list,
+                          Py_BuildValue(
+                              row, r->host != NULL ? (uintptr_t)r->host : r->address,
+                              (unsigned long long)r->nbytes,
+                              (unsigned long long)r->requested_nbytes,
+                              (unsigned)config->serial, kind, config->device));
+            }
+        }
+        free(rows);
+    }
+    give_all(state, held, count);
+    for (const cm_list *n = state->storages.next; n != &state->storages; n = n->next) {
+        const cm_storage *s = CM_LIST_ENTRY(n, cm_storage, node);
+        if (s->registration != NULL) {
+            unsigned long long nbytes = s->nbytes;
+            cm_append(&list,
+                      Py_BuildValue(row, (unsigned long long)(uintptr_t)s->host, nbytes,
+                                    nbytes, 0u, CM_EVENT_REGISTERED, s->device));
+        }
+    }
+    return cm_py_answer(state, status, "while listing what lives", list);
 }
 
 /* -- table ------------------------------------------------------------------------- */
@@ -426,6 +483,7 @@ PyMethodDef cm_pool_methods[] = {
     {"_lend", cm_lend_pool, METH_O, CM_DOC__lend},
     {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
+    {"_living", living, METH_NOARGS, CM_DOC__living},
     {"_limit", cm_limit, METH_VARARGS, CM_DOC__limit},
     {"_host_memory", cm_host_memory_tell, METH_NOARGS, CM_DOC__host_memory},
     {"_processors", cm_processors, METH_NOARGS, CM_DOC__processors},

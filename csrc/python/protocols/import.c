@@ -137,14 +137,14 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     cm_state_enter(state);
     /* The answer comes sooner than the GIL would from a thread that computes. */
     bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
-    PyThreadState *thread = waits ? PyEval_SaveThread() : NULL;
+    PyThreadState *thread = waits ? cm_gil_give() : NULL;
     /* On a thread without a context the driver knows no pointer. */
     cm_status status =
         CM_ON_ANY_DEVICE(rt, cm_state_device(state),
                          cm_registry_probe(registry, import->first, import->nbytes,
                                            &shares, info, &last));
     if (thread != NULL) {
-        PyEval_RestoreThread(thread);
+        cm_gil_take(thread);
     }
     bool same =
         cm_is_ok(status) && info->kind == last.kind && info->device == last.device;

@@ -66,6 +66,9 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
     }
     Py_END_ALLOW_THREADS
     storage->registration = registration; /* goes with the storage */
+    if (registration != NULL) {
+        cm_storage_note_registered(storage, CM_EVENT_ALLOCATE);
+    }
     if (registration != NULL && cm_registration_is_read_only(registration)) {
         storage->flags |= CM_REGISTER_READ_ONLY;
     }

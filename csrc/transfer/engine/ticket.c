@@ -21,6 +21,31 @@ cm_engine_share_locked(cm_engine *engine, const cm_region *region,
                              (uint64_t)(high - low), false, shares);
 }
 
+cm_event
+cm_request_event(const cm_copy_request *request)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    int device = cm_region_is_on_device(dst) ? dst->device : src->device;
+    device = request->stream != NULL ? request->stream->device : device;
+    int64_t fill_count = 0; /* of which a plan has but one element */
+    if (request->is_fill) {
+        cm_ignore(cm_region_count(dst, &fill_count));
+    }
+    cm_event_origin origin = cm_recorder_find_origin(UINT64_MAX - 1);
+    cm_event event = {.op = CM_EVENT_TRANSFER,
+                      .address = cm_region_copy_address(dst),
+                      .nbytes = (uint64_t)(fill_count * dst->itemsize),
+                      .source = request->is_fill ? 0 : cm_region_copy_address(src),
+                      .stream = request->stream == NULL ? 0 : request->stream->handle,
+                      .kind = cm_kind_in_event(dst->kind),
+                      .source_kind = cm_kind_in_event(src->kind),
+                      .stack = origin.stack,
+                      .tag = origin.tag,
+                      .device = (int8_t)device};
+    return event;
+}
+
 cm_ticket *
 cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
 {
@@ -42,6 +67,9 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
     ticket->engine = engine;
     atomic_fetch_add_explicit(&engine->refs, 1, memory_order_relaxed);
     ticket->start_ns = cm_now_ns();
+    if (cm_recorder_is_on()) {
+        ticket->noted = cm_request_event(request);
+    }
     ticket->part_of = request->part_of;
     for (uint32_t i = 0; i < request->keep_count; i++) {
         ticket->keep[ticket->keep_count++] = request->keep[i];
@@ -294,6 +322,22 @@ outcome_of_parts(const cm_ticket *whole, cm_status status)
     return status;
 }
 
+/* Parts of a whole are told of, in its place. */
+static void
+note_end(const cm_ticket *ticket, cm_status status, double seconds)
+{
+    cm_event event = ticket->noted;
+    if (event.op != CM_EVENT_TRANSFER || ticket->is_whole || ticket->captured
+        || ticket->nbytes == 0 || !cm_is_ok(cm_first_failure(ticket->status, status))
+        || !cm_recorder_is_on()) {
+        return;
+    }
+    event.nbytes = event.nbytes != 0 ? event.nbytes : ticket->nbytes;
+    event.value = (uint64_t)(seconds * 1e9);
+    event.time_ns = cm_now_ns() - event.value;
+    cm_recorder_note(event);
+}
+
 void
 cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
@@ -312,6 +356,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
             seconds = (double)milliseconds * 1e-3;
         }
     }
+    note_end(ticket, status, seconds);
     /* Before anybody sees that it is done: then nothing is kept alive any more. The
      * pages go first: with what keeps them they may be unmapped. */
     cm_registry_unshare(engine->registry, &ticket->locked);

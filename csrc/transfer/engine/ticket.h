@@ -35,8 +35,9 @@ struct cm_ticket {
     cm_list node; /* in engine->watched or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
-    uint64_t nbytes;              /* set before anybody else sees it, as is the next */
-    _Atomic uint64_t moved;       /* see cm_ticket_count_moved */
+    cm_event noted;         /* what the recorder is told at the end; `op` 0: nothing */
+    uint64_t nbytes;        /* set before anybody else sees it, as is the next */
+    _Atomic uint64_t moved; /* see cm_ticket_count_moved */
     _Atomic uint64_t parts_moved; /* the same of all parts */
     cm_ticket *part_of;           /* borrowed: it is done later; NULL: of none */
     /* Its place in the order, set before anybody else sees it. Held, owned array; of a
@@ -71,6 +72,8 @@ struct cm_ticket {
     cm_page_shares locked; /* of what is page-locked at its ends, so that it stays so */
 };
 
+/* What the recorder is told of a copy, but for its time and length. */
+cm_event cm_request_event(const cm_copy_request *request);
 /* A ticket with two references: the caller's and the order's, and what is
  * page-locked now at the ends of the request stays so until it is done. NULL: no memory
  * (the keeps are then still the caller's). */

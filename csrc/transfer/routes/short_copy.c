@@ -504,8 +504,16 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
                    && (!c.locked || share_ends(engine, request, &shares));
     if (is_made) {
         atomic_fetch_add_explicit(&engine->counts.quick, 1, memory_order_relaxed);
+        uint64_t begin_ns = cm_recorder_is_on() ? cm_now_ns() : 0;
         *out = copy(&c);
         *kept = c.kept;
+        if (begin_ns != 0 && cm_is_ok(*out)) {
+            cm_event event = cm_request_event(request);
+            event.time_ns = begin_ns;
+            event.nbytes = c.nbytes;
+            event.value = cm_now_ns() - begin_ns;
+            cm_recorder_note(event);
+        }
     }
     if (!cm_registry_try_unshare(engine->registry, &shares)) {
         cm_request_let_go(request); /* a ticket has its own */

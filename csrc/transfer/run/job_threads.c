@@ -14,6 +14,8 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
 {
     const cm_ticket *ticket = job->ticket;
     CM_NVTX("background copy", ticket->nbytes);
+    cm_event_origin before = cm_recorder_lend_origin(
+        (cm_event_origin){ticket->noted.stack, ticket->noted.tag});
     job->in_background = true;
     job->wait = CM_WAIT_NONE;
     if (cm_ticket_is_stopped(ticket) && !ticket->started) {
@@ -35,6 +37,7 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
     else {
         cm_ignore(cm_job_finish(job, status, status.code == CM_ECANCELLED));
     }
+    (void)cm_recorder_lend_origin(before);
 }
 
 static void *

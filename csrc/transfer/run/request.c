@@ -206,6 +206,30 @@ start(cm_job *job, const cm_copy_request *request)
     return status;
 }
 
+/* Of many runs the recorder is told of the first; of a file, that it is one. */
+static void
+note_ends(const cm_copy_request *request, cm_event *noted)
+{
+    if (request->many != NULL && request->many->count > 0) {
+        const cm_piece *piece = &request->many->pieces[0];
+        noted->address =
+            piece->dst.host == NULL ? piece->dst.address : (uintptr_t)piece->dst.host;
+        noted->source =
+            piece->src.host == NULL ? piece->src.address : (uintptr_t)piece->src.host;
+        noted->kind = cm_kind_in_event(piece->dst.kind);
+        noted->source_kind = cm_kind_in_event(piece->src.kind);
+    }
+    if (request->file != NULL && request->file->request->range_count > 0) {
+        const cm_file_request *file = request->file->request;
+        const cm_file_range *range = &file->ranges[0];
+        bool writes = file->writes;
+        cm_address memory =
+            range->host == NULL ? range->address : (uintptr_t)range->host;
+        *(writes ? &noted->source : &noted->address) = memory;
+        *(writes ? &noted->source_kind : &noted->kind) = cm_kind_in_event(range->kind);
+    }
+}
+
 cm_status
 cm_request_start(cm_engine *engine, const cm_copy_request *request,
                  const cm_tuning *tuning, cm_ticket **out)
@@ -217,6 +241,9 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
         cm_many_destroy(request->many);
         cm_request_drop_keeps(request);
         return cm_fail(CM_ENOMEM, 0);
+    }
+    if (ticket->noted.op == CM_EVENT_TRANSFER) {
+        note_ends(request, &ticket->noted);
     }
     if (request->ticket_seen != NULL) {
         *request->ticket_seen = ticket;

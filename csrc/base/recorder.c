@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/recorder.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+
+/* The last `kept` of the rows noted, up to the one before `next`.
+ *   kept <= capacity, kept <= count, next < capacity unless that is 0 */
+typedef struct event_ring {
+    cm_spin_lock lock;
+    cm_event *rows; /* owned; NULL: closed */
+    uint64_t capacity;
+    uint64_t next;
+    uint64_t kept;
+    uint64_t count;
+    bool watches_forks;
+} event_ring;
+
+atomic_bool cm_recorder_on;
+static event_ring ring;
+static cm_recorder_asked *_Atomic asked;
+static _Thread_local cm_event_origin lent;
+static _Thread_local uint32_t thread_number;
+
+/* -- noting ----------------------------------------------------------------------------- */
+
+void
+cm_recorder_note(cm_event event)
+{
+    if (thread_number == 0) {
+        thread_number = (uint32_t)gettid();
+    }
+    event.thread = thread_number;
+    cm_spin_lock_take(&ring.lock);
+    if (ring.rows != NULL) {
+        /* Under the lock, so that rows are in the order of time. */
+        event.time_ns = event.time_ns != 0 ? event.time_ns : cm_now_ns();
+        ring.rows[ring.next] = event;
+        ring.next = ring.next + 1 == ring.capacity ? 0 : ring.next + 1;
+        ring.kept += ring.kept < ring.capacity;
+        ring.count++;
+    }
+    cm_spin_lock_give(&ring.lock);
+}
+
+cm_event_origin
+cm_recorder_find_origin(uint64_t nbytes)
+{
+    cm_recorder_asked *ask = atomic_load_explicit(&asked, memory_order_acquire);
+    return ask == NULL ? lent : ask(nbytes, lent);
+}
+
+cm_event_origin
+cm_recorder_lend_origin(cm_event_origin origin)
+{
+    cm_event_origin before = lent;
+    lent = origin;
+    return before;
+}
+
+void
+cm_recorder_note_here(cm_event event)
+{
+    cm_event_origin origin = cm_recorder_find_origin(event.nbytes);
+    event.stack = origin.stack;
+    event.tag = origin.tag;
+    cm_recorder_note(event);
+}
+
+/* -- opening, closing, reading ---------------------------------------------------------- */
+
+/* Another thread may have had the lock. */
+static void
+forget_in_child(void)
+{
+    atomic_store(&cm_recorder_on, false);
+    ring.lock = (cm_spin_lock){0}; /* free */
+    thread_number = 0;
+}
+
+/* The place of a row that is kept. */
+static const cm_event *
+row_locked(uint64_t number)
+{
+    uint64_t back = ring.count - number;
+    return &ring.rows[back <= ring.next ? ring.next - back
+                                        : ring.next + ring.capacity - back];
+}
+
+bool
+cm_recorder_open(uint64_t capacity, cm_recorder_asked *ask)
+{
+    atomic_store_explicit(&asked, ask, memory_order_release);
+    if (!ring.watches_forks) {
+        ring.watches_forks = pthread_atfork(NULL, NULL, forget_in_child) == 0;
+    }
+    cm_event *rows = NULL;
+    if (capacity > ring.capacity) {
+        rows = calloc(capacity, sizeof(*rows)); /* pages that are not touched cost
+                                                   nothing */
+        if (rows == NULL) {
+            return false;
+        }
+        cm_spin_lock_take(&ring.lock);
+        cm_event *old = ring.rows;
+        for (uint64_t i = 0; i < ring.kept; i++) {
+            rows[i] = *row_locked(ring.count - ring.kept + i);
+        }
+        ring.rows = rows;
+        ring.capacity = capacity;
+        ring.next = ring.kept;
+        cm_spin_lock_give(&ring.lock);
+        free(old);
+    }
+    atomic_store(&cm_recorder_on, true);
+    return true;
+}
+
+void
+cm_recorder_close(void)
+{
+    atomic_store(&cm_recorder_on, false);
+    cm_spin_lock_take(&ring.lock);
+    cm_event *old = ring.rows;
+    ring.rows = NULL;
+    ring.capacity = ring.next = ring.kept = 0;
+    cm_spin_lock_give(&ring.lock);
+    free(old);
+}
+
+uint64_t
+cm_recorder_count(void)
+{
+    cm_spin_lock_take(&ring.lock);
+    uint64_t count = ring.count;
+    cm_spin_lock_give(&ring.lock);
+    return count;
+}
+
+/* The last ones first, some at a time: hooks wait for no more than those, and what they
+ * overwrite meanwhile is the oldest. */
+uint64_t
+cm_recorder_read(uint64_t begin, uint64_t end, char *out)
+{
+    enum { SOME = 256 };
+    uint64_t first = end;
+    for (bool more = true; more && first > begin;) {
+        uint64_t from = first - begin < SOME ? begin : first - SOME;
+        cm_spin_lock_take(&ring.lock);
+        uint64_t oldest = ring.count - ring.kept;
+        more = from >= oldest;
+        from = more ? from : oldest;
+        while (first > from) {
+            first--;
+            memcpy(out + (first - begin) * CM_EVENT_NBYTES, row_locked(first),
+                   CM_EVENT_NBYTES);
+        }
+        cm_spin_lock_give(&ring.lock);
+    }
+    return first;
+}

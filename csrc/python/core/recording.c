@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/core/recording.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include "base/address_map.h"
+#include "docstrings.h"
+
+/* What the limited API leaves out, but every CPython since 3.11 has. */
+typedef struct internals {
+    PyThreadState *(*current_thread)(void); /* NULL: this one has not got the GIL */
+    PyFrameObject *(*outer_frame)(PyFrameObject *frame);
+    int (*place_in_code)(PyFrameObject *frame);
+    int (*read_variable)(PyObject *variable, PyObject *otherwise, PyObject **value);
+} internals;
+
+enum {
+    DEPTH = 32,           /* innermost frames that are kept of a stack */
+    STACKS_MAX = 1 << 20, /* more have number 0 */
+};
+
+typedef struct frame {
+    PyObject *code; /* owned, for as long as the process */
+    int place;      /* in its bytes */
+} frame;
+
+typedef struct stack {
+    uint32_t number;
+    uint32_t count;
+    frame frames[]; /* innermost first */
+} stack;
+
+/* One of the process, as the recorder is. Stacks keep their numbers, so that what an
+ * unfinished transfer has is never another's. */
+static struct recording {
+    internals python;
+    PyObject *tags; /* owned ContextVar of ints; NULL: there are none */
+    /* Also looked at without the GIL: */
+    atomic_bool has_tags;
+    _Atomic uint64_t least_nbytes; /* of what has a stack; UINT64_MAX: nothing has */
+    cm_address_map known; /* stacks by 64 bits that are as good as themselves */
+    stack **stacks;       /* owned, by their numbers less 1 */
+    uint32_t count;
+    uint32_t room;
+} recording;
+
+cm_tracemalloc cm_tracing;
+
+/* Functions by their names; NULL: there is none. */
+static void
+find_functions(const char *const *names, int count, void *out)
+{
+    for (int i = 0; i < count; i++) {
+        void *found = dlsym(RTLD_DEFAULT, names[i]);
+        memcpy((char *)out + (size_t)i * sizeof(found), &found, sizeof(found));
+    }
+}
+
+void
+cm_tracing_init(void)
+{
+    static const char *const names[] = {"PyTraceMalloc_Track", "PyTraceMalloc_Untrack"};
+    static const char *const others[] = {"_PyThreadState_UncheckedGet",
+                                         "PyFrame_GetBack", "PyFrame_GetLasti",
+                                         "PyContextVar_Get"};
+    static const char *const newer = "PyThreadState_GetUnchecked";
+    find_functions(names, 2, &cm_tracing);
+    find_functions(others, 4, &recording.python);
+    if (recording.python.current_thread == NULL) {
+        find_functions(&newer, 1, &recording.python);
+    }
+}
+
+/* -- stacks ------------------------------------------------------------------------------ */
+
+/* Its number; 0: there are too many, or there is no memory. */
+static uint32_t
+add_stack(uint64_t hash, const frame *frames, uint32_t count)
+{
+    uint32_t room = cm_array_reserve(&recording.stacks, sizeof(stack *), NULL,
+                                     recording.count, recording.room);
+    stack *new = room == 0 || recording.count == STACKS_MAX
+                     ? NULL
+                     : malloc(sizeof(*new) + count * sizeof(*frames));
+    recording.room = room != 0 ? room : recording.room;
+    if (new == NULL || !cm_address_map_put(&recording.known, hash, new)) {
+        free(new);
+        return 0;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        new->frames[i] = frames[i];
+        Py_INCREF(frames[i].code);
+    }
+    new->count = count;
+    recording.stacks[recording.count++] = new;
+    return new->number = recording.count;
+}
+
+/* That of this thread, whose frames live as long as the call that asks. */
+static uint32_t
+find_stack(PyThreadState *thread)
+{
+    frame frames[DEPTH];
+    uint32_t count = 0;
+    uint64_t hash = 1;
+    int collects = PyGC_Disable(); /* which would run what it finds, in this place */
+    PyFrameObject *at = PyThreadState_GetFrame(thread);
+    while (at != NULL && count < DEPTH) {
+        PyObject *code = (PyObject *)(void *)PyFrame_GetCode(at);
+        int place = recording.python.place_in_code(at);
+        frames[count++] = (frame){code, place};
+        hash = (hash ^ (uint64_t)(uintptr_t)code ^ ((uint64_t)(uint32_t)place << 32))
+               * UINT64_C(0x9E3779B97F4A7C15);
+        hash ^= hash >> 29;
+        Py_DECREF(code); /* its frame has it */
+        PyFrameObject *outer = recording.python.outer_frame(at);
+        Py_DECREF((PyObject *)(void *)at);
+        at = outer;
+    }
+    Py_XDECREF((PyObject *)(void *)at);
+    if (collects) {
+        (void)PyGC_Enable();
+    }
+    if (count == 0) {
+        return 0;
+    }
+    hash |= hash == 0;
+    const stack *known = cm_address_map_find(&recording.known, hash, false);
+    return known != NULL ? known->number : add_stack(hash, frames, count);
+}
+
+/* -- who is asked ------------------------------------------------------------------------ */
+
+static uint32_t
+find_tag(void)
+{
+    PyObject *value = NULL;
+    uint32_t tag = 0;
+    if (recording.python.read_variable(recording.tags, NULL, &value) == 0
+        && value != NULL) {
+        tag = (uint32_t)PyLong_AsLong(value);
+    }
+    Py_XDECREF(value);
+    return tag;
+}
+
+/* A thread that has let the GIL go, or never had it, has what it was lent. */
+static cm_event_origin
+find_origin(uint64_t nbytes, cm_event_origin lent)
+{
+    bool has_tags = atomic_load_explicit(&recording.has_tags, memory_order_relaxed);
+    bool has_stack =
+        nbytes >= atomic_load_explicit(&recording.least_nbytes, memory_order_relaxed);
+    cm_event_origin none = {has_stack ? lent.stack : 0, lent.tag};
+    if (!has_stack && !has_tags) {
+        return none;
+    }
+    PyThreadState *thread = recording.python.current_thread();
+    if (thread == NULL || thread != PyGILState_GetThisThreadState()) {
+        return none;
+    }
+    return (cm_event_origin){has_stack ? find_stack(thread) : 0,
+                             has_tags ? find_tag() : 0};
+}
+
+cm_event_origin
+cm_recording_lend_caller(bool may)
+{
+    cm_event_origin origin = {0, 0};
+    may = may && (recording.least_nbytes != UINT64_MAX || recording.has_tags);
+    if (may && cm_recorder_is_on() && PyGILState_GetThisThreadState() != NULL) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        origin = cm_recorder_find_origin(UINT64_MAX - 1);
+        PyGILState_Release(gil);
+    }
+    return cm_recorder_lend_origin(origin);
+}
+
+/* -- what the package asks for ----------------------------------------------------------- */
+
+static PyObject *
+recorder_open(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long capacity, least_nbytes;
+    PyObject *tags;
+    const internals *python = &recording.python;
+    if (!PyArg_ParseTuple(args, "KKO", &capacity, &least_nbytes, &tags)) {
+        return NULL;
+    }
+    if (python->current_thread == NULL || python->outer_frame == NULL
+        || python->place_in_code == NULL || python->read_variable == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "records need CPython, and know no other");
+        return NULL;
+    }
+    recording.least_nbytes = least_nbytes;
+    cm_replace(&recording.tags, tags == Py_None ? NULL : Py_NewRef(tags));
+    recording.has_tags = tags != Py_None;
+    return cm_recorder_open(capacity, find_origin) ? Py_NewRef(Py_None)
+                                                   : PyErr_NoMemory();
+}
+
+static PyObject *
+recorder_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    cm_recorder_close();
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recorder_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromUnsignedLongLong(cm_recorder_count());
+}
+
+static PyObject *
+recorder_read(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned long long begin, end;
+    if (!PyArg_ParseTuple(args, "KK", &begin, &end)) {
+        return NULL;
+    }
+    end = end < begin ? begin : end;
+    PyObject *bytes =
+        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((end - begin) * CM_EVENT_NBYTES));
+    if (bytes == NULL) {
+        return NULL;
+    }
+    uint64_t first = cm_recorder_read(begin, end, PyBytes_AsString(bytes));
+    return Py_BuildValue("(KN)", (unsigned long long)first, bytes);
+}
+
+static PyObject *
+recorder_stacks(PyObject *Py_UNUSED(module), PyObject *begin)
+{
+    PyObject *list = PyList_New(0);
+    unsigned long i = PyLong_AsUnsignedLong(begin);
+    for (; list != NULL && i <= recording.count; i++) {
+        const stack *s = i == 0 ? NULL : recording.stacks[i - 1];
+        PyObject *frames = PyList_New(0);
+        for (uint32_t k = 0; s != NULL && frames != NULL && k < s->count; k++) {
+            cm_append(&frames,
+                      Py_BuildValue("(Oi)", s->frames[k].code, s->frames[k].place));
+        }
+        cm_append(&list, frames);
+    }
+    return list;
+}
+
+PyMethodDef cm_recording_methods[] = {
+    {"_recorder_open", recorder_open, METH_VARARGS, CM_DOC__recorder_open},
+    {"_recorder_close", recorder_close, METH_NOARGS, CM_DOC__recorder_close},
+    {"_recorder_count", recorder_count, METH_NOARGS, CM_DOC__recorder_count},
+    {"_recorder_read", recorder_read, METH_VARARGS, CM_DOC__recorder_read},
+    {"_recorder_stacks", recorder_stacks, METH_O, CM_DOC__recorder_stacks},
+    {NULL, NULL, 0, NULL},
+};

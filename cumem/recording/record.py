@@ -1,0 +1,625 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of what happens to memory: begun, ended, kept in files; and tags."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import gzip
+import json
+import operator
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cumem import _core
+from cumem.devices import Device, backend, device_count
+from cumem.files import open_regular
+from cumem.locks import make_lock
+from cumem.recording import answers
+from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
+from cumem.recording.stacks import Stacks
+from cumem.units import parse_nbytes
+
+_NEVER: Final = 2**64 - 1  # no event has so many bytes
+_MOST: Final = 1 << 32
+_OP: Final = {name: number for number, name in enumerate(OPS)}
+
+_lock = make_lock()
+_open: list[Record] = []
+_tags: list[str] = [""]
+_tag_numbers: dict[str, int] = {"": 0}
+#: The number of the context's tag; None until there was one.
+_current_tag: contextvars.ContextVar[int] | None = None
+
+
+class Record:
+    """What happened to memory between its start and its end; see `record`."""
+
+    def __init__(
+        self, stacks: bool | int | str = True, max_entries: int = 1_000_000
+    ) -> None:
+        self._least = _read_stacks(stacks)
+        self._max_entries = _read_count(max_entries)
+        self._log: Log | None = None  # once it has ended
+        self._running = False
+        self._begin = 0  # number of the recorder's row
+        self._begin_ns = 0
+        self._begin_s = 0.0
+        self._living = np.zeros(0, EVENT)
+        self._threads: dict[int, str] = {}
+
+    # -- life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, or begin anew: what it had is forgotten.
+
+        Raises
+        ------
+        RuntimeError
+            If it is running.
+        MemoryError
+            If there is no memory for the events.
+        """
+        with _lock:
+            if self._running:
+                raise RuntimeError("the record is running")
+            self._log = None
+            self._threads = _thread_names()
+            _open.append(self)
+            try:
+                _adjust(_open)
+            except BaseException:
+                _open.remove(self)
+                _adjust(_open)
+                raise
+            self._running = True
+            self._begin = _core._recorder_count()
+            self._begin_s = time.time()
+            self._begin_ns = time.monotonic_ns()
+        self._living = _read_living(self._begin)
+
+    def stop(self) -> None:
+        """End. What happens from now on is not in it.
+
+        Raises
+        ------
+        RuntimeError
+            If it is not running.
+        """
+        with _lock:
+            if not self._running:
+                raise RuntimeError("the record is not running")
+            self._log = self._read()
+            self._running = False
+            _open.remove(self)
+            _adjust(_open)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._running:  # else it was stopped inside
+            self.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether it notes what happens."""
+        return self._running
+
+    def _read(self) -> Log:
+        now_ns = time.monotonic_ns()
+        end = _core._recorder_count()
+        begin = max(self._begin, end - self._max_entries)
+        first, rows = _core._recorder_read(begin, end)
+        events = np.frombuffer(rows, EVENT)[first - begin :].copy()
+        # A transfer is told of at its end, and may have begun before the record did.
+        since = events["time_ns"].astype(np.int64) - self._begin_ns
+        events["time_ns"] = np.maximum(since, 0)
+        if (since[1:] < since[:-1]).any():
+            events = events[np.argsort(events["time_ns"], kind="stable")]
+        return Log(
+            events,
+            self._living,
+            Stacks(),
+            tuple(_tags),
+            self._threads | _thread_names(),
+            first - self._begin,
+            self._begin_s,
+            now_ns - self._begin_ns,
+            _describe_machine(),
+        )
+
+    # -- what it has -----------------------------------------------------------------
+
+    @property
+    def log(self) -> Log:
+        """Its events, and the tables that they point into; up to now while it is
+        running. RuntimeError before it was started.
+        """
+        with _lock:
+            if self._running:
+                return self._read()
+        if self._log is None:
+            raise RuntimeError("the record was not started, or a fork has ended it")
+        return self._log
+
+    def __len__(self) -> int:
+        """Events that it has."""
+        if self._running:
+            noted = _core._recorder_count() - self._begin
+            return min(noted, self._max_entries)
+        return 0 if self._log is None else len(self._log.events)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        if self._running:
+            return f"<cumem.Record, running, {len(self)} events>"
+        if self._log is None:
+            return "<cumem.Record, not started>"
+        seconds = self._log.duration_ns * 1e-9
+        return f"<cumem.Record of {seconds:.3g} s, {len(self)} events>"
+
+    def summary(self) -> answers.Summary:
+        """Add up: each kind of memory, transfers between kinds, shortages."""
+        return answers.summarize(self.log)
+
+    def leaks(self) -> answers.Leaks:
+        """What was allocated inside and is still alive, by line.
+
+        That is at the end of the record, or now while it is running. What copies go
+        through is left out.
+        """
+        return answers.find_leaks(self.log)
+
+    def top(self, by: answers.By = "line") -> answers.Top:
+        """Who held most at once.
+
+        Parameters
+        ----------
+        by : {"line", "tag", "kind"}
+            A tag counts for those around it as well.
+
+        Raises
+        ------
+        ValueError
+            If `by` is none of them.
+        """
+        return answers.find_top(self.log, by)
+
+    def peak(self) -> answers.Peak:
+        """When most was live, of which kinds, and the lines that it was from."""
+        return answers.find_peak(self.log)
+
+    # -- files -----------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to an ``.npz``, which `load` reads and ``python -m cumem replay``
+        takes.
+
+        Parameters
+        ----------
+        path : str or path-like
+            An existing file is replaced.
+        """
+        log = self.log
+        used = np.unique(np.concatenate([log.events["stack"], log.living["stack"]]))
+        stacks = {int(i): log.stacks[int(i)] for i in used if i}
+        tables = {
+            "stacks": stacks,
+            "tags": log.tags,
+            "threads": log.threads,
+            "lost_count": log.lost_count,
+            "begin_s": log.begin_s,
+            "duration_ns": log.duration_ns,
+            "machine": log.machine,
+        }
+        text = np.frombuffer(json.dumps(tables).encode(), np.uint8)
+        with open(path, "wb") as file:
+            save: Any = np.savez_compressed  # whose stub takes names for its flags
+            save(file, events=log.events, living=log.living, tables=text, **_trace(log))
+
+    def to_torch_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write a pickle that PyTorch's memory viewer opens."""
+        _export("torch_snapshot", self.log, path)
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace that Perfetto and Chrome open."""
+        _export("perfetto", self.log, path)
+
+    def to_pprof(self, path: str | os.PathLike[str]) -> None:
+        """Write a profile that pprof opens."""
+        _export("pprof", self.log, path)
+
+    def to_json_lines(self, path: str | os.PathLike[str]) -> None:
+        """Write each event as a line of JSON."""
+        _export("json_lines", self.log, path)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that shows it in a browser, without a network."""
+        _export("page", self.log, path)
+
+
+def _export(module: str, log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
+    """By a module of this package, which is loaded when somebody wants it."""
+    import_module(f"cumem.recording.{module}").write(log, path)
+
+
+def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Record:
+    """Note what happens to memory in a block of code.
+
+    ``with cumem.record() as rec:`` and then, after the block, ``print(rec.summary())``,
+    ``rec.leaks()``, ``rec.top()``, ``rec.peak()``; or ``rec.start()`` and ``rec.stop()``.
+
+    Parameters
+    ----------
+    stacks : bool, int or str
+        Whether events have the Python stack, the 32 innermost frames; or the number of
+        bytes, as ``65536`` or ``"64KiB"``, from which on they do; transfers always then.
+    max_entries : int
+        Most events that are kept, at 72 bytes each as they come: of more the oldest are
+        lost, and counted.
+
+    Returns
+    -------
+    Record
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If one is out of bounds.
+
+    Notes
+    -----
+    Every pool is in it: allocations and frees of pinned, mapped, managed and device
+    memory, registrations, what copies go through ("staging"), growth, trims, transfers,
+    prefetches, and attempts that found memory short; of all threads. Several may run at
+    once and be nested: each has the events from its start to its end, with stacks where
+    one of them wants those. A forked child notes nothing until it starts a record of its
+    own; those of its parent are over there, and empty.
+
+    Examples
+    --------
+    >>> with cumem.record() as rec:
+    ...     kept = cumem.empty_pinned(1000, "u1")
+    ...     gone = cumem.empty_pinned(2000, "u1")
+    ...     del gone
+    >>> [(kind.name, kind.count, kind.living_count) for kind in rec.summary().kinds]
+    [('pinned', 2, 1)]
+    >>> rec.leaks().count
+    1
+    """
+    return Record(stacks, max_entries)
+
+
+def diff(before: Record, after: Record) -> answers.Difference:
+    """What a record has more than another.
+
+    Parameters
+    ----------
+    before, after : Record
+        Of the same work, as of two epochs.
+
+    Returns
+    -------
+    Difference
+        Kinds and lines whose allocations or peaks differ; ``print()`` shows them.
+
+    Raises
+    ------
+    TypeError
+        If one is no record.
+    RuntimeError
+        If one was not started.
+    """
+    for name, each in (("before", before), ("after", after)):
+        if not isinstance(each, Record):
+            raise TypeError(f"{name} must be a Record, not {type(each).__name__}")
+    return answers.find_difference(before.log, after.log)
+
+
+def load_record(path: str | os.PathLike[str]) -> Record:
+    """Read what `Record.save` wrote.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Returns
+    -------
+    Record
+        One that has ended.
+
+    Raises
+    ------
+    ValueError
+        If the file is no such record.
+    OSError
+        If it cannot be read.
+    """
+    try:
+        with open_regular(Path(path)) as file, np.load(file) as arrays:
+            events, living = arrays["events"], arrays["living"]
+            tables = json.loads(arrays["tables"].tobytes())
+        if events.dtype != EVENT or living.dtype != EVENT:
+            raise ValueError("its events are of another version")
+        found = {
+            int(i): tuple(Frame(*f) for f in s) for i, s in tables["stacks"].items()
+        }
+        stacks = [found.get(i, ()) for i in range(max(found, default=0) + 1)]
+        log = Log(
+            events,
+            living,
+            stacks,
+            tuple(tables["tags"]),
+            {int(number): name for number, name in tables["threads"].items()},
+            int(tables["lost_count"]),
+            float(tables["begin_s"]),
+            int(tables["duration_ns"]),
+            tables["machine"],
+        )
+    except OSError:
+        raise
+    except Exception as error:  # a damaged archive may raise nearly anything
+        raise ValueError(f"{os.fspath(path)}: no record of cumem: {error}") from None
+    self = Record()
+    self._log = log
+    return self
+
+
+# -- tags ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tag(name: str) -> Iterator[None]:
+    """Mark what happens in a block: ``with cumem.tag("loader"):``.
+
+    Parameters
+    ----------
+    name : str
+        Not empty. Inside another such block it becomes ``"outer/name"``.
+
+    Raises
+    ------
+    TypeError
+        If `name` is no str.
+    ValueError
+        If it is empty.
+
+    Notes
+    -----
+    It belongs to the context, as ``contextvars`` say: tasks of asyncio have that of the
+    code which made them, threads begin with none, unless Python or a
+    ``contextvars.copy_context()`` gives them one. It also decorates a function. Each name
+    is kept for as long as the process.
+
+    Examples
+    --------
+    >>> with cumem.record() as rec, cumem.tag("loader"):
+    ...     with cumem.tag("batch"):
+    ...         kept = cumem.empty_pinned(1000, "u1")
+    >>> [(group.name, group.count) for group in rec.top("tag").groups]
+    [('loader', 1), ('loader/batch', 1)]
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, not {type(name).__name__}")
+    if not name:
+        raise ValueError("name must not be empty")
+    variable = _tag_variable()
+    outer = _tags[variable.get()]
+    token = variable.set(_number_tag(f"{outer}/{name}" if outer else name))
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def _tag_variable() -> contextvars.ContextVar[int]:
+    global _current_tag
+    with _lock:
+        if _current_tag is None:
+            _current_tag = contextvars.ContextVar("cumem.tag", default=0)
+            _adjust(_open)
+        return _current_tag
+
+
+def _number_tag(name: str) -> int:
+    with _lock:
+        number = _tag_numbers.get(name)
+        if number is None:
+            number = _tag_numbers[name] = len(_tags)
+            _tags.append(name)
+        return number
+
+
+# -- what the recorder does ------------------------------------------------------------
+
+
+def _adjust(records: list[Record]) -> None:
+    """Let the recorder do what all of these want."""
+    if not records:
+        _core._recorder_close()
+        return
+    capacity = max(each._max_entries for each in records)
+    _core._recorder_open(capacity, min(each._least for each in records), _current_tag)
+
+
+def open_records() -> list[Record]:
+    """Those that are running."""
+    with _lock:
+        return list(_open)
+
+
+def _forget_in_child() -> None:
+    """What they have is the parent's to read: children are many, and it may be much."""
+    for each in _open:
+        each._running = False
+    _open.clear()
+    _core._recorder_close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _read_living(begin: int) -> NDArray[Any]:
+    """What lives as rows, but for what was allocated since row `begin`."""
+    try:
+        rows = _core._living()
+    except RuntimeError:  # in a forked child
+        rows = []
+    first, noted = _core._recorder_read(begin, _core._recorder_count())
+    events = np.frombuffer(noted, EVENT)[first - begin :]
+    events = events[events["op"] == _OP["allocate"]]
+    known = {(int(e["address"]), int(e["kind"])) for e in events}
+    found = [row for row in rows if (row[0], row[4]) not in known]
+    living = np.zeros(len(found), EVENT)
+    for i, (address, nbytes, requested, pool, kind, device) in enumerate(found):
+        living[i] = (
+            *(0, address, nbytes, requested, 0, 0, pool, 0, 0, 0),
+            *(_OP["allocate"], kind, kind, device),
+        )
+    return living
+
+
+def _thread_names() -> dict[int, str]:
+    return {
+        thread.native_id: thread.name
+        for thread in threading.enumerate()
+        if thread.native_id is not None
+    }
+
+
+def _describe_machine() -> dict[str, Any]:
+    """Without opening a driver for it."""
+    machine: dict[str, Any] = {"backend": "", "devices": []}
+    with contextlib.suppress(Exception):  # at exit, or in a forked child
+        if _core._pools():
+            machine["backend"] = backend()
+            machine["devices"] = [Device(i).name for i in range(device_count())]
+    return machine
+
+
+def _trace(log: Log) -> dict[str, NDArray[Any]]:
+    """What ``python -m cumem replay`` reads: allocations and frees of pools."""
+    spans = answers.find_spans(log)
+    pooled = spans.rows["kind"] < KINDS.index("registered")
+    begin, end, rows = spans.begin[pooled], spans.end[pooled], spans.rows[pooled]
+    block = np.arange(len(rows))
+    ended = end < len(log.events)
+    at = np.concatenate([begin, end[ended]])
+    order = np.argsort(at, kind="stable")
+
+    def column(values: Any) -> NDArray[Any]:
+        both = np.concatenate([values, np.asarray(values)[ended]])
+        return np.asarray(both[order], np.int64)
+
+    op = np.repeat([1, 0], [len(rows), int(ended.sum())])[order].astype(np.int64)
+    return {
+        "op": op,
+        "block": column(block),
+        "size": column(rows["value"]),
+        "stream": column(rows["stream"].astype(np.int64)),
+        "kind": column(rows["kind"]),
+    }
+
+
+# -- arguments -------------------------------------------------------------------------
+
+
+def _read_stacks(stacks: bool | int | str) -> int:
+    """From so many bytes on events have stacks."""
+    if isinstance(stacks, (bool, np.bool_)):
+        return 0 if stacks else _NEVER
+    if not isinstance(stacks, str) and not hasattr(stacks, "__index__"):
+        what = "a bool, a number of bytes or a text such as '64KiB'"
+        raise TypeError(f"stacks must be {what}, not {type(stacks).__name__}")
+    if not isinstance(stacks, str):
+        stacks = operator.index(stacks)
+    return min(parse_nbytes(stacks), _NEVER)
+
+
+def _read_count(count: int) -> int:
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"max_entries must be an int, not {type(count).__name__}")
+    count = operator.index(count)
+    if not 1 <= count <= _MOST:
+        raise ValueError(f"max_entries must be from 1 to {_MOST}, not {count}")
+    return count
+
+
+# -- for programs that are not changed -------------------------------------------------
+
+#: Suffixes of CUMEM_RECORD, and the methods that write them.
+FORMATS: Final = {
+    ".npz": "save",
+    ".html": "to_html",
+    ".json": "to_perfetto",
+    ".json.gz": "to_perfetto",
+    ".jsonl": "to_json_lines",
+    ".pb.gz": "to_pprof",
+    ".pickle": "to_torch_snapshot",
+}
+
+
+def write_record(rec: Record, path: str) -> None:
+    """Write it in the format that the suffix names.
+
+    Raises
+    ------
+    ValueError
+        If it names none.
+    """
+    for suffix, method in FORMATS.items():
+        if path.endswith(suffix):
+            if suffix == ".json.gz":
+                with gzip.open(path, "wb") as file:
+                    _export("perfetto", rec.log, file)
+            else:
+                getattr(rec, method)(path)
+            return
+    raise ValueError(f"{path!r} must end in one of {', '.join(FORMATS)}")
+
+
+def record_until_exit(path: str) -> None:
+    """For CUMEM_RECORD: note all that happens in this process, and write it at its end,
+    also that by an exception. A forked child writes nothing; ``{pid}`` in the path tells
+    the files of several processes apart."""
+    if not path.endswith(tuple(FORMATS)):
+        text = f"must end in one of {', '.join(FORMATS)}; nothing is recorded"
+        warnings.warn(f"CUMEM_RECORD={path} {text}", RuntimeWarning, stacklevel=2)
+        return
+    rec = Record()
+    rec.start()
+    atexit.register(_write_at_exit, rec, os.path.abspath(path), os.getpid())
+
+
+def _write_at_exit(rec: Record, path: str, process: int) -> None:
+    if os.getpid() != process or not rec._running:
+        return
+    rec.stop()
+    path = path.replace("{pid}", str(process))
+    try:
+        write_record(rec, path)
+    except Exception as error:
+        print(f"cumem: {path} could not be written: {error!r}", file=sys.stderr)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record a training epoch of PyTorch, and look at what the record says.
+
+    python tests/isolated/record_epoch.py FOLDER
+
+On a GPU all of PyTorch's memory is cumem's: device, pinned and staging memory are in one
+timeline, each with the line and the tag that it was made for, and memory that is left on
+purpose is found. The record is left in FOLDER, in every format that there is. Without a GPU
+the batches alone are.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import cumem
+import cumem.integrations.torch as integration
+from cumem.recording.record import FORMATS
+
+STEPS, BATCH, WIDTH = 30, 256, 1024
+
+
+def main(folder: Path) -> None:
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        integration.replace_allocator()
+    device = "cuda" if has_gpu else "cpu"
+    rng = np.random.default_rng(1)
+    left = []
+    with cumem.record() as rec:
+        with cumem.tag("model"):
+            layers = [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 10)]
+            model = nn.Sequential(*layers).to(device)
+            optimizer = torch.optim.AdamW(model.parameters())
+        batches = (rng.random((BATCH, WIDTH), dtype="f4") for _ in range(STEPS))
+        with cumem.tag("epoch"):
+            for step, batch in enumerate(cumem.prefetch(batches, depth=2)):
+                x = torch.from_dlpack(batch) if has_gpu else torch.ones(BATCH, WIDTH)
+                with cumem.tag("forward"):
+                    loss = model(x).square().mean()
+                with cumem.tag("backward"):
+                    loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step % 10 == 0:
+                    left.append(cumem.empty_pinned(5000, "u1"))  # the leak
+        ordinary = np.ones(64 << 20, "u1")
+        with cumem.tag("upload"):
+            cumem.copy(cumem.empty_device(64 << 20, "u1"), ordinary)
+    print(rec.summary(), rec.top(), rec.top("tag"), rec.peak(), rec.leaks(), sep="\n\n")
+    kinds = {kind.name for kind in rec.summary().kinds}
+    assert kinds >= {"device", "pinned", "staging"}, kinds
+    found = [g for g in rec.leaks().groups if g.living_count == 3]
+    names = [g.name.rpartition(" (")[0].rpartition(":") for g in found]
+    lines = [linecache.getline(name, int(line)) for name, _, line in names]
+    assert any("# the leak" in line for line in lines), names
+    tags = {group.name for group in rec.top("tag").groups if group.count}
+    assert {"epoch", "upload"} <= tags, tags
+    if has_gpu:
+        assert {"model", "epoch/forward"} <= tags, tags
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, method in FORMATS.items():
+        try:
+            getattr(rec, method)(folder / f"epoch{suffix}")
+        except ModuleNotFoundError as error:
+            print(f"no {suffix}: {error}")
+    again = cumem.load_record(folder / "epoch.npz")
+    assert again.summary() == rec.summary()
+    print("ok")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
