@@ -47,6 +47,12 @@ class Living(Answer):
     tag : str
     seconds : float or None
         Its age; None as `line`.
+
+    Examples
+    --------
+    >>> kept = cumem.empty_pinned(1000, "u1")
+    >>> 1000 in [each.requested_nbytes for each in cumem.live().buffers]
+    True
     """
 
     kind: str
@@ -67,6 +73,12 @@ class LivingBuffers(Answer):
     ----------
     buffers : tuple of Living
         The largest first.
+
+    Examples
+    --------
+    >>> kept = cumem.empty_pinned(1000, "u1")
+    >>> cumem.live().nbytes >= 1000
+    True
     """
 
     buffers: tuple[Living, ...]
@@ -117,6 +129,12 @@ def live() -> LivingBuffers:
     -----
     Opens no driver. Takes as long as reading the record does: less than a second for a
     million events.
+
+    Examples
+    --------
+    >>> kept = cumem.empty_pinned(1000, "u1")
+    >>> len(cumem.live().buffers) >= 1
+    True
     """
     known = _find_origins()
     buffers = []
@@ -159,6 +177,10 @@ def report_leaks_at_exit() -> None:
     To stderr, after a collection of garbage; what globals still hold counts. The same as
     ``CUMEM_LEAKS=1`` in the environment, which begins with the import. Nothing in a
     forked child, nor where the process is killed.
+
+    Examples
+    --------
+    >>> cumem.report_leaks_at_exit()
     """
     rec = records.record()
     rec.start()
@@ -189,6 +211,13 @@ class Holder(Answer):
         that no name was found for.
     hint : str
         What to do about it; ``""`` where that is plain.
+
+    Examples
+    --------
+    >>> kept = [cumem.empty_pinned(1000)]
+    >>> found = cumem.who_holds(kept[0])
+    >>> all(isinstance(each, cumem.Holder) for each in found.holders)
+    True
     """
 
     path: str
@@ -206,6 +235,12 @@ class Holders(Answer):
     unseen_count : int
         References of those that Python's collector does not see: views, arrays and
         tensors over the memory, transfers under way, other extensions.
+
+    Examples
+    --------
+    >>> kept = [cumem.empty_pinned(1000)]
+    >>> isinstance(cumem.who_holds(kept[0]), cumem.Holders)
+    True
     """
 
     holders: tuple[Holder, ...]

@@ -45,7 +45,17 @@ _current_tag: contextvars.ContextVar[int] | None = None
 
 
 class Record:
-    """What happened to memory between its start and its end; see `record`."""
+    """What happened to memory between its start and its end; see `record`.
+
+    Examples
+    --------
+    >>> rec = cumem.record(stacks=False)
+    >>> rec.start()
+    >>> kept = cumem.empty_pinned(1000, "u1")
+    >>> rec.stop()
+    >>> len(rec) >= 1, rec.running
+    (True, False)
+    """
 
     def __init__(
         self, stacks: bool | int | str = True, max_entries: int = 1_000_000
@@ -332,6 +342,15 @@ def diff(before: Record, after: Record) -> answers.Difference:
         If one is no record.
     RuntimeError
         If one was not started.
+
+    Examples
+    --------
+    >>> with cumem.record() as before:
+    ...     pass
+    >>> with cumem.record() as after:
+    ...     kept = cumem.empty_pinned(1000, "u1")
+    >>> print(str(cumem.diff(before, after)).splitlines()[0])
+    peak +1 KiB
     """
     for name, each in (("before", before), ("after", after)):
         if not isinstance(each, Record):
@@ -357,6 +376,14 @@ def load_record(path: str | os.PathLike[str]) -> Record:
         If the file is no such record.
     OSError
         If it cannot be read.
+
+    Examples
+    --------
+    >>> with cumem.record(stacks=False) as rec:
+    ...     kept = cumem.empty_pinned(1000, "u1")
+    >>> rec.save("epoch.npz")
+    >>> len(cumem.load_record("epoch.npz")) == len(rec)
+    True
     """
     try:
         with open_regular(Path(path)) as file, np.load(file) as arrays:
