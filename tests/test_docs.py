@@ -35,6 +35,11 @@ from cumem.doctor import checks as doctor_checks
 from cumem.doctor import facts as doctor_facts
 from cumem.extension import hints
 from cumem.integrations import torch as integrations_torch
+from cumem.recording import json_lines as recording_json_lines
+from cumem.recording import page as recording_page
+from cumem.recording import perfetto as recording_perfetto
+from cumem.recording import pprof as recording_pprof
+from cumem.recording import torch_snapshot as recording_torch_snapshot
 from cumem.replay import allocators as replay_allocators
 from cumem.replay import hold as replay_hold
 from cumem.replay import report as replay_report
@@ -50,6 +55,8 @@ MODULES = (
     *(bench, bench_cases, bench_report, cli, info, integrations_torch, plots, units),
     *(doctor, doctor_checks, doctor_facts),
     *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
+    *(recording_json_lines, recording_page, recording_perfetto, recording_pprof),
+    recording_torch_snapshot,
     *(safetensors, safetensors_format, safetensors_save),
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")

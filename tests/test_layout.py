@@ -74,6 +74,9 @@ PACKAGE_LAYERS = [
     {"doctor.checks", "doctor.facts"},
     {"doctor"},
     {"choosing"},
+    {"recording.lives"},
+    {"recording.json_lines", "recording.page", "recording.perfetto"}
+    | {"recording.pprof", "recording.torch_snapshot"},
     {"replay.npz"},
     {"replay.trace", "replay.report"},
     {"replay.allocators", "replay.hold"},

@@ -20,7 +20,7 @@ from cumem.kinds import KINDS
 from cumem.notebook.cell import Report
 from cumem.notebook.html import Raw, escape, in_cell, key, page, table
 from cumem.notebook.objects import count
-from cumem.pool_stats import Measure, Stats, show, stats
+from cumem.pool_stats import Stats, show, stats
 from cumem.recording.events import Log
 from cumem.units import format_nbytes
 
@@ -194,8 +194,7 @@ class _Recorder(Protocol):
 def _recorder() -> _Recorder:
     import cumem
 
-    record = getattr(cumem, "record", None)
-    return _Counted() if record is None else _Recorded(record(stacks=True))
+    return _Recorded(cumem.record(stacks=True))
 
 
 class _Recorded:
@@ -214,13 +213,6 @@ class _Recorded:
     def report(self, shell: _Shell) -> object:
         log: Log = self._record.log
         return Report(log, "this cell", Holders(shell).at)
-
-
-class _Counted(Measure):
-    """A cell as the counters of the pools see it: no lines, no copies."""
-
-    def report(self, shell: _Shell) -> object:
-        return self.result
 
 
 def number(shell: _Shell) -> int:
@@ -306,25 +298,16 @@ class _Alive(NamedTuple):
     line: str | None = None
 
 
-def _alive(holders: Holders) -> tuple[list[_Alive], bool]:
-    """What is alive, the largest first: all of it, or (False) what has a name."""
+def _alive() -> list[_Alive]:
+    """What is alive, the largest first."""
     import cumem
 
-    live = getattr(cumem, "live", None)
-    if live is None:
-        found = [
-            _Alive(kind, None if b.device is None else b.device.index, at, b.nbytes)
-            for (kind, at), (b, _) in holders.found.items()
-        ]
-    else:
-        found = [
-            _Alive(
-                each.kind, each.device, each.address, each.requested_nbytes, each.line
-            )
-            for each in live().buffers
-            if each.kind != "staging"
-        ]
-    return sorted(found, key=lambda each: -each.nbytes), live is not None
+    found = [
+        _Alive(each.kind, each.device, each.address, each.requested_nbytes, each.line)
+        for each in cumem.live().buffers
+        if each.kind != "staging"
+    ]
+    return sorted(found, key=lambda each: -each.nbytes)
 
 
 def _row(holders: Holders, each: _Alive) -> list[str]:
@@ -349,16 +332,13 @@ class Overview:
         self._after = f"In[{number(shell)}]"
         self._at = time.strftime("%H:%M:%S")
         holders = Holders(shell)
-        found, are_all = _alive(holders)
+        found = _alive()
         self._rows = [_row(holders, each) for each in found[:_MOST_BUFFERS]]
         self._columns = list(self._BUFFERS)
         if all(row[-1] == "-" for row in self._rows):  # no record runs
             self._columns.pop()
             self._rows = [row[:-1] for row in self._rows]
-        counted = self.stats.total.live_count - self.stats.staging.live_count
-        self._more = (len(found) if are_all else max(len(found), counted)) - len(
-            self._rows
-        )
+        self._more = len(found) - len(self._rows)
         self._limits = [
             [kind, device, "none" if nbytes is None else format_nbytes(nbytes), used]
             for kind, device, nbytes, used in _limits(self.stats)

@@ -268,6 +268,24 @@ class Record:
         """Write a page that shows it in a browser, without a network."""
         _export("page", self.log, path)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw what lived over time, by kind, and transfers below; needs matplotlib.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; default: a figure of its own.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        return import_module("cumem.plots").plot_record(self.log, ax)
+
+    def _repr_html_(self) -> str:
+        text: str = import_module("cumem.notebook.cell").Report(self.log)._repr_html_()
+        return text
+
 
 def _export(module: str, log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     """By a module of this package, which is loaded when somebody wants it."""
