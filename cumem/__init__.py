@@ -67,7 +67,6 @@ if TYPE_CHECKING:
         stats,
     )
     from cumem.pools import Pool, default_pool, trim
-    from cumem.pools import Pool, trim
     from cumem.recording.living import (
         Holder, Holders, Living, LivingBuffers, live, report_leaks_at_exit, who_holds,
     )

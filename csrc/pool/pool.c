@@ -768,7 +768,10 @@ write_rows_locked(const cm_pool *pool, cm_block_row *rows)
             bool is_listed = s->state <= CM_SPAN_GAP;
             cm_block_row *row = rows++;
             *row =
-                (cm_block_row){segment, s->block.address, s->block.host, s->block.nbytes,
+                (cm_block_row){segment,
+                               s->block.address,
+                               s->block.host,
+                               s->block.nbytes,
                                held ? s->requested_nbytes : 0,
                                is_listed ? (cm_block_state)s->state : CM_BLOCK_CACHED};
             if (cm_span_is_free(s)) {

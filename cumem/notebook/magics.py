@@ -154,7 +154,7 @@ class _Magics:
     def _run(self, cell: str) -> Any:
         __tracebackhide__ = True  # IPython leaves these frames out
         code = _compile(self._shell, cell)
-        recorder = _recorder()
+        recorder = _Recorded()
         try:
             with recorder:
                 return _execute(code, self._shell.user_ns)
@@ -185,23 +185,13 @@ def _execute(code: tuple[Any, Any], names: dict[str, Any]) -> Any:
     return None if last is None else eval(last, names)
 
 
-class _Recorder(Protocol):
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *raised: Any) -> None: ...
-    def report(self, shell: _Shell) -> object: ...
-
-
-def _recorder() -> _Recorder:
-    import cumem
-
-    return _Recorded(cumem.record(stacks=True))
-
-
 class _Recorded:
     """A cell as `cumem.record` sees it."""
 
-    def __init__(self, record: Any) -> None:
-        self._record = record
+    def __init__(self) -> None:
+        import cumem
+
+        self._record = cumem.record(stacks=True)
 
     def __enter__(self) -> Self:
         self._record.__enter__()

@@ -287,7 +287,9 @@ class Record:
         return text
 
 
-def _export(module: str, log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
+def _export(
+    module: str, log: Log, path: str | os.PathLike[str] | IO[bytes] | gzip.GzipFile
+) -> None:
     """By a module of this package, which is loaded when somebody wants it."""
     import_module(f"cumem.recording.{module}").write(log, path)
 
