@@ -25,11 +25,25 @@ OTHERS = {
     *("EmulationWarning", "Event", "HostBuffer", "LimitBlock", "ManagedBuffer"),
     *("ManagedThrashWarning", "MappedBuffer", "OutOfMemoryHook", "PinnedBuffer"),
     *("NpzDict", "PinnedCollate", "Pool", "Registration", "SafetensorsDict"),
-    *("SafetensorsError", "numpy_pinned"),
+    *("Record", "SafetensorsError", "numpy_pinned"),
     *("Stream", "Workspace"),
 }
 #: Attributes that a key names with its unit.
 UNITS = ("_nbytes", "_seconds")
+
+
+def held() -> Any:
+    """Who holds a buffer: this function."""
+    buffer = cumem.empty_pinned(10, "u1")
+    return cumem.who_holds(buffer)
+
+
+def living() -> Any:
+    """What is alive, of which a record saw one buffer made."""
+    with cumem.record(stacks=True):
+        buffer = cumem.empty_pinned(10, "u1")
+        assert buffer.nbytes == 10
+        return cumem.live()
 
 
 def copied() -> Any:
@@ -85,6 +99,10 @@ MAKES: dict[str, Callable[[Path], Any]] = {
     "Explanation": lambda _: cumem.explain(np.ones(3), cumem.empty_pinned(3)),
     "HostMemory": lambda _: cumem.memory_info("host"),
     "Measure": lambda _: copied(),
+    "Holder": lambda _: held().holders[0],
+    "Holders": lambda _: held(),
+    "Living": lambda _: living().buffers[0],
+    "LivingBuffers": lambda _: living(),
     "Measurement": lambda _: copied().result,
     "OutOfMemoryError": lambda _: shortage(),
     "PoolStats": lambda _: cumem.Pool("pinned", limit="64MiB").stats(),

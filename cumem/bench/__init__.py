@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 
 import cumem
 import cumem.errors  # which cumem would import when it opens, as the next
+import cumem.extension.allocating  # which makes the first buffer
 import cumem.extension.casting  # which copies and buffers import at their first use
 import cumem.extension.streams
 import cumem.extension.values
