@@ -65,12 +65,12 @@ typedef struct cm_storage {
     bool is_file;       /* foreign, and known to be a mapped file's */
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
-    bool is_traced; /* tracemalloc knows of the block */
     bool unlocks;   /* an import whose pages stay locked until then */
     bool is_advised;     /* managed memory, which goes back without what it was told */
     bool side_is_device; /* of managed memory: who used which bytes last */
     int64_t side_low;
     int64_t side_high;   /* 0: nobody any */
+    bool is_traced;      /* tracemalloc knows of the block */
     bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
     uint64_t seen_count; /* so many of them were waited for */

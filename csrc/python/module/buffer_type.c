@@ -244,9 +244,8 @@ static PyMethodDef buffer_methods[] = {
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
-    CM_PACKAGED_METHOD(Buffer, astype)
-        CM_PACKAGED_METHOD(Buffer, _repr_html_)
-            CM_PACKAGED_METHOD(Buffer, copy){NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Buffer, astype) CM_PACKAGED_METHOD(Buffer, _repr_html_)
+        CM_PACKAGED_METHOD(Buffer, copy){NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};

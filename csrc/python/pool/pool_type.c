@@ -391,7 +391,7 @@ hold_all(cm_state *state, cm_pool ***held, uint32_t *count)
     uint32_t room = 0;
     cm_pool *pool = NULL;
     cm_state_enter(state);
-    while ((room = cm_array_reserve(held, sizeof(pool), NULL, *count, room)) > 0
+    while ((room = cm_array_reserve(held, sizeof(cm_pool *), NULL, *count, room)) > 0
            && (pool = cm_pool_after(state->runtime, pool)) != NULL) {
         (*held)[(*count)++] = pool;
     }
