@@ -992,6 +992,30 @@ def test_temporary_is_held_by_nobody(runtime) -> None:
     assert str(found) == "nobody holds it"
 
 
+def test_a_plain_dict_of_a_running_function_is_found(runtime) -> None:
+    """Python's collector knows neither the dict nor the function that runs."""
+    batch = {"x": cumem.empty_pinned(64)}
+    assert not gc.is_tracked(batch)
+    found = cumem.who_holds(batch["x"])
+    (path,) = (holder.path.partition(" (")[0] for holder in found)
+    assert path.startswith("batch['x'] in test_a_plain_dict")
+    assert found.unseen_count == 0
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_search_keeps_nothing_alive(runtime, in_dict: bool) -> None:
+    pool = cumem.Pool("pinned")
+    batch: Any = {0: pool.allocate(64)} if in_dict else [pool.allocate(64)]
+    gc.disable()
+    try:
+        count = len(cumem.who_holds(batch[0]))
+        batch.clear()
+        assert pool.stats().live_nbytes == 0
+    finally:
+        gc.enable()
+    assert count == 1
+
+
 def test_history_of_a_notebook_is_told_as_such(runtime, monkeypatch) -> None:
     main = sys.modules["__main__"]
     buffer = cumem.empty_pinned(64)

@@ -355,8 +355,11 @@ class _Search:
         """The collector leaves out dicts and tuples of nothing that it knows: they are
         found in what holds them."""
         found: dict[int, Any] = {}
-        spaces = [_space_of(module) for module in list(sys.modules.values())]
-        for each in [*gc.get_objects(), *spaces]:
+        everything = gc.get_objects()  # without itself: a list of it would never go
+        everything += [_space_of(module) for module in list(sys.modules.values())]
+        # Functions that run are not among them.
+        everything += [list(frame.f_locals.values()) for frame in _running_frames()]
+        for each in everything:
             for inner in gc.get_referents(each):
                 if (
                     type(inner) in (dict, tuple)
@@ -433,12 +436,8 @@ class _Search:
 
     def look_at_frames(self, number: int, path: str) -> None:
         """At locals of functions that run, and of those that the last error left."""
-        for top in list(sys._current_frames().values()):
-            frame: types.FrameType | None = top
-            while frame is not None:
-                if frame.f_globals is not globals() and not _is_module(frame):
-                    self.look_at_locals(frame, number, path, "local", "")
-                frame = frame.f_back
+        for frame in _running_frames():
+            self.look_at_locals(frame, number, path, "local", "")
         for name in _LAST_ERRORS:
             error = getattr(sys, name, None)
             trace = getattr(error, "__traceback__", error)
@@ -482,6 +481,18 @@ class _Search:
             local = {} if frame is None else frame.f_locals
             return [f".{k}" for k, v in local.items() if id(v) == number] or ["()"]
         return [f".{name}" for name in _attributes(holder, number)] or [".?"]
+
+
+def _running_frames() -> list[types.FrameType]:
+    """Those whose locals are no globals, less our own."""
+    found: list[types.FrameType] = []
+    frame: types.FrameType | None  # never this one at the end, a cycle
+    for frame in list(sys._current_frames().values()):
+        while frame is not None:
+            if frame.f_globals is not globals() and not _is_module(frame):
+                found.append(frame)
+            frame = frame.f_back
+    return found
 
 
 def _is_module_space(space: Any) -> bool:
