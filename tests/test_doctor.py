@@ -518,7 +518,7 @@ def test_a_framework_too_old_for_a_door_is_named() -> None:
 
 
 def test_doors_are_those_of_the_integrations() -> None:
-    source = ROOT / "cumem" / "integrations" / "torch.py"
+    source = Path(cumem.__file__).parent / "integrations" / "torch.py"
     (nesting,) = (
         ast.literal_eval(node.value)
         for node in ast.parse(source.read_text(encoding="utf-8")).body
