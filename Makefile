@@ -20,7 +20,8 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	pool_peers turned several several_overlap transfer transfer_order transfer_control \
 	races register register_lifetime out_of_memory copy_many_order torture limits explain \
 	calibration layout results replay replay_trace safetensors_format stubs \
-	site fuzz_protocols corruption_hunt exported torch_allocator npy)
+	site fuzz_protocols corruption_hunt exported torch_allocator npy casting \
+	notebooks recording_page bench)
 # What packaging can change.
 PACKAGING := $(patsubst %,tests/test_%.py,import cli errors copy buffer pool stats files \
 	dlpack foreign fork)
