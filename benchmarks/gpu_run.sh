@@ -8,14 +8,14 @@
 #                            cores | many | casting | pipelines | managed | loading |
 #                            offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
-#                            interop | fork | notebooks | recording | sanitizer |
-#                            stress | stress_transfers | torture | corruption | pools |
-#                            versions | all]...
+#                            interop | fork | notebooks | recording | epoch | doctor |
+#                            sanitizer | stress | stress_transfers | torture |
+#                            corruption | pools | versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
 # reads in FILES (4 GiB there). versions measures against each wheel that
-# `make gpu OLD="COMMIT ..."` built.
+# `make gpu OLD="COMMIT ..."` built, recording against the first of them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}
@@ -163,7 +163,41 @@ run_interop() {
 }
 
 run_recording() {
-    "$PYTHON" benchmarks/recording.py --json "$OUT/recording.json"
+    local old options=()
+    for old in .gpu/old/*/cumem-*.whl; do
+        [[ ! -e $old || -e $work/before ]] && continue
+        "$PYTHON" -m zipfile -e "$old" "$work/before"
+        options=(--before "$work/before")
+    done
+    "$PYTHON" benchmarks/recording.py --json "$OUT/recording.json" "${options[@]}"
+}
+
+run_epoch() {
+    has torch PyTorch || return 0
+    "$PYTHON" tests/isolated/record_epoch.py "$OUT/epoch"
+}
+
+# doctor NAME COMMAND...: what it says under that command goes to a file, its troubles are
+# shown. They are no failure.
+doctor() {
+    local said=$OUT/doctor-$1.txt
+    printf -- '-- %s: ' "$1"
+    "${@:2}" "$PYTHON" -m cumem doctor >"$said" 2>&1
+    (($? < 2)) && tail -n 1 "$said" && grep -E '^ *(problem|note) ' "$said"
+}
+
+# As the machine is, and with trouble that must be named.
+run_doctor() {
+    local no_huge_pages='import ctypes, os, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
+os.execvp(sys.argv[1], sys.argv[1:])'
+    "$PYTHON" -m cumem doctor --json >"$OUT/doctor.json"
+    doctor as-it-is env
+    doctor two-cores taskset -c 0,1 &&
+        doctor memlock bash -c 'ulimit -l 64; exec "$@"' - &&
+        doctor no-huge-pages "$PYTHON" -c "$no_huge_pages" &&
+        doctor no-device env -u CUMEM_BACKEND CUDA_VISIBLE_DEVICES= &&
+        doctor wrong-device env CUDA_VISIBLE_DEVICES=0,7
 }
 
 run_fork() {
@@ -237,7 +271,7 @@ steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls transfer threads cores many casting pipelines managed loading
         offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
-        interop fork recording sanitizer stress stress_transfers torture corruption)
+        interop fork recording epoch doctor sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"
