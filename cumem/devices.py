@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
 import numpy as np
 
 from cumem import _core
-from cumem.errors import CudaError, EmulationWarning
+from cumem.errors import CudaError, EmulationWarning, warn_caller
 from cumem.extension import driver
 from cumem.extension.arguments import hinting, read_flag
 from cumem.units import read_size
@@ -526,12 +526,11 @@ def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bo
 
 def warn_of_emulation(reason: str) -> None:
     """For the caller of the function that opens the devices."""
-    warnings.warn(
+    warn_caller(
         f"cumem works on an emulated device: {reason}. Results are right but timings mean "
         "nothing. Set CUMEM_BACKEND=emulated to choose this without the warning, or "
         "CUMEM_BACKEND=cuda to make it an error",
         EmulationWarning,
-        stacklevel=2,
     )
 
 

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
+from types import FrameType
 from typing import Any, ClassVar
 
 from cumem.answers import Answer
@@ -190,6 +193,15 @@ class EmulationWarning(UserWarning):
     >>> name in ("cuda", "emulated")
     True
     """
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Warn of the innermost line that is not the package's own."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "cumem":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 #: What the codes raise; all others are a CudaError.

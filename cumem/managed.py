@@ -9,9 +9,7 @@ import dataclasses
 import itertools
 import mmap
 import os
-import sys
 import time
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import EllipsisType
@@ -22,6 +20,7 @@ import numpy as np
 from cumem import _core
 from cumem.answers import plain
 from cumem.devices import Device
+from cumem.errors import warn_caller
 from cumem.extension import driver
 from cumem.extension.arguments import read_location, wrong_type
 from cumem.units import read_integer, read_size
@@ -375,14 +374,13 @@ def note_side(buffer: _core.Buffer, low: int, high: int, on_device: bool) -> Non
         managed.read_mostly or managed.preferred_location is not None
     ):
         return
-    warnings.warn(
+    warn_caller(
         f"host and device keep taking {buffer!r} from each other: the side that used it "
         "changed 16 times within ten seconds, and each time its pages have to move. If it "
         "is mostly read, set `buf.read_mostly = True`; if one side should keep it, "
         "`buf.preferred_location` and `buf.accessed_by`; else do more on one side "
         "before the other has its turn, or go through it by `cumem.tiles`",
         ManagedThrashWarning,
-        stacklevel=4 if sys._getframe(1).f_code is _prefetch.__code__ else 2,
     )
 
 

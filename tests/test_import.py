@@ -105,6 +105,27 @@ def test_without_a_driver_the_first_use_warns_once_and_emulates() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "first",
+    ["empty_pinned(3)", "Device(0).name", "Pool('device')", "asbuffer(data).copy()"],
+)
+def test_warning_of_emulation_names_the_line_that_is_the_users(first: str) -> None:
+    run(
+        f"""
+        import warnings
+        import numpy, cumem
+        data = numpy.ones(3)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            cumem.{first}
+        if cumem.backend() == "emulated":
+            assert [(w.filename, w.lineno) for w in seen] == [("<string>", 7)], seen
+        """,
+        CUDA_VISIBLE_DEVICES="",
+        CUMEM_BACKEND="",
+    )
+
+
 def test_backend_emulated_does_not_warn() -> None:
     run(
         "import cumem; cumem.empty_pinned(3); assert cumem.backend() == 'emulated'",

@@ -30,7 +30,7 @@ PACKAGE_LAYERS = [
     {"recording.reading"},
     {"notebook.cell"},
     {"answers", "control_groups", "extension.driver", "extension.flags", "kinds"}
-    | {"locks", "structures", "extension.nvtx"},
+    | {"locks", "structures"},
     {"extension.hints"},
     {
         "extension.arguments",
@@ -44,7 +44,7 @@ PACKAGE_LAYERS = [
     }
     | {"registering", "extension.values"},
     {"_testing", "devices", "extension.filling", "extension.importing"}
-    | {"extension.allocating"}
+    | {"extension.allocating", "extension.nvtx"}
     | {"extension.events", "extension.exchange", "extension.texts"},
     {"limits", "plots"},
     {

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_uint, c_uint32, c_void_p
 from typing import Any
 
 from cumem import _core
+from cumem.errors import warn_caller
 
 _CORE2, _MODULES = 5, 6
 _PUSH, _POP, _CREATE = 4, 5, 12  # of that module
@@ -111,9 +111,8 @@ def _exports(slots: ctypes.Array[c_void_p], other: c_void_p) -> Any:
 
 
 def _warn(path: str, reason: str) -> None:
-    warnings.warn(
+    warn_caller(
         f"CUMEM_NVTX: the tool that NVTX_INJECTION64_PATH names, {path}, sees no ranges: "
         f"{reason}",
         RuntimeWarning,
-        stacklevel=2,
     )

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from cumem import _core
 from cumem.devices import Device, backend, device_count
+from cumem.errors import warn_caller
 from cumem.files import open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
@@ -654,7 +654,7 @@ def record_until_exit(path: str) -> None:
     the files of several processes apart."""
     if not path.endswith(tuple(FORMATS)):
         text = f"must end in one of {', '.join(FORMATS)}; nothing is recorded"
-        warnings.warn(f"CUMEM_RECORD={path} {text}", RuntimeWarning, stacklevel=2)
+        warn_caller(f"CUMEM_RECORD={path} {text}", RuntimeWarning)
         return
     rec = Record()
     rec.start()
