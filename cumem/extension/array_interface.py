@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 import re
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,6 +15,7 @@ from cumem import _core
 
 NEWEST_VERSION = 3
 MAX_NDIM = 64
+_LEAST, _MOST = -(2**63), 2**63 - 1
 #: Byte order, one letter, digits and, for datetimes, a unit: numpy.dtype() by itself
 #: would take much more than the interface allows.
 TYPESTR = re.compile(r"[<>|](?:[biufcSUV]\d{1,10}|[mM]\d{1,10}(?:\[.*\])?)", re.ASCII)
@@ -89,6 +91,7 @@ def describe(buffer: _core.Buffer, pointer: int) -> dict[str, Any]:
     return entries
 
 
+@lru_cache(maxsize=1024)
 def _dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     strides, step = [], itemsize
     for length in reversed(shape):
@@ -115,6 +118,8 @@ def _required(entries: dict[str, Any], key: str) -> Any:
 
 
 def _integer(key: str, value: Any) -> int:
+    if type(value) is int and _LEAST <= value <= _MOST:
+        return value
     try:
         number = int(operator.index(value))
     except TypeError:
@@ -122,7 +127,7 @@ def _integer(key: str, value: Any) -> int:
             f"__cuda_array_interface__['{key}'] must be an int, not "
             f"{type(value).__name__}"
         ) from None
-    if not -(2**63) <= number < 2**63:
+    if not _LEAST <= number <= _MOST:
         raise ValueError(
             f"__cuda_array_interface__['{key}']: {number} does not fit in 63 bits"
         )
@@ -137,6 +142,11 @@ def _integers(key: str, value: Any) -> tuple[int, ...]:
             f"__cuda_array_interface__['{key}'] has {len(value)} items, more than "
             f"{MAX_NDIM}"
         )
+    for item in value:
+        if type(item) is not int or not _LEAST <= item <= _MOST:
+            break
+    else:
+        return tuple(value)
     return tuple(_integer(key, item) for item in value)
 
 
@@ -169,9 +179,7 @@ def _read_dtype(entries: dict[str, Any]) -> np.dtype[Any]:
     typestr, descr = _required(entries, "typestr"), entries.get("descr")
     if not isinstance(typestr, str):
         _refuse(TypeError, "typestr", "a str such as '<f4'", typestr)
-    if len(typestr) > 32 or not TYPESTR.fullmatch(typestr):
-        _refuse(ValueError, "typestr", "a type string such as '<f4'", typestr)
-    plain = _make_dtype("typestr", typestr)
+    plain = _read_typestr(typestr)
     if plain.kind != "V" or descr is None:
         return plain
     if not isinstance(descr, list):  # where typestr says only how many bytes it has
@@ -180,6 +188,13 @@ def _read_dtype(entries: dict[str, Any]) -> np.dtype[Any]:
     if fields.itemsize != plain.itemsize:
         _refuse(ValueError, "descr", "of the size that typestr says", descr)
     return fields
+
+
+@lru_cache(maxsize=1024)
+def _read_typestr(typestr: str) -> np.dtype[Any]:
+    if len(typestr) > 32 or not TYPESTR.fullmatch(typestr):
+        _refuse(ValueError, "typestr", "a type string such as '<f4'", typestr)
+    return _make_dtype("typestr", typestr)
 
 
 def _make_dtype(key: str, value: Any) -> np.dtype[Any]:
