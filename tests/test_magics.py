@@ -66,6 +66,21 @@ int(kept[0])
 x = 1
 raise LookupError("here")
 """,
+    "awaits": """%%cumem
+import asyncio
+!:
+awaited = cumem.empty_device(13 << 20, "u1")
+await asyncio.sleep(0, "slept")
+""",
+    "awaits and fails": """%%cumem
+
+await asyncio.sleep(0)
+raise LookupError("here")
+""",
+    "awaits and is quiet": "%%cumem\nawait asyncio.sleep(0, 'slept'); # not shown",
+    "quiet": "%%cumem\nawaited.nbytes; # not shown",
+    "awaits elsewhere": "get_ipython().run_cell_magic('cumem', '', 'await it()')",
+    "ends": "%%cumem\nnext(iter(()))",
     "recorder": """
 from support.logs import made
 from cumem.recording.events import Frame
@@ -95,7 +110,10 @@ text = sys._getframe().f_code.co_filename + ":3 (f)"
 in_cell(text), in_cell("/a.py:3 (f)"), in_cell("no stack")
 """,
     "short": "cumem.Pool('device', limit=1 << 20).allocate(4 << 20)",
-    "unload": "%unload_ext cumem\nget_ipython().find_cell_magic('cumem') is None",
+    "unload": """%unload_ext cumem
+shell = get_ipython()
+shell.find_cell_magic('cumem') is None, "cumem" in str(shell.input_transformers_cleanup)
+""",
     "display": "cumem.empty_device((2, 3), 'f4')",
 }
 
@@ -186,6 +204,31 @@ def test_failed_cell_shows_its_report_and_where_it_failed(shown) -> None:
     assert "magics.py" not in text
 
 
+def test_cell_that_awaits_is_measured(shown) -> None:
+    report, value = shown["awaits"]
+    assert value.data["text/plain"] == "'slept'"
+    assert f"In[{list(CELLS).index('awaits') + 1}]:4" in html_of([report])
+    assert "13 MiB" in html_of([report])
+    assert html_of(shown["awaits and fails"])
+    text = error_of(shown["awaits and fails"])
+    assert re.search(r"line 4\b[\s\S]*---> *4 raise LookupError", text), text
+    assert "magics.py" not in text
+
+
+def test_cell_that_awaits_where_ipython_does_not_is_refused(shown) -> None:
+    [said] = shown["awaits elsewhere"]
+    assert "%%cumem measures a cell that awaits where it is the first line" in said.text
+
+
+@pytest.mark.parametrize("name", ["quiet", "awaits and is quiet"])
+def test_semicolon_keeps_the_last_value_back(shown, name: str) -> None:
+    assert [each.output_type for each in shown[name]] == ["display_data"]
+
+
+def test_exceptions_of_a_cell_arrive_as_they_are(shown) -> None:
+    assert shown["ends"][-1].ename == "StopIteration"
+
+
 def test_recorded_cell_names_the_line_and_the_variable_of_what_is_left(shown) -> None:
     text = html_of(shown["recorded"])
     number = list(CELLS).index("recorded") + 1
@@ -207,5 +250,5 @@ def test_shortage_is_drawn_after_its_traceback(shown) -> None:
 
 def test_unloaded_magics_are_gone_and_displays_stay(shown) -> None:
     [gone] = shown["unload"]
-    assert gone.data["text/plain"] == "True"
+    assert gone.data["text/plain"] == "(True, False)"
     assert "(2, 3)" in html_of(shown["display"])

@@ -8,7 +8,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol, Self
+from inspect import CO_COROUTINE
+from types import CodeType
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from IPython.core.error import UsageError
@@ -36,6 +38,9 @@ class _Shell(Protocol):
     user_ns_hidden: dict[str, Any]
     events: Any
     compile: Any
+    displayhook: Any
+    input_transformers_cleanup: list[Any]
+    should_run_async: Callable[..., bool]
     transform_cell: Callable[[str], str]
     transform_ast: Callable[[Any], Any]
 
@@ -47,6 +52,7 @@ def load(shell: Any) -> None:
         shell.register_magic_function(magics.cumem, "line_cell", "cumem")
         shell.events.register("pre_run_cell", magics.begin_cell)
         shell.events.register("post_run_cell", magics.end_cell)
+        shell.input_transformers_cleanup.append(magics.let_await)
 
 
 def unload(shell: Any) -> None:
@@ -56,6 +62,7 @@ def unload(shell: Any) -> None:
         magics.forget_table()
         shell.events.unregister("pre_run_cell", magics.begin_cell)
         shell.events.unregister("post_run_cell", magics.end_cell)
+        shell.input_transformers_cleanup.remove(magics.let_await)
         for sort in shell.magics_manager.magics.values():
             sort.pop("cumem", None)
 
@@ -84,8 +91,7 @@ class _Magics:
         ``%cumem`` or ``%cumem off``; ``%cumem once`` shows how things are and stays so.
 
         ``%%cumem`` above a cell runs it and shows its peaks, what it left alive, its copies
-        and a timeline. The value of the last line is shown as ever. Not for cells that
-        ``await``.
+        and a timeline. The value of the last line is shown as ever.
         """
         __tracebackhide__ = True
         word = line.strip()
@@ -153,56 +159,82 @@ class _Magics:
 
     def _run(self, cell: str) -> Any:
         __tracebackhide__ = True  # IPython leaves these frames out
-        code = _compile(self._shell, cell)
-        recorder = _Recorded()
-        try:
-            with recorder:
-                return _execute(code, self._shell.user_ns)
-        finally:
-            display(recorder.report(self._shell))
+        codes, names = _compile(self._shell, cell), self._shell.user_ns
+        if any(map(_awaits, codes)):
+            raise UsageError(
+                "%%cumem measures a cell that awaits where it is the first line of the "
+                "cell, and %autoawait is on"
+            )
+        value = None
+        with _Measured(self._shell):
+            for code in codes:
+                value = eval(code, names)
+        return value
+
+    async def run_awaiting(self, cell: str) -> Any:
+        """``%%cumem`` above a cell that awaits, which runs in the notebook's own loop."""
+        __tracebackhide__ = True
+        codes, names = _compile(self._shell, cell), self._shell.user_ns
+        value = None
+        with _Measured(self._shell):
+            for code in codes:
+                value = eval(code, names)
+                if _awaits(code):
+                    value = await value
+        return value
+
+    def let_await(self, lines: list[str]) -> list[str]:
+        """IPython calls magics, and awaits none: put an await in the place of ours."""
+        if not lines or lines[0].rstrip() != "%%cumem":
+            return lines
+        cell = "".join(lines[1:])
+        code = self._shell.transform_cell(cell)
+        if not self._shell.should_run_async(cell, transformed_cell=code):
+            return lines
+        me = "get_ipython().find_cell_magic('cumem').__self__"
+        return [f"await {me}.run_awaiting({cell!r})\n"]
+
+    let_await.has_side_effects = True  # type: ignore[attr-defined] # not while one types
 
 
 # -- running a cell --------------------------------------------------------------------
 
 
-def _compile(shell: _Shell, cell: str) -> tuple[Any, Any]:
-    """Code of all statements, and of the expression at the end, or None."""
+def _compile(shell: _Shell, cell: str) -> list[CodeType]:
+    """Code of all statements, and of the expression at the end where that is shown."""
     # Lines are numbered as those of the whole cell: the magic's own and empty ones count.
     above = next((i for i, line in enumerate(cell.splitlines(), 1) if line.strip()), 1)
     source = "\n" * above + shell.transform_cell(cell)
     name = shell.compile.cache(source, number(shell), raw_code=source)
     tree = shell.transform_ast(ast.parse(source, name))
-    last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr):
-        last = shell.compile(ast.Expression(tree.body.pop().value), name, "eval")
-    return shell.compile(tree, name, "exec"), last
+    parts: list[tuple[ast.AST, str]] = [(tree, "exec")]
+    silent = shell.displayhook.semicolon_at_end_of_expression(cell)
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not silent:
+        parts.append((ast.Expression(tree.body.pop().value), "eval"))
+    with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
+        return [shell.compile(part, name, mode) for part, mode in parts]
 
 
-def _execute(code: tuple[Any, Any], names: dict[str, Any]) -> Any:
-    __tracebackhide__ = True
-    body, last = code
-    exec(body, names)
-    return None if last is None else eval(last, names)
+def _awaits(code: CodeType) -> bool:
+    return bool(code.co_flags & CO_COROUTINE)
 
 
-class _Recorded:
-    """A cell as `cumem.record` sees it."""
+class _Measured:
+    """Records what a cell does, and shows it at the cell's end, however that comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, shell: _Shell) -> None:
         import cumem
 
+        self._shell = shell
         self._record = cumem.record(stacks=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         self._record.__enter__()
-        return self
 
     def __exit__(self, *raised: Any) -> None:
         self._record.__exit__(*raised)
-
-    def report(self, shell: _Shell) -> object:
         log: Log = self._record.log
-        return Report(log, "this cell", Holders(shell).at)
+        display(Report(log, "this cell", Holders(self._shell).at))
 
 
 def number(shell: _Shell) -> int:
