@@ -76,7 +76,7 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     unit_ns, unit = _time_unit(end)
     alive = reading.living(log).sampled(_STEPS)  # however short, a peak is seen
     times = np.append(alive.times_ns, end) / unit_ns
-    most = int(alive.total.max())
+    most = alive.height
     scale, name = _size_unit(most)
     floor = np.zeros(len(times))
     for kind, row in zip(KINDS, alive.rows, strict=True):
@@ -94,10 +94,10 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
             event["time_ns"] / unit_ns, color="black", linestyle="--", label=label
         )
     ax.set_xlim(0, end / unit_ns)
-    ax.set_ylim(0, max(most / scale * 1.05, 1e-9))
+    ax.set_ylim(0, most / scale * 1.05 or 1)
     ax.set_ylabel(f"memory alive ({name})")
     ax.grid(alpha=0.3)
-    _title(ax, f"at most {format_nbytes(most)} alive", _machine(log))
+    _title(ax, f"at most {format_nbytes(int(alive.total.max()))} alive", _machine(log))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(
             loc="upper left", bbox_to_anchor=(1.005, 1), frameon=False, fontsize="small"
@@ -185,7 +185,7 @@ def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
     names = [f"0x{each.address:x}" for each in shown]
     ax.set_yticks(range(len(shown)), names, fontsize="small", family="monospace")
     ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
-    ax.set_xlim(0, max(most / scale, 1e-9))
+    ax.set_xlim(0, most / scale or 1)
     ax.set_ylabel("segment at")
     ax.set_xlabel(f"bytes of the segment ({unit})")
     _state_legend(ax)

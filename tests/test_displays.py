@@ -21,6 +21,7 @@ from cumem import answers
 from cumem.notebook import html as pieces
 from cumem.notebook.cell import Report
 from cumem.recording import reading
+from cumem.recording.answers import summarize
 from cumem.recording.events import Frame
 
 MIB = 1 << 20
@@ -105,6 +106,10 @@ SHOWN: dict[str, Callable[[], tuple[Any, str]]] = {
     "settings": lambda: (cumem.configure(), "ring_nbytes"),
     "out of memory": lambda: (shortage(), r"what was tried[\s\S]*trimmed"),
     "error": lambda: (cumem.CudaError("a < b", name="x"), "a < b"),
+    "out of memory in a copy": lambda: (
+        cumem.OutOfMemoryError("a < b", call="f"),
+        r"a < b\s+call\s+f\s*$",
+    ),
     "advice": lambda: (cumem.recommend("1MiB"), r"kind\s+pinned"),
 }
 
@@ -189,17 +194,18 @@ def test_any_answer_is_shown_with_units_and_tables() -> None:
         none: tuple[Group, ...] = ()
 
     group = Group("a", 3 * MIB, "pinned", {"x": 1})
-    found = Found(0.25, 1500, 2.5, True, None, {"b_nbytes": 2048}, (group,) * 60)
+    parts = {"b_nbytes": 2048, "pinned": 4096}
+    found = Found(0.25, 1500, 2.5, True, None, parts, (group,) * 60)
     shown = page(found)
     text = re.sub(r"\n+", "|", shown.text)
     for expected in (
         "spent|250 ms|growth|1.50 µs|rate|2.50 GB/s|is lost|yes|limit|-|none|-|",
-        "parts|b|2 KiB|",
+        "parts|b|2 KiB|pinned|4 KiB|",
         "groups|name|peak|kind|a|3 MiB|pinned|",
         "and 10 more",
     ):
         assert expected in text
-    assert shown.tags.count("tr") == 6 + 1 + 1 + 50
+    assert shown.tags.count("tr") == 6 + 2 + 1 + 50
     assert "details" not in shown.tags
 
 
@@ -261,6 +267,20 @@ def test_living_counts_each_kind_from_what_lived_before() -> None:
         "device": (17, 100),
         "all": (22, 200),
     }
+
+
+def test_pages_of_others_are_in_no_peak_of_all() -> None:
+    log = made(
+        [
+            event("allocate", 100, 1, 10),
+            event("allocate", 200, 5, 90, kind="registered"),
+        ]
+    )
+    found = reading.living(log)
+    assert reading.peaks(log)["registered"] == (90, 200)
+    assert reading.peaks(log)["all"] == (10, 100) == (summarize(log).peak_nbytes, 100)
+    assert found.height == 100  # of a picture, in which they are
+    assert "at most 10 B" in Report(log)._repr_html_()
 
 
 def test_sampled_shows_each_step_at_its_most() -> None:
@@ -361,7 +381,9 @@ def test_transfers_less_than_a_pixel_apart_are_drawn_as_one() -> None:
 def test_report_of_a_cell_that_did_nothing_says_so() -> None:
     report = Report(made([], duration_ns=0))
     assert "left alive: nothing" in repr(report)
-    assert "no memory was allocated" in page(report).text
+    shown = page(report)
+    assert "no memory was allocated" in shown.text
+    assert not {"svg", "table"} & set(shown.tags)
 
 
 def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:

@@ -167,7 +167,8 @@ def test_of_many_segments_the_largest_are_drawn_and_that_is_said(emulated) -> No
 
 def test_empty_pool_can_be_drawn_and_a_closed_one_cannot(emulated) -> None:
     pool = cumem.Pool()
-    assert list(pool.plot().collections) == []
+    axes = pool.plot()
+    assert (list(axes.collections), axes.get_xlim()) == ([], (0, 1))
     pool.close()
     with pytest.raises(ValueError, match="closed"):
         pool.plot()

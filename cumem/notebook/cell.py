@@ -50,7 +50,7 @@ def timeline(log: Log) -> Raw:
     """Bytes alive over time, kinds above each other; transfers as lanes below."""
     alive = living(log).sampled(_WIDTH)
     end = max(log.duration_ns, 1)
-    most = max(int(alive.total.max()), 1)
+    most = max(alive.height, 1)
     shapes: list[str] = []
     base = np.zeros(_WIDTH)
     present = [i for i in range(len(KINDS)) if alive.rows[i].any()]
@@ -73,7 +73,8 @@ def timeline(log: Log) -> Raw:
     shapes.append(_text(_LEFT, bottom + 11, "0", "start"))
     shapes.append(_text(_LEFT + _WIDTH, bottom + 11, format_seconds(end * 1e-9), "end"))
     label = (
-        f"bytes alive over {format_seconds(end * 1e-9)}, at most {format_nbytes(most)}"
+        f"bytes alive over {format_seconds(end * 1e-9)}, at most "
+        f"{format_nbytes(int(alive.total.max()))}"
     )
     targets = [each.kind for each in copies(log)]
     shown = dict.fromkeys([*(KINDS[i] for i in present), *targets])
@@ -242,9 +243,10 @@ class Report:
                 [key(c) if c in KIND_COLOURS else c for c in row] for row in rows
             ]
             parts.append(table(title, columns, colored, "" if rows else none))
+        happened = len(self.log.events) or len(self.log.living)
         return page(
             self._title,
-            timeline(self.log),
+            timeline(self.log) if happened else "",
             beside(parts),
             note=self._note,
             emulated=self.log.machine.get("backend") == "emulated",

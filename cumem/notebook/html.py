@@ -62,7 +62,7 @@ font-size:12px;background:none;color:inherit;padding:0;border:0}
 .cumem .cm-key{display:inline-block;width:10px;height:10px;margin:0 4px 0 0;
 border:1px solid var(--cm-line)}
 .cumem .cm-keys span{margin-right:12px;white-space:nowrap}
-.cumem svg{display:block;max-width:100%;overflow:visible;margin:4px 0}
+.cumem svg{display:block;max-width:100%;height:auto;overflow:visible;margin:4px 0}
 .cumem svg text{fill:currentColor;font:11px var(--jp-content-font-family,system-ui,
 sans-serif)}
 .cumem td svg{max-width:none}
@@ -134,7 +134,7 @@ def table(
     note: object = "",
     sums: int = 0,
 ) -> Raw:
-    """Rows under names of columns; columns of numbers stand right.
+    """Rows under names of columns; columns of numbers stand right. No rows, no columns.
 
     Parameters
     ----------
@@ -167,6 +167,8 @@ def table(
     ]
     head = _head(title) if title else ""
     end = f'<div class="cm-note">{escape(note)}</div>' if note else ""
+    if not lines:
+        return Raw(head + end)
     return Raw(
         f"{head}<table><thead>{line(columns, 'th')}</thead>"
         f"<tbody>{''.join(body)}</tbody></table>{end}"
@@ -344,7 +346,7 @@ def value(key: str, item: Any) -> str:
     if isinstance(item, bool):
         return "yes" if item else "no"
     if isinstance(item, (int, float)):
-        if key.endswith("nbytes") and isinstance(item, int):
+        if isinstance(item, int) and (key.endswith("nbytes") or key in KIND_COLOURS):
             return format_nbytes(item)
         if key.endswith("_ns") and item >= 0:
             return format_seconds(item * 1e-9)

@@ -383,7 +383,9 @@ class Overview:
             (self._LIMITS, self._limits),
             (self._columns, self._rows),
         ):
-            cells = [[*columns], *rows] if rows else []
+            if not rows:
+                continue
+            cells = [[*columns], *rows]
             widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
             padded = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
             lines += ["", *padded]

@@ -250,7 +250,8 @@ def memory(info: Any) -> str:
 def out_of_memory(error: Any) -> str:
     """What was asked for, what there is, and what to do."""
     if error.requested is None:  # in a copy, which has no such numbers
-        return page(type(error).__name__, alert(error.message), data(error.to_dict()))
+        told = {k: v for k, v in error.to_dict().items() if v and k != "message"}
+        return page(type(error).__name__, alert(error.message), data(told))
     parts = parts_of(error.live or 0, error.in_flight or 0, error.cached or 0)
     parts.append(Part("other pools", error.others or 0, KIND_COLOURS["managed"]))
     if error.outside is not None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cumem.recording.events import KINDS, OPS, Frame, Log
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_REGISTERED: Final = KINDS.index("registered")
 _STAGING: Final = KINDS.index("staging")
 
 
@@ -31,9 +32,14 @@ class Living(NamedTuple):
 
     @property
     def total(self) -> NDArray[Any]:
-        """Of all kinds together."""
-        total: NDArray[Any] = self.rows.sum(axis=0)
+        """Of all kinds but registered, which are pages of others."""
+        total: NDArray[Any] = np.delete(self.rows, _REGISTERED, axis=0).sum(axis=0)
         return total
+
+    @property
+    def height(self) -> int:
+        """The most of all kinds above each other, registered too."""
+        return int(self.rows.sum(axis=0).max())
 
     def sampled(self, count: int) -> Living:
         """At `count` equal steps of time, each as it was when most was alive in it."""
@@ -109,7 +115,9 @@ def living(log: Log) -> Living:
 
 
 def peaks(log: Log) -> dict[str, tuple[int, int]]:
-    """Of each kind that was alive, and ``"all"``: most bytes at once, and when, in ns."""
+    """Of each kind that was alive, and ``"all"``, which is `Living.total`: most bytes at
+    once, and when, in ns.
+    """
     found = living(log)
     rows = dict(zip(KINDS, found.rows, strict=True)) | {"all": found.total}
     return {
