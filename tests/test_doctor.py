@@ -9,9 +9,10 @@ import ctypes
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ HEALTHY: Facts = {
         "huge_pages": "madvise",
     },
     "environment": dict.fromkeys(doctor_facts._ENVIRONMENT),
+    "tool_listens": False,
     "kernel": {
         "module": "580.65.06",
         "gpus": ["0000:1b:00.0", "0000:2b:00.0"],
@@ -87,6 +89,8 @@ HEALTHY: Facts = {
     },
     "container": {
         "available_nbytes": 90 * GIB,
+        "shows_cgroups": True,
+        "shows_nodes": True,
         "has_huge_pages": True,
         "shm_nbytes": 64 * GIB,
         "shm_free_nbytes": 60 * GIB,
@@ -350,6 +354,35 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "translates its addresses (DMA-FQ)",
         "iommu=pt",
     ),
+    ("iommu", (("devices.0.iommu", "unknown"),), "note", "not told here", "dmesg"),
+    (
+        "numa",
+        (("machine.numa_nodes", []), ("container.shows_nodes", False)),
+        "note",
+        "what NUMA nodes there are is not told here",
+        "numactl --hardware",
+    ),
+    (
+        "cgroup",
+        (("machine.cgroup_limit_nbytes", None), ("container.shows_cgroups", False)),
+        "note",
+        "whether a control group limits the memory is not told here",
+        "docker inspect",
+    ),
+    (
+        "cgroup",
+        (("container.available_nbytes", 0),),
+        "problem",
+        "of which 0 B can still be had",
+        "docker --memory",
+    ),
+    (
+        "huge pages",
+        (("machine.huge_pages", None),),
+        "note",
+        "whether there are transparent huge pages is not told here",
+        "transparent_hugepage",
+    ),
     (
         "numa",
         (("container.cpus", [8, 9]),),
@@ -461,6 +494,16 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         (("environment.CUMEM_NVTX", "1"),),
         "note",
         "no tool listens",
+        "nsys profile",
+    ),
+    (
+        "nvtx",
+        (
+            ("environment.CUMEM_NVTX", "1"),
+            ("environment.NVTX_INJECTION64_PATH", "/no/tool.so"),
+        ),
+        "note",
+        "/no/tool.so, which NVTX_INJECTION64_PATH names, is none",
         "nsys profile",
     ),
     (
@@ -598,6 +641,8 @@ def test_link_iommu_and_gpus_are_read_from_the_kernels_files(tmp_path: Path) -> 
         "max_lanes": 16,
     }
     assert doctor_facts._iommu_type(tmp_path, "0000:1b:00.0") == "DMA"
+    assert doctor_facts._iommu_type(tmp_path, "0000:1b:00.1") is None
+    assert doctor_facts._iommu_type(tmp_path, "0000:2b:00.0") == "unknown"
     assert doctor_facts.kernel(tmp_path)["gpus"] == ["0000:1b:00.0"]
 
 
@@ -711,10 +756,13 @@ def test_doctor_finds_what_there_is_on_this_machine(runtime) -> None:
 
 
 def command(
-    *arguments: str, before: Callable[[], None] | None = None, **environment: str
+    *arguments: str,
+    before: Callable[[], None] | None = None,
+    inside: Sequence[str] = (),
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "cumem", "doctor", *arguments],
+        [*inside, sys.executable, "-W", "error", "-m", "cumem", "doctor", *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -777,6 +825,23 @@ def test_command_with_an_old_driver_names_what_it_lacks() -> None:
     assert said["calls"]["status"] == "note"
     assert "cuMemPrefetchBatchAsync" in said["calls"]["values"]["missing"]
     assert "13.0" in said["calls"]["cure"]
+
+
+def test_command_where_sys_cannot_be_read_says_so() -> None:
+    """As in a container that hides it; in a name space of its own."""
+    inside = ("unshare", "--mount", "--map-root-user")
+    hide = 'mount -t tmpfs none /sys && exec "$@"'
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            [*inside, "sh", "-c", hide, "-", "true"], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("no name space of its own can be made here")
+    seen = findings(command("--json", inside=(*inside, "sh", "-c", hide, "-")))
+    for check in ("numa", "cgroup", "huge pages"):
+        assert seen[check]["status"] == "note"
+        assert "not told here" in seen[check]["text"]
 
 
 def test_command_with_devices_apart_names_them() -> None:

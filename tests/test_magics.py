@@ -67,17 +67,19 @@ x = 1
 raise LookupError("here")
 """,
     "awaits": """%%cumem
-import asyncio
+async def arrived(buf):
+    await cumem.copy_async(buf, np.zeros(buf.shape, buf.dtype))
+    return "arrived"
 !:
 awaited = cumem.empty_device(13 << 20, "u1")
-await asyncio.sleep(0, "slept")
+await arrived(awaited)
 """,
     "awaits and fails": """%%cumem
 
-await asyncio.sleep(0)
+await arrived(awaited)
 raise LookupError("here")
 """,
-    "awaits and is quiet": "%%cumem\nawait asyncio.sleep(0, 'slept'); # not shown",
+    "awaits and is quiet": "%%cumem\nawait arrived(awaited); # not shown",
     "quiet": "%%cumem\nawaited.nbytes; # not shown",
     "awaits elsewhere": "get_ipython().run_cell_magic('cumem', '', 'await it()')",
     "ends": "%%cumem\nnext(iter(()))",
@@ -206,8 +208,8 @@ def test_failed_cell_shows_its_report_and_where_it_failed(shown) -> None:
 
 def test_cell_that_awaits_is_measured(shown) -> None:
     report, value = shown["awaits"]
-    assert value.data["text/plain"] == "'slept'"
-    assert f"In[{list(CELLS).index('awaits') + 1}]:4" in html_of([report])
+    assert value.data["text/plain"] == "'arrived'"
+    assert f"In[{list(CELLS).index('awaits') + 1}]:6" in html_of([report])
     assert "13 MiB" in html_of([report])
     assert html_of(shown["awaits and fails"])
     text = error_of(shown["awaits and fails"])

@@ -250,9 +250,12 @@ def test_without_a_tool_nothing_happens(tool: Path, tmp_path: Path) -> None:
 def test_tool_stays_after_a_shutdown(tool: Path, tmp_path: Path) -> None:
     code = """
         import cumem
+        from cumem.extension import nvtx
+        assert not nvtx.listens()
         cumem.backend()
         cumem.shutdown()
         cumem.empty_device(1000, "u1").copy()
+        assert nvtx.listens()
     """
     lines = seen(code, tool, tmp_path)
     assert [what for what, *_ in lines].count("domain") == 1
@@ -270,12 +273,16 @@ def test_tool_that_cannot_be_used_is_a_warning(
         path = Path("libc.so.6")
     code = """
         import warnings, cumem
+        from cumem import doctor
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             cumem.empty_device(1000, "u1").copy()
         (told,) = caught
         assert told.category is RuntimeWarning, told
         assert "sees no ranges" in str(told.message), told
+        findings = doctor.diagnose(measure=False).findings
+        (found,) = (each for each in findings if each.check == "nvtx")
+        assert found.status == "note", found
     """
     more = {"REFUSES": "1"} if trouble == "refuses" else {}
     assert seen(code, path, tmp_path, **more) == []

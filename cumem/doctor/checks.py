@@ -451,6 +451,11 @@ def _judge_rates(device: Mapping[str, Any], measured: Mapping[str, float]) -> Fi
 def check_numa(facts: Facts) -> Findings:
     """Does the process run next to each GPU?"""
     nodes = {node["index"]: node for node in facts["machine"]["numa_nodes"]}
+    if not nodes and not facts["container"]["shows_nodes"]:
+        yield _untold(
+            "numa", "what NUMA nodes there are", "numactl --hardware tells it"
+        )
+        return
     if len(nodes) <= 1:
         yield Finding("host", "numa", "ok", "one NUMA node: all memory is equally near")
         return
@@ -490,6 +495,12 @@ def check_numa(facts: Facts) -> Findings:
             )
     if not _real(facts):
         yield Finding("host", "numa", "ok", f"{len(nodes)} NUMA nodes: {layout}")
+
+
+def _untold(check: str, what: str, cure: str) -> Finding:
+    """Of the host: the kernel's files are out of reach, as in some containers."""
+    text = f"{what} is not told here: the kernel's files are out of reach"
+    return Finding("host", check, "note", text, f"outside of the container {cure}")
 
 
 def _near_node(device: Mapping[str, Any]) -> int | None:
@@ -566,7 +577,17 @@ def check_iommu(facts: Facts) -> Findings:
     for device in _real(facts):
         index, kind = device["index"], device["iommu"]
         values = {"type": kind}
-        if kind is None or kind == "identity":
+        if kind == "unknown":
+            yield Finding(
+                "device",
+                "iommu",
+                "note",
+                f"device {index}: whether an IOMMU translates is not told here",
+                "outside of the container dmesg | grep -i iommu tells it",
+                index,
+                values,
+            )
+        elif kind is None or kind == "identity":
             how = "no IOMMU is seen" if kind is None else "the IOMMU passes through"
             text = f"device {index}: {how}"
             yield Finding("device", "iommu", "ok", text, None, index, values)
@@ -643,11 +664,16 @@ def check_cgroup(facts: Facts) -> Findings:
         facts["machine"][f"cgroup_{which}_nbytes"] for which in ("limit", "used")
     )
     values = {"limit_nbytes": limit, "used_nbytes": used}
+    if limit is None and not facts["container"]["shows_cgroups"]:
+        cure = "docker inspect or kubectl describe tells it"
+        yield _untold("cgroup", "whether a control group limits the memory", cure)
+        return
     if limit is None:
         text = "no control group limits the memory"
         yield Finding("host", "cgroup", "ok", text, values=values)
         return
-    left = min(limit, facts["container"]["available_nbytes"] or limit)  # or a cache
+    available = facts["container"]["available_nbytes"]  # or a cache
+    left = limit if available is None else min(limit, available)
     text = (
         f"the control group allows {format_nbytes(limit)}, of which {format_nbytes(left)} "
         "can still be had; page-locked memory counts"
@@ -706,12 +732,17 @@ def check_huge_pages(facts: Facts) -> Findings:
         text = f"transparent huge pages: {mode}; cumem asks for them where they help"
         yield Finding("host", "huge pages", "ok", text, values=values)
         return
-    how = "off" if mode == "never" else "not told by the kernel"
+    if mode is None:
+        cure = (
+            "cat /sys/kernel/mm/transparent_hugepage/enabled tells it, if it is there"
+        )
+        yield _untold("huge pages", "whether there are transparent huge pages", cure)
+        return
     yield Finding(
         "host",
         "huge pages",
         "note",
-        f"transparent huge pages are {how}: new ordinary memory comes 4 KiB at a time, "
+        "transparent huge pages are off: new ordinary memory comes 4 KiB at a time, "
         "which makes copies into it slower",
         "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         values=values,
@@ -807,15 +838,17 @@ def check_nvtx(facts: Facts) -> Findings:
     env = facts["environment"]
     if env["CUMEM_NVTX"] in (None, "", "0"):
         return
-    if env["NVTX_INJECTION64_PATH"]:
+    path = env["NVTX_INJECTION64_PATH"]
+    if facts["tool_listens"]:
         text = "CUMEM_NVTX: ranges go to the tool of NVTX_INJECTION64_PATH"
         yield Finding("fast paths", "nvtx", "ok", text)
         return
+    named = f": {path}, which NVTX_INJECTION64_PATH names, is none" if path else ""
     yield Finding(
         "fast paths",
         "nvtx",
         "note",
-        "CUMEM_NVTX asks for ranges and no tool listens",
+        f"CUMEM_NVTX asks for ranges and no tool listens{named}",
         "run under a profiler: nsys profile -t cuda,nvtx python …",
     )
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import cumem
 from cumem import _core, _testing, info
+from cumem.control_groups import folders
+from cumem.extension import nvtx
 from cumem.measuring import raw_copies
 
 __all__ = ["collect"]
@@ -55,10 +57,11 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data: what `cumem.info.collect` gives, and ``environment``, ``kernel``,
-        ``container``, ``calls``, ``copies`` and ``frameworks``; each of ``devices`` has
-        ``link``, ``iommu`` and ``bandwidth`` as well. Where the driver cannot be opened
-        the backend's name is None and its reason the driver's error.
+        Plain data: what `cumem.info.collect` gives, and ``environment``,
+        ``tool_listens``, ``kernel``, ``container``, ``calls``, ``copies`` and
+        ``frameworks``; each of ``devices`` has ``link``, ``iommu`` and ``bandwidth`` as
+        well. Where the driver cannot be opened the backend's name is None and its reason
+        the driver's error.
 
     Notes
     -----
@@ -67,6 +70,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     base = Path(root)
     facts = _from_info()
     facts["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    facts["tool_listens"] = nvtx.listens()
     facts["kernel"] = kernel(base)
     facts["container"] = _container(base)
     is_real = facts["backend"]["name"] == "cuda"
@@ -156,9 +160,11 @@ def link(base: Path, bus: str) -> dict[str, Any]:
 
 
 def _iommu_type(base: Path, bus: str) -> str | None:
-    """Of the group that the device is in: "identity", "DMA", ...; None: in none."""
-    folder = base / "sys/bus/pci/devices" / bus.lower() / "iommu_group"
-    return info.read_text(folder / "type")
+    """Of the group that the device is in: "identity", "DMA", ...; None: in none;
+    "unknown" where the kernel's files are out of reach.
+    """
+    folder = base / "sys/bus/pci/devices" / bus.lower()
+    return info.read_text(folder / "iommu_group/type") if folder.exists() else "unknown"
 
 
 # -- what is measured ------------------------------------------------------------------
@@ -210,6 +216,8 @@ def _container(base: Path) -> dict[str, Any]:
     thp = re.search(r"^THP_enabled:\s*(\d)", status, re.M)
     return {
         "available_nbytes": _core._host_memory()[1],
+        "shows_cgroups": any(map(os.path.isdir, folders("memory"))),
+        "shows_nodes": (base / "sys/devices/system/cpu").is_dir(),
         "has_huge_pages": thp is None or thp[1] != "0",
         "shm_nbytes": shm_nbytes,
         "shm_free_nbytes": shm_free_nbytes,

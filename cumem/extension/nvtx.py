@@ -72,8 +72,17 @@ def attach() -> None:
     domain = CFUNCTYPE(c_void_p, c_char_p)(create)(b"cumem") if create else None
     known = _Tool(slots[_PUSH], slots[_POP], domain)
     _kept.append(known)
-    place = dict(_core._addresses())["nvtx_tool"]
-    c_void_p.from_address(place).value = ctypes.addressof(known)
+    _place().value = ctypes.addressof(known)
+
+
+def listens() -> bool:
+    """Whether a tool is attached."""
+    return _place().value is not None
+
+
+def _place() -> c_void_p:
+    """cm_nvtx_tool_now, where the core looks for the tool."""
+    return c_void_p.from_address(dict(_core._addresses())["nvtx_tool"])
 
 
 def _exports(slots: ctypes.Array[c_void_p], other: c_void_p) -> Any:
