@@ -697,7 +697,8 @@ def test_frameworks_are_read_from_their_files(
     write(tmp_path, "torch/__init__.py", "raise SystemExit('imported')\n")
     distribution(tmp_path, "cupy-cuda12x", "14.2.0")
     distribution(tmp_path, "tensorflow", "3.0", "nvidia-cuda-runtime-cu12==12.8.90")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    own = [path for path in sys.path if not path.endswith("-packages")]  # the library
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *own])
     read = {each["name"]: each for each in doctor_facts.frameworks()}
     assert read["torch"] == {"name": "torch", "version": "2.11.0", "cuda": "13.0"}
     assert read["cupy"]["cuda"] == "12"
