@@ -298,6 +298,19 @@ def test_banned_functions_are_not_called() -> None:
     )
 
 
+def test_no_format_has_a_length() -> None:
+    """With headers from 3.13 on such formats fail at run time on 3.11 and 3.12, for which
+    the same wheel is.
+    """
+    call = re.compile(r"Py_BuildValue|PyArg_Parse|PyObject_Call(?:Function|Method)")
+    check_none(
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in SOURCES
+        for number, line in enumerate(TEXTS[path].splitlines(), 1)
+        if call.search(line) and re.search(r'"[^"]*\w#[^"]*"', line)
+    )
+
+
 def mutable_globals(code: str) -> list[str]:
     found = []
     for line in code.splitlines():

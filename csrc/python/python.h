@@ -3,7 +3,6 @@
  * setup.py); what it lacks is declared nowhere else. */
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h> /* T_PYSSIZET and READONLY, Py_… only since 3.12 */
 

@@ -102,10 +102,10 @@ tell(const question *q)
         return Py_BuildValue("(KK)", (unsigned long long)q->free_nbytes,
                              (unsigned long long)q->total_nbytes);
     case DESCRIPTION:
-        return Py_BuildValue("(y#y#sK)", info->name,
-                             (Py_ssize_t)strnlen(info->name, sizeof(info->name)),
-                             info->uuid, (Py_ssize_t)sizeof(info->uuid),
-                             info->pci_bus_id, (unsigned long long)info->total_nbytes);
+        return Py_BuildValue(
+            "(yNsK)", info->name,
+            PyBytes_FromStringAndSize((const char *)info->uuid, sizeof(info->uuid)),
+            info->pci_bus_id, (unsigned long long)info->total_nbytes);
     case SYNCHRONIZE:
         return Py_NewRef(Py_None);
     default:
