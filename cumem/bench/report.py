@@ -289,9 +289,10 @@ class Report:
     def _summary_table(self) -> list[str]:
         lines = [_short_line("GB/s (median)", "", [*ALLOCATE_KINDS, "ceiling"])]
         for what, name in DIRECTIONS.items():
-            for i, nbytes in enumerate(_some(self.sizes("copy"))):
+            sizes = _some(self.sizes("copy"))
+            for i, nbytes in enumerate(sizes):
                 cells = [self._rate_cell("copy", what, k, nbytes) for k in COPY_KINDS]
-                ceiling = "" if i else _rate(self.ceiling(what))
+                ceiling = _rate(self.ceiling(what)) if nbytes == sizes[-1] else ""
                 lines.append(
                     _short_line("" if i else name, nbytes, [*cells, "", ceiling])
                 )
