@@ -211,6 +211,8 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
         lines_before = text.count("\n", 0, example.start(1))
         code = "\n" * lines_before + example[1]  # errors name the page's own line
         exec(compile(code, str(page), "exec"), names)
+    names.clear()
+    cumem.collate_pinned.trim()  # slots are kept, as memory of pools is
 
 
 #: Those that need what is not there, or change the process.
