@@ -40,6 +40,8 @@ BOOST |= {"managed": 2.0, "pipelines": 2.0, "files": 2.0, "changelog": 0.1}
 BOOST |= {"decisions": 0.1, "csrc": 0.1, "contributing": 0.1, "measured": 0.3}
 FENCE = re.compile(r"^(`{3,}).*?^\1$", re.S | re.M)
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+CELL = re.compile(r"<td.*?</td>", re.S)
+LONG = re.compile(r"(?<=<code>)[^<]{20,}(?=</code>)")
 
 
 def read(path: str) -> str:
@@ -291,6 +293,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown += tables()
     markdown = with_titles(markdown)
     return with_links_of_site(markdown, config.extra["origins"][place], place)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """In tables long calls may be broken at dots, brackets and underscores."""
+    return CELL.sub(lambda cell: LONG.sub(broken, cell[0]), html)
+
+
+def broken(code: re.Match[str]) -> str:
+    return re.sub(r"(?<=\w)(?=\.[A-Za-z])|(?<=\w[(_])(?=\w)", "<wbr>", code[0])
 
 
 def on_post_build(config: Any) -> None:

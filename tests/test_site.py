@@ -105,6 +105,14 @@ def test_comparisons_have_the_tables_of_the_pages_and_not_their_machines() -> No
     assert "| figures | commit |" not in text
 
 
+def test_long_calls_in_tables_may_be_broken() -> None:
+    text = "<td><code>torch.cuda.set_device(index=0.5)</code> <code>a.b(c)</code></td>"
+    made = hooks.on_page_content(text + "<p><code>torch.cuda.x</code></p>", *[None] * 3)
+    long = "torch<wbr>.cuda<wbr>.set_<wbr>device(<wbr>index=0.5)"
+    assert f"<td><code>{long}</code> <code>a.b(c)</code></td>" in made
+    assert made.endswith("<p><code>torch.cuda.x</code></p>")
+
+
 def test_notebook_becomes_a_page_with_its_outputs() -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# A\n", "b"]},
@@ -131,6 +139,11 @@ TASKS = {
     "data larger than GPU": "pipelines.md",
     "pool PyTorch": "pytorch.md",
     "memory leak": "pools.md",
+    "NumPy array full speed": "copies.md",
+    "copies slow": "doctor.md",
+    "pool CuPy": "allocators.md",
+    "DataLoader multiprocessing": "workers.md",
+    "how much held": "pools.md",
     "choose kind memory": "which-memory.md",
     "wait copy": "synchronise.md",
     "fork workers": "workers.md",
