@@ -122,6 +122,18 @@ def test_run_where_a_kind_cannot_be_had_says_why_and_goes_on(
     assert {result.skipped for result in skipped} == {"no managed memory here"}
     text = Report(results).render()
     assert "no figure for managed: no managed memory here" in text
+    assert "managed memory is not copied" not in text
+
+
+def test_report_says_once_what_is_missing_at_each_size() -> None:
+    results = [
+        Result("copy", "h2d", "managed", n, skipped=f"f({n} bytes): no such")
+        for n in (4096, 65536)
+    ]
+    text = Report(results).render()
+    assert [line for line in text.splitlines() if "no such" in line] == [
+        "no figure for managed: f: no such"
+    ]
 
 
 # -- planning --------------------------------------------------------------------------

@@ -560,6 +560,11 @@ def test_a_framework_too_old_for_a_door_is_named() -> None:
     )
 
 
+def test_a_framework_of_unknown_version_is_not_too_old() -> None:
+    facts = changed(("frameworks.0.version", "of unknown version"))
+    assert found(facts, "torch").status == "ok"
+
+
 def test_doors_are_those_of_the_integrations() -> None:
     source = Path(cumem.__file__).parent / "integrations" / "torch.py"
     (nesting,) = (
@@ -709,6 +714,9 @@ def test_frameworks_are_read_from_their_files(
     distribution(tmp_path, "jax-cuda13-plugin", "0.11.2")
     (jax,) = (each for each in doctor_facts.frameworks() if each["name"] == "jax")
     assert jax["cuda"] == "13"
+    write(tmp_path, "numba-0.dist-info/METADATA", "Name: numba\n")  # damaged
+    (numba,) = (each for each in doctor_facts.frameworks() if each["name"] == "numba")
+    assert numba["version"] == "of unknown version"
     write(tmp_path, "torch/version.py", "cuda: Optional[str] = None\n")
     (torch,) = (each for each in doctor_facts.frameworks() if each["name"] == "torch")
     assert torch["cuda"] == "none"

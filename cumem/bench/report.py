@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -455,12 +456,18 @@ class Report:
         reasons: dict[str, set[str]] = {}
         for result in self.results:
             if result.skipped is not None:
-                reasons.setdefault(result.skipped, set()).add(result.kind)
+                reason = re.sub(
+                    r"\(\d+ bytes\)", "", result.skipped
+                )  # whatever the size
+                reasons.setdefault(reason, set()).add(result.kind)
         lines = [
             f"no figure for {', '.join(sorted(kinds))}: {reason}"
             for reason, kinds in reasons.items()
         ]
-        if any(result.group == "copy" for result in self.results):
+        if any(
+            (result.group, result.kind, result.skipped) == ("copy", "managed", None)
+            for result in self.results
+        ):
             lines.append("managed memory is not copied but moved, by prefetch()")
         measured = sum(result.skipped is None for result in self.results)
         if self.failures:

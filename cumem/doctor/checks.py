@@ -891,7 +891,7 @@ def check_frameworks(facts: Facts) -> Findings:
         else:
             built = f", built for CUDA {cuda}" if cuda is not None else ""
             yield found("ok", title + built)
-        if door is not None and _pair(version) < door[0]:
+        if door is not None and () < _pair(version) < door[0]:
             wanted = ".".join(str(part) for part in door[0])
             yield found(
                 "note",

@@ -274,7 +274,8 @@ def frameworks() -> list[dict[str, Any]]:
             continue
         cuda = _built_for(distribution, there)
         if name not in found or (found[name]["cuda"] is None and cuda is not None):
-            found[name] = {"name": name, "version": there.version, "cuda": cuda}
+            versions = there.metadata.get_all("Version") or ["of unknown version"]
+            found[name] = {"name": name, "version": versions[0], "cuda": cuda}
     return list(found.values())
 
 
