@@ -20,7 +20,7 @@ from cumem.kinds import (
     WRITE_COMBINED,
 )
 from cumem.locks import make_lock
-from cumem.units import format_nbytes, format_seconds
+from cumem.units import format_nbytes, format_seconds, format_table
 
 if TYPE_CHECKING:
     from cumem.notebook.html import Raw
@@ -543,15 +543,7 @@ def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
         return "no pool yet"
     cells = [["pool", *_COLUMNS, "allocations", "hits"]]
     cells += [_cells(*row, _COLUMNS) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
-    return "\n".join(lines) + more
+    return "\n".join(format_table(cells)) + more
 
 
 def _lines(pool: PoolStats) -> str:

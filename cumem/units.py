@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import SupportsIndex
 
@@ -12,6 +13,7 @@ __all__ = [
     "format_nbytes",
     "format_rate",
     "format_seconds",
+    "format_table",
     "parse_nbytes",
 ]
 
@@ -194,3 +196,27 @@ def _significant(value: float) -> str:
     if value >= 100 or value == 0:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines of a table.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of str
+        Cells, in each row as many.
+    left : int, default 1
+        So many of the first columns stand left, the others right.
+
+    Returns
+    -------
+    list of str
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cumem.units import format_nbytes, format_rate, format_seconds, parse_nbytes
+from cumem.units import (
+    format_nbytes,
+    format_rate,
+    format_seconds,
+    format_table,
+    parse_nbytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +143,10 @@ def test_format_rate(nbytes: float, seconds: float, text: str) -> None:
 )
 def test_format_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_format_table_puts_names_left_and_numbers_right() -> None:
+    rows = [["name", "size", "-"], ["a", "10", ""]]
+    assert format_table(rows) == ["name  size  -", "a       10"]
+    assert format_table(rows, 3) == ["name  size  -", "a     10"]
+    assert format_table([]) == []

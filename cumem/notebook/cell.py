@@ -33,7 +33,7 @@ from cumem.recording.reading import (
     peaks,
     way,
 )
-from cumem.units import format_nbytes, format_rate, format_seconds
+from cumem.units import format_nbytes, format_rate, format_seconds, format_table
 
 _MOST_ROWS: Final = 10
 
@@ -229,11 +229,9 @@ class Report:
         lines = [self._title]
         for title, columns, rows, none in self._tables():
             lines.append(f"{title}:" if rows else f"{title}: {none}")
-            cells = [columns, *rows] if rows else []
-            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            for row in cells:
-                padded = (c.ljust(w) for c, w in zip(row, widths, strict=True))
-                lines.append("  " + "  ".join(padded).rstrip())
+            if rows:
+                cells = format_table([columns, *rows], len(columns))
+                lines += [f"  {line}" for line in cells]
         return "\n".join([*lines, self._note] if self._note else lines)
 
     def _repr_html_(self) -> str:

@@ -24,7 +24,7 @@ from cumem.notebook.html import Raw, escape, in_cell, key, page, table
 from cumem.notebook.objects import count
 from cumem.pool_stats import Stats, show, stats
 from cumem.recording.events import Log
-from cumem.units import format_nbytes
+from cumem.units import format_nbytes, format_table
 
 _PERIOD_S: Final = 1.0  #: between two looks while a cell runs
 _MOST_BUFFERS: Final = 10
@@ -383,12 +383,8 @@ class Overview:
             (self._LIMITS, self._limits),
             (self._columns, self._rows),
         ):
-            if not rows:
-                continue
-            cells = [[*columns], *rows]
-            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            padded = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
-            lines += ["", *padded]
+            if rows:
+                lines += ["", *format_table([columns, *rows], len(columns))]
         return "\n".join([*lines, self._note()])
 
     def _repr_html_(self) -> str:

@@ -277,10 +277,10 @@ def out_of_memory(error: Any) -> str:
         bar(asked, whole, 480),
         legend([*parts, *asked]),
         data(told),
-        details("what was tried", facts(enumerate_lines(error.tried or ()))),
+        details("what was tried", facts(_numbered(error.tried or ()))),
     )
 
 
-def enumerate_lines(texts: Sequence[str]) -> list[tuple[str, object]]:
+def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
     """Numbered from 1."""
     return [(str(i), text) for i, text in enumerate(texts, 1)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cumem.answers import Answer
 from cumem.recording.events import KINDS, OPS, Log
 from cumem.recording.stacks import format_frame, user_frame
-from cumem.units import format_nbytes, format_rate, format_seconds
+from cumem.units import format_nbytes, format_rate, format_seconds, format_table
 
 _OP: Final = {name: number for number, name in enumerate(OPS)}
 _REGISTERED: Final = KINDS.index("registered")
@@ -153,7 +153,7 @@ class Summary(Answer):
                 ]
                 for k in self.kinds
             ]
-            lines += _table([head, *rows])
+            lines += format_table([head, *rows])
         if self.transfers:
             rows = [
                 [
@@ -165,7 +165,9 @@ class Summary(Answer):
                 ]
                 for t in self.transfers
             ]
-            lines += _table([["transfers", "count", "bytes", "time", "rate"], *rows])
+            lines += format_table(
+                [["transfers", "count", "bytes", "time", "rate"], *rows]
+            )
         if self.prefetch_count:
             text = f"{_count(self.prefetch_count, 'prefetch', 'es')} of "
             lines.append(text + format_nbytes(self.prefetch_nbytes))
@@ -243,7 +245,7 @@ class Top(Answer):
             ]
             for g in self.groups[:_LONGEST]
         ]
-        return "\n".join(_table([head, *rows]) + _rest(self.groups))
+        return "\n".join(format_table([head, *rows]) + _rest(self.groups))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +344,7 @@ class Difference(Answer):
                 for c in changes[:_LONGEST]
             ]
             if rows:
-                lines += _table([[name, "peak", "allocations", "live"], *rows])
+                lines += format_table([[name, "peak", "allocations", "live"], *rows])
                 lines += _rest(changes)
         return "\n".join(lines)
 
@@ -356,18 +358,6 @@ def _count(count: int, what: str, ending: str = "s") -> str:
 
 def _signed(nbytes: int) -> str:
     return ("-" if nbytes < 0 else "+") + format_nbytes(abs(nbytes))
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    """The first column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _living(groups: tuple[Group, ...]) -> list[str]:
