@@ -40,8 +40,8 @@ BOOST |= {"managed": 2.0, "pipelines": 2.0, "files": 2.0, "changelog": 0.1}
 BOOST |= {"decisions": 0.1, "csrc": 0.1, "contributing": 0.1, "measured": 0.3}
 FENCE = re.compile(r"^(`{3,}).*?^\1$", re.S | re.M)
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-CELL = re.compile(r"<td.*?</td>", re.S)
-LONG = re.compile(r"(?<=<code>)[^<]{20,}(?=</code>)")
+CELL = re.compile(r"<t[dh].*?</t[dh]>", re.S)
+LONG = re.compile(r"<code>([^<]{16,})(?=</code>)")
 
 
 def read(path: str) -> str:
@@ -301,7 +301,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def broken(code: re.Match[str]) -> str:
-    return re.sub(r"(?<=\w)(?=\.[A-Za-z])|(?<=\w[(_])(?=\w)", "<wbr>", code[0])
+    places = r"(?<=\w)(?=\.[A-Za-z])|(?<=\w[(_])(?=\w)"
+    return '<code class="long">' + re.sub(places, "<wbr>", code[1])
 
 
 def on_post_build(config: Any) -> None:

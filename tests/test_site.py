@@ -109,7 +109,7 @@ def test_long_calls_in_tables_may_be_broken() -> None:
     text = "<td><code>torch.cuda.set_device(index=0.5)</code> <code>a.b(c)</code></td>"
     made = hooks.on_page_content(text + "<p><code>torch.cuda.x</code></p>", *[None] * 3)
     long = "torch<wbr>.cuda<wbr>.set_<wbr>device(<wbr>index=0.5)"
-    assert f"<td><code>{long}</code> <code>a.b(c)</code></td>" in made
+    assert f'<td><code class="long">{long}</code> <code>a.b(c)</code></td>' in made
     assert made.endswith("<p><code>torch.cuda.x</code></p>")
 
 
