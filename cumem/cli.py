@@ -195,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         help="look for what slows this machine down, and say what to do",
         description="Look at driver, devices, link, container and settings, and measure "
         "the link for a second. Each finding is ok, a note or a problem, with what to do. "
-        "Exit status: 0 without problems, 1 with.",
+        "Exit status: 0 without problems, 1 with, 2 for a wrong argument or variable.",
     )
     doctor.add_argument(
         "--json", action="store_true", help="print one JSON object instead"

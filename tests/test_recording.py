@@ -807,7 +807,9 @@ def test_replay_takes_a_record(runtime, tmp_path) -> None:
     assert trace.peak_live >= 3300
     assert trace.events >= 5
     assert load_trace(path, kind="pinned").op.tolist() == trace.op.tolist()
-    with pytest.raises(ValueError, match="no device memory in it; there is pinned"):
+    with pytest.raises(
+        ValueError, match="device memory in it; there is pinned: choose by --kind"
+    ):
         load_trace(path, kind="device")
     del keep
     pool.close()

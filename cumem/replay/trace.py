@@ -335,7 +335,9 @@ def _load_npz(path: Path, kind: str | None) -> Trace:
         chosen = kinds == KINDS.index(kind)
         if not chosen.any():
             there = ", ".join(KINDS[i] for i in np.unique(kinds))
-            raise ValueError(f"{path.name}: no {kind} memory in it; there is {there}")
+            raise ValueError(
+                f"{path.name}: no {kind} memory in it; there is {there}: choose by --kind"
+            )
         columns = [column[chosen] for column in columns if column is not None]
     return make_trace(path.name, *columns)
 
