@@ -447,9 +447,23 @@ def test_variables_of_closed_and_changing_things_are_passed_over(emulated) -> No
     gone.free()
     loop: list[Any] = []
     loop.append(loop)
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("of nothing yet")
+
+    with memoryview(buf) as released:
+        pass
     found = magics.Holders(
         shell_of(
-            a=gone, b=memoryview(buf.numpy()), c=loop, d=(buf[2:],), e=cumem.empty(0)
+            x=released,
+            y=Proxy(),
+            a=gone,
+            b=memoryview(buf.numpy()),
+            c=loop,
+            d=(buf[2:],),
+            e=cumem.empty(0),
         )
     )
     assert found.at(buf.ptr) == "b, d[0]"

@@ -263,9 +263,9 @@ def _named(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     """Variables, and what lies in their lists, tuples and dicts."""
     for name, value in list(names.items()):
         yield name, value
-        if isinstance(value, dict):
-            inner: Iterable[tuple[Any, Any]] = list(value.items())[:1000]
-        elif isinstance(value, (list, tuple)):
+        if issubclass(type(value), dict):  # isinstance asks what may be a proxy
+            inner: Iterable[tuple[Any, Any]] = list(dict.items(value))[:1000]
+        elif issubclass(type(value), (list, tuple)):
             inner = enumerate(value[:1000])
         else:
             continue
@@ -284,14 +284,14 @@ class Holders:
             history = base[:1] == "_" and not base.strip("_0123456789i")
             if base != "Out" and (base in hidden or history):
                 continue  # what Out has as well
-            buf = buffer_of(value)
-            while buf is not None and isinstance(buf.base, _core.Buffer):
-                buf = buf.base
-            if buf is None or buf.nbytes == 0:
-                continue
-            with contextlib.suppress(ValueError):  # it is closed, or is just now
-                place = buf.kind, buf.ptr
-                self.found.setdefault(place, (buf, []))[1].append(name)
+            # closed or released, also just now, or a proxy that answers nothing
+            with contextlib.suppress(Exception):
+                buf = buffer_of(value)
+                while buf is not None and isinstance(buf.base, _core.Buffer):
+                    buf = buf.base
+                if buf is not None and buf.nbytes:
+                    place = buf.kind, buf.ptr
+                    self.found.setdefault(place, (buf, []))[1].append(name)
 
     def at(self, address: int) -> str:
         """Names of variables whose buffer has the byte there; ``""`` for none."""
