@@ -13,7 +13,6 @@ __all__ = [
     "format_nbytes",
     "format_rate",
     "format_seconds",
-    "format_table",
     "parse_nbytes",
 ]
 
