@@ -147,6 +147,10 @@ NO_GPU = (
     ("backend.reason", "no CUDA driver was found, or it is too old"),
     ("devices", []),
 )
+NONE_SEEN = (
+    *NO_GPU,
+    ("backend.reason", "the CUDA driver sees no device (cudaErrorNoDevice)"),
+)
 HALF = ("devices.0.bandwidth", {"up_gbps": 27.0, "down_gbps": 28.0})
 NO_NODES = dict.fromkeys(HEALTHY["kernel"]["nodes"], "missing")
 TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
@@ -227,6 +231,20 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "problem",
         "names 3 devices and CUDA sees 2",
         "nvidia-smi -L",
+    ),
+    (
+        "visibility",
+        (*NONE_SEEN, ("environment.CUDA_VISIBLE_DEVICES", "7")),
+        "problem",
+        "CUDA_VISIBLE_DEVICES=7 names 1 device and CUDA sees none",
+        "nvidia-smi -L",
+    ),
+    (
+        "driver",
+        (*NONE_SEEN, ("environment.CUDA_VISIBLE_DEVICES", "7")),
+        "note",
+        "all GPUs are hidden from this process",
+        "see the finding on visibility",
     ),
     (
         "nodes",

@@ -128,7 +128,7 @@ def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
             "results are right, timings mean nothing",
             "nothing, to develop and test; for a GPU's speed run where one is",
         )
-    if _hidden(facts):
+    if _hidden(facts) or _misnamed(facts):
         return found(
             "note",
             "all GPUs are hidden from this process: the device is emulated",
@@ -170,6 +170,20 @@ def _hidden(facts: Facts) -> bool:
     ) or nvidia in ("void", "none")
 
 
+def _misnamed(facts: Facts) -> bool:
+    """CUDA_VISIBLE_DEVICES names more than the driver, which works, sees."""
+    said, backend = facts["environment"]["CUDA_VISIBLE_DEVICES"], facts["backend"]
+    works = backend["name"] == "cuda" or (
+        "cudaErrorNoDevice" in backend["reason"]
+        and "ok" in facts["kernel"]["nodes"].values()
+    )
+    return works and len(_names(said)) > len(_real(facts))
+
+
+def _names(said: str | None) -> list[str]:
+    return [part for part in (said or "").split(",") if part.strip()]
+
+
 def check_libraries(facts: Facts) -> Findings:
     """One driver library for all libraries of the process, and a real one?"""
     paths = facts["kernel"]["libraries"]
@@ -207,7 +221,7 @@ def check_visibility(facts: Facts) -> Findings:
     said = facts["environment"]["CUDA_VISIBLE_DEVICES"]
     nvidia = facts["environment"]["NVIDIA_VISIBLE_DEVICES"]
     gpus = facts["kernel"]["gpus"]
-    there = [device for device in facts["devices"] if not device["emulated"]]
+    there = _real(facts)
     values = {
         "CUDA_VISIBLE_DEVICES": said,
         "NVIDIA_VISIBLE_DEVICES": nvidia,
@@ -218,22 +232,18 @@ def check_visibility(facts: Facts) -> Findings:
     def found(status: Status, text: str, cure: str | None = None) -> Finding:
         return Finding("driver", "visibility", status, text, cure, values=values)
 
-    names = [part for part in (said or "").split(",") if part.strip()]
     if _hidden(facts):
         by_nvidia = nvidia in ("void", "none")
         name = "NVIDIA_VISIBLE_DEVICES" if by_nvidia else "CUDA_VISIBLE_DEVICES"
         value = nvidia if by_nvidia else said
         cure = "start the container with --gpus all" if by_nvidia else f"unset {name}"
         yield found("note", f"{name}={value} hides all GPUs", cure)
-    elif (
-        said is not None
-        and facts["backend"]["name"] == "cuda"
-        and len(names) > len(there)
-    ):
+    elif _misnamed(facts):
         yield found(
             "problem",
-            f"CUDA_VISIBLE_DEVICES={said} names {len(names)} devices and CUDA sees "
-            f"{len(there)}: it stops at the first that does not exist or comes twice",
+            f"CUDA_VISIBLE_DEVICES={said} names {_count(len(_names(said)), 'device')} and "
+            f"CUDA sees {len(there) or 'none'}: it stops at the first that does not exist "
+            "or comes twice",
             "name devices that nvidia-smi -L lists, each once",
         )
     elif there and said is not None:
