@@ -14,7 +14,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import IO, Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -808,3 +808,19 @@ def write_ranges(
         _move(opened, ranges, True, stream, number, progress)
         if fsync:
             os.fsync(opened.descriptor())
+
+
+@contextlib.contextmanager
+def open_export(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
+    """A binary file to write a record to: takes the place of what has its name once it
+    is complete. What is no path is taken to be such a file, and stays open."""
+    if not isinstance(path, (str, os.PathLike)):
+        if not hasattr(path, "write"):
+            what = "a str, a Path or a binary file"
+            raise TypeError(f"path must be {what}, not {type(path).__name__}")
+        yield path
+        return
+    with replacing(pathlib.Path(path)) as replacement:
+        with replacement.open() as file:
+            yield file
+        replacement.place()

@@ -17,6 +17,7 @@ from cumem.devices import Device
 from cumem.notebook.html import KIND_COLOURS, STATE_COLOURS
 from cumem.recording import reading
 from cumem.recording.events import KINDS, Log
+from cumem.recording.lives import lanes
 from cumem.units import format_nbytes
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ def _draw_lanes(
         own = transfers[
             (transfers["source_kind"] == source) & (transfers["kind"] == target)
         ]
-        places = np.array(reading.lanes(own))
-        deep = 0.8 / (int(places.max()) + 1)
-        for lane in range(int(places.max()) + 1):
+        places = lanes(own)
+        deep = 0.8 / (int(np.max(places)) + 1)
+        for lane in range(int(np.max(places)) + 1):
             spans = reading.joined(own[places == lane], least)
             below.broken_barh(
                 [(span.begin_ns / unit_ns, span.lasts_ns / unit_ns) for span in spans],

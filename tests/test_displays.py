@@ -23,6 +23,7 @@ from cumem.notebook.cell import Report
 from cumem.recording import reading
 from cumem.recording.answers import summarize
 from cumem.recording.events import Frame
+from cumem.recording.lives import lanes
 
 MIB = 1 << 20
 EMPTY = {"br", "hr", "img", "input", "meta"}
@@ -324,7 +325,7 @@ def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:
     assert (up.way, up.copy_count, up.nbytes) == ("pinned → device", 2, 4000)
     assert up.seconds == pytest.approx(1e-6)
     assert (down.way, down.copy_count) == ("device → pinned", 1)
-    assert reading.lanes(reading.of_op(log, "transfer")) == [0, 1, 2]
+    assert lanes(reading.of_op(log, "transfer")).tolist() == [0, 1, 2]
 
 
 def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:

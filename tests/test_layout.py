@@ -27,6 +27,7 @@ PACKAGE_LAYERS = [
     {"_core", "error_codes", "units"},
     {"notebook", "notebook.html"},
     {"notebook.objects", "recording", "recording.events"},
+    {"recording.lives"},
     {"recording.reading"},
     {"notebook.cell"},
     {"answers", "control_groups", "extension.driver", "extension.flags", "kinds"}
@@ -74,7 +75,6 @@ PACKAGE_LAYERS = [
     {"doctor.checks", "doctor.facts"},
     {"doctor"},
     {"choosing"},
-    {"recording.lives"},
     {"recording.json_lines", "recording.page", "recording.perfetto"}
     | {"recording.pprof", "recording.torch_snapshot"},
     {"replay.npz"},

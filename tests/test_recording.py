@@ -24,9 +24,8 @@ from support import faults, programs, session
 
 import cumem
 from cumem import _core
-from cumem.recording.events import EVENT, KINDS, OPS, Log
+from cumem.recording.events import EVENT, KINDS, OPS, Log, user_frame
 from cumem.recording.record import FORMATS
-from cumem.recording.stacks import user_frame
 
 MIB = 1 << 20
 POOL_KINDS = ("pinned", "mapped", "managed", "device")
@@ -350,6 +349,27 @@ def test_of_more_events_than_fit_the_oldest_are_lost_and_counted(runtime) -> Non
     assert rec.leaks().lost_count == 50
     assert "50" in str(rec.leaks())
     del keep
+    pool.close()
+
+
+def test_what_lived_is_right_where_the_beginning_is_lost(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    freed = [pool.allocate(1 << 20) for _ in range(4)]
+    later = pool.allocate(512)
+    with cumem.record(stacks=False, max_entries=6) as rec:
+        unseen, gone = pool.allocate(4096), pool.allocate(2048)
+        freed.clear()  # lost too, as is what lived before it
+        again = [pool.allocate(1 << 20) for _ in range(4)]
+        del later, gone
+    assert rec.log.lost_count == 6
+    mine = rec.log.living[rec.log.living["pool"] == rec.log.events["pool"][0]]
+    assert sorted(mine["nbytes"]) == [512, 2048, 4096]
+    others = rec.log.living["nbytes"].sum() - mine["nbytes"].sum()
+    assert rec.peak().nbytes == (4 << 20) + 512 + 2048 + 4096 + others
+    (kind,) = rec.top("kind").groups
+    assert kind.living_nbytes == (4 << 20) + 4096 + others
+    assert (rec.leaks().count, rec.leaks().nbytes) == (4, 4 << 20)
+    del unseen, again
     pool.close()
 
 
@@ -765,6 +785,7 @@ def test_log_that_lost_frees_does_not_count_twice() -> None:
     from cumem.recording import answers
 
     assert answers.summarize(log).peak_nbytes == 64
+    assert [g.peak_nbytes for g in answers.find_top(log, "kind").groups] == [64]
     leaks = answers.find_leaks(log)
     assert (leaks.count, leaks.nbytes) == (1, 64)
 

@@ -21,15 +21,21 @@ import numpy as np
 import pytest
 from support.records import MIB, by_hand, event, log_of, random_log
 
-from cumem.recording import json_lines, perfetto, pprof, torch_snapshot
-from cumem.recording.events import KINDS, OPS, Frame, Log
+from cumem.recording import (
+    answers,
+    json_lines,
+    perfetto,
+    pprof,
+    reading,
+    torch_snapshot,
+)
+from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log, user_frame
 from cumem.recording.lives import (
     DIRECTIONS,
     changes,
     directions,
     lanes,
     machine_text,
-    own_line,
     pair,
 )
 from cumem.replay.trace import load_trace
@@ -81,15 +87,27 @@ def test_pair_agrees_with_a_plain_loop(seed: int) -> None:
     alive, totals = followed(log)
     left = lives.rows[lives.begin[lives.end == len(lives.rows)]]
     assert sorted(left["address"].tolist()) == sorted(a for _, a in alive)
-    row, life, opens = changes(lives)
+    row, life, opens, *_ = changes(lives)
     signed = np.where(opens, 1, -1) * lives.rows["nbytes"][lives.begin[life]].astype(
         int
     )
     after = np.bincount(row, signed, len(lives.rows)).cumsum()[lives.before_count :]
     assert after.astype(int).tolist() == totals
+    most = _most(log, [i for i, kind in enumerate(KINDS) if kind != "registered"])
+    assert answers.find_peak(log).nbytes == reading.peaks(log)["all"][0] == most
+    for group in answers.find_top(log, "kind").groups:
+        assert group.peak_nbytes == _most(log, [KINDS.index(group.name)])
+        assert group.peak_nbytes == reading.peaks(log)[group.name][0]
     frees = int((log.events["op"] == 1).sum())
     known = int(((lives.end < len(lives.rows)) & _freed(lives)).sum())
     assert lives.unknown_count == frees - known > 0
+
+
+def _most(log: Log, kinds: list[int]) -> int:
+    """What lived of these at most, which is all that the plain loop is shown."""
+    events, living = (r[np.isin(r["kind"], kinds)] for r in (log.events, log.living))
+    totals = followed(log._replace(events=events, living=living))[1]
+    return max([int(living["nbytes"].sum()), *totals])
 
 
 def _freed(lives: Any) -> Any:
@@ -109,11 +127,17 @@ def test_pair_puts_events_in_the_order_of_time() -> None:
     assert pair(log).end.tolist() == [1]
 
 
+def transfers(begin: Any, end: Any) -> Any:
+    rows = np.zeros(len(begin), EVENT)
+    rows["time_ns"], rows["value"] = begin, end - begin
+    return rows
+
+
 def test_lanes_do_not_overlap_and_are_as_few_as_can_be() -> None:
     random = np.random.default_rng(1)
     begin = np.sort(random.integers(0, 10_000, 500))
     end, group = begin + random.integers(1, 300, 500), random.integers(0, 3, 500)
-    found = lanes(begin, end, group)
+    found = lanes(transfers(begin, end), group)
     for name in range(3):
         at = np.flatnonzero(group == name)
         most = max(int(((begin[at] <= t) & (end[at] > t)).sum()) for t in begin[at])
@@ -125,7 +149,7 @@ def test_lanes_do_not_overlap_and_are_as_few_as_can_be() -> None:
 
 def test_lanes_take_what_begins_where_another_ends() -> None:
     begin, end = np.array([0, 10, 10, 19]), np.array([10, 20, 20, 30])
-    assert lanes(begin, end, np.zeros(4, int)).tolist() == [0, 0, 1, 2]
+    assert lanes(transfers(begin, end)).tolist() == [0, 0, 1, 2]
 
 
 def test_directions_name_both_sides() -> None:
@@ -148,9 +172,9 @@ def test_directions_name_both_sides() -> None:
 def test_own_line_is_the_innermost_outside_of_the_package() -> None:
     inner = Frame(json_lines.__file__, 3, "write")
     outer = Frame("mine.py", 4, "main")
-    assert own_line((inner, outer)) == outer
-    assert own_line((inner,)) == inner
-    assert own_line(()) is None
+    assert user_frame((inner, outer)) == outer
+    assert user_frame((inner,)) == inner
+    assert user_frame(()) is None
 
 
 def test_machine_is_named_and_emulated_said() -> None:

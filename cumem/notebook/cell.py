@@ -23,10 +23,10 @@ from cumem.notebook.html import (
 )
 from cumem.notebook.objects import count
 from cumem.recording.events import KINDS, Frame, Log
+from cumem.recording.lives import lanes
 from cumem.recording.reading import (
     copies,
     joined,
-    lanes,
     left,
     living,
     of_op,

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.answers import Answer
-from cumem.recording.events import KINDS, OPS, Log
-from cumem.recording.stacks import format_frame, user_frame
+from cumem.recording.events import KINDS, OPS, Log, user_frame
+from cumem.recording.lives import Lives, pair
+from cumem.recording.reading import copies
+from cumem.recording.stacks import format_frame
 from cumem.units import format_nbytes, format_rate, format_seconds, format_table
 
 _OP: Final = {name: number for number, name in enumerate(OPS)}
@@ -378,56 +380,8 @@ def _rest(groups: tuple[Any, ...]) -> list[str]:
 # -- allocations -----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Spans:
-    """Allocations of a log, with those that lived when it began first, and when each
-    ended: each array has one entry for each."""
-
-    rows: NDArray[Any]  #: events "allocate"
-    begin: _Ints  #: place in the log; -1: before it
-    end: _Ints  #: place in the log; its length: not yet
-
-    @property
-    def nbytes(self) -> _Ints:
-        """Bytes of each."""
-        return self.rows["nbytes"].astype(np.int64)
-
-
-def find_spans(log: Log) -> Spans:
-    """Match frees with what they free.
-
-    A free of something that is not known, as of one whose allocation no longer fitted,
-    is left out.
-    """
-    events = np.concatenate([log.living, log.events])
-    before = len(log.living)
-    places = np.flatnonzero(events["op"] <= _OP["free"])
-    chosen = events[places]
-    # Registered pages may be those of a pool, whose address is then there twice.
-    apart = chosen["kind"] == _REGISTERED
-    order = np.lexsort((places, chosen["address"], apart))
-    key = chosen["address"][order]
-    same = np.zeros(len(order), bool)
-    same[:-1] = (key[1:] == key[:-1]) & (apart[order][1:] == apart[order][:-1])
-    follower = np.full(len(order), len(events))
-    follower[:-1] = np.where(same[:-1], places[order][1:], len(events))
-    allocates = (chosen["op"] == _OP["allocate"])[order]
-    begin, end = places[order][allocates], follower[allocates]
-    back = np.argsort(begin, kind="stable")
-    begin, end = begin[back], end[back]
-    return Spans(events[begin], np.maximum(begin - before, -1), end - before)
-
-
-def _course(begin: _Ints, end: _Ints, nbytes: _Ints, length: int) -> _Ints:
-    """Bytes that live after each event; the first: before them all."""
-    change = np.zeros(length + 2, np.int64)
-    np.add.at(change, begin + 1, nbytes)
-    np.subtract.at(change, end + 1, nbytes)
-    return np.cumsum(change)[: length + 1]
-
-
-def _name_lines(log: Log, spans: Spans) -> tuple[list[str], list[_Ints]]:
-    known, inverse = np.unique(spans.rows["stack"], return_inverse=True)
+def _name_lines(log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
+    known, inverse = np.unique(lives.begun["stack"], return_inverse=True)
     names: dict[str, int] = {}
     number = [
         names.setdefault(format_frame(user_frame(log.stacks[int(stack)])), len(names))
@@ -436,11 +390,11 @@ def _name_lines(log: Log, spans: Spans) -> tuple[list[str], list[_Ints]]:
     return list(names), [np.array(number, np.int64)[inverse.reshape(-1)]]
 
 
-def _name_kinds(_log: Log, spans: Spans) -> tuple[list[str], list[_Ints]]:
-    return list(KINDS), [spans.rows["kind"].astype(np.int64)]
+def _name_kinds(_log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
+    return list(KINDS), [lives.begun["kind"].astype(np.int64)]
 
 
-def _name_tags(log: Log, spans: Spans) -> tuple[list[str], list[_Ints]]:
+def _name_tags(log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
     """Each tag counts for those around it as well: a list for each depth, -1: none."""
     names: dict[str, int] = {}
     paths = []
@@ -452,23 +406,23 @@ def _name_tags(log: Log, spans: Spans) -> tuple[list[str], list[_Ints]]:
     table = np.full((depth, len(paths)), -1, np.int64)
     for i, path in enumerate(paths):
         table[: len(path), i] = path
-    return list(names), [row[spans.rows["tag"]] for row in table]
+    return list(names), [row[lives.begun["tag"]] for row in table]
 
 
-_NAMES: dict[str, Callable[[Log, Spans], tuple[list[str], list[_Ints]]]] = {
+_NAMES: dict[str, Callable[[Log, Lives], tuple[list[str], list[_Ints]]]] = {
     "line": _name_lines,
     "tag": _name_tags,
     "kind": _name_kinds,
 }
 
 
-def _groups(log: Log, spans: Spans, by: str, lives: NDArray[np.bool_]) -> list[Group]:
-    """Every group that has an allocation; `lives`: those that count as living."""
-    names, levels = _NAMES[by](log, spans)
+def _groups(log: Log, lives: Lives, by: str, living: NDArray[np.bool_]) -> list[Group]:
+    """Every group that has an allocation; `living`: those that count as such."""
+    names, levels = _NAMES[by](log, lives)
     owner = np.concatenate([np.zeros(0, np.int64), *levels])
-    which = np.tile(np.arange(len(spans.rows)), len(levels))[owner >= 0]
+    which = np.tile(np.arange(len(lives.begin)), len(levels))[owner >= 0]
     owner = owner[owner >= 0]
-    nbytes, inside = spans.nbytes[which], spans.begin[which] >= 0
+    nbytes, inside = lives.nbytes[which], lives.is_inside[which]
     size = len(names)
 
     def total(weights: NDArray[Any]) -> list[int]:
@@ -476,16 +430,19 @@ def _groups(log: Log, spans: Spans, by: str, lives: NDArray[np.bool_]) -> list[G
         np.add.at(found, owner, weights.astype(np.int64))
         return [int(each) for each in found]
 
-    # What lives of each group, as its allocations begin and end, one after the other.
-    at = np.concatenate([spans.begin[which], spans.end[which]])
-    change = np.concatenate([nbytes, -nbytes])
+    # What lives of each group, as its allocations end and begin, one after the other.
+    at = np.concatenate([lives.end[which], lives.begin[which]])
+    change = np.concatenate([-nbytes, nbytes])
     group = np.concatenate([owner, owner])
     order = np.lexsort((at, group))
     course = np.cumsum(change[order])  # a group's changes add up to 0
     peaks = np.zeros(size, np.int64)
     np.maximum.at(peaks, group[order], course)
     counts, sums = total(inside), total(np.where(inside, nbytes, 0))
-    alive, alive_nbytes = total(lives[which]), total(np.where(lives[which], nbytes, 0))
+    alive, alive_nbytes = (
+        total(living[which]),
+        total(np.where(living[which], nbytes, 0)),
+    )
     present = np.unique(owner)
     return [
         Group(names[i], counts[i], sums[i], int(peaks[i]), alive[i], alive_nbytes[i])
@@ -501,21 +458,22 @@ def _most_living(groups: list[Group]) -> tuple[Group, ...]:
 # -- answers ---------------------------------------------------------------------------
 
 
-def _peak(log: Log, spans: Spans) -> tuple[int, int]:
-    """Place in the log, -1: before it, and how much then."""
-    own = spans.rows["kind"] != _REGISTERED
-    course = _course(
-        spans.begin[own], spans.end[own], spans.nbytes[own], len(log.events)
-    )
-    place = int(np.argmax(course))
-    return place - 1, int(course[place])
+def _peak(lives: Lives) -> tuple[int, int]:
+    """Row after which most lived, and how much then."""
+    own = lives.begun["kind"] != _REGISTERED
+    change = np.zeros(len(lives.rows) + 1, np.int64)
+    change[lives.begin[own]] = lives.nbytes[own]
+    change[lives.end[own]] -= lives.nbytes[own]
+    course = np.cumsum(change)[:-1]
+    row = int(np.argmax(course)) if len(course) else -1
+    return max(row, lives.before_count - 1), int(np.max(course, initial=0))
 
 
 def summarize(log: Log) -> Summary:
     """Add up a log."""
-    spans = find_spans(log)
+    lives = pair(log)
     events = log.events
-    groups = {g.name: g for g in _groups(log, spans, "kind", _is_living(log, spans))}
+    groups = {g.name: g for g in _groups(log, lives, "kind", lives.is_left)}
     kinds = []
     for number, name in enumerate(KINDS):
         mine = events[events["kind"] == number]
@@ -534,84 +492,63 @@ def summarize(log: Log) -> Summary:
                     trimmed_nbytes=sums[1],
                 )
             )
-    moved = events[events["op"] == _OP["transfer"]]
-    transfers = []
-    for pair in np.unique(moved[["source_kind", "kind"]]):
-        each = moved[
-            (moved["source_kind"] == pair["source_kind"])
-            & (moved["kind"] == pair["kind"])
-        ]
-        transfers.append(
-            TransferSummary(
-                KINDS[pair["source_kind"]],
-                KINDS[pair["kind"]],
-                len(each),
-                int(each["nbytes"].sum()),
-                float(each["value"].sum()) * 1e-9,
-            )
-        )
+    transfers = (TransferSummary(*each) for each in copies(log))
     prefetched = events[events["op"] == _OP["prefetch"]]
     return Summary(
         log.duration_ns * 1e-9,
         len(events),
         log.lost_count,
-        _peak(log, spans)[1],
+        _peak(lives)[1],
         tuple(kinds),
-        tuple(sorted(transfers, key=lambda t: -t.nbytes)),
+        tuple(transfers),
         len(prefetched),
         int(prefetched["nbytes"].sum()),
         int((events["op"] == _OP["out_of_memory"]).sum()),
     )
 
 
-def _is_living(log: Log, spans: Spans) -> NDArray[np.bool_]:
-    living: NDArray[np.bool_] = spans.end >= len(log.events)
-    return living
-
-
 def find_leaks(log: Log) -> Leaks:
     """What was allocated inside and never freed, by line; not what copies go through."""
-    spans = find_spans(log)
-    staging = spans.rows["kind"] == KINDS.index("staging")
-    left = _is_living(log, spans) & (spans.begin >= 0) & ~staging
-    return Leaks(_most_living(_groups(log, spans, "line", left)), log.lost_count)
+    lives = pair(log)
+    staging = lives.begun["kind"] == KINDS.index("staging")
+    left = lives.is_left & lives.is_inside & ~staging
+    return Leaks(_most_living(_groups(log, lives, "line", left)), log.lost_count)
 
 
 def find_top(log: Log, by: str) -> Top:
     """Groups by their peak."""
     if by not in _NAMES:
         raise ValueError(f"by must be 'line', 'tag' or 'kind', not {by!r}")
-    spans = find_spans(log)
-    groups = _groups(log, spans, by, _is_living(log, spans))
+    lives = pair(log)
+    groups = _groups(log, lives, by, lives.is_left)
     return Top(by, tuple(sorted(groups, key=lambda g: (-g.peak_nbytes, g.name))))
 
 
 def find_peak(log: Log) -> Peak:
     """When most was live, and what."""
-    spans = find_spans(log)
-    place, nbytes = _peak(log, spans)
-    lived = (spans.begin <= place) & (spans.end > place)
+    lives = pair(log)
+    row, nbytes = _peak(lives)
+    lived = (lives.begin <= row) & (lives.end > row)
     kinds = {
         g.name: g.living_nbytes
-        for g in _groups(log, spans, "kind", lived)
+        for g in _groups(log, lives, "kind", lived)
         if g.living_count
     }
-    seconds = float(log.events["time_ns"][place]) * 1e-9 if place >= 0 else 0.0
-    groups = _most_living(_groups(log, spans, "line", lived))
+    is_inside = row >= lives.before_count
+    seconds = float(lives.rows["time_ns"][row]) * 1e-9 if is_inside else 0.0
+    groups = _most_living(_groups(log, lives, "line", lived))
     return Peak(seconds, nbytes, kinds, groups)
 
 
 def find_difference(before: Log, after: Log) -> Difference:
     """What `after` has more."""
-    both = [find_spans(log) for log in (before, after)]
-    peaks = [
-        _peak(log, spans)[1] for log, spans in zip((before, after), both, strict=True)
-    ]
+    both = [pair(log) for log in (before, after)]
+    peaks = [_peak(lives)[1] for lives in both]
 
     def changes(by: str) -> tuple[Change, ...]:
         one, two = (
-            {g.name: g for g in _groups(log, spans, by, _is_living(log, spans))}
-            for log, spans in zip((before, after), both, strict=True)
+            {g.name: g for g in _groups(log, lives, by, lives.is_left)}
+            for log, lives in zip((before, after), both, strict=True)
         )
         found = (Change(n, one.get(n), two.get(n)) for n in {**one, **two})
         differ = (c for c in found if c.before != c.after)

@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import os
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: Whose lines are nobody's own: ours, and NumPy's, whose arrays may be in our memory.
+_INNER: Final = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(file)), "")
+    for file in (os.path.dirname(__file__), np.__file__)
+)
 
 #: What can happen, in the order of their numbers in ``events["op"]``.
 OPS = (
@@ -51,6 +59,16 @@ class Frame(NamedTuple):
     function: str
 
 
+def user_frame(stack: Sequence[Frame]) -> Frame | None:
+    """The innermost frame that is neither the package's own nor NumPy's, else the
+    innermost; None: there is none.
+    """
+    for frame in stack:
+        if not frame.filename.startswith(_INNER):
+            return frame
+    return stack[0] if stack else None
+
+
 class Log(NamedTuple):
     """All that the readers of a record need: made by `Record`, or by a test.
 
@@ -59,7 +77,8 @@ class Log(NamedTuple):
     events : ndarray of EVENT, 1-D
         In the order of time.
     living : ndarray of EVENT, 1-D
-        Allocations that lived when the record began, as events ``"allocate"`` of time 0.
+        Allocations that lived when the record began, as events ``"allocate"`` of time 0;
+        where events were lost, those that lived before the first that is there.
     stacks : sequence of tuple of Frame
         Innermost first; index 0 is the empty stack.
     tags : tuple of str

@@ -16,9 +16,8 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files import open_regular
+from cumem.files import open_export, open_regular
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
-from cumem.recording.lives import opened
 
 __all__ = ["lines", "read", "write"]
 
@@ -41,7 +40,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     OSError
         If it cannot be written.
     """
-    with opened(path) as file:
+    with open_export(path) as file:
         for line in lines(log):
             file.write(line.encode() + b"\n")
 

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exports of a record share: which free ends which allocation, lanes, files."""
+"""What readers of a record share: which free ends which allocation, lanes, names."""
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-import os
-import pathlib
-from collections.abc import Iterator, Sequence
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files import replacing
-from cumem.recording.events import KINDS, OPS, Frame, Log
+from cumem.recording.events import KINDS, OPS, Log
 
 ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY = range(len(OPS))
 
@@ -23,12 +18,6 @@ DIRECTIONS: Final = (
     *("host to device", "device to host", "device to device"),
     *("to managed", "from managed", "host to host"),
 )
-#: Whose lines are nobody's own: ours, and NumPy's, whose arrays may be in our memory.
-_INNER: Final = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(file)), "")
-    for file in (os.path.dirname(__file__), np.__file__)
-)
-
 _Ints = NDArray[np.int64]
 
 
@@ -56,6 +45,37 @@ class Lives(NamedTuple):
     end: _Ints
     unknown_count: int
 
+    @property
+    def begun(self) -> NDArray[Any]:
+        """The event of each allocation."""
+        begun: NDArray[Any] = self.rows[self.begin]
+        return begun
+
+    @property
+    def nbytes(self) -> _Ints:
+        """Bytes of each."""
+        return self.rows["nbytes"][self.begin].astype(np.int64)
+
+    @property
+    def is_inside(self) -> NDArray[np.bool_]:
+        """Whether each was allocated in the record."""
+        return self.begin >= self.before_count
+
+    @property
+    def is_left(self) -> NDArray[np.bool_]:
+        """Whether each lives at the end."""
+        is_left: NDArray[np.bool_] = self.end == len(self.rows)
+        return is_left
+
+
+def address_keys(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """A number for each address and kind: registered pages may be those of a pool, whose
+    address is then there twice. No more than 57 bits of addresses are used."""
+    keys: NDArray[np.uint64] = rows["address"] | rows["kind"].astype("u8") << np.uint64(
+        60
+    )
+    return keys
+
 
 def pair(log: Log) -> Lives:
     """Find what ends each allocation.
@@ -74,13 +94,11 @@ def pair(log: Log) -> Lives:
     rows = np.concatenate([log.living, events])
     # Zero bytes have no address, and nothing to tell them apart by.
     where = np.flatnonzero((rows["op"] <= FREE) & (rows["address"] != 0))
-    # Registered pages may be those of a pool, whose address is then there twice.
-    apart = rows["kind"][where] == KINDS.index("registered")
-    order = np.lexsort((where, rows["address"][where], apart))
+    key = address_keys(rows)
+    order = np.argsort(key[where], kind="stable")
     at = where[order]
-    found, apart = rows[at], apart[order]
-    same = (found["address"][1:] == found["address"][:-1]) & (apart[1:] == apart[:-1])
-    follows = np.concatenate([same, [False]]) if len(at) else np.zeros(0, bool)
+    found, key = rows[at], key[at]
+    follows = np.append(key[1:] == key[:-1], False)[: len(at)]
     following = np.where(follows, np.roll(at, -1), len(rows))
     opens = found["op"] == ALLOCATE
     after_open = np.roll(opens & follows, 1)
@@ -106,11 +124,19 @@ class Changes(NamedTuple):
         Index into `Lives.begin`.
     opens : ndarray of bool, shape (k,)
         Whether it begins here.
+    time_ns : ndarray of int64, shape (k,)
+        When, 0 for what lived before.
+    kind : ndarray of uint8, shape (k,)
+    nbytes : ndarray of int64, shape (k,)
+        So many more live; of ends negative.
     """
 
     row: _Ints
     life: _Ints
     opens: NDArray[np.bool_]
+    time_ns: _Ints
+    kind: NDArray[np.uint8]
+    nbytes: _Ints
 
 
 def changes(lives: Lives) -> Changes:
@@ -120,7 +146,10 @@ def changes(lives: Lives) -> Changes:
     life = np.concatenate([np.arange(len(lives.begin)), ended])
     opens = np.arange(len(row)) < len(lives.begin)
     order = np.lexsort((opens, row))
-    return Changes(row[order], life[order], opens[order])
+    row, life, opens = row[order], life[order], opens[order]
+    time = np.where(row < lives.before_count, 0, lives.rows["time_ns"][row])
+    nbytes = np.where(opens, 1, -1) * lives.nbytes[life]
+    return Changes(row, life, opens, time, lives.begun["kind"][life], nbytes)
 
 
 class Sites(NamedTuple):
@@ -142,7 +171,7 @@ class Sites(NamedTuple):
 
 def sites(lives: Lives) -> Sites:
     """Group allocations by where and as what they were made."""
-    begun = lives.rows[lives.begin]
+    begun = lives.begun
     tag = begun["tag"].astype(np.int64)
     tags = int(np.max(tag, initial=0)) + 1
     key = (begun["stack"].astype(np.int64) * tags + tag) * len(KINDS) + begun["kind"]
@@ -165,20 +194,24 @@ def directions(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return np.select(choices, [3, 4, 2, 0, 1], 5).astype(np.uint8)
 
 
-def lanes(begin: _Ints, end: _Ints, group: _Ints) -> _Ints:
+def lanes(transfers: NDArray[Any], group: _Ints | None = None) -> _Ints:
     """Number lanes so that nothing in a lane of a group overlaps, with as few as can be.
 
     Parameters
     ----------
-    begin, end : ndarray of int64, shape (n,)
-        In ns, `begin` ascending.
-    group : ndarray of int64, shape (n,)
+    transfers : ndarray of EVENT, shape (n,)
+        In the order of their beginning.
+    group : ndarray of int64, shape (n,), optional
+        Default: all are of one.
 
     Returns
     -------
     ndarray of int64, shape (n,)
         From 0 on in each group.
     """
+    begin = transfers["time_ns"].astype(np.int64)
+    end = begin + transfers["value"].astype(np.int64)
+    group = np.zeros_like(begin) if group is None else group
     busy: dict[int, list[tuple[int, int]]] = {}  # (until when, lane)
     free: dict[int, list[int]] = {}
     result = []
@@ -192,14 +225,6 @@ def lanes(begin: _Ints, end: _Ints, group: _Ints) -> _Ints:
         heapq.heappush(used, (stop, lane))
         result.append(lane)
     return np.array(result, np.int64)
-
-
-def own_line(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost line that is neither this package's nor NumPy's: the user's."""
-    for frame in stack:
-        if not frame.filename.startswith(_INNER):
-            return frame
-    return stack[0] if stack else None
 
 
 def machine_text(log: Log) -> str:
@@ -220,19 +245,3 @@ def thread_name(log: Log, thread: int) -> str:
     """Of a thread, with the operating system's number."""
     name = log.threads.get(thread, "thread")
     return f"{name} ({thread})"
-
-
-@contextlib.contextmanager
-def opened(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
-    """A binary file to write an export to: takes the place of what has its name once it
-    is complete. What is no path is taken to be such a file, and stays open."""
-    if not isinstance(path, (str, os.PathLike)):
-        if not hasattr(path, "write"):
-            what = "a str, a Path or a binary file"
-            raise TypeError(f"path must be {what}, not {type(path).__name__}")
-        yield path
-        return
-    with replacing(pathlib.Path(path)) as replacement:
-        with replacement.open() as file:
-            yield file
-        replacement.place()

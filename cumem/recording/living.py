@@ -18,8 +18,9 @@ import numpy as np
 from cumem import _core
 from cumem.answers import Answer
 from cumem.recording import record as records
-from cumem.recording.events import KINDS, OPS, Log
-from cumem.recording.stacks import format_frame, user_frame
+from cumem.recording.events import KINDS, OPS, Log, user_frame
+from cumem.recording.lives import address_keys
+from cumem.recording.stacks import format_frame
 from cumem.units import format_nbytes, format_seconds
 
 _LONGEST: Final = 40  # lines that are shown
@@ -153,9 +154,8 @@ def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
         return {}
     log: Log = running[0].log
     made = log.events[log.events["op"] == OPS.index("allocate")][::-1]
-    # The last of an address counts, of which no more than 57 bits are used.
-    keys = made["address"] | made["kind"].astype(np.uint64) << np.uint64(60)
-    made = made[np.unique(keys, return_index=True)[1]]
+    # The last of an address counts.
+    made = made[np.unique(address_keys(made), return_index=True)[1]]
     ages = (log.duration_ns - made["time_ns"].astype(np.int64)) * 1e-9
     known: dict[tuple[int, int], tuple[str | None, str, float]] = {}
     lines: dict[int, str | None] = {0: None}

@@ -18,7 +18,8 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.recording.events import KINDS, OPS, Log
+from cumem.files import open_export
+from cumem.recording.events import KINDS, OPS, Log, user_frame
 from cumem.recording.lives import (
     DIRECTIONS,
     TRANSFER,
@@ -27,8 +28,6 @@ from cumem.recording.lives import (
     directions,
     lanes,
     machine_text,
-    opened,
-    own_line,
     pair,
     sites,
     thread_name,
@@ -59,7 +58,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
         If it cannot be written.
     """
     text = render(log)
-    with opened(path) as file:
+    with open_export(path) as file:
         file.write(text.encode())
 
 
@@ -127,10 +126,8 @@ def data(log: Log) -> tuple[dict[str, Any], _Columns]:
             columns["moment_op"], columns["moment_pool"] = found["op"], found["pool"]
             continue
         way = directions(found).astype(np.int64)
-        begin, took = found["time_ns"].astype(np.int64), found["value"].astype(np.int64)
         columns["transfer_direction"] = way
-        lane = lanes(begin, begin + took, way)
-        columns["transfer_lane"] = np.minimum(lane, MOST_LANES - 1)
+        columns["transfer_lane"] = np.minimum(lanes(found, way), MOST_LANES - 1)
     header = {
         "machine": machine_text(log),
         "emulated": log.machine.get("backend") == "emulated",
@@ -154,9 +151,9 @@ def _of_lives(
     lives: Lives, stacks: _Table, threads: _Table, streams: _Table
 ) -> _Columns:
     rows = lives.rows
-    begun = rows[lives.begin]
+    begun = lives.begun
     found = sites(lives)
-    row, life, opens = changes(lives)
+    change = changes(lives)
     ended = np.minimum(lives.end, len(rows) - 1)
     is_free = (lives.end < len(rows)) & (rows["op"][ended] == 1)
     last = rows[ended[is_free]]
@@ -177,10 +174,8 @@ def _of_lives(
         "life_device": begun["device"],
         "life_free_stack": free_stack,
         "life_free_thread": free_thread,
-        "change_time": _differences(
-            np.where(row < lives.before_count, 0, rows["time_ns"][row])
-        ),
-        "change_of": life * 2 + ~opens,  # odd: the end of life // 2
+        "change_time": _differences(change.time_ns),
+        "change_of": change.life * 2 + ~change.opens,  # odd: the end of life // 2
     }
 
 
@@ -227,7 +222,7 @@ def _stacks(log: Log, used: list[int]) -> dict[str, Any]:
 
     for index in used:
         stack = log.stacks[index]
-        line = own_line(stack)
+        line = user_frame(stack)
         stacks.append([number(frame) for frame in stack])
         own.append(-1 if line is None else number(line))
     return {"texts": [*texts], "frames": [*frames], "stacks": stacks, "own": own}

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from cumem.files import open_export
 from cumem.recording.events import KINDS, OPS, Log
 from cumem.recording.lives import (
     DIRECTIONS,
@@ -25,7 +26,6 @@ from cumem.recording.lives import (
     directions,
     lanes,
     machine_text,
-    opened,
     pair,
     thread_name,
 )
@@ -63,7 +63,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
         "begin_s": log.begin_s,
         "lost_count": log.lost_count,
     }
-    with opened(path) as file:
+    with open_export(path) as file:
         head = f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}'
         file.write(f'{head},\n"traceEvents": [\n'.encode())
         batch: list[str] = []
@@ -97,14 +97,10 @@ def _name(what: str, group: int, row: int, value: str | int) -> str:
 
 def _counters(lives: Lives) -> Iterator[str]:
     """After each change the bytes of its kind; of changes at one time the last counts."""
-    rows = lives.rows
-    row, life, opens = changes(lives)
-    begun = rows[lives.begin[life]]
-    signed = np.where(opens, 1, -1) * begun["nbytes"].astype(np.int64)
-    time = np.where(row < lives.before_count, 0, rows["time_ns"][row])
+    found = changes(lives)
     for kind, name in enumerate(KINDS):
-        at = np.flatnonzero(begun["kind"] == kind)
-        live, when = signed[at].cumsum(), time[at]
+        at = np.flatnonzero(found.kind == kind)
+        live, when = found.nbytes[at].cumsum(), found.time_ns[at]
         last = np.append(np.diff(when) != 0, True)[: len(at)]
         start = f'{{"ph": "C", "pid": {MEMORY}, "name": "{name} live", "ts": '
         for ns, nbytes in zip(when[last].tolist(), live[last].tolist(), strict=True):
@@ -114,9 +110,8 @@ def _counters(lives: Lives) -> Iterator[str]:
 def _transfers(log: Log, lives: Lives) -> Iterator[str]:
     found = lives.rows[lives.rows["op"] == TRANSFER]
     direction = directions(found)
-    begin, took = found["time_ns"].astype(np.int64), found["value"].astype(np.int64)
     group = found["thread"].astype(np.int64) * len(DIRECTIONS) + direction
-    keys = np.stack([group, lanes(begin, begin + took, group)], axis=1)
+    keys = np.stack([group, lanes(found, group)], axis=1)
     known, lane = np.unique(keys, axis=0, return_inverse=True)
     for number, (key, place) in enumerate(known.tolist(), 1):
         thread, way = divmod(key, len(DIRECTIONS))
@@ -125,7 +120,8 @@ def _transfers(log: Log, lives: Lives) -> Iterator[str]:
         yield _name("thread_name", TRANSFERS, number, name)
         yield _name("thread_sort_index", TRANSFERS, number, number)
     contexts = _Contexts(log)
-    columns = (direction.tolist(), lane.ravel().tolist(), begin.tolist(), took.tolist())
+    times = (found["time_ns"].tolist(), found["value"].tolist())
+    columns = (direction.tolist(), lane.ravel().tolist(), *times)
     for event, way, place, ns, ns_long in zip(found, *columns, strict=True):
         nbytes = int(event["nbytes"])
         args = {

@@ -15,8 +15,9 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from cumem.files import open_export
 from cumem.recording.events import KINDS, Frame, Log
-from cumem.recording.lives import machine_text, opened, pair, sites
+from cumem.recording.lives import machine_text, pair, sites
 
 __all__ = ["encode", "write"]
 
@@ -49,7 +50,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ``alloc_`` is what was allocated inside the record, ``inuse_`` what lived at its end,
     from before it or from inside. Samples have the labels ``kind`` and ``tag``.
     """
-    with opened(path) as file:
+    with open_export(path) as file:
         file.write(gzip.compress(encode(log), 6, mtime=0))
 
 
@@ -86,13 +87,10 @@ def _samples(log: Log) -> Iterable[tuple[int, int, int, list[int]]]:
     """Stack, tag, kind and the four values of all that share these three."""
     lives = pair(log)
     stack, tag, kind, of = sites(lives)
-    nbytes = lives.rows["nbytes"][lives.begin].astype(np.int64)
-    inside = lives.begin >= lives.before_count
-    in_use = lives.end == len(lives.rows)
     sums = np.zeros((len(stack), 4), np.int64)
-    for column, mask in ((0, inside), (2, in_use)):
+    for column, mask in ((0, lives.is_inside), (2, lives.is_left)):
         np.add.at(sums[:, column], of[mask], 1)
-        np.add.at(sums[:, column + 1], of[mask], nbytes[mask])
+        np.add.at(sums[:, column + 1], of[mask], lives.nbytes[mask])
     columns = (stack.tolist(), tag.tolist(), kind.tolist(), sums.tolist())
     yield from (row for row in zip(*columns, strict=True) if any(row[3]))
 

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.recording.events import KINDS, OPS, Frame, Log
+from cumem.recording.events import KINDS, OPS, Frame, Log, user_frame
+from cumem.recording.lives import changes, pair
 
-_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_REGISTERED: Final = KINDS.index("registered")
-_STAGING: Final = KINDS.index("staging")
+_REGISTERED, _STAGING = KINDS.index("registered"), KINDS.index("staging")
 
 
 class Living(NamedTuple):
@@ -97,21 +95,17 @@ def of_op(log: Log, op: str) -> NDArray[Any]:
 
 def living(log: Log) -> Living:
     """Bytes alive of each kind at each allocation and free."""
-    events = log.events
-    sign = np.zeros(len(events), np.int64)
-    sign[events["op"] == OPS.index("allocate")] = 1
-    sign[events["op"] == OPS.index("free")] = -1
-    steps = events[sign != 0]
-    signed = sign[sign != 0] * steps["nbytes"].astype(np.int64)
-    times = np.concatenate([[0], steps["time_ns"].astype(np.int64), [log.duration_ns]])
+    lives = pair(log)
+    found = changes(lives)
+    before = lives.before_count
+    times = np.concatenate([[0], found.time_ns[before:], [log.duration_ns]])
     rows = np.zeros((len(KINDS), len(times)), np.int64)
     for index, row in enumerate(rows):
-        start = log.living["nbytes"][log.living["kind"] == index].sum(dtype=np.int64)
-        row[:] = start
-        row[1:-1] += np.cumsum(np.where(steps["kind"] == index, signed, 0))
+        change = np.where(found.kind == index, found.nbytes, 0)
+        row[0] = change[:before].sum()
+        row[1:-1] = row[0] + np.cumsum(change[before:])
         row[-1] = row[-2]
-    # events that were dropped may have allocated what is freed
-    return Living(times, np.maximum(rows, 0))
+    return Living(times, rows)
 
 
 def peaks(log: Log) -> dict[str, tuple[int, int]]:
@@ -127,36 +121,22 @@ def peaks(log: Log) -> dict[str, tuple[int, int]]:
     }
 
 
-def caller(stack: tuple[Frame, ...]) -> Frame | None:
-    """The innermost line that is not cumem's own."""
-    for frame in stack:
-        if not frame.filename.startswith(_PACKAGE):
-            return frame
-    return stack[0] if stack else None
-
-
 def left(log: Log) -> list[Left]:
     """What was allocated within the record and is still alive, by line, largest first.
 
     Without what copies that are still under way go through.
     """
-    ops = (OPS.index("allocate"), OPS.index("free"))
-    own = np.isin(log.events["op"], ops) & (log.events["kind"] != _STAGING)
-    events = log.events[own]
-    place = ("address", "device", "kind")
-    order = np.lexsort([np.arange(len(events)), *(events[name] for name in place)])
-    ordered = events[order]
-    is_last = np.ones(len(events), bool)  # of its place: what came of it
-    is_last[:-1] = ordered[[*place]][1:] != ordered[[*place]][:-1]
-    alive = events[np.sort(order[is_last & (ordered["op"] == ops[0])])]
+    lives = pair(log)
+    begun = lives.begun
+    own = lives.is_left & lives.is_inside & (begun["kind"] != _STAGING)
     lines: dict[tuple[Frame | None, int], list[Any]] = {}
     callers: dict[int, Frame | None] = {}
-    for event in alive:
+    for event in begun[own]:
         stack = int(event["stack"])
         if stack not in callers:
-            callers[stack] = caller(log.stacks[stack])
-        line = callers[stack]
-        lines.setdefault((line, int(event["kind"])), []).append(event)
+            callers[stack] = user_frame(log.stacks[stack])
+        key = callers[stack], int(event["kind"])
+        lines.setdefault(key, []).append(event)
     found = [
         Left(
             line,
@@ -180,19 +160,6 @@ def copies(log: Log) -> list[Copies]:
         nbytes, ns = int(own["nbytes"].sum()), int(own["value"].sum())
         found.append(Copies(KINDS[source], KINDS[target], len(own), nbytes, ns * 1e-9))
     return sorted(found, key=lambda each: -each.nbytes)
-
-
-def lanes(transfers: NDArray[Any]) -> list[int]:
-    """A lane for each of `transfers`, which are in order of their beginning: those that
-    ran at the same time lie in different ones."""
-    ends: list[int] = []
-    chosen = []
-    begins, lasts = transfers["time_ns"].tolist(), transfers["value"].tolist()
-    for begin, lasted in zip(begins, lasts, strict=True):
-        lane = next((i for i, end in enumerate(ends) if end <= begin), len(ends))
-        ends[lane : lane + 1] = [begin + lasted]
-        chosen.append(lane)
-    return chosen
 
 
 class Span(NamedTuple):

@@ -29,6 +29,7 @@ from cumem.files import open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
+from cumem.recording.lives import address_keys, pair
 from cumem.recording.stacks import Stacks
 from cumem.units import parse_nbytes
 
@@ -98,7 +99,8 @@ class Record:
             self._begin = _core._recorder_count()
             self._begin_s = time.time()
             self._begin_ns = time.monotonic_ns()
-        self._living = _read_living(self._begin)
+        alive = _read_alive()
+        self._living = _lived_before(_read_events(self._begin)[1], alive)
 
     def stop(self) -> None:
         """End. What happens from now on is not in it.
@@ -136,10 +138,10 @@ class Record:
 
     def _read(self) -> Log:
         now_ns = time.monotonic_ns()
+        alive = _read_alive()  # before the events, so that they tell what it misses
         end = _core._recorder_count()
-        begin = max(self._begin, end - self._max_entries)
-        first, rows = _core._recorder_read(begin, end)
-        events = np.frombuffer(rows, EVENT)[first - begin :].copy()
+        first, events = _read_events(max(self._begin, end - self._max_entries), end)
+        living = self._living if first == self._begin else _lived_before(events, alive)
         # A transfer is told of at its end, and may have begun before the record did.
         since = events["time_ns"].astype(np.int64) - self._begin_ns
         events["time_ns"] = np.maximum(since, 0)
@@ -147,7 +149,7 @@ class Record:
             events = events[np.argsort(events["time_ns"], kind="stable")]
         return Log(
             events,
-            self._living,
+            living,
             Stacks(),
             tuple(_tags),
             self._threads | _thread_names(),
@@ -529,23 +531,38 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _read_living(begin: int) -> NDArray[Any]:
-    """What lives as rows, but for what was allocated since row `begin`."""
+def _read_events(begin: int, end: int | None = None) -> tuple[int, NDArray[Any]]:
+    """Rows from `begin` on, or from the first that is still there, which is said."""
+    end = _core._recorder_count() if end is None else end
+    first, rows = _core._recorder_read(begin, end)
+    return first, np.frombuffer(rows, EVENT)[first - begin :].copy()
+
+
+def _read_alive() -> NDArray[Any]:
+    """What lives now, as rows."""
     try:
-        rows = _core._living()
+        found = _core._living()
     except RuntimeError:  # in a forked child
-        rows = []
-    first, noted = _core._recorder_read(begin, _core._recorder_count())
-    events = np.frombuffer(noted, EVENT)[first - begin :]
-    events = events[events["op"] == _OP["allocate"]]
-    known = {(int(e["address"]), int(e["kind"])) for e in events}
-    found = [row for row in rows if (row[0], row[4]) not in known]
-    living = np.zeros(len(found), EVENT)
-    for i, (address, nbytes, requested, pool, kind, device) in enumerate(found):
-        living[i] = (
-            *(0, address, nbytes, requested, 0, 0, pool, 0, 0, 0),
-            *(_OP["allocate"], kind, kind, device),
-        )
+        found = []
+    alive = np.zeros(len(found), EVENT)
+    names = ("address", "nbytes", "value", "pool", "kind", "device")
+    for name, column in zip(names, zip(*found, strict=True), strict=False):
+        alive[name] = column
+    return alive
+
+
+def _lived_before(events: NDArray[Any], alive: NDArray[Any]) -> NDArray[Any]:
+    """What lived before the first of `events`: what they free first, and of `alive`, what
+    lived at a moment among them, whatever they do not tell of."""
+    steps = events[events["op"] <= _OP["free"]]
+    known, first = np.unique(address_keys(steps), return_index=True)
+    freed = steps[first]
+    freed = freed[freed["op"] == _OP["free"]]
+    freed["value"] = freed["nbytes"]  # what was asked for is not known any more
+    for name in ("time_ns", "stream", "thread", "stack", "tag"):
+        freed[name] = 0
+    living = np.concatenate([alive[~np.isin(address_keys(alive), known)], freed])
+    living["op"], living["source_kind"] = _OP["allocate"], living["kind"]
     return living
 
 
@@ -569,11 +586,11 @@ def _describe_machine() -> dict[str, Any]:
 
 def _trace(log: Log) -> dict[str, NDArray[Any]]:
     """What ``python -m cumem replay`` reads: allocations and frees of pools."""
-    spans = answers.find_spans(log)
-    pooled = spans.rows["kind"] < KINDS.index("registered")
-    begin, end, rows = spans.begin[pooled], spans.end[pooled], spans.rows[pooled]
+    lives = pair(log)
+    pooled = lives.begun["kind"] < KINDS.index("registered")
+    begin, end, rows = lives.begin[pooled], lives.end[pooled], lives.begun[pooled]
     block = np.arange(len(rows))
-    ended = end < len(log.events)
+    ended = end < len(lives.rows)
     at = np.concatenate([begin, end[ended]])
     order = np.argsort(at, kind="stable")
 

@@ -8,17 +8,10 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, overload
 
-import numpy as np
-
 from cumem import _core
 from cumem.locks import make_lock
 from cumem.recording.events import Frame
 
-#: Whose lines are nobody's own: ours, and NumPy's, whose arrays may be in our memory.
-_INNER = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(file)), "")
-    for file in (os.path.dirname(__file__), np.__file__)
-)
 _lock = make_lock()
 #: Of the process, by their numbers; the recorder keeps its code objects for ever.
 _raw: list[list[tuple[Any, int]]] = []
@@ -64,16 +57,6 @@ def _frame(code: CodeType, place: int) -> Frame:
         frame = Frame(code.co_filename, line or code.co_firstlineno, name)
         _frames[key] = frame
     return frame
-
-
-def user_frame(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost frame that is neither the package's own nor NumPy's; None: there is
-    none.
-    """
-    for frame in stack:
-        if not frame.filename.startswith(_INNER):
-            return Frame(*frame)
-    return Frame(*stack[0]) if stack else None
 
 
 def format_frame(frame: Frame | None) -> str:

@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cumem.files import open_export
 from cumem.recording.events import KINDS, Log
 from cumem.recording.lives import (
     GROW,
@@ -26,7 +27,6 @@ from cumem.recording.lives import (
     Lives,
     changes,
     machine_text,
-    opened,
     pair,
     with_backend,
 )
@@ -59,7 +59,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     OSError
         If it cannot be written.
     """
-    with opened(path) as file:
+    with open_export(path) as file:
         pickle.dump(snapshot(log), file, protocol=_PROTOCOL)
 
 
@@ -143,7 +143,7 @@ def snapshot(log: Log) -> dict[str, Any]:
 def _steps(lives: Lives) -> tuple[list[int], list[int | None]]:
     """Rows to go through and what they are of: a life that begins, `~` one that ends, or
     None: a pool that changes. Of one row an end, which makes room, comes first."""
-    row, life, opens = changes(lives)
+    row, life, opens, *_ = changes(lives)
     ops = lives.rows["op"]
     other = np.flatnonzero((ops == GROW) | (ops == TRIM) | (ops == OUT_OF_MEMORY))
     order = np.argsort(np.concatenate([row, other]), kind="stable")
@@ -316,9 +316,8 @@ def _segments(
     place: _Ints,
     frames: _Frames,
 ) -> list[_Entry]:
-    alive = lives.rows[lives.begin[lives.end == len(lives.rows)]]
-    here = place[lives.begin[lives.end == len(lives.rows)]] == device
-    blocks = np.sort(alive[here], order="address")
+    left = lives.begin[lives.is_left]
+    blocks = np.sort(lives.rows[left[place[left] == device]], order="address")
     segments = []
     for begin, end in zip(held.starts, held.ends, strict=True):
         first, last = np.searchsorted(blocks["address"], [begin, end])
