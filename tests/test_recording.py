@@ -8,6 +8,7 @@ import builtins
 import collections
 import contextlib
 import contextvars
+import errno
 import gc
 import json
 import linecache
@@ -16,6 +17,8 @@ import sys
 import threading
 import traceback
 import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from support import faults, programs, session
 
 import cumem
 from cumem import _core
+from cumem.recording import record
 from cumem.recording.events import EVENT, KINDS, OPS, Log, user_frame
 from cumem.recording.record import FORMATS
 
@@ -36,8 +40,6 @@ def nothing_runs():
     yield
     gc.collect()
     assert not _core._recorder_read(0, 0)[1]
-    from cumem.recording import record
-
     assert record.open_records() == []
 
 
@@ -371,6 +373,41 @@ def test_what_lived_is_right_where_the_beginning_is_lost(runtime) -> None:
     assert (rec.leaks().count, rec.leaks().nbytes) == (4, 4 << 20)
     del unseen, again
     pool.close()
+
+
+def test_tag_of_a_generator_may_end_in_another_context(runtime) -> None:
+    def batches() -> Iterator[int]:
+        with cumem.tag("batches"):
+            yield 1
+
+    begun = contextvars.copy_context().run
+    generator = batches()
+    assert begun(next, generator) == 1
+    assert list(generator) == []  # here, where the tag was never set
+    with cumem.record(stacks=False) as rec:
+        kept = cumem.empty_pinned(64, "u1")
+    assert [group.name for group in rec.top("tag").groups if group.count] == [""]
+    del kept
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json.gz"])
+def test_file_that_cannot_be_written_whole_leaves_the_one_before(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"old{suffix}"
+    path.write_bytes(b"before")
+    with cumem.record(stacks=False) as rec:
+        pass
+
+    def fail(*_args: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    monkeypatch.setattr(record, "_export", fail)
+    with pytest.raises(OSError, match="full"):
+        record.write_record(rec, str(path))
+    assert path.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_nested_records_each_have_their_own_events(runtime) -> None:

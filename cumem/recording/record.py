@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cumem import _core
 from cumem.devices import Device, backend, device_count
 from cumem.errors import warn_caller
-from cumem.files import open_regular
+from cumem.files import open_export, open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
@@ -246,7 +246,7 @@ class Record:
             "machine": log.machine,
         }
         text = np.frombuffer(json.dumps(tables).encode(), np.uint8)
-        with open(path, "wb") as file:
+        with open_export(path) as file:
             save: Any = np.savez_compressed  # whose stub takes names for its flags
             save(file, events=log.events, living=log.living, tables=text, **_trace(log))
 
@@ -481,7 +481,9 @@ def tag(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        variable.reset(token)
+        # A generator may end in another context than it began in, which has no such tag.
+        with contextlib.suppress(ValueError):
+            variable.reset(token)
 
 
 def _tag_variable() -> contextvars.ContextVar[int]:
@@ -657,8 +659,8 @@ def write_record(rec: Record, path: str) -> None:
     for suffix, method in FORMATS.items():
         if path.endswith(suffix):
             if suffix == ".json.gz":
-                with gzip.open(path, "wb") as file:
-                    _export("perfetto", rec.log, file)
+                with open_export(path) as file, gzip.open(file, "wb") as packed:
+                    _export("perfetto", rec.log, packed)
             else:
                 getattr(rec, method)(path)
             return
