@@ -16,8 +16,9 @@ import pytest
 from support.browser import CHROMIUM, DRAWN, FRAME, Browser
 from support.records import MIB, by_hand, event, log_of, random_log
 
+from cumem.notebook.html import KIND_COLOURS
 from cumem.recording import page
-from cumem.recording.events import OPS, Frame, Log
+from cumem.recording.events import KINDS, OPS, Frame, Log
 from cumem.recording.lives import pair
 
 
@@ -38,10 +39,12 @@ def decoded(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return header, columns
 
 
-def totals(columns: dict[str, Any]) -> Any:
-    """Bytes that live after each change."""
+def totals(columns: dict[str, Any], registered: bool = True) -> Any:
+    """Bytes that live after each change, with pages of others or without."""
     life, ends = columns["change_of"] // 2, columns["change_of"] % 2
     nbytes = columns["life_nbytes"][life].astype(np.int64)
+    kind = columns["site_kind"][columns["life_site"][life]]
+    nbytes[(kind == KINDS.index("registered")) & (not registered)] = 0
     return np.where(ends, -nbytes, nbytes).cumsum()
 
 
@@ -253,7 +256,7 @@ def test_browser_zooms_moves_and_stacks_by_tag(browser, tmp_path) -> None:
     browser.evaluate("goToPeak()")
     browser.evaluate(FRAME)
     assert text(browser, "#when").startswith("At the moment kept")
-    assert browser.evaluate("record.total[record.peak]") == totals(columns).max()
+    assert browser.evaluate("record.total[record.peak]") == totals(columns, False).max()
     browser.evaluate("whole()")
     assert browser.evaluate("view.end - view.begin") == all_of_it
     assert browser.complaints() == []
@@ -264,14 +267,14 @@ def test_browser_sums_agree_with_a_plain_loop(browser, tmp_path) -> None:
     log = random_log(12_000, seed=7)
     shown(browser, log, tmp_path)
     _, columns = decoded((tmp_path / "page.html").read_text())
-    all_ = totals(columns)
+    all_, own = totals(columns), totals(columns, False)
     random = np.random.default_rng(0)
     pairs = np.sort(random.integers(0, len(all_), (200, 2)), axis=1)
     pairs[:, 1] += 1
     best = browser.evaluate(
         f"{pairs.tolist()}.map(([a, b]) => record.total[record.highest.of(a, b)])"
     )
-    assert best == [int(all_[a:b].max()) for a, b in pairs]
+    assert best == [int(own[a:b].max()) for a, b in pairs]
     for index in (-1, 0, 63, 64, 4095, len(all_) - 1):
         for by in ("record.by.kind.sums", "record.by.tag.sums", "record.siteBytes"):
             now = f"{by}.at({index}, new Float64Array({by}.count))"
@@ -302,7 +305,21 @@ def test_browser_draws_in_the_theme_that_is_preferred(browser, tmp_path, theme) 
     assert (back == "rgb(255, 255, 255)") == (theme == "light")
     inked = "getImageData(placeOf(40e3), AXIS + MEMORY - 9, 1, 1).data"
     drawn = browser.evaluate(f"[...$('main').getContext('2d').{inked}]")
-    assert drawn == [0xE6, 0x9F, 0x00, 255]  # pinned
+    assert bytes(drawn) == bytes.fromhex(KIND_COLOURS["pinned"][1:] + "ff")
+
+
+def test_browser_leaves_pages_of_others_out_of_the_total(browser, tmp_path) -> None:
+    log = log_of(
+        event("allocate", "registered", 10, address=64, nbytes=8 * MIB),
+        event("allocate", "device", 20, address=128, nbytes=MIB),
+    )
+    shown(browser, log, tmp_path)
+    facts = text(browser, "#facts")
+    assert "1 MiB, at 0.0200 µs" in facts
+    assert "1 MiB in 1" in facts
+    assert "registered 8 MiB" in text(browser, "#legend")
+    assert browser.evaluate("layout.tops.at(-1).at(-1)") == 9 * MIB
+    assert browser.complaints() == []
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.files import open_export
+from cumem.notebook.html import KIND_COLOURS
 from cumem.recording.events import KINDS, OPS, Log, user_frame
 from cumem.recording.lives import (
     DIRECTIONS,
@@ -137,6 +138,7 @@ def data(log: Log) -> tuple[dict[str, Any], _Columns]:
         "lost_count": log.lost_count,
         "unknown_count": lives.unknown_count,
         "kinds": KINDS,
+        "colours": [KIND_COLOURS[kind] for kind in KINDS],
         "ops": [op.replace("_", " ") for op in OPS],
         "directions": DIRECTIONS,
         "most_lanes": MOST_LANES,
