@@ -215,6 +215,13 @@ def test_write_of_nothing_and_of_a_record_without_stacks(
     assert (tmp_path / "bare").stat().st_size > (tmp_path / "empty").stat().st_size > 0
 
 
+def test_trace_whose_name_says_so_is_compressed(tmp_path: Path) -> None:
+    perfetto.write(by_hand(), tmp_path / "a.json")
+    perfetto.write(by_hand(), tmp_path / "a.json.gz")
+    packed = (tmp_path / "a.json.gz").read_bytes()
+    assert gzip.decompress(packed) == (tmp_path / "a.json").read_bytes()
+
+
 def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("before")

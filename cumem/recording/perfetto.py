@@ -8,6 +8,8 @@ what happens at one moment: growth, trims, prefetches, memory that ran out.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -45,7 +47,8 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ----------
     log : Log
     path : str, Path or binary file
-        By custom ``NAME.json``. A file of that name is replaced once all is written.
+        By custom ``NAME.json``, or ``NAME.json.gz``, which is compressed. A file of that
+        name is replaced once all is written.
 
     Raises
     ------
@@ -63,7 +66,13 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
         "begin_s": log.begin_s,
         "lost_count": log.lost_count,
     }
-    with open_export(path) as file:
+    is_packed = isinstance(path, (str, os.PathLike)) and os.fspath(path).endswith(".gz")
+    with (
+        open_export(path) as plain,
+        gzip.GzipFile("", "wb", fileobj=plain, mtime=0)
+        if is_packed
+        else contextlib.nullcontext(plain) as file,
+    ):
         head = f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}'
         file.write(f'{head},\n"traceEvents": [\n'.encode())
         batch: list[str] = []

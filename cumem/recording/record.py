@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
-import gzip
 import json
 import operator
 import os
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,7 +254,9 @@ class Record:
         _export("torch_snapshot", self.log, path)
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace that Perfetto and Chrome open."""
+        """Write a trace that Perfetto and Chrome open; compressed where the name ends in
+        ``.gz``.
+        """
         _export("perfetto", self.log, path)
 
     def to_pprof(self, path: str | os.PathLike[str]) -> None:
@@ -289,9 +290,7 @@ class Record:
         return text
 
 
-def _export(
-    module: str, log: Log, path: str | os.PathLike[str] | IO[bytes] | gzip.GzipFile
-) -> None:
+def _export(module: str, log: Log, path: str | os.PathLike[str]) -> None:
     """By a module of this package, which is loaded when somebody wants it."""
     import_module(f"cumem.recording.{module}").write(log, path)
 
@@ -658,11 +657,7 @@ def write_record(rec: Record, path: str) -> None:
     """
     for suffix, method in FORMATS.items():
         if path.endswith(suffix):
-            if suffix == ".json.gz":
-                with open_export(path) as file, gzip.open(file, "wb") as packed:
-                    _export("perfetto", rec.log, packed)
-            else:
-                getattr(rec, method)(path)
+            getattr(rec, method)(path)
             return
     raise ValueError(f"{path!r} must end in one of {', '.join(FORMATS)}")
 
