@@ -6,17 +6,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import contextvars
+import functools
+import inspect
 import json
 import operator
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,8 @@ from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
 from cumem.recording.lives import address_keys, pair
 from cumem.recording.stacks import Stacks
 from cumem.units import parse_nbytes
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NEVER: Final = 2**64 - 1  # no event has so many bytes
 _MOST: Final = 1 << 32
@@ -439,8 +443,40 @@ def load_record(path: str | os.PathLike[str]) -> Record:
 # -- tags ------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def tag(name: str) -> Iterator[None]:
+class _Tag(contextlib.AbstractContextManager[None]):
+    """What `tag` makes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._block = _mark(name)
+
+    def __enter__(self) -> None:
+        self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._block.__exit__(*error)
+
+    def __call__(self, function: _Function) -> _Function:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
+            function
+        ):
+            raise TypeError("what a generator does is not in its call: use with in it")
+
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            with _mark(self._name):
+                return function(*args, **named)
+
+        @functools.wraps(function)
+        async def wait(*args: Any, **named: Any) -> Any:
+            with _mark(self._name):
+                return await function(*args, **named)
+
+        wrapped: Any = wait if inspect.iscoroutinefunction(function) else call
+        return cast("_Function", wrapped)
+
+
+def tag(name: str) -> _Tag:
     """Mark what happens in a block: ``with cumem.tag("loader"):``.
 
     Parameters
@@ -459,8 +495,8 @@ def tag(name: str) -> Iterator[None]:
     -----
     It belongs to the context, as ``contextvars`` say: tasks of asyncio have that of the
     code which made them, threads begin with none, unless Python or a
-    ``contextvars.copy_context()`` gives them one. It also decorates a function. Each name
-    is kept for as long as the process.
+    ``contextvars.copy_context()`` gives them one. It also decorates a function, ``async``
+    ones too, but no generator: TypeError. Each name is kept for as long as the process.
 
     Examples
     --------
@@ -474,6 +510,11 @@ def tag(name: str) -> Iterator[None]:
         raise TypeError(f"name must be a str, not {type(name).__name__}")
     if not name:
         raise ValueError("name must not be empty")
+    return _Tag(name)
+
+
+@contextlib.contextmanager
+def _mark(name: str) -> Iterator[None]:
     variable = _tag_variable()
     outer = _tags[variable.get()]
     token = variable.set(_number_tag(f"{outer}/{name}" if outer else name))
