@@ -389,6 +389,26 @@ def test_tag_of_a_generator_may_end_in_another_context(runtime) -> None:
     del kept
 
 
+def test_record_that_cannot_begin_or_end_is_off(monkeypatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    ends = cumem.record()
+    ends.start()
+    monkeypatch.setattr(record, "_read_alive", interrupt)
+    begins = cumem.record()
+    for call in (begins.start, ends.stop):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    assert not begins.running
+    assert not ends.running
+    assert record.open_records() == []
+    monkeypatch.undo()
+    with begins:
+        pass
+    assert len(begins.log.events) == 0
+
+
 def test_tag_decorates_what_is_awaited_and_no_generator(runtime) -> None:
     @cumem.tag("step")
     async def step(inner: bool) -> None:

@@ -94,16 +94,16 @@ class Record:
             _open.append(self)
             try:
                 _adjust(_open)
+                self._begin = _core._recorder_count()
+                self._begin_s = time.time()
+                self._begin_ns = time.monotonic_ns()
+                alive = _read_alive()
+                self._living = _lived_before(_read_events(self._begin)[1], alive)
             except BaseException:
                 _open.remove(self)
                 _adjust(_open)
                 raise
             self._running = True
-            self._begin = _core._recorder_count()
-            self._begin_s = time.time()
-            self._begin_ns = time.monotonic_ns()
-        alive = _read_alive()
-        self._living = _lived_before(_read_events(self._begin)[1], alive)
 
     def stop(self) -> None:
         """End. What happens from now on is not in it.
@@ -116,10 +116,12 @@ class Record:
         with _lock:
             if not self._running:
                 raise RuntimeError("the record is not running")
-            self._log = self._read()
-            self._running = False
-            _open.remove(self)
-            _adjust(_open)
+            try:
+                self._log = self._read()
+            finally:  # without the events, but off, where there is no memory to read them
+                self._running = False
+                _open.remove(self)
+                _adjust(_open)
 
     def __enter__(self) -> Self:
         self.start()
