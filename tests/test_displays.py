@@ -314,7 +314,7 @@ def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:
             event("transfer", 7, 1, 3000, value=500, source_kind="pinned"),
             event("transfer", 8, 1, 10, value=1, kind="pinned", source_kind="device"),
         ],
-        stacks=[(own, first, second), (own, second)],
+        stacks=[(own, first, second), (own, Frame(np.__file__, 1, "zeros"), second)],
     )
     assert reading.left(log) == [
         (first, "device", 2, 30, (1, 2)),
