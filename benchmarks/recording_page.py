@@ -125,6 +125,7 @@ def picture(browser: Browser, path: Path, theme: str, by: str, place: str) -> No
     """Keep what the window shows, in 256 colours."""
     from PIL import Image
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     browser.theme(theme)
     browser.evaluate(f"stackBy('{by}'), {place}")
     browser.evaluate(FRAME)
