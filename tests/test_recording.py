@@ -932,6 +932,8 @@ def test_damaged_files_are_refused(tmp_path) -> None:
         cumem.load_record(path)
     with pytest.raises(FileNotFoundError):
         cumem.load_record(tmp_path / "none")
+    with pytest.raises(TypeError, match="should be a str"):
+        cumem.load_record(b"record.npz")  # type: ignore[arg-type]
 
 
 PROGRAM = """

@@ -412,8 +412,9 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     >>> len(cumem.load_record("epoch.npz")) == len(rec)
     True
     """
+    where = Path(path)
     try:
-        with open_regular(Path(path)) as file, np.load(file) as arrays:
+        with open_regular(where) as file, np.load(file) as arrays:
             events, living = arrays["events"], arrays["living"]
             tables = json.loads(arrays["tables"].tobytes())
         if events.dtype != EVENT or living.dtype != EVENT:
@@ -436,7 +437,7 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     except OSError:
         raise
     except Exception as error:  # a damaged archive may raise nearly anything
-        raise ValueError(f"{os.fspath(path)}: no record of cumem: {error}") from None
+        raise ValueError(f"{where}: no record of cumem: {error}") from None
     self = Record()
     self._log = log
     return self
