@@ -16,7 +16,7 @@ from cumem import _core
 from cumem.devices import Device
 from cumem.notebook.html import KIND_COLOURS, STATE_COLOURS
 from cumem.recording import reading
-from cumem.recording.events import KINDS, Log
+from cumem.recording.events import KINDS, OUT_OF_MEMORY, TRANSFER, Log
 from cumem.recording.lives import lanes
 from cumem.units import format_nbytes
 
@@ -88,7 +88,7 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
                 times, floor, top, step="post", color=colour, label=kind, linewidth=0
             )
             floor = top
-    short = reading.of_op(log, "out_of_memory")
+    short = reading.of_op(log, OUT_OF_MEMORY)
     for i, event in enumerate(short[:_STEPS]):
         label = "out of memory" if i == 0 else None
         ax.axvline(
@@ -114,7 +114,7 @@ def _draw_lanes(
     """Transfers below `ax`: a row for each way, in it a lane for each at one time."""
     below: Axes = ax.inset_axes((0, -0.06 - height, 1, height), sharex=ax)
     least = max(log.duration_ns, 1) / _STEPS
-    transfers = np.sort(reading.of_op(log, "transfer"), order="time_ns")
+    transfers = np.sort(reading.of_op(log, TRANSFER), order="time_ns")
     for y, each in enumerate(ways):
         source, target = KINDS.index(each.source_kind), KINDS.index(each.kind)
         own = transfers[

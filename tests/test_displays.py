@@ -22,7 +22,7 @@ from cumem.notebook import html as pieces
 from cumem.notebook.cell import Report
 from cumem.recording import reading
 from cumem.recording.answers import summarize
-from cumem.recording.events import Frame
+from cumem.recording.events import TRANSFER, Frame
 from cumem.recording.lives import lanes
 
 MIB = 1 << 20
@@ -325,7 +325,7 @@ def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:
     assert (up.way, up.copy_count, up.nbytes) == ("pinned → device", 2, 4000)
     assert up.seconds == pytest.approx(1e-6)
     assert (down.way, down.copy_count) == ("device → pinned", 1)
-    assert lanes(reading.of_op(log, "transfer")).tolist() == [0, 1, 2]
+    assert lanes(reading.of_op(log, TRANSFER)).tolist() == [0, 1, 2]
 
 
 def test_report_of_a_cell_has_peaks_what_is_left_and_copies() -> None:
@@ -360,7 +360,7 @@ def test_transfers_less_than_a_pixel_apart_are_drawn_as_one() -> None:
     ]
     events.append(event("transfer", 150_000, 0, 7, value=100_000, source_kind="pinned"))
     log = made(events, duration_ns=200_000)
-    assert reading.joined(reading.of_op(log, "transfer"), 20) == [
+    assert reading.joined(reading.of_op(log, TRANSFER), 20) == [
         (0, pytest.approx(100_010), 10_000, 70_000, pytest.approx(90_000e-9)),
         (150_000, 100_000, 1, 7, pytest.approx(1e-4)),
     ]

@@ -22,7 +22,7 @@ from cumem.notebook.html import (
     table,
 )
 from cumem.notebook.objects import count
-from cumem.recording.events import KINDS, Frame, Log
+from cumem.recording.events import KINDS, OUT_OF_MEMORY, TRANSFER, Frame, Log
 from cumem.recording.lives import lanes
 from cumem.recording.reading import (
     copies,
@@ -61,7 +61,7 @@ def timeline(log: Log) -> Raw:
     shapes.append(rect(_LEFT, 0, _WIDTH, _HEIGHT, "", ""))
     shapes.append(_text(_LEFT - 4, 10, format_nbytes(most), "end"))
     shapes.append(_text(_LEFT - 4, _HEIGHT, "0", "end"))
-    marks = {int(e["time_ns"]) * _WIDTH // end: e for e in of_op(log, "out_of_memory")}
+    marks = {int(e["time_ns"]) * _WIDTH // end: e for e in of_op(log, OUT_OF_MEMORY)}
     for column, event in marks.items():
         tip = f"out of {KINDS[event['kind']]} memory: {format_nbytes(int(event['nbytes']))}"
         shapes.append(rect(_LEFT + column - 1, -4, 2, _HEIGHT + 8, "currentColor", tip))
@@ -85,7 +85,7 @@ def timeline(log: Log) -> Raw:
 def _lanes(log: Log, end: int) -> tuple[list[str], int]:
     """Transfers below the picture, those at one time below each other, and how deep that
     is; what is less than a pixel apart is one."""
-    transfers = np.sort(of_op(log, "transfer"), order="time_ns")
+    transfers = np.sort(of_op(log, TRANSFER), order="time_ns")
     places = np.minimum(lanes(transfers), _MOST_LANES - 1)
     keyed = np.stack([places, transfers["source_kind"], transfers["kind"]], axis=1)
     shapes = []
@@ -215,7 +215,7 @@ class Report:
         said = []
         if len(self.left) > _MOST_ROWS:
             said.append(f"{len(self.left) - _MOST_ROWS} more lines left memory alive")
-        short = len(of_op(self.log, "out_of_memory"))
+        short = len(of_op(self.log, OUT_OF_MEMORY))
         if short:
             said.append(f"memory ran short {count(short, 'time')}")
         if self.log.lost_count:

@@ -11,13 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.answers import Answer
-from cumem.recording.events import KINDS, OPS, Log, user_frame
+from cumem.recording.events import (
+    FREE,
+    GROW,
+    KINDS,
+    OUT_OF_MEMORY,
+    PREFETCH,
+    TRIM,
+    Log,
+    user_frame,
+)
 from cumem.recording.lives import Lives, pair
-from cumem.recording.reading import copies
+from cumem.recording.reading import copies, of_op
 from cumem.recording.stacks import format_frame
 from cumem.units import format_nbytes, format_rate, format_seconds, format_table
 
-_OP: Final = {name: number for number, name in enumerate(OPS)}
 _REGISTERED: Final = KINDS.index("registered")
 _LONGEST: Final = 20  # lines of a table
 By = Literal["line", "tag", "kind"]
@@ -478,22 +486,19 @@ def summarize(log: Log) -> Summary:
     for number, name in enumerate(KINDS):
         mine = events[events["kind"] == number]
         group = groups.get(name, Group(name, 0, 0, 0, 0, 0))
-        sums = [
-            int(mine["nbytes"][mine["op"] == _OP[op]].sum()) for op in ("grow", "trim")
-        ]
-        frees = int((mine["op"] == _OP["free"]).sum())
+        sums = [int(mine["nbytes"][mine["op"] == op].sum()) for op in (GROW, TRIM)]
+        frees = int((mine["op"] == FREE).sum())
         if name in groups or frees or any(sums):
-            fields = {f.name: getattr(group, f.name) for f in dataclasses.fields(Group)}
             kinds.append(
                 KindSummary(
-                    **fields,
+                    **vars(group),
                     free_count=frees,
                     grown_nbytes=sums[0],
                     trimmed_nbytes=sums[1],
                 )
             )
     transfers = (TransferSummary(*each) for each in copies(log))
-    prefetched = events[events["op"] == _OP["prefetch"]]
+    prefetched = of_op(log, PREFETCH)
     return Summary(
         log.duration_ns * 1e-9,
         len(events),
@@ -503,7 +508,7 @@ def summarize(log: Log) -> Summary:
         tuple(transfers),
         len(prefetched),
         int(prefetched["nbytes"].sum()),
-        int((events["op"] == _OP["out_of_memory"]).sum()),
+        len(of_op(log, OUT_OF_MEMORY)),
     )
 
 

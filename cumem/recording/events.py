@@ -27,6 +27,8 @@ OPS = (
     "out_of_memory",  # nbytes that were not there; value: reserved then
 )
 
+ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY = range(len(OPS))
+
 #: Of what memory, in the order of their numbers in ``events["kind"]``. The same names as
 #: everywhere; "registered": pages of others, "staging": what copies go through.
 KINDS = ("pinned", "mapped", "managed", "device", "registered", "staging", "pageable")

@@ -9,9 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.recording.events import KINDS, OPS, Log
-
-ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY = range(len(OPS))
+from cumem.recording.events import ALLOCATE, FREE, KINDS, Log
 
 #: Directions of transfers, by the sides of both ends.
 DIRECTIONS: Final = (

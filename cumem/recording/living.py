@@ -18,8 +18,9 @@ import numpy as np
 from cumem import _core
 from cumem.answers import Answer
 from cumem.recording import record as records
-from cumem.recording.events import KINDS, OPS, Log, user_frame
+from cumem.recording.events import ALLOCATE, KINDS, Log, user_frame
 from cumem.recording.lives import address_keys
+from cumem.recording.reading import of_op
 from cumem.recording.stacks import format_frame
 from cumem.units import format_nbytes, format_seconds
 
@@ -153,7 +154,7 @@ def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
     if not running:
         return {}
     log: Log = running[0].log
-    made = log.events[log.events["op"] == OPS.index("allocate")][::-1]
+    made = of_op(log, ALLOCATE)[::-1]
     # The last of an address counts.
     made = made[np.unique(address_keys(made), return_index=True)[1]]
     ages = (log.duration_ns - made["time_ns"].astype(np.int64)) * 1e-9

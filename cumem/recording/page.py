@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from cumem.files import open_export
 from cumem.notebook.html import KIND_COLOURS
-from cumem.recording.events import KINDS, OPS, Log, user_frame
+from cumem.recording.events import KINDS, OPS, TRANSFER, Log, user_frame
 from cumem.recording.lives import (
     DIRECTIONS,
-    TRANSFER,
     Lives,
     changes,
     directions,

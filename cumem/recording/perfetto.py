@@ -18,11 +18,9 @@ from typing import IO, Any, Final
 import numpy as np
 
 from cumem.files import open_export
-from cumem.recording.events import KINDS, OPS, Log
+from cumem.recording.events import KINDS, OPS, PREFETCH, TRANSFER, Log
 from cumem.recording.lives import (
     DIRECTIONS,
-    PREFETCH,
-    TRANSFER,
     Lives,
     changes,
     directions,

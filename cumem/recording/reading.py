@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.recording.events import KINDS, OPS, Frame, Log, user_frame
+from cumem.recording.events import KINDS, TRANSFER, Frame, Log, user_frame
 from cumem.recording.lives import changes, pair
 
 _REGISTERED, _STAGING = KINDS.index("registered"), KINDS.index("staging")
@@ -87,9 +87,9 @@ def way(source: str, target: str) -> str:
     return f"{source} → {target}"
 
 
-def of_op(log: Log, op: str) -> NDArray[Any]:
+def of_op(log: Log, op: int) -> NDArray[Any]:
     """The events of one sort."""
-    chosen: NDArray[Any] = log.events[log.events["op"] == OPS.index(op)]
+    chosen: NDArray[Any] = log.events[log.events["op"] == op]
     return chosen
 
 
@@ -152,7 +152,7 @@ def left(log: Log) -> list[Left]:
 
 def copies(log: Log) -> list[Copies]:
     """Transfers by kinds, most bytes first."""
-    events = of_op(log, "transfer")
+    events = of_op(log, TRANSFER)
     ways = np.unique(events[["source_kind", "kind"]])
     found = []
     for source, target in ways.tolist():

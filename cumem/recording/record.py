@@ -29,7 +29,7 @@ from cumem.errors import warn_caller
 from cumem.files import open_export, open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
-from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
+from cumem.recording.events import ALLOCATE, EVENT, FREE, KINDS, Frame, Log
 from cumem.recording.lives import address_keys, pair
 from cumem.recording.stacks import Stacks
 from cumem.units import parse_nbytes
@@ -38,7 +38,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NEVER: Final = 2**64 - 1  # no event has so many bytes
 _MOST: Final = 1 << 32
-_OP: Final = {name: number for number, name in enumerate(OPS)}
 
 _lock = make_lock()
 _open: list[Record] = []
@@ -599,15 +598,15 @@ def _read_alive() -> NDArray[Any]:
 def _lived_before(events: NDArray[Any], alive: NDArray[Any]) -> NDArray[Any]:
     """What lived before the first of `events`: what they free first, and of `alive`, what
     lived at a moment among them, whatever they do not tell of."""
-    steps = events[events["op"] <= _OP["free"]]
+    steps = events[events["op"] <= FREE]
     known, first = np.unique(address_keys(steps), return_index=True)
     freed = steps[first]
-    freed = freed[freed["op"] == _OP["free"]]
+    freed = freed[freed["op"] == FREE]
     freed["value"] = freed["nbytes"]  # what was asked for is not known any more
     for name in ("time_ns", "stream", "thread", "stack", "tag"):
         freed[name] = 0
     living = np.concatenate([alive[~np.isin(address_keys(alive), known)], freed])
-    living["op"], living["source_kind"] = _OP["allocate"], living["kind"]
+    living["op"], living["source_kind"] = ALLOCATE, living["kind"]
     return living
 
 

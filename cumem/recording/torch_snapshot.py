@@ -19,11 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.files import open_export
-from cumem.recording.events import KINDS, Log
+from cumem.recording.events import GROW, KINDS, OUT_OF_MEMORY, TRIM, Log
 from cumem.recording.lives import (
-    GROW,
-    OUT_OF_MEMORY,
-    TRIM,
     Lives,
     changes,
     machine_text,
