@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cumem.answers import Answer
 from cumem.pool_stats import pool_name
-from cumem.units import format_nbytes, parse_nbytes
+from cumem.units import format_count, format_nbytes, parse_nbytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ class Snapshot(Answer):
                 unit *= 2
         lines = [
             f"{self.kind} {self.device} {self.name}: {format_nbytes(reserved)} in "
-            f"{len(self.segments)} segment{'s' * (len(self.segments) != 1)}, "
+            f"{format_count(len(self.segments), 'segment')}, "
             f"{format_nbytes(unit)} per character",
             _LEGEND,
         ]

@@ -197,6 +197,11 @@ def _significant(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def format_count(number: int, noun: str, ending: str = "s") -> str:
+    """``"1 segment"``, ``"2 segments"``; of more than one with `ending`."""
+    return f"{number} {noun}{ending * (number != 1)}"
+
+
 def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Lines of a table.
 

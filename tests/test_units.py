@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cumem.units import (
+    format_count,
     format_nbytes,
     format_rate,
     format_seconds,
@@ -143,6 +144,15 @@ def test_format_rate(nbytes: float, seconds: float, text: str) -> None:
 )
 def test_format_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_format_count_has_the_noun_of_the_number() -> None:
+    assert [format_count(n, "time") for n in range(3)] == [
+        "0 times",
+        "1 time",
+        "2 times",
+    ]
+    assert format_count(2, "prefetch", "es") == "2 prefetches"
 
 
 def test_format_table_puts_names_left_and_numbers_right() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from cumem.answers import Answer
-from cumem.units import format_nbytes
+from cumem.units import format_count, format_nbytes
 
 __all__ = ["CHECKS", "Finding"]
 
@@ -241,19 +241,20 @@ def check_visibility(facts: Facts) -> Findings:
     elif _misnamed(facts):
         yield found(
             "problem",
-            f"CUDA_VISIBLE_DEVICES={said} names {_count(len(_names(said)), 'device')} and "
-            f"CUDA sees {len(there) or 'none'}: it stops at the first that does not exist "
+            f"CUDA_VISIBLE_DEVICES={said} names "
+            f"{format_count(len(_names(said)), 'device')} and CUDA sees "
+            f"{len(there) or 'none'}: it stops at the first that does not exist "
             "or comes twice",
             "name devices that nvidia-smi -L lists, each once",
         )
     elif there and said is not None:
         yield found(
             "ok",
-            f"CUDA_VISIBLE_DEVICES={said}: {_count(len(there), 'device')} visible",
+            f"CUDA_VISIBLE_DEVICES={said}: {format_count(len(there), 'device')} visible",
         )
     elif there:
         many = f" of {len(gpus)} on the bus" if len(gpus) > len(there) else ""
-        yield found("ok", f"{_count(len(there), 'device')}{many} visible")
+        yield found("ok", f"{format_count(len(there), 'device')}{many} visible")
 
 
 def check_nodes(facts: Facts) -> Findings:
@@ -322,8 +323,8 @@ def check_emulated(facts: Facts) -> Findings:
             "device",
             "emulated",
             "note",
-            f"{_count(len(facts['devices']), 'emulated device')}: link, bandwidth and "
-            "IOMMU are not looked at, and what follows is the emulation's",
+            f"{format_count(len(facts['devices']), 'emulated device')}: link, bandwidth "
+            "and IOMMU are not looked at, and what follows is the emulation's",
             "run on a machine with a GPU for findings about one",
         )
     elif not facts["devices"]:
@@ -625,14 +626,15 @@ def check_cpus(facts: Facts) -> Findings:
     )
     threads = facts["copies"]["threads"]
     values = {"usable": usable, "machine": machine, "threads": threads}
-    many = _count(usable, "processor")
+    many = format_count(usable, "processor")
     if usable >= _FEW_CPUS:
-        text = f"this process may use {many}; {_count(threads, 'thread')} copy"
+        text = f"this process may use {many}; {format_count(threads, 'thread')} copy"
         yield Finding("host", "cpus", "ok", text, values=values)
         return
     verb = "copies" if threads == 1 else "copy"
     text = (
-        f"this process may use {many} of {machine}: {_count(threads, 'thread')} {verb} "
+        f"this process may use {many} of {machine}: "
+        f"{format_count(threads, 'thread')} {verb} "
         "ordinary memory, slower than a link"
     )
     yield Finding(
@@ -825,7 +827,7 @@ def check_copies(facts: Facts) -> Findings:
     how = (
         "by the driver alone"
         if least >= 1 << 40
-        else f"in pieces by {_count(copies['threads'], 'thread')} from "
+        else f"in pieces by {format_count(copies['threads'], 'thread')} from "
         f"{format_nbytes(least)} on"
     )
     sources = set(copies["sources"].values())
@@ -916,10 +918,6 @@ def _major(version: str) -> int:
 
 def _pair(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 #: In the order in which they are told.

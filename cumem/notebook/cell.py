@@ -21,7 +21,6 @@ from cumem.notebook.html import (
     svg,
     table,
 )
-from cumem.notebook.objects import count
 from cumem.recording.events import KINDS, OUT_OF_MEMORY, TRANSFER, Frame, Log
 from cumem.recording.lives import lanes
 from cumem.recording.reading import (
@@ -33,7 +32,13 @@ from cumem.recording.reading import (
     peaks,
     way,
 )
-from cumem.units import format_nbytes, format_rate, format_seconds, format_table
+from cumem.units import (
+    format_count,
+    format_nbytes,
+    format_rate,
+    format_seconds,
+    format_table,
+)
 
 _MOST_ROWS: Final = 10
 
@@ -217,7 +222,7 @@ class Report:
             said.append(f"{len(self.left) - _MOST_ROWS} more lines left memory alive")
         short = len(of_op(self.log, OUT_OF_MEMORY))
         if short:
-            said.append(f"memory ran short {count(short, 'time')}")
+            said.append(f"memory ran short {format_count(short, 'time')}")
         if self.log.lost_count:
             said.append(
                 f"{self.log.lost_count} events did not fit into the record, so figures are "

@@ -21,10 +21,9 @@ from cumem.errors import OutOfMemoryError
 from cumem.kinds import KINDS
 from cumem.notebook.cell import Report
 from cumem.notebook.html import Raw, escape, in_cell, key, page, table
-from cumem.notebook.objects import count
 from cumem.pool_stats import Stats, show, stats
 from cumem.recording.events import Log
-from cumem.units import format_nbytes, format_table
+from cumem.units import format_count, format_nbytes, format_table
 
 _PERIOD_S: Final = 1.0  #: between two looks while a cell runs
 _MOST_BUFFERS: Final = 10
@@ -374,7 +373,9 @@ class Overview:
     _LIMITS: Final = ("limit of", "device", "at most", "held")
 
     def _note(self) -> str:
-        more = f"and {count(self._more, 'more buffer')}; " if self._more > 0 else ""
+        more = (
+            f"and {format_count(self._more, 'more buffer')}; " if self._more > 0 else ""
+        )
         return f"{more}{self._after}, {self._at}"
 
     def __repr__(self) -> str:

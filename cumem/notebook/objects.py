@@ -32,17 +32,12 @@ from cumem.notebook.html import (
     rect,
     svg,
 )
-from cumem.units import format_nbytes, format_rate, format_seconds
+from cumem.units import format_count, format_nbytes, format_rate, format_seconds
 
 
 def size(nbytes: int) -> str:
     """``"3 MiB (3145728 bytes)"``."""
     return format_nbytes(nbytes) + (f" ({nbytes} bytes)" if nbytes >= 1024 else "")
-
-
-def count(number: int, noun: str) -> str:
-    """``"1 segment"``, ``"2 segments"``."""
-    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 # -- what the extension asks for -------------------------------------------------------
@@ -115,10 +110,14 @@ def pool(stats: Any, title: str) -> str:
         ("kind", key(stats.kind)),
         ("device", stats.device),
         ("limit", "none" if limit is None else size(limit)),
-        ("live", f"{size(stats.live_nbytes)} in {count(stats.live_count, 'buffer')}"),
+        (
+            "live",
+            f"{size(stats.live_nbytes)} in {format_count(stats.live_count, 'buffer')}",
+        ),
         (
             "reserved",
-            f"{size(stats.reserved_nbytes)} in {count(stats.segment_count, 'segment')}",
+            f"{size(stats.reserved_nbytes)} in "
+            f"{format_count(stats.segment_count, 'segment')}",
         ),
         ("peak live", size(stats.peak_live_nbytes)),
         ("allocations", str(asked)),
@@ -140,7 +139,7 @@ def snapshot(found: Any) -> str:
     reserved = sum(segment.reserved_nbytes for segment in found.segments)
     title = (
         f"{found.kind} {found.device} {found.name}: {format_nbytes(reserved)} in "
-        f"{count(len(found.segments), 'segment')}"
+        f"{format_count(len(found.segments), 'segment')}"
     )
     if not found.segments:
         return page(title)
@@ -161,7 +160,7 @@ def snapshot(found: Any) -> str:
     note = ""
     if rest:
         left = format_nbytes(sum(s.reserved_nbytes for s in rest))
-        note = f"and {count(len(rest), 'segment')} of {left} together"
+        note = f"and {format_count(len(rest), 'segment')} of {left} together"
     colours = {k: v for k, v in STATE_COLOURS.items() if k not in ("free", "gap")}
     colours["live and other"] = _MIXED
     picture = svg(_LABEL + _WIDTH, _HEIGHT * len(shown), shapes, title)

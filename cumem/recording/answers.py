@@ -24,7 +24,13 @@ from cumem.recording.events import (
 from cumem.recording.lives import Lives, pair
 from cumem.recording.reading import copies, of_op
 from cumem.recording.stacks import format_frame
-from cumem.units import format_nbytes, format_rate, format_seconds, format_table
+from cumem.units import (
+    format_count,
+    format_nbytes,
+    format_rate,
+    format_seconds,
+    format_table,
+)
 
 _REGISTERED: Final = KINDS.index("registered")
 _LONGEST: Final = 20  # lines of a table
@@ -137,7 +143,8 @@ class Summary(Answer):
     out_of_memory_count: int
 
     def __str__(self) -> str:
-        text = f"{_count(self.event_count, 'event')} in {format_seconds(self.seconds)}"
+        events = format_count(self.event_count, "event")
+        text = f"{events} in {format_seconds(self.seconds)}"
         if self.lost_count:
             text += f", {self.lost_count} older ones lost"
         lines = [f"{text}; at most {format_nbytes(self.peak_nbytes)} live"]
@@ -179,10 +186,12 @@ class Summary(Answer):
                 [["transfers", "count", "bytes", "time", "rate"], *rows]
             )
         if self.prefetch_count:
-            text = f"{_count(self.prefetch_count, 'prefetch', 'es')} of "
+            text = f"{format_count(self.prefetch_count, 'prefetch', 'es')} of "
             lines.append(text + format_nbytes(self.prefetch_nbytes))
         if self.out_of_memory_count:
-            lines.append(f"memory was short {_count(self.out_of_memory_count, 'time')}")
+            lines.append(
+                f"memory was short {format_count(self.out_of_memory_count, 'time')}"
+            )
         return "\n".join(lines)
 
 
@@ -220,7 +229,7 @@ class Leaks(Answer):
         lines = ["nothing is left"]
         if self.groups:
             lines = [
-                f"{_count(self.count, 'buffer')} left, {format_nbytes(self.nbytes)}"
+                f"{format_count(self.count, 'buffer')} left, {format_nbytes(self.nbytes)}"
             ]
             lines += _living(self.groups)
         if self.lost_count:
@@ -360,10 +369,6 @@ class Difference(Answer):
 
 
 # -- text ------------------------------------------------------------------------------
-
-
-def _count(count: int, what: str, ending: str = "s") -> str:
-    return f"{count} {what}{ending * (count != 1)}"
 
 
 def _signed(nbytes: int) -> str:
