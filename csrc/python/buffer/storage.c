@@ -57,9 +57,7 @@ static inline void
 forget_block(cm_storage *storage)
 {
     if (CM_UNLIKELY(storage->is_traced)) {
-        uintptr_t place = (uintptr_t)storage->host;
-        (void)cm_tracing.untrack(CM_TRACE_DOMAIN,
-                                 place != 0 ? place : (uintptr_t)storage->address);
+        (void)cm_tracing.untrack(CM_TRACE_DOMAIN, cm_storage_place(storage));
         storage->is_traced = false;
     }
     storage->pool = NULL;

@@ -105,15 +105,22 @@ typedef struct cm_storage {
     atomic_bool deferring; /* it waits, with a reference, for the bytes to go */
 } cm_storage;
 
+/* What tracemalloc knows the block by. */
+static inline uintptr_t
+cm_storage_place(const cm_storage *storage)
+{
+    uintptr_t place = (uintptr_t)storage->host;
+    return place != 0 ? place : (uintptr_t)storage->address;
+}
+
 /* Tell tracemalloc of the block. GIL. */
 static inline void
 cm_storage_trace(cm_storage *storage)
 {
-    uintptr_t place = (uintptr_t)storage->host;
-    place = place != 0 ? place : (uintptr_t)storage->address;
     storage->is_traced =
         cm_tracing.track != NULL
-        && cm_tracing.track(CM_TRACE_DOMAIN, place, storage->nbytes) == 0;
+        && cm_tracing.track(CM_TRACE_DOMAIN, cm_storage_place(storage), storage->nbytes)
+               == 0;
 }
 
 /* A new storage with refs 1, in state->storages, nothing filled in but what is given.
