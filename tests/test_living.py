@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is alive now, who holds it, and what tracemalloc knows of it."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import sys
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from support.lines import here, nothing_runs  # noqa: F401
+
+import cumem
+
+POOL_KINDS = ("pinned", "mapped", "managed", "device")
+
+
+# -- what is alive, and who holds it -----------------------------------------------------
+
+
+def test_live_names_lines_that_a_running_record_saw(runtime) -> None:
+    pool = cumem.Pool("mapped")
+    early = pool.allocate(100)
+    with cumem.record(), cumem.tag("batch"):
+        late = pool.allocate(200); line = here()  # fmt: skip # noqa: E702
+        found = {b.requested_nbytes: b for b in cumem.live() if b.kind == "mapped"}
+        assert found[100].line is None
+        assert found[100].seconds is None
+        assert f":{line} " in str(found[200].line)
+        assert found[200].tag == "batch"
+        assert found[200].seconds > 0
+        assert found[200].address == late.ptr
+        assert found[200].nbytes == 256
+        assert f":{line} " in str(cumem.live())
+    after = {b.requested_nbytes: b for b in cumem.live() if b.kind == "mapped"}
+    assert after[200].line is None
+    del late, early
+    assert all(b.kind != "mapped" for b in cumem.live())
+    pool.close()
+
+
+def test_live_has_locked_pages_of_others(runtime) -> None:
+    array = np.zeros(5000, "u1")
+    with cumem.register(array):
+        (found,) = (b for b in cumem.live() if b.kind == "registered")
+        assert (found.address, found.nbytes) == (array.ctypes.data, 5000)
+
+
+class Thing:
+    """Has an attribute."""
+
+    def __init__(self, part: object) -> None:
+        self.part = part
+
+
+held: dict[str, Any] = {}
+
+
+def paths(obj: object) -> set[str]:
+    return {holder.path for holder in cumem.who_holds(obj)}
+
+
+def test_holders_are_found_through_all_that_has_names(runtime) -> None:
+    buffer = cumem.empty_pinned(64)
+    held["list"] = [None, (buffer,)]
+    held["thing"] = Thing(buffer)
+    held["only"] = {7: buffer}
+
+    def inner() -> object:
+        return buffer
+
+    held["function"] = inner
+    found = paths(buffer)
+    here_ = f"{__name__}.held"
+    assert f"{here_}['list'][1][0]" in found
+    assert f"{here_}['thing'].part" in found
+    assert f"{here_}['only'][7]" in found
+    assert f"{here_}['function'].__closure__[0].cell_contents" in found
+    assert any(path.startswith("buffer in test_holders_are") for path in found)
+    held.clear()
+
+
+def test_holders_of_a_generator_and_an_array_are_told(runtime) -> None:
+    buffer = cumem.empty_pinned(64)
+
+    def generate(mine: object) -> Any:
+        yield mine
+
+    running = generate(buffer)
+    next(running)
+    assert any("generate" in path for path in paths(buffer))
+    running.close()
+    array = buffer.numpy()
+    assert "an array or another library" in str(cumem.who_holds(buffer))
+    del array
+
+
+def test_temporary_is_held_by_nobody(runtime) -> None:
+    found = cumem.who_holds(cumem.empty_pinned(64))
+    assert not found
+    assert str(found) == "nobody holds it"
+
+
+def test_a_plain_dict_of_a_running_function_is_found(runtime) -> None:
+    """Python's collector knows neither the dict nor the function that runs."""
+    batch = {"x": cumem.empty_pinned(64)}
+    assert not gc.is_tracked(batch)
+    found = cumem.who_holds(batch["x"])
+    (path,) = (holder.path.partition(" (")[0] for holder in found)
+    assert path.startswith("batch['x'] in test_a_plain_dict")
+    assert found.unseen_count == 0
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_search_keeps_nothing_alive(runtime, in_dict: bool) -> None:
+    pool = cumem.Pool("pinned")
+    batch: Any = {0: pool.allocate(64)} if in_dict else [pool.allocate(64)]
+    gc.disable()
+    try:
+        count = len(cumem.who_holds(batch[0]))
+        batch.clear()
+        assert pool.stats().live_nbytes == 0
+    finally:
+        gc.enable()
+    assert count == 1
+
+
+def test_history_of_a_notebook_is_told_as_such(runtime, monkeypatch) -> None:
+    main = sys.modules["__main__"]
+    buffer = cumem.empty_pinned(64)
+    monkeypatch.setattr(main, "Out", {3: buffer}, raising=False)
+    monkeypatch.setattr(main, "_", buffer, raising=False)
+    monkeypatch.setattr(main, "_3", buffer, raising=False)
+    monkeypatch.setattr(main, "mine", buffer, raising=False)
+    monkeypatch.setattr(builtins, "_", buffer, raising=False)  # of a plain prompt
+    found = {h.path: h for h in cumem.who_holds(buffer)}
+    for name in ("Out[3]", "_", "_3"):
+        assert found[f"__main__.{name}"].kind == "notebook"
+        assert "reset" in found[f"__main__.{name}"].hint
+    assert found["builtins._"].kind == "notebook"
+    assert found["__main__.mine"].kind == "global"
+
+
+def test_last_error_is_told_as_such(runtime, monkeypatch) -> None:
+    def fail(buffer: object) -> None:
+        raise KeyError(id(buffer))
+
+    try:
+        fail(cumem.empty_pinned(64))
+    except KeyError as error:
+        number, last = error.args[0], error
+    monkeypatch.setattr(sys, "last_exc", last, raising=False)
+    trace = last.__traceback__
+    assert trace is not None
+    assert trace.tb_next is not None
+    buffer = trace.tb_next.tb_frame.f_locals["buffer"]
+    assert id(buffer) == number
+    found = [h for h in cumem.who_holds(buffer) if h.kind == "traceback"]
+    assert any(h.path.startswith("buffer in") for h in found)
+    del last, trace
+
+
+# -- tracemalloc -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracing():
+    tracemalloc.start(4)
+    yield
+    tracemalloc.stop()
+
+
+def traced() -> list[Any]:
+    """Traces of our domain, made in this file."""
+    snapshot = tracemalloc.take_snapshot()
+    kept = tracemalloc.DomainFilter(True, cumem.TRACEMALLOC_DOMAIN)
+    return list(snapshot.filter_traces([kept]).traces)
+
+
+@pytest.mark.parametrize("kind", POOL_KINDS)
+def test_buffers_are_in_tracemalloc_while_they_live(runtime, tracing, kind) -> None:
+    cumem.empty(1, "u1", kind=kind)  # opens the driver, from a line of the package
+    early = len(traced())
+    line = here() + 1
+    buffers = [cumem.empty(1000, "u1", kind=kind) for _ in range(3)]
+    found = traced()
+    assert len(found) == early + 3
+    assert all(trace.size == 1000 for trace in found)
+    assert {trace.traceback[-1].lineno for trace in found} == {line}
+    del buffers[0]
+    assert len(traced()) == early + 2
+    buffers.pop().free()
+    assert len(traced()) == early + 1
+    view = buffers.pop()[10:]
+    assert len(traced()) == early + 1
+    del view
+    assert len(traced()) == early
+
+
+def test_buffers_outlive_tracing(runtime) -> None:
+    tracemalloc.start()
+    buffer = cumem.empty_pinned(1000)
+    tracemalloc.stop()
+    other = cumem.empty_pinned(1000)
+    del buffer, other
+    tracemalloc.start()
+    assert traced() == []
+    tracemalloc.stop()
