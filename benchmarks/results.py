@@ -61,6 +61,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "offloading": ("cumem/offloading.py",),
     "plan-fuzz": ("csrc/transfer/plan", "csrc/transfer/host"),
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
+    "recording": ("csrc/base/recorder*", "csrc/pool", "csrc/python/core/recording*"),
     "recording-page": ("cumem/recording/page*", "cumem/recording/lives.py"),
     "safetensors": ("cumem/safetensors", "csrc/transfer/file"),
     "stress-transfers": ("csrc/transfer",),
