@@ -133,7 +133,7 @@ def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
     ):
         manager.memhostalloc(1 << 40)  # more than any pool may have cached
     assert isinstance(caught.value, cumem.OutOfMemoryError)
-    assert caught.value.code == driver.enums.CUDA_ERROR_OUT_OF_MEMORY
+    assert caught.value.code == 2  # CUDA_ERROR_OUT_OF_MEMORY
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.code) == (str(caught.value), 2)
 
