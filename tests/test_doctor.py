@@ -623,6 +623,17 @@ def test_no_gpu_is_no_problem() -> None:
     assert "no GPU" in diagnosis.title
 
 
+def test_a_hidden_gpu_needs_no_word_on_mig() -> None:
+    hidden = (
+        *NO_GPU,
+        ("kernel.mig_capable", True),
+        ("environment.CUDA_VISIBLE_DEVICES", ""),
+    )
+    said = {finding.check for finding in doctor.judge(changed(*hidden)).findings}
+    assert "visibility" in said
+    assert "mig" not in said
+
+
 def test_json_is_plain_data_with_all_fields() -> None:
     data = json.loads(json.dumps(doctor.judge(HEALTHY).to_dict()))
     assert data["problems"] == data["notes"] == 0
@@ -735,6 +746,9 @@ def test_frameworks_are_read_from_their_files(
     write(tmp_path, "numba-0.dist-info/METADATA", "Name: numba\n")  # damaged
     (numba,) = (each for each in doctor_facts.frameworks() if each["name"] == "numba")
     assert numba["version"] == "of unknown version"
+    distribution(tmp_path, "numba-cuda", "0.30.4")
+    read = {each["name"]: each["version"] for each in doctor_facts.frameworks()}
+    assert (read["numba"], read["numba-cuda"]) == ("of unknown version", "0.30.4")
     write(tmp_path, "torch/version.py", "cuda: Optional[str] = None\n")
     (torch,) = (each for each in doctor_facts.frameworks() if each["name"] == "torch")
     assert torch["cuda"] == "none"

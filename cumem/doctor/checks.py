@@ -297,16 +297,21 @@ def check_mig(facts: Facts) -> Findings:
         )
     if not slices and facts["backend"]["name"] == "cuda":
         yield Finding("driver", "mig", "ok", "no device is a MIG slice")
-    elif kernel["mig_capable"] and kernel["mig_instances"] == 0 and kernel["module"]:
-        if facts["backend"]["name"] != "cuda" and facts["backend"]["reason"]:
-            yield Finding(
-                "driver",
-                "mig",
-                "note",
-                "a GPU can be in MIG mode, where CUDA sees none before a slice is made",
-                "nvidia-smi shows the mode; make slices with nvidia-smi mig -cgi … -C, or "
-                "leave the mode with nvidia-smi -mig 0",
-            )
+    elif (
+        kernel["mig_capable"]
+        and kernel["mig_instances"] == 0
+        and kernel["module"]
+        and facts["backend"]["reason"]
+        and not _hidden(facts)
+    ):
+        yield Finding(
+            "driver",
+            "mig",
+            "note",
+            "a GPU can be in MIG mode, where CUDA sees none before a slice is made",
+            "nvidia-smi shows the mode; make slices with nvidia-smi mig -cgi … -C, or "
+            "leave the mode with nvidia-smi -mig 0",
+        )
 
 
 # -- devices ---------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _FRAMEWORKS: Final = {
     "jax-cuda12-plugin": "jax",
     "jax-cuda13-plugin": "jax",
     "jax": "jax",
-    "numba-cuda": "numba",
+    "numba-cuda": "numba-cuda",  # with versions of its own
     "numba": "numba",
     "rmm-cu12": "rmm",
     "rmm-cu13": "rmm",
