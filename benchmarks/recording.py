@@ -32,6 +32,7 @@ from measure import Run
 NBYTES = 1000
 DEEP = 32
 THREADS = 4
+TURNS = 10
 
 
 @dataclass
@@ -92,7 +93,7 @@ def timed(act: Callable[[int], None], count: int, rounds: int) -> list[float]:
 
 
 def measured(run: Run) -> Iterator[Case]:
-    many, few, rounds = (200, 5, 20) if run.options.quick else (3000, 50, 300)
+    many, few, rounds = (200, 5, 2) if run.options.quick else (3000, 50, 30)
     device = cumem.empty_device(4096, "u1")
     host = np.ones(4096, "u1")
 
@@ -118,15 +119,17 @@ def measured(run: Run) -> Iterator[Case]:
     ]
     for key, act, options, tag, events in ways:
         count = few if act is copy else many
-        off = timed(act, count, rounds)
-        with ExitStack() as stack:
-            stack.enter_context(cumem.record(max_entries=1 << 17, **options))
-            if tag:
-                stack.enter_context(cumem.tag(tag))
-            on = timed(act, count, rounds)
-        yield Case(f"{key}, off", min(off), statistics.median(off), 0.0, rounds)
+        off, on = [], []
+        for _ in range(TURNS):  # what else changes with time, changes for both
+            off += timed(act, count, rounds)
+            with ExitStack() as stack:
+                stack.enter_context(cumem.record(max_entries=1 << 14, **options))
+                if tag:
+                    stack.enter_context(cumem.tag(tag))
+                on += timed(act, count, rounds)
+        yield Case(f"{key}, off", min(off), statistics.median(off), 0.0, len(off))
         added = (min(on) - min(off)) / events
-        yield Case(key, min(on), statistics.median(on), added, rounds)
+        yield Case(key, min(on), statistics.median(on), added, len(on))
     del keep
     if run.options.before:
         yield from compared(Path(run.options.before), run.options.quick)
@@ -151,7 +154,7 @@ def compared(before: Path, quick: bool) -> Iterator[Case]:
     """No record runs: this build, and one that has none."""
     trees = {"before": before, "now": Path(cumem.__file__).parents[1]}
     found: dict[str, list[float]] = {key: [] for key in trees}
-    for _ in range(2 if quick else 10):
+    for _ in range(2 if quick else TURNS):
         for key, tree in trees.items():
             shown = {"PYTHONPATH": str(tree), "CUMEM_BACKEND": cumem.backend()}
             done = subprocess.run(
