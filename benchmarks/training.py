@@ -3,11 +3,13 @@
 
     python benchmarks/training.py --json benchmarks/results/training-h100.json
 
-24 steps of varying length and batch, then the same again, in a process of its own for each
-allocator: PyTorch's own; that with expandable segments; cumem's pools under PyTorch's
-cache (`cumem.integrations.torch.enable`); and cumem's pools in its place
-(`replace_allocator`). The losses must be the same, bit for bit. Without a GPU a little
-model is trained on the CPU, by PyTorch's own allocator alone: it runs and says so.
+24 steps of varying length and batch, then the same four times more, in processes of its
+own for each allocator, by turns: PyTorch's own; that with expandable segments; cumem's
+pools under PyTorch's cache (`cumem.integrations.torch.enable`); and cumem's pools in its
+place (`replace_allocator`). The losses must be the same, bit for bit. A step waits for
+the processor between kernels, so its time is the best of all times that it was taken.
+Without a GPU a little model is trained on the CPU, by PyTorch's own allocator alone: it
+runs and says so.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -35,6 +38,8 @@ sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Run
 
 WAYS = ("native", "expandable", "enable", "replace")
+PROCESSES = 3  # of each
+AGAIN = 4
 STEPS = 24
 TOKENS = 16384  # most of a step
 VOCABULARY = 50304  # GPT-2's, rounded up to what tensor cores like
@@ -53,9 +58,11 @@ class Case:
     shapes : list of (int, int)
         Batch and length of each step.
     losses : list of float
-        Of the steps, both times.
-    first_seconds, again_seconds : list of float
-        Of each step, the first time, when the allocator grows, and the second.
+        Of the steps, each time; the same in each process.
+    first_seconds : list of list of float
+        Of each step, for each process the first time, when the allocator grows.
+    again_seconds : list of list of float
+        Of each step, for each process and each time after the first.
     reserved_nbytes, live_nbytes : int
         Most that the allocator held, and most that tensors had of it, as it says.
     used_nbytes : int
@@ -66,8 +73,8 @@ class Case:
     parameters: int
     shapes: list[tuple[int, int]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    first_seconds: list[float] = field(default_factory=list)
-    again_seconds: list[float] = field(default_factory=list)
+    first_seconds: list[list[float]] = field(default_factory=list)
+    again_seconds: list[list[float]] = field(default_factory=list)
     reserved_nbytes: int = 0
     live_nbytes: int = 0
     used_nbytes: int = 0
@@ -160,8 +167,9 @@ def train(way: str, quick: bool) -> Case:
     model = Model(*sizes).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device == "cuda")
     case = Case(way, sum(p.numel() for p in model.parameters()), shapes(quick))
-    for times in (case.first_seconds, case.again_seconds):
+    for times in (case.first_seconds, *[case.again_seconds] * AGAIN):
         generator = torch.Generator().manual_seed(24)
+        times.append([])
         for batch, length in case.shapes:
             ids = torch.randint(sizes[2], (batch, length + 1), generator=generator)
             begin = time.perf_counter()
@@ -175,7 +183,7 @@ def train(way: str, quick: bool) -> Case:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             case.losses.append(loss.item())  # which waits
-            times.append(time.perf_counter() - begin)
+            times[-1].append(time.perf_counter() - begin)
             case.used_nbytes = max(case.used_nbytes, used_nbytes() - before)
             del ids, logits, loss
     case.reserved_nbytes, case.live_nbytes = memory(way)
@@ -198,12 +206,32 @@ def run_apart(way: str, quick: bool) -> Case:
     return Case(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def measured(ways: tuple[str, ...], quick: bool) -> Iterator[Case]:
+    """All processes of all ways by turns, those of a way as one case."""
+    count = 1 if quick else PROCESSES
+    turns = [[run_apart(way, quick) for way in ways] for _ in range(count)]
+    for case, *others in zip(*turns, strict=True):
+        for other in others:
+            if other.losses != case.losses:
+                case.losses += other.losses  # what no other way has: main() says so
+            case.first_seconds += other.first_seconds
+            case.again_seconds += other.again_seconds
+            for name in ("reserved_nbytes", "live_nbytes", "used_nbytes"):
+                setattr(case, name, max(getattr(case, name), getattr(other, name)))
+        yield case
+
+
+def best(times: list[list[float]]) -> float:
+    """Seconds of all steps, each the best of all times."""
+    return sum(map(min, zip(*times, strict=True)))
+
+
 def line(case: Case) -> str:
     """A row of the table."""
-    again, first = sum(case.again_seconds), sum(case.first_seconds)
     return (
-        f"{case.way:<11}{median(case.again_seconds) * 1e3:8.1f} ms a step, "
-        f"{again:.3f} s in all, {first:.3f} s the first time; peaks: "
+        f"{case.way:<11}{best(case.again_seconds):.3f} s for {STEPS} steps, median "
+        f"{median(map(sum, case.again_seconds)):.3f} s; "
+        f"{min(map(sum, case.first_seconds)):.3f} s the first time; peaks: "
         f"{format_nbytes(case.reserved_nbytes)} reserved, "
         f"{format_nbytes(case.live_nbytes)} live, "
         f"{format_nbytes(case.used_nbytes)} of the device; last loss "
@@ -224,8 +252,8 @@ def main() -> int:
     run.begin(emulated)
     ways = WAYS[:1] if emulated else WAYS
     missing = {way: "needs a GPU" for way in WAYS if way not in ways}
-    run.note(1, torch=torch.__version__, missing=missing)
-    run.show((run_apart(way, quick) for way in ways), line)
+    run.note(2, torch=torch.__version__, missing=missing)
+    run.show(measured(ways, quick), line)
     run.end()
     apart = {tuple(case.losses) for case in run.cases}
     if len(apart) != 1:
