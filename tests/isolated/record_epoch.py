@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record a training epoch of PyTorch, and look at what the record says.
 
-    python tests/isolated/record_epoch.py FOLDER
+    python tests/isolated/record_epoch.py FOLDER [STEPS]
 
 On a GPU all of PyTorch's memory is cumem's: device, pinned and staging memory are in one
 timeline, each with the line and the tag that it was made for, and memory that is left on
-purpose is found. The record is left in FOLDER, in every format that there is. Without a GPU
-the batches alone are.
+purpose is found. Every second batch comes from page-locked memory, the others do not. The
+record is left in FOLDER, in every format that there is; that of 22,600 steps has a million
+events. Without a GPU the batches alone are recorded.
 """
 
 from __future__ import annotations
@@ -23,22 +24,28 @@ import cumem
 import cumem.integrations.torch as integration
 from cumem.recording.record import FORMATS
 
-STEPS, BATCH, WIDTH = 30, 256, 1024
+BATCH, WIDTH = 256, 1024
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, steps: int = 30) -> None:
     has_gpu = torch.cuda.is_available()
     if has_gpu:
         integration.replace_allocator()
     device = "cuda" if has_gpu else "cpu"
     rng = np.random.default_rng(1)
     left = []
-    with cumem.record() as rec:
+    with cumem.record(max_entries=max(1_000_000, 64 * steps)) as rec:
         with cumem.tag("model"):
             layers = [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 10)]
             model = nn.Sequential(*layers).to(device)
             optimizer = torch.optim.AdamW(model.parameters())
-        batches = (rng.random((BATCH, WIDTH), dtype="f4") for _ in range(STEPS))
+        with cumem.tag("data"):
+            pinned = cumem.empty_pinned((15, BATCH, WIDTH), "f4")
+        rng.random(out=pinned.numpy(), dtype="f4")
+        ordinary = rng.random((BATCH, WIDTH), dtype="f4")
+        batches = (
+            ordinary if step % 2 else pinned[step // 2 % 15] for step in range(steps)
+        )
         with cumem.tag("epoch"):
             for step, batch in enumerate(cumem.prefetch(batches, depth=2)):
                 x = torch.from_dlpack(batch) if has_gpu else torch.ones(BATCH, WIDTH)
@@ -48,11 +55,11 @@ def main(folder: Path) -> None:
                     loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if step % 10 == 0:
+                if step in (0, steps // 3, steps // 2):
                     left.append(cumem.empty_pinned(5000, "u1"))  # the leak
-        ordinary = np.ones(64 << 20, "u1")
         with cumem.tag("upload"):
-            cumem.copy(cumem.empty_device(64 << 20, "u1"), ordinary)
+            cumem.copy(cumem.empty_device(64 << 20, "u1"), np.ones(64 << 20, "u1"))
+        del pinned, batch, batches
     print(rec.summary(), rec.top(), rec.top("tag"), rec.peak(), rec.leaks(), sep="\n\n")
     kinds = {kind.name for kind in rec.summary().kinds}
     assert kinds >= {"device", "pinned", "staging"}, kinds
@@ -76,4 +83,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
