@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import collections
 import contextlib
 import contextvars
+import ctypes
 import errno
 import gc
 import json
@@ -692,6 +694,23 @@ def test_tasks_have_the_tag_of_who_made_them(runtime) -> None:
         assert found[10 + i] == found[20 + i] == f"main/task {i}"
         assert found[30 + i] == "main"
     pool.close()
+
+
+def test_threads_that_python_has_not_begun_have_the_systems_name(runtime) -> None:
+    noted, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        ctypes.CDLL(None).prctl(15, b"backward_0", 0, 0, 0)  # PR_SET_NAME
+        cumem.empty_pinned(100, "u1")
+        noted.set()
+        done.wait(30)
+
+    with cumem.record() as rec:
+        _thread.start_new_thread(work, ())  # threading does not know of it
+        assert noted.wait(30)
+    (thread,) = {int(each) for each in rows(rec.log, "allocate")["thread"]}
+    assert rec.log.threads[thread] == "backward_0"
+    done.set()
 
 
 def test_threads_have_the_tag_of_the_context_that_they_run_in(runtime) -> None:

@@ -156,7 +156,7 @@ class Record:
             living,
             Stacks(),
             tuple(_tags),
-            self._threads | _thread_names(),
+            _name_threads(events, self._threads | _thread_names()),
             first - self._begin,
             self._begin_s,
             now_ns - self._begin_ns,
@@ -616,6 +616,19 @@ def _thread_names() -> dict[int, str]:
         for thread in threading.enumerate()
         if thread.native_id is not None
     }
+
+
+def _name_threads(events: np.ndarray, known: dict[int, str]) -> dict[int, str]:
+    """Those that Python has not begun, PyTorch's of backward say, as the system knows
+    them."""
+    for thread in np.unique(events["thread"]).tolist():
+        if thread not in known:
+            with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended
+                text = Path(f"/proc/self/task/{thread}/comm").read_text(
+                    encoding="utf-8"
+                )
+                known[thread] = text.strip()
+    return known
 
 
 def _describe_machine() -> dict[str, Any]:
