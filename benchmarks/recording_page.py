@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast the page of a record is in a browser, and pictures of it. Needs no GPU.
 
-    python benchmarks/recording_page.py [--events N] [--json FILE] [--images FOLDER]
+    python benchmarks/recording_page.py [--record FILE] [--json FILE] [--images FOLDER]
 
-Makes a record like a training loop's, writes its page, and opens it in a headless
-Chromium, which draws with the processor. Measured by the page's clock: when it was drawn
-first after it began to load, what a frame of zooming and of hovering costs, and how far
-frames are apart while real wheel and mouse events come. `processor_ms` is time of the
-processor, which does not grow with what else the machine does; so are the seconds of the
-exports, which are timed beside it. Pictures need Pillow.
+Writes the page of a record that was saved as .npz, else of one made up as a training
+loop's, and opens it in a headless Chromium, which draws with the processor. Measured by
+the page's clock: when it was drawn first after it began to load, what a frame of zooming
+and of hovering costs, and how far frames are apart while real wheel and mouse events come.
+`processor_ms` is time of the processor, which does not grow with what else the machine
+does; so are the seconds of the exports, which are timed beside it. Pictures need Pillow.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import cumem
 from cumem import info
 from cumem.recording import json_lines, page, perfetto, pprof, torch_snapshot
 
@@ -139,14 +140,19 @@ def picture(browser: Browser, path: Path, theme: str, by: str, place: str) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--events", type=int, default=1_030_000)
+    parser.add_argument("--record", type=Path, help="a record that was saved")
+    parser.add_argument("--events", type=int, default=1_030_000, help="else so many")
+    parser.add_argument("--part", default="9e9, 10.3e9", help="nanoseconds in pictures")
     parser.add_argument("--json", type=Path, help="write the results to FILE")
     parser.add_argument("--images", type=Path, help="write pictures to FOLDER")
     options = parser.parse_args()
     if CHROMIUM is None:
         parser.error("it needs Chromium, which is not here")
     started = datetime.now(UTC)
-    log = random_log(options.events)
+    if options.record:
+        log = cumem.load_record(options.record).log
+    else:
+        log = random_log(options.events)
     results: dict[str, Any] = {
         "commit": info.commit(),
         "started": started.isoformat(timespec="seconds"),
@@ -169,15 +175,10 @@ def main() -> int:
             results["browser"] = browser.call("Browser.getVersion")["product"]
             results |= measure(browser, Path(folder) / "page.html")
             if options.images:
-                images = options.images
-                part = "show(9e9, 10.3e9)"
-                picture(
-                    browser, images / "recording-page-light.png", "light", "kind", part
-                )
-                part = "show(9e9, 12e9)"
-                picture(
-                    browser, images / "recording-page-dark.png", "dark", "tag", part
-                )
+                part = f"show({options.part})"
+                for theme, by in (("light", "kind"), ("dark", "tag")):
+                    path = options.images / f"recording-page-{theme}.png"
+                    picture(browser, path, theme, by, part)
     print(json.dumps({key: results[key] for key in list(results)[-5:]}, indent=2))
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
