@@ -234,7 +234,11 @@ class Sample:
         self.as_device = kind.endswith(".as_device()")
         match kind.removesuffix(".as_device()"):
             case "ordinary":
-                self.owner = cumem.asbuffer(np.zeros(COUNT, np.float32))
+                # As large arrays of NumPy lie: small ones may be aligned by chance.
+                memory = np.zeros(4 * COUNT + 128, np.uint8)
+                begin = (16 - memory.ctypes.data) % 64
+                array = memory[begin : begin + 4 * COUNT].view(np.float32)
+                self.owner = cumem.asbuffer(array)
             case "pinned":
                 self.owner = cumem.empty_pinned(COUNT, np.float32)
             case "registered":
