@@ -28,7 +28,7 @@ from support.lines import here, nothing_runs  # noqa: F401
 import cumem
 from cumem import _core
 from cumem.recording import record
-from cumem.recording.events import EVENT, KINDS, OPS, Log, user_frame
+from cumem.recording.events import EVENT, KINDS, OPS, Log
 from cumem.recording.record import FORMATS
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ def rows(log: Log, op: str, kind: str | None = None) -> np.ndarray[Any, Any]:
 
 def line_of(log: Log, event: Any) -> int | None:
     """Line in this file, of the frame that made it."""
-    frame = user_frame(log.stacks[int(event["stack"])])
+    frame = log.user_frame(int(event["stack"]))
     assert frame is None or frame.filename == __file__
     return None if frame is None else frame.lineno
 
@@ -129,7 +129,7 @@ def test_failing_allocation_leaves_no_event_but_shortages(runtime) -> None:
     assert len(short) == pool.stats().out_of_memory_count > 0
     assert (short["nbytes"] == 8 * MIB).all()
     assert (short["value"] == 0).all()
-    frame = user_frame(rec.log.stacks[int(short[0]["stack"])])
+    frame = rec.log.user_frame(int(short[0]["stack"]))
     assert frame is not None
     assert "pool.allocate(8 * MIB)" in linecache.getline(*frame[:2])
     assert rec.summary().out_of_memory_count == len(short)
@@ -616,7 +616,7 @@ def test_lines_of_generators_and_of_code_that_is_gone_are_right(runtime) -> None
     gc.collect()
     one, other = rows(rec.log, "allocate")
     assert line_of(rec.log, one) == line
-    frame = user_frame(rec.log.stacks[int(other["stack"])])
+    frame = rec.log.user_frame(int(other["stack"]))
     assert frame == ("gone", 5, "make")
     del buffers
     space.clear()

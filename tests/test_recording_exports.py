@@ -7,9 +7,11 @@ import gzip
 import io
 import itertools
 import json
+import os
 import pickle
 import pickletools
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -19,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import programs
 from support.records import MIB, by_hand, event, log_of, random_log
 
+import cumem
 from cumem.recording import (
     answers,
     json_lines,
@@ -29,7 +33,7 @@ from cumem.recording import (
     reading,
     torch_snapshot,
 )
-from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log, user_frame
+from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
 from cumem.recording.lives import (
     DIRECTIONS,
     changes,
@@ -172,9 +176,36 @@ def test_directions_name_both_sides() -> None:
 def test_own_line_is_the_innermost_outside_of_the_package() -> None:
     inner = Frame(json_lines.__file__, 3, "write")
     outer = Frame("mine.py", 4, "main")
-    assert user_frame((inner, outer)) == outer
-    assert user_frame((inner,)) == inner
-    assert user_frame(()) is None
+    stacks = [(), (inner, outer), (inner,)]
+    log = by_hand()._replace(stacks=stacks)
+    assert [log.user_frame(i) for i in range(3)] == [None, outer, inner]
+    elsewhere = log._replace(machine={"inner": ["mine", "/far/cumem/"]})
+    assert elsewhere.user_frame(1) == inner, "the record says where the package was"
+
+
+def test_lines_are_the_users_wherever_a_record_is_read(runtime, tmp_path: Path) -> None:
+    """Of another place of the package, as on the machine of somebody else."""
+    with cumem.record() as rec:
+        cumem.empty_pinned(1000, "u1")
+    rec.save(tmp_path / "it.npz")
+    rec.to_json_lines(tmp_path / "it.jsonl")
+    (name,) = (group.name for group in rec.top().groups)
+    assert __name__ in name
+    there = tmp_path / "there"
+    shutil.copytree(Path(cumem.__file__).parent, there / "cumem")
+    code = (
+        "import cumem; from cumem.recording import answers, json_lines\n"
+        "for log in cumem.load_record('it.npz').log, json_lines.read('it.jsonl'):\n"
+        "    print(cumem.__file__, *(g.name for g in answers.find_top(log, 'line').groups))"
+    )
+    path = os.pathsep.join([str(there), *filter(None, sys.path)])
+    done = programs.run(
+        "-c", f"import os; os.chdir({str(tmp_path)!r})\n{code}", PYTHONPATH=path
+    )
+    full = f"{__file__}:{name.partition(':')[2]}"
+    assert done.stdout.splitlines() == [f"{there / 'cumem/__init__.py'} {full}"] * 2, (
+        done
+    )
 
 
 def test_machine_is_named_and_emulated_said() -> None:

@@ -19,7 +19,6 @@ from cumem.recording.events import (
     PREFETCH,
     TRIM,
     Log,
-    user_frame,
 )
 from cumem.recording.lives import Lives, pair
 from cumem.recording.reading import copies, of_op
@@ -397,7 +396,7 @@ def _name_lines(log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
     known, inverse = np.unique(lives.begun["stack"], return_inverse=True)
     names: dict[str, int] = {}
     number = [
-        names.setdefault(format_frame(user_frame(log.stacks[int(stack)])), len(names))
+        names.setdefault(format_frame(log.user_frame(int(stack))), len(names))
         for stack in known
     ]
     return list(names), [np.array(number, np.int64)[inverse.reshape(-1)]]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Whose lines are nobody's own: ours, and NumPy's, whose arrays may be in our memory.
-_INNER: Final = tuple(
+INNER: Final = tuple(
     os.path.join(os.path.dirname(os.path.abspath(file)), "")
     for file in (os.path.dirname(__file__), np.__file__)
 )
@@ -61,16 +61,6 @@ class Frame(NamedTuple):
     function: str
 
 
-def user_frame(stack: Sequence[Frame]) -> Frame | None:
-    """The innermost frame that is neither the package's own nor NumPy's, else the
-    innermost; None: there is none.
-    """
-    for frame in stack:
-        if not frame.filename.startswith(_INNER):
-            return frame
-    return stack[0] if stack else None
-
-
 class Log(NamedTuple):
     """All that the readers of a record need: made by `Record`, or by a test.
 
@@ -95,7 +85,7 @@ class Log(NamedTuple):
         Until it ended.
     machine : dict
         What it ran on: ``"backend"`` (``"cuda"``, ``"emulated"``, or ``""`` where that is
-        not known), ``"devices"``, a list of names.
+        not known), ``"devices"``, a list of names, and ``"inner"``, where `INNER` was.
     """
 
     events: NDArray[Any]
@@ -107,3 +97,14 @@ class Log(NamedTuple):
     begin_s: float
     duration_ns: int
     machine: dict[str, Any]
+
+    def user_frame(self, stack: int) -> Frame | None:
+        """The innermost frame of a stack that is neither the package's own nor NumPy's,
+        wherever these were, else the innermost; None: there is none.
+        """
+        frames: Sequence[Frame] = self.stacks[stack]
+        inner = tuple(self.machine.get("inner", INNER))
+        for frame in frames:
+            if not frame.filename.startswith(inner):
+                return frame
+        return frames[0] if frames else None

@@ -18,7 +18,7 @@ import numpy as np
 from cumem import _core
 from cumem.answers import Answer
 from cumem.recording import record as records
-from cumem.recording.events import ALLOCATE, KINDS, Log, user_frame
+from cumem.recording.events import ALLOCATE, KINDS, Log
 from cumem.recording.lives import address_keys
 from cumem.recording.reading import of_op
 from cumem.recording.stacks import format_frame
@@ -163,7 +163,7 @@ def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
     for event, age in zip(made, ages, strict=True):
         number = int(event["stack"])
         if number not in lines:
-            lines[number] = format_frame(user_frame(log.stacks[number]))
+            lines[number] = format_frame(log.user_frame(number))
         key = (int(event["address"]), int(event["kind"]))
         known[key] = (lines[number], log.tags[event["tag"]], float(age))
     return known

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cumem.files import open_export
 from cumem.notebook.html import KIND_COLOURS
-from cumem.recording.events import KINDS, OPS, TRANSFER, Log, user_frame
+from cumem.recording.events import KINDS, OPS, TRANSFER, Log
 from cumem.recording.lives import (
     DIRECTIONS,
     Lives,
@@ -223,7 +223,7 @@ def _stacks(log: Log, used: list[int]) -> dict[str, Any]:
 
     for index in used:
         stack = log.stacks[index]
-        line = user_frame(stack)
+        line = log.user_frame(index)
         stacks.append([number(frame) for frame in stack])
         own.append(-1 if line is None else number(line))
     return {"texts": [*texts], "frames": [*frames], "stacks": stacks, "own": own}

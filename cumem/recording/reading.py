@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.recording.events import KINDS, TRANSFER, Frame, Log, user_frame
+from cumem.recording.events import KINDS, TRANSFER, Frame, Log
 from cumem.recording.lives import changes, pair
 
 _REGISTERED, _STAGING = KINDS.index("registered"), KINDS.index("staging")
@@ -134,7 +134,7 @@ def left(log: Log) -> list[Left]:
     for event in begun[own]:
         stack = int(event["stack"])
         if stack not in callers:
-            callers[stack] = user_frame(log.stacks[stack])
+            callers[stack] = log.user_frame(stack)
         key = callers[stack], int(event["kind"])
         lines.setdefault(key, []).append(event)
     found = [

@@ -29,7 +29,7 @@ from cumem.errors import warn_caller
 from cumem.files import open_export, open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
-from cumem.recording.events import ALLOCATE, EVENT, FREE, KINDS, Frame, Log
+from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Frame, Log
 from cumem.recording.lives import address_keys, pair
 from cumem.recording.stacks import Stacks
 from cumem.units import parse_nbytes
@@ -633,7 +633,7 @@ def _name_threads(events: np.ndarray, known: dict[int, str]) -> dict[int, str]:
 
 def _describe_machine() -> dict[str, Any]:
     """Without opening a driver for it."""
-    machine: dict[str, Any] = {"backend": "", "devices": []}
+    machine: dict[str, Any] = {"backend": "", "devices": [], "inner": list(INNER)}
     with contextlib.suppress(Exception):  # at exit, or in a forked child
         if _core._pools():
             machine["backend"] = backend()
