@@ -135,7 +135,8 @@ def picture(browser: Browser, path: Path, theme: str, by: str, place: str) -> No
     with tempfile.TemporaryDirectory() as folder:
         browser.screenshot(Path(folder) / "all.png")
         with Image.open(Path(folder) / "all.png") as image:
-            image.convert("RGB").quantize(256).save(path, optimize=True)
+            few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+            few.save(path, optimize=True)
 
 
 def main() -> int:
