@@ -703,11 +703,11 @@ def test_threads_that_python_has_not_begun_have_the_systems_name(runtime) -> Non
         ctypes.CDLL(None).prctl(15, b"backward_0", 0, 0, 0)  # PR_SET_NAME
         cumem.empty_pinned(100, "u1")
         noted.set()
-        done.wait(30)
+        done.wait()
 
     with cumem.record() as rec:
         _thread.start_new_thread(work, ())  # threading does not know of it
-        assert noted.wait(30)
+        noted.wait()
     (thread,) = {int(each) for each in rows(rec.log, "allocate")["thread"]}
     assert rec.log.threads[thread] == "backward_0"
     done.set()
