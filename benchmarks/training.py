@@ -228,10 +228,10 @@ def best(times: list[list[float]]) -> float:
 
 def line(case: Case) -> str:
     """A row of the table."""
+    again = median(map(sum, case.again_seconds))
     return (
-        f"{case.way:<11}{best(case.again_seconds):.3f} s for {STEPS} steps, median "
-        f"{median(map(sum, case.again_seconds)):.3f} s; "
-        f"{min(map(sum, case.first_seconds)):.3f} s the first time; peaks: "
+        f"{case.way:<11}{best(case.again_seconds):.3f} s for {len(case.shapes)} steps, "
+        f"median {again:.3f} s; {best(case.first_seconds):.3f} s the first time; peaks: "
         f"{format_nbytes(case.reserved_nbytes)} reserved, "
         f"{format_nbytes(case.live_nbytes)} live, "
         f"{format_nbytes(case.used_nbytes)} of the device; last loss "
