@@ -381,7 +381,7 @@ class Bench:
             pinned = cumem.empty(wanted.shape, "i4", "pinned")
             cumem.copy(pinned, wanted)
             calls: dict[str, Call] = {
-                "cumem": lambda s=pinned, d=dsts: cumem.broadcast(s, d)
+                "cumem": lambda s=pinned, d=dsts: cumem.broadcast(d, s)
             }
             if self.driver is not None:
                 hosts = [pinned.ptr, pinned.ptr]
@@ -392,7 +392,7 @@ class Bench:
                 lambda w=wanted, d=dsts: self.expect(w, *d),
             )
             ceiling = {"driver, pinned": calls["driver"]} if self.driver else {}
-            calls = {"cumem": lambda s=wanted, d=dsts: cumem.broadcast(s, d)}
+            calls = {"cumem": lambda s=wanted, d=dsts: cumem.broadcast(d, s)}
             calls |= self.torch_to_both([wanted, wanted], dsts) | ceiling
             yield self.run(
                 Case("array to both", 2 * nbytes, "driver, pinned"),
@@ -412,10 +412,10 @@ class Bench:
             for part, dst in zip(parts, dsts, strict=True):
                 self.expect(part, dst)
 
-        calls: dict[str, Call] = {"cumem": lambda: cumem.scatter(wanted, dsts)}
+        calls: dict[str, Call] = {"cumem": lambda: cumem.scatter(dsts, wanted)}
         calls |= self.torch_to_both(parts, dsts)
         yield self.run(Case("halves of an array to both", nbytes, ""), calls, check)
-        cumem.scatter(wanted, dsts)
+        cumem.scatter(dsts, wanted)
         back = self.back[: nbytes // 4]
 
         def check_back() -> None:
@@ -423,7 +423,7 @@ class Bench:
                 raise AssertionError("wrong bytes: gathered")
             back[:] = 0
 
-        calls = {"cumem": lambda: cumem.gather(dsts, back)}
+        calls = {"cumem": lambda: cumem.gather(back, dsts)}
         calls |= self.torch_to_host(dsts, [back[:half], back[half:]])
         yield self.run(Case("halves from both", nbytes, ""), calls, check_back)
 

@@ -93,7 +93,8 @@ class Buffer:
     @property
     def residency(self) -> str:
         """Where copies take the bytes to be, as a name of `kind`; differs from
-        `kind` after ``as_device()``.
+        `kind` after ``as_device()``. Where the pages of managed memory are is
+        answered by `ManagedBuffer.page_residency`.
         """
     @property
     def device(self) -> Device | None:
@@ -939,7 +940,7 @@ class ManagedBuffer(_HostUsable):
         """
     @accessed_by.setter
     def accessed_by(self, value: object) -> None: ...
-    def residency(self) -> Residency:  # type: ignore[override]
+    def page_residency(self) -> Residency:
         """What is known of where the pages are.
 
         Returns
@@ -957,8 +958,8 @@ class ManagedBuffer(_HostUsable):
         -----
         Blocks: no. Ordered after: nothing; moves that are queued are not waited for.
         A driver tells where memory was last sent, not where it is; the host's page
-        tables tell what the host can touch without a fault. Other buffers have an
-        attribute of this name, which says their kind.
+        tables tell what the host can touch without a fault. The attribute `residency`
+        is the kind of memory, as it is of every buffer.
         """
     def discard(self, stream: object = None) -> None:
         """Give up the contents: pages need not be moved or kept any more.

@@ -259,7 +259,7 @@ def _for_device(question: _Question) -> Recommendation:
             "device",
             "kernels are fastest on memory of their own device: give each a copy",
             ("managed", "if the devices write it in turn"),
-            call="cumem.broadcast(array, [a buffer of each device])",
+            call="cumem.broadcast([a buffer of each device], array)",
         )
     return _of(
         "device",

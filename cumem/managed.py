@@ -83,7 +83,7 @@ class Residency(NamedTuple):
     Examples
     --------
     >>> buf = cumem.empty_managed(1 << 20, "u1")
-    >>> buf.residency().nbytes
+    >>> buf.page_residency().nbytes
     1048576
     """
 
@@ -320,8 +320,8 @@ def _on_host(address: int, nbytes: int) -> tuple[int | None, bool]:
     return min(nbytes, present * page * count // max(seen, 1)), sampled
 
 
-def residency(buffer: _core.ManagedBuffer) -> Residency:
-    """See `ManagedBuffer.residency`."""
+def page_residency(buffer: _core.ManagedBuffer) -> Residency:
+    """See `ManagedBuffer.page_residency`."""
     address, nbytes = _span(buffer)
     host_nbytes, sampled = _on_host(address, nbytes)
     return Residency(

@@ -8,7 +8,7 @@ as `copy_async` makes it; they begin together, and the call waits for them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,10 +131,17 @@ class _Interface:
 
 
 def _is_memory(objects: object) -> bool:
-    if isinstance(objects, (str, _core.Buffer, np.ndarray)):
-        return True
+    """Is it one end, as arrays of all libraries are, and not several?
+
+    Arrays and tensors can be iterated as well, but their rows are not what the call
+    means by several ends.
+    """
     if isinstance(objects, (list, tuple)):
         return False
+    if isinstance(objects, (str, bytes)) or _core._is_memory(objects):
+        return True
+    if hasattr(objects, "shape") and hasattr(objects, "dtype"):
+        return True  # such as a tensor that is sparse or a data set in a file
     try:
         memoryview(objects).release()  # type: ignore[arg-type]
     except TypeError:
@@ -142,19 +149,53 @@ def _is_memory(objects: object) -> bool:
     return True
 
 
+def _holds_memory(objects: object) -> bool:
+    """Are several ends given, where numbers in lists are none?"""
+    if isinstance(objects, Mapping):
+        return True
+    if isinstance(objects, (list, tuple)):
+        return any(_is_memory(each) or _holds_memory(each) for each in objects)
+    return isinstance(objects, Iterable) and not _is_memory(objects)
+
+
+def _refuse_order(call: _Call, objects: object, wanted: str) -> TypeError:
+    """An end was given where several are expected, or the other way round: most often
+    because the call was written source first.
+    """
+    order = "dst, srcs" if call.name.startswith("gather") else "dsts, src"
+    return TypeError(
+        f"{call.name}: expected {wanted}, not {type(objects)!r}; targets come first: "
+        f"{call.name}({order})"
+    )
+
+
 def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
     """Memory is a sequence, too, but not one of ends."""
+    wanted = f"a list of {call.noun}s"
     listed = None
-    if not _is_memory(objects):
+    if not _is_memory(objects) and not isinstance(objects, Mapping):
         with contextlib.suppress(TypeError):
             listed = tuple(objects)
     if listed is None:
-        raise TypeError(
-            f"{call.name}: expected a list of {call.noun}s, not {type(objects)!r}"
-        )
+        raise _refuse_order(call, objects, wanted)
     if not listed:
         raise call.refuse(f"there must be at least one {call.noun}")
     return listed
+
+
+def _read_one(call: _Call, memory: object, like: _End | None = None) -> _End:
+    """The end of which there is one, which is no list of ends."""
+    if _holds_memory(memory) or (like is None and not _is_memory(memory)):
+        raise _refuse_order(call, memory, f"one {call.other}")
+    return _read(call, memory, like)
+
+
+def _read_targets(call: _Call, dsts: object) -> list[_End]:
+    listed = _listed(call, dsts)
+    for each in listed:
+        if not _is_memory(each):
+            raise _refuse_order(call, each, "memory of each target")
+    return [_read(call, each) for each in listed]
 
 
 def _read(call: _Call, memory: object, like: _End | None = None) -> _End:
@@ -339,10 +380,10 @@ def _wait(transfers: Sequence[_core.Transfer], progress: Parts) -> None:
             raise failure
 
 
-def _broadcast(call: _Call, src: object, dsts: object) -> list[_core.Transfer]:
-    targets = [_read(call, each) for each in _listed(call, dsts)]
+def _broadcast(call: _Call, dsts: object, src: object) -> list[_core.Transfer]:
+    targets = _read_targets(call, dsts)
     first = targets[0]
-    source = _read(call, src, first)
+    source = _read_one(call, src, first)
     _check(call, source, targets)
     if not _fits(source.memory.shape, first.memory.shape):
         why = "does not fit the source of shape"
@@ -401,10 +442,10 @@ def _axis(call: _Call, axis: object, ndim: int) -> int:
 
 
 def _scatter(
-    call: _Call, src: object, dsts: object, axis: object
+    call: _Call, dsts: object, src: object, axis: object
 ) -> list[_core.Transfer]:
-    targets = [_read(call, each) for each in _listed(call, dsts)]
-    source = _read(call, src, targets[0])
+    targets = _read_targets(call, dsts)
+    source = _read_one(call, src, targets[0])
     slices = _slices(call, source, targets, axis)
     _check_targets(call, targets, False)
     _check_apart(call, source, targets, slices)
@@ -412,10 +453,10 @@ def _scatter(
 
 
 def _gather(
-    call: _Call, srcs: object, dst: object, axis: object
+    call: _Call, dst: object, srcs: object, axis: object
 ) -> list[_core.Transfer]:
+    target = _read_one(call, dst)
     listed = _listed(call, srcs)
-    target = _read(call, dst)
     sources = [_read(call, each, target) for each in listed]
     slices = _slices(call, target, sources, axis)
     _check_apart(call, target, sources, slices)
@@ -426,8 +467,8 @@ def _gather(
 
 
 def broadcast(
-    src: object,
     dsts: Iterable[object],
+    src: object,
     *,
     stream: object = None,
     progress: Progress = None,
@@ -439,10 +480,10 @@ def broadcast(
 
     Parameters
     ----------
-    src : Buffer, array, exporter or scalar
-        As for `copy`; its shape must be that of the targets or broadcast to it.
     dsts : iterable of Buffer, array or exporter
         Writable memory of one shape, anywhere; strides may differ.
+    src : Buffer, array, exporter or scalar
+        As for `copy`; its shape must be that of the targets or broadcast to it.
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
@@ -480,17 +521,17 @@ def broadcast(
     Examples
     --------
     >>> targets = [cumem.empty_device(3) for _ in range(2)]  # of one device or several
-    >>> cumem.broadcast(numpy.arange(3.0), targets)
+    >>> cumem.broadcast(targets, numpy.arange(3.0))
     >>> targets[1].to_numpy()
     array([0., 1., 2.])
     """
     call = _Call("broadcast", "target", "source", stream, True, progress)
-    _broadcast(call, src, dsts)
+    _broadcast(call, dsts, src)
 
 
 def broadcast_async(
-    src: object,
     dsts: Iterable[object],
+    src: object,
     *,
     stream: object = None,
 ) -> list[_core.Transfer]:
@@ -498,7 +539,7 @@ def broadcast_async(
 
     Parameters
     ----------
-    src, dsts
+    dsts, src
         As for `broadcast`.
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
@@ -533,18 +574,18 @@ def broadcast_async(
     Examples
     --------
     >>> targets = [cumem.empty_device(3) for _ in range(2)]
-    >>> for transfer in cumem.broadcast_async(numpy.arange(3.0), targets):
+    >>> for transfer in cumem.broadcast_async(targets, numpy.arange(3.0)):
     ...     transfer.wait()
     >>> targets[1].to_numpy()
     array([0., 1., 2.])
     """
     call = _Call("broadcast_async", "target", "source", stream, False, None)
-    return _broadcast(call, src, dsts)
+    return _broadcast(call, dsts, src)
 
 
 def scatter(
-    src: object,
     dsts: Iterable[object],
+    src: object,
     axis: int = 0,
     *,
     stream: object = None,
@@ -555,11 +596,11 @@ def scatter(
 
     Parameters
     ----------
-    src : Buffer, array or exporter
-        As for `copy`.
     dsts : iterable of Buffer, array or exporter
         Writable memory anywhere. Each has the shape of the source but along `axis`,
         where the lengths add up to the source's.
+    src : Buffer, array or exporter
+        As for `copy`.
     axis : int, default 0
         Along which the source is cut; negative counts from the end.
     stream : stream, optional
@@ -595,17 +636,17 @@ def scatter(
     Examples
     --------
     >>> halves = [cumem.empty_device(2) for _ in range(2)]  # of one device or several
-    >>> cumem.scatter(numpy.arange(4.0), halves)
+    >>> cumem.scatter(halves, numpy.arange(4.0))
     >>> halves[1].to_numpy()
     array([2., 3.])
     """
     call = _Call("scatter", "target", "source", stream, True, progress)
-    _scatter(call, src, dsts, axis)
+    _scatter(call, dsts, src, axis)
 
 
 def scatter_async(
-    src: object,
     dsts: Iterable[object],
+    src: object,
     axis: int = 0,
     *,
     stream: object = None,
@@ -614,7 +655,7 @@ def scatter_async(
 
     Parameters
     ----------
-    src, dsts, axis
+    dsts, src, axis
         As for `scatter`.
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
@@ -646,18 +687,18 @@ def scatter_async(
     Examples
     --------
     >>> halves = [cumem.empty_device(2) for _ in range(2)]
-    >>> for transfer in cumem.scatter_async(numpy.arange(4.0), halves):
+    >>> for transfer in cumem.scatter_async(halves, numpy.arange(4.0)):
     ...     transfer.wait()
     >>> halves[1].to_numpy()
     array([2., 3.])
     """
     call = _Call("scatter_async", "target", "source", stream, False, None)
-    return _scatter(call, src, dsts, axis)
+    return _scatter(call, dsts, src, axis)
 
 
 def gather(
-    srcs: Iterable[object],
     dst: object,
+    srcs: Iterable[object],
     axis: int = 0,
     *,
     stream: object = None,
@@ -668,11 +709,11 @@ def gather(
 
     Parameters
     ----------
+    dst : Buffer, array or exporter
+        Writable memory anywhere.
     srcs : iterable of Buffer, array or exporter
         As for `copy`. Each has the shape of the target but along `axis`, where the
         lengths add up to the target's.
-    dst : Buffer, array or exporter
-        Writable memory anywhere.
     axis : int, default 0
         Along which they lie; negative counts from the end.
     stream : stream, optional
@@ -709,17 +750,17 @@ def gather(
     --------
     >>> parts = [cumem.array([1.0, 2.0]), cumem.array([3.0])]  # of one device or several
     >>> out = numpy.empty(3)
-    >>> cumem.gather(parts, out)
+    >>> cumem.gather(out, parts)
     >>> out
     array([1., 2., 3.])
     """
     call = _Call("gather", "source", "target", stream, True, progress)
-    _gather(call, srcs, dst, axis)
+    _gather(call, dst, srcs, axis)
 
 
 def gather_async(
-    srcs: Iterable[object],
     dst: object,
+    srcs: Iterable[object],
     axis: int = 0,
     *,
     stream: object = None,
@@ -728,7 +769,7 @@ def gather_async(
 
     Parameters
     ----------
-    srcs, dst, axis
+    dst, srcs, axis
         As for `gather`.
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
@@ -761,10 +802,10 @@ def gather_async(
     --------
     >>> out = numpy.empty(3)
     >>> parts = [cumem.array([1.0, 2.0]), cumem.array([3.0])]
-    >>> for transfer in cumem.gather_async(parts, out):
+    >>> for transfer in cumem.gather_async(out, parts):
     ...     transfer.wait()
     >>> out
     array([1., 2., 3.])
     """
     call = _Call("gather_async", "source", "target", stream, False, None)
-    return _gather(call, srcs, dst, axis)
+    return _gather(call, dst, srcs, axis)

@@ -107,7 +107,7 @@ MAKES: dict[str, Callable[[Path], Any]] = {
     "OutOfMemoryError": lambda _: shortage(),
     "PoolStats": lambda _: cumem.Pool("pinned", limit="64MiB").stats(),
     "Recommendation": lambda _: cumem.recommend("64 MiB"),
-    "Residency": lambda _: cumem.zeros(MIB, "u1", "managed").residency(),
+    "Residency": lambda _: cumem.zeros(MIB, "u1", "managed").page_residency(),
     "SafetensorsHeader": header,
     "SafetensorsInfo": lambda folder: header(folder).tensors["w"],
     "Segment": lambda _: snapshot().segments[0],
@@ -218,7 +218,7 @@ def test_devices_are_their_indices_and_places_texts(emulated) -> None:
     buffer = cumem.zeros(MIB, "u1", "managed")
     buffer.prefetch("host", stream=cumem.Stream())
     buffer.preferred_location = 0
-    told = json.loads(json.dumps(buffer.residency().to_dict()))
+    told = json.loads(json.dumps(buffer.page_residency().to_dict()))
     assert told["preferred_location"] == 0
     assert told["last_prefetch"] == [[0, MIB, "host"]]
 

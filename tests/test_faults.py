@@ -125,8 +125,8 @@ def broadcast_to_two_devices() -> None:
     dsts = [cumem.empty_device((2, 150_000), "i4", device=d) for d in (0, 1)]
     dsts.append(cumem.empty_device((2, 300_000), "i4", device=1)[:, ::2])
     source = np.arange(300_000, dtype="i4").reshape(2, 150_000)
-    cumem.broadcast(source[:, ::-1], dsts)
-    for handle in cumem.broadcast_async(source, dsts, stream=cumem.Stream(device=1)):
+    cumem.broadcast(dsts, source[:, ::-1])
+    for handle in cumem.broadcast_async(dsts, source, stream=cumem.Stream(device=1)):
         handle.wait()
     for dst in dsts:
         assert (values.get(dst) == source).all()
@@ -136,11 +136,11 @@ def broadcast_to_two_devices() -> None:
 def scatter_and_gather() -> None:
     halves = [cumem.empty_device((1, 200_000), "i4", device=d) for d in (0, 1)]
     source = np.arange(400_000, dtype="i4").reshape(2, 200_000)
-    cumem.scatter(source, halves)
+    cumem.scatter(halves, source)
     target = cumem.zeros((2, 200_000), "i4", "device")
-    cumem.gather(halves, target)
+    cumem.gather(target, halves)
     assert (values.get(target) == source).all()
-    cumem.broadcast(target[:, ::2], [half.reshape(2, -1) for half in halves])
+    cumem.broadcast([half.reshape(2, -1) for half in halves], target[:, ::2])
 
 
 @scenario
@@ -306,7 +306,7 @@ def steer_managed_memory() -> None:
     buffer.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0, 1])
     assert buffer.read_mostly
     assert len(buffer.accessed_by) == 2
-    buffer.residency()
+    buffer.page_residency()
     stream = cumem.Stream()
     cumem.prefetch_many([buffer[: 1 << 19], buffer[1 << 19 :]], 0, stream)
     stream.synchronize()

@@ -281,7 +281,7 @@ def test_wrong_values_of_properties_are_refused(emulated) -> None:
         lambda: buffer.read_mostly,
         lambda: buffer.advise(read_mostly=True),
         buffer.discard,
-        buffer.residency,
+        buffer.page_residency,
         lambda: buffer.prefetch("cpu"),
     ):
         with pytest.raises(ValueError, match="closed"):
@@ -294,7 +294,7 @@ def test_buffer_without_bytes_has_nothing_to_tell(runtime) -> None:
     assert not buffer.read_mostly
     assert buffer.preferred_location is None
     assert buffer.accessed_by == ()
-    assert buffer.residency()[:2] == (0, ())
+    assert buffer.page_residency()[:2] == (0, ())
     assert list(cumem.tiles(buffer, 8)) == []
 
 
@@ -386,6 +386,13 @@ def test_discard_of_what_has_gaps_is_refused(emulated) -> None:
 # -- residency ---------------------------------------------------------------------------
 
 
+def test_residency_is_the_name_of_a_kind_for_every_kind(runtime) -> None:
+    for kind in ("pinned", "mapped", "managed", "device"):
+        assert cumem.empty(4, kind=kind).residency == kind
+    assert cumem.asbuffer(np.zeros(4)).residency == "pageable"
+    assert cumem.empty_mapped(4).as_device().residency == "mapped"
+
+
 def test_residency_tells_where_each_part_was_sent(runtime) -> None:
     steers(runtime)
     buffer = cumem.empty_managed(4 * NBYTES, "u1")
@@ -393,7 +400,7 @@ def test_residency_tells_where_each_part_was_sent(runtime) -> None:
     buffer[NBYTES : 2 * NBYTES].prefetch(0)
     cumem.Device(0).synchronize()
     buffer.read_mostly = True
-    found = buffer.residency()
+    found = buffer.page_residency()
     assert isinstance(found, cumem.Residency)
     assert found.nbytes == 4 * NBYTES
     places = {place for *_, place in found.last_prefetch}
@@ -412,19 +419,19 @@ def test_residency_tells_where_each_part_was_sent(runtime) -> None:
         None,
         (),
     )
-    assert buffer[::-1].residency().nbytes == 4 * NBYTES
+    assert buffer[::-1].page_residency().nbytes == 4 * NBYTES
 
 
 def test_residency_counts_pages_that_the_host_has(runtime) -> None:
     with cumem.Pool("managed") as pool:
         buffer = pool.allocate(8 * NBYTES)
-        before = buffer.residency().host_nbytes
+        before = buffer.page_residency().host_nbytes
         if before is None:
             pytest.skip("the system does not tell")
         buffer.numpy()[: 4 * NBYTES] = 1
-        found = buffer.residency()
+        found = buffer.page_residency()
         assert found.host_nbytes >= 4 * NBYTES
-        assert buffer[: 4 * NBYTES].residency().host_nbytes == 4 * NBYTES
+        assert buffer[: 4 * NBYTES].page_residency().host_nbytes == 4 * NBYTES
         assert not found.sampled
         assert runtime.emulated or before < 8 * NBYTES  # there fresh memory is poisoned
         del buffer
@@ -438,7 +445,7 @@ def test_residency_of_much_memory_is_drawn_from_some_pages(
     monkeypatch.setattr(module, "_MOST_PAGES", 16)
     monkeypatch.setattr(module, "_RUN_PAGES", 4)
     buffer = managed(4 * NBYTES)
-    found = buffer.residency()
+    found = buffer.page_residency()
     if found.host_nbytes is not None:
         assert found.sampled
         assert found.host_nbytes == 4 * NBYTES
@@ -789,7 +796,7 @@ def test_device_without_concurrent_access_says_so() -> None:
         buffer.read_mostly = True
         buffer.accessed_by = ()
         buffer.preferred_location = "cpu"
-        assert buffer.residency().read_mostly
+        assert buffer.page_residency().read_mostly
         assert (buffer.numpy() == 1).all()
 
     with session.opened("emulated", concurrent=False):

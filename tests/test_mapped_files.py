@@ -76,10 +76,10 @@ COPIES: list[Callable[[object, np.ndarray], object]] = [
     lambda dst, src: cumem.copy(dst, src, progress=lambda done, total: None),
     cumem.copy_async,
     lambda dst, src: cumem.copy_async(dst, src, stream=cumem.Stream()),
-    lambda dst, src: cumem.broadcast(src, [dst]),
-    lambda dst, src: cumem.broadcast_async(src, [dst]),
-    lambda dst, src: cumem.scatter(src, [dst[:MIB], dst[MIB:]]),
-    lambda dst, src: cumem.gather([src], dst),
+    lambda dst, src: cumem.broadcast([dst], src),
+    lambda dst, src: cumem.broadcast_async([dst], src),
+    lambda dst, src: cumem.scatter([dst[:MIB], dst[MIB:]], src),
+    lambda dst, src: cumem.gather(dst, [src]),
     lambda dst, src: cumem.copy(dst[::-1], src[::-1]),
     lambda dst, src: cumem.copy_many([(dst, src)]),
 ]
@@ -168,7 +168,7 @@ def test_parts_before_the_end_of_a_file_arrive(emulated, doomed) -> None:
     expected = np.array(mapped)
     parts = [values.put(np.ones(LONG // 4, "u1"), "device", "C") for _ in range(4)]
     os.truncate(doomed, LONG - 2 * MIB)
-    handles = cumem.scatter_async(mapped, parts)
+    handles = cumem.scatter_async(parts, mapped)
     for handle in handles[:3]:
         handle.wait()
     refused(lambda: handles[3])

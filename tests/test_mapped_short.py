@@ -176,9 +176,9 @@ for nbytes, place in itertools.product(LONG, PLACES):
     "broadcast, scatter and gather": """
 for nbytes in (700 * KIB, 40 * MIB):
     array, other = cumem.asbuffer(short(nbytes)), blank("device", nbytes)
-    refused(lambda: cumem.broadcast(array, [other]), nbytes)
-    refused(lambda: cumem.scatter(array, [other[: nbytes // 2], other[nbytes // 2 :]]))
-    refused(lambda: cumem.gather([other], array), nbytes)
+    refused(lambda: cumem.broadcast([other], array), nbytes)
+    refused(lambda: cumem.scatter([other[: nbytes // 2], other[nbytes // 2 :]], array))
+    refused(lambda: cumem.gather(array, [other]), nbytes)
 """,
     "files": """
 path = PATH + "2"
@@ -219,10 +219,10 @@ for place, view in itertools.product(("device", "pinned", "numpy"), KNOWN):
     for call in (cumem.copy, cumem.copy_async):
         refused(lambda: call(other, array), place)
         refused(lambda: call(array, other), place)
-    refused(lambda: cumem.broadcast(array, [other]), place)
-    refused(lambda: cumem.gather([array], other), place)
-    refused(lambda: cumem.scatter(array, [other[:MIB], other[MIB:]]), place)
-    refused(lambda: cumem.scatter(other, [array]), place)
+    refused(lambda: cumem.broadcast([other], array), place)
+    refused(lambda: cumem.gather(other, [array]), place)
+    refused(lambda: cumem.scatter([other[:MIB], other[MIB:]], array), place)
+    refused(lambda: cumem.scatter([array], other), place)
     other = blank(place, nbytes)  # what failed has left the engine in order
     cumem.copy(other, np.ones(nbytes, "u1"))
     assert cumem.asnumpy(other).all()

@@ -56,18 +56,18 @@ def copy_many_one_way(memory, stream, folder, progress) -> None:
 def broadcast(memory, stream, folder, progress) -> None:
     targets = [memory[:HALF], memory[HALF:]]
     source = np.full(HALF, 5, "u1")
-    cumem.broadcast(source, targets, stream=stream, progress=progress)
+    cumem.broadcast(targets, source, stream=stream, progress=progress)
 
 
 def scatter(memory, stream, folder, progress) -> None:
     targets = [memory[:100], memory[100:]]
     source = np.full(NBYTES, 5, "u1")
-    cumem.scatter(source, targets, stream=stream, progress=progress)
+    cumem.scatter(targets, source, stream=stream, progress=progress)
 
 
 def gather(memory, stream, folder, progress) -> None:
     sources = [np.full(HALF, 5, "u1"), np.full(HALF, 5, "u1")]
-    cumem.gather(sources, memory, stream=stream, progress=progress)
+    cumem.gather(memory, sources, stream=stream, progress=progress)
 
 
 def fromfile(memory, stream, folder, progress) -> None:
@@ -228,7 +228,7 @@ def test_bar_is_closed_after_a_failure(emulated, tmp_path, bars) -> None:
         cumem.copy_many([(memory, np.zeros(3, "u1"))], progress=True)
     session.testing.plan_fault("copy_async", 1, 999)
     with pytest.raises(cumem.CudaError):
-        cumem.broadcast(np.zeros(NBYTES + 1, "u1"), [memory], progress=True)
+        cumem.broadcast([memory], np.zeros(NBYTES + 1, "u1"), progress=True)
     session.testing.plan_fault(None, 0)
     assert [bar.closed for bar in bars] == [1, 1, 1]
 

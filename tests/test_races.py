@@ -390,11 +390,11 @@ EVERY_KIND = {
     "to_numpy": lambda a, b: a.to_numpy(),
     "copy_many": lambda a, b: cumem.copy_many([(a, b), (np.zeros(SMALL, "u1"), a)]),
     "copy_many views": lambda a, b: cumem.copy_many([(a[::2], b[::2])]),
-    "broadcast": lambda a, b: cumem.broadcast(np.ones(SMALL, "u1"), [a, b]),
-    "scatter": lambda a, b: cumem.scatter(np.ones(2 * SMALL, "u1"), [a, b]),
-    "gather": lambda a, b: cumem.gather([a, b], np.ones(2 * SMALL, "u1")),
+    "broadcast": lambda a, b: cumem.broadcast([a, b], np.ones(SMALL, "u1")),
+    "scatter": lambda a, b: cumem.scatter([a, b], np.ones(2 * SMALL, "u1")),
+    "gather": lambda a, b: cumem.gather(np.ones(2 * SMALL, "u1"), [a, b]),
     "broadcast async": lambda a, b: [
-        t.wait() for t in cumem.broadcast_async(np.ones(SMALL, "u1"), [a, b])
+        t.wait() for t in cumem.broadcast_async([a, b], np.ones(SMALL, "u1"))
     ],
     "record a stream": lambda a, b: a.record_stream(cumem.Stream()),
     "index": lambda a, b: a[10:20].reshape(2, 5).T,

@@ -406,7 +406,7 @@ def test_strides_that_no_element_needs_are_kept_and_harmless(runtime) -> None:
         assert (buffer[::-1][0, 1:].numpy() == 7).all()
         target = cumem.empty_device((1, 5), "u1")
         nothing = cumem.empty_device((0, 5), "u1")
-        cumem.scatter(buffer, [target, nothing])
+        cumem.scatter([target, nothing], buffer)
         assert (values.get(target) == 7).all()
     empty = np.lib.stride_tricks.as_strided(array, (0, 5), (-FAR, -FAR))
     view = cumem.asbuffer(empty)[:, 3]

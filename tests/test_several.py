@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -94,7 +95,7 @@ def test_broadcast_reaches_targets_everywhere(four, where, shape) -> None:
         cumem.zeros(shape, "i4", "managed"),
         np.zeros(shape, "i4"),
     ]
-    assert cumem.broadcast(place(data, where), dsts) is None
+    assert cumem.broadcast(dsts, place(data, where)) is None
     for dst in dsts:
         assert (values.get(dst) == data).all()
 
@@ -105,13 +106,13 @@ def test_ordinary_source_is_packed_once_for_all_devices(four, async_) -> None:
     dsts = [on(device, LONG) for device in range(DEVICES)]
     before = calls("copy_async")
     if async_:
-        handles = cumem.broadcast_async(data, dsts)
+        handles = cumem.broadcast_async(dsts, data)
         for handle in handles:
             handle.wait()
         assert [handle.route for handle in handles] == ["staged"] * DEVICES
         assert [handle.nbytes for handle in handles] == [data.nbytes] * DEVICES
     else:
-        cumem.broadcast(data, dsts)
+        cumem.broadcast(dsts, data)
     copies = calls("copy_async") - before
     pieces, rest = divmod(copies, DEVICES)
     assert rest == 0
@@ -124,7 +125,7 @@ def test_source_is_read_once_whatever_becomes_of_it_meanwhile(four) -> None:
     """All targets see the same bytes of a source that is written during the copy."""
     data = np.zeros(LONG, "i4")
     dsts = [on(device, LONG) for device in range(DEVICES)]
-    handles = cumem.broadcast_async(data, dsts)
+    handles = cumem.broadcast_async(dsts, data)
     for value in range(1, 200):
         data[:] = value
     for handle in handles:
@@ -137,7 +138,7 @@ def test_targets_of_one_device_share_one_upload(four) -> None:
     source = cumem.array(numbers(LONG), kind="pinned")
     dsts = [on(0, LONG), on(0, 2 * LONG)[::2], on(2, LONG), on(0, LONG)]
     before = [calls(op) for op in ("copy_async", "kernel_launch")]
-    cumem.broadcast(source, dsts)
+    cumem.broadcast(dsts, source)
     after = [calls(op) for op in ("copy_async", "kernel_launch")]
     assert after[0] - before[0] == 3  # to each device, and on the first
     assert after[1] - before[1] == 1
@@ -165,7 +166,7 @@ def test_targets_are_grouped_by_what_they_can_share(four) -> None:
 def test_source_on_a_device_goes_to_its_peers(four) -> None:
     source = cumem.array(numbers(LONG), kind="device", device=2)
     dsts = [on(device, LONG) for device in range(DEVICES)] + [on(1, LONG)]
-    handles = cumem.broadcast_async(source, dsts)
+    handles = cumem.broadcast_async(dsts, source)
     for handle in handles:
         handle.wait()
     assert [h.route for h in handles] == ["peer", "peer", "direct", "peer", "peer"]
@@ -179,7 +180,7 @@ def test_strided_source_on_a_device_goes_to_its_peers(four, index) -> None:
     source = cumem.array(data, kind="device", device=1)[index]
     dsts = [on(d, data[index].shape) for d in (0, 0, 1, 2)]
     dsts.append(on(2, (*data[index].shape, 2))[..., 1])
-    cumem.broadcast(source, dsts)
+    cumem.broadcast(dsts, source)
     for dst in dsts:
         assert (values.get(dst) == data[index]).all()
 
@@ -187,7 +188,7 @@ def test_strided_source_on_a_device_goes_to_its_peers(four, index) -> None:
 @pytest.mark.parametrize("source", [7, [1, 2, 3], np.arange(3, dtype="i4")])
 def test_values_are_stretched_to_the_targets(four, source) -> None:
     dsts = [on(0, (4, 3)), on(1, (4, 3)), on(1, (3, 4)).reshape(4, 3), on(2, (4, 3))]
-    cumem.broadcast(source, dsts)
+    cumem.broadcast(dsts, source)
     for dst in dsts:
         assert (values.get(dst) == np.broadcast_to(source, (4, 3))).all()
 
@@ -195,7 +196,7 @@ def test_values_are_stretched_to_the_targets(four, source) -> None:
 def test_repeated_source_travels_once_to_each_device(four) -> None:
     row = numbers(5000)
     dsts = [on(d, (40, 5000)) for d in range(DEVICES)]
-    handles = cumem.broadcast_async(row, dsts)
+    handles = cumem.broadcast_async(dsts, row)
     for handle in handles:
         handle.wait()
         assert handle.nbytes == row.nbytes
@@ -206,7 +207,7 @@ def test_repeated_source_travels_once_to_each_device(four) -> None:
 def test_transposed_source_is_turned_by_each_device(four) -> None:
     data = numbers(700, 500)
     dsts = [on(d, (500, 700)) for d in range(DEVICES)]
-    cumem.broadcast(data.T, dsts)
+    cumem.broadcast(dsts, data.T)
     for dst in dsts:
         assert (values.get(dst) == data.T).all()
 
@@ -214,7 +215,7 @@ def test_transposed_source_is_turned_by_each_device(four) -> None:
 def test_same_memory_may_be_source_and_target(four) -> None:
     source = cumem.array(numbers(1000), kind="device", device=0)
     other = on(1, 1000)
-    cumem.broadcast(source, [source, other, other])
+    cumem.broadcast([source, other, other], source)
     assert (values.get(other) == values.get(source)).all()
 
 
@@ -242,7 +243,7 @@ def test_any_layouts_of_targets_get_the_source(data: st.DataObject) -> None:
             order = data.draw(st.sampled_from("CF"))
             base = cumem.full(large, -1, "i4", "device", device=device, order=order)
             dsts.append(base[tuple(index)])
-        cumem.broadcast(source, dsts)
+        cumem.broadcast(dsts, source)
         for dst in dsts:
             assert (values.get(dst) == source).all()
         dsts.clear()
@@ -265,24 +266,24 @@ def test_scatter_and_gather_are_slices_along_an_axis(four, where, axis) -> None:
         slices.append(data[tuple(index)])
         shape = slices[-1].shape
         dsts.append(np.zeros(shape, "i4") if i == 1 else on(i % DEVICES, shape))
-    assert cumem.scatter(place(data, where), dsts, axis) is None
+    assert cumem.scatter(dsts, place(data, where), axis) is None
     for dst, expected in zip(dsts, slices, strict=True):
         assert (values.get(dst) == expected).all()
     back = place(np.zeros_like(data), where)
-    assert cumem.gather(dsts, back, axis=axis) is None
+    assert cumem.gather(back, dsts, axis=axis) is None
     assert (values.get(back) == data).all()
 
 
 def test_long_slices_travel_at_the_same_time(four) -> None:
     data = numbers(DEVICES, LONG // 2)
     dsts = [on(device, (1, LONG // 2)) for device in range(DEVICES)]
-    handles = cumem.scatter_async(data, dsts)
+    handles = cumem.scatter_async(dsts, data)
     assert len(handles) == DEVICES
     for handle in handles:
         handle.wait()
         assert handle.nbytes == data.nbytes // DEVICES
     back = np.zeros_like(data)
-    for handle in cumem.gather_async(dsts, back):
+    for handle in cumem.gather_async(back, dsts):
         handle.wait()
     assert (back == data).all()
 
@@ -294,7 +295,7 @@ def test_slices_that_interleave_do_not_wait_for_each_other(four, function) -> No
     whole = cumem.full((40, 60), 7, "i4", "pinned")
     with session.gate(stream):
         ends[0].fill(9, stream=stream)
-        pair = (whole, ends) if function == "scatter_async" else (ends, whole)
+        pair = (ends, whole) if function == "scatter_async" else (whole, ends)
         handles = getattr(cumem, function)(*pair, axis=1)
         handles[1].wait()
         assert not handles[0].done
@@ -309,7 +310,7 @@ def test_every_slice_comes_after_a_copy_that_one_of_them_waits_for(four) -> None
     with session.gate(stream):
         rows.fill(9, stream=stream)
         before = cumem.copy_async(whole[10:30], rows)
-        handles = cumem.gather_async(ends, whole, axis=1)
+        handles = cumem.gather_async(whole, ends, axis=1)
         assert [handle.done for handle in handles] == [False, False]
     for handle in handles:
         handle.wait()
@@ -326,7 +327,7 @@ def test_copies_come_after_a_stream_and_before_its_next_work(four) -> None:
     dsts = [on(0, 5000), on(1, 5000), on(2, 5000)]
     with session.gate(stream):
         source.fill(3, stream=stream)
-        handles = cumem.broadcast_async(source, dsts, stream=stream)
+        handles = cumem.broadcast_async(dsts, source, stream=stream)
         source.fill(4, stream=stream)
         assert not any(handle.done for handle in handles)
     stream.synchronize()
@@ -346,9 +347,9 @@ def test_slices_come_after_work_on_their_ends(four, function) -> None:
             gates.enter_context(session.gate(stream))
             end.fill(9, stream=stream)
         if function == "scatter_async":
-            handles = cumem.scatter_async(host, ends)
+            handles = cumem.scatter_async(ends, host)
         else:
-            handles = cumem.gather_async(ends, host)
+            handles = cumem.gather_async(host, ends)
         assert not any(handle.done for handle in handles)
     for handle in handles:
         handle.wait()
@@ -368,8 +369,8 @@ def test_blocking_call_comes_after_the_current_stream_of_each_device(four) -> No
         with session.gate(stream):
             # work that cumem does not see as the buffer's own
             cumem.copy_async(cumem.asbuffer(source), filled, stream=stream)
-            address.append(cumem.broadcast_async(source, [other], stream=stream))
-        cumem.broadcast(source, [other])
+            address.append(cumem.broadcast_async([other], source, stream=stream))
+        cumem.broadcast([other], source)
     assert (values.get(other) == 6).all()
     address[0][0].wait()
 
@@ -379,7 +380,7 @@ def test_handles_are_awaited(four) -> None:
     dsts = [on(device, LONG) for device in (0, 1)]
 
     async def work() -> None:
-        await asyncio.gather(*map(_wait, cumem.broadcast_async(data, dsts)))
+        await asyncio.gather(*map(_wait, cumem.broadcast_async(dsts, data)))
 
     async def _wait(handle: cumem.Transfer) -> None:
         await handle
@@ -401,7 +402,7 @@ def test_ends_live_until_the_copies_are_done(four) -> None:
     blocked = on(0, 5000)
     with session.gate(stream):
         blocked.fill(0, stream=stream)
-        handles = cumem.broadcast_async(source, [blocked, on(1, 5000)])
+        handles = cumem.broadcast_async([blocked, on(1, 5000)], source)
         del handles, source
         gc.collect()
         assert gone == []
@@ -416,7 +417,7 @@ def test_ends_live_until_the_copies_are_done(four) -> None:
 def test_targets_are_waited_for_by_who_reads_them(four) -> None:
     data = numbers(LONG)
     host = cumem.zeros(LONG, "i4", "pinned")
-    cumem.broadcast_async(data, [on(0, LONG), host, on(1, LONG)])
+    cumem.broadcast_async([on(0, LONG), host, on(1, LONG)], data)
     assert (host.numpy() == data).all()
 
 
@@ -426,63 +427,63 @@ def test_targets_are_waited_for_by_who_reads_them(four) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: cumem.broadcast(1, []), ValueError, "at least one target"),
-        (lambda: cumem.gather([], np.zeros(3)), ValueError, "at least one source"),
-        (lambda: cumem.broadcast(1, np.zeros(3)), TypeError, "a list of targets"),
-        (lambda: cumem.broadcast(1, on(0, 3)), TypeError, "a list of targets"),
-        (lambda: cumem.broadcast(1, 5), TypeError, "a list of targets"),
+        (lambda: cumem.broadcast([], 1), ValueError, "at least one target"),
+        (lambda: cumem.gather(np.zeros(3), []), ValueError, "at least one source"),
+        (lambda: cumem.broadcast(np.zeros(3), 1), TypeError, "a list of targets"),
+        (lambda: cumem.broadcast(on(0, 3), 1), TypeError, "a list of targets"),
+        (lambda: cumem.broadcast(5, 1), TypeError, "a list of targets"),
         (
-            lambda: cumem.broadcast(np.zeros(3, "i4"), [on(0, 3), on(1, 3, "f4")]),
+            lambda: cumem.broadcast([on(0, 3), on(1, 3, "f4")], np.zeros(3, "i4")),
             TypeError,
             "target 1 has dtype float32, the source has dtype int32",
         ),
         (
-            lambda: cumem.broadcast(np.zeros(3, "i4"), [on(0, 3), on(1, 4)]),
+            lambda: cumem.broadcast([on(0, 3), on(1, 4)], np.zeros(3, "i4")),
             ValueError,
             r"target 1 of shape \(4,\) must have the shape of target 0, \(3,\)",
         ),
         (
-            lambda: cumem.broadcast(np.zeros(5, "i4"), [on(0, 3), on(1, 3)]),
+            lambda: cumem.broadcast([on(0, 3), on(1, 3)], np.zeros(5, "i4")),
             ValueError,
             r"target 0 of shape \(3,\) does not fit the source of shape \(5,\)",
         ),
         (
-            lambda: cumem.broadcast(1, [np.zeros(3), np.frombuffer(b"12345678")]),
+            lambda: cumem.broadcast([np.zeros(3), np.frombuffer(b"12345678")], 1),
             ValueError,
             "target 1 is read-only",
         ),
         (
-            lambda: cumem.scatter(np.zeros(9, "i4"), [on(0, 4), on(1, 4)]),
+            lambda: cumem.scatter([on(0, 4), on(1, 4)], np.zeros(9, "i4")),
             ValueError,
             "lengths of the targets along axis 0 must add up to the 9 of the source",
         ),
         (
-            lambda: cumem.scatter(np.zeros(7, "i4"), [on(0, 4), on(1, 4)]),
+            lambda: cumem.scatter([on(0, 4), on(1, 4)], np.zeros(7, "i4")),
             ValueError,
             "must add up to the 7",
         ),
         (
-            lambda: cumem.scatter(np.zeros((4, 3), "i4"), [on(0, (4, 2)), on(1, 4)], 1),
+            lambda: cumem.scatter([on(0, (4, 2)), on(1, 4)], np.zeros((4, 3), "i4"), 1),
             ValueError,
             r"target 1 of shape \(4,\) does not fit a slice of shape \(4, 3\)",
         ),
         (
-            lambda: cumem.scatter(np.zeros(3, "i4"), [on(0, 3)], axis=1),
+            lambda: cumem.scatter([on(0, 3)], np.zeros(3, "i4"), axis=1),
             ValueError,
             "axis 1 is out of range for a source with 1 axes",
         ),
         (
-            lambda: cumem.scatter(np.zeros(3, "i4"), [on(0, 3)], axis="x"),
+            lambda: cumem.scatter([on(0, 3)], np.zeros(3, "i4"), axis="x"),
             TypeError,
             "axis",
         ),
         (
-            lambda: cumem.gather([np.zeros(2)], np.frombuffer(bytes(16))),
+            lambda: cumem.gather(np.frombuffer(bytes(16)), [np.zeros(2)]),
             ValueError,
             "target 0 is read-only",
         ),
-        (lambda: cumem.broadcast(1, [on(0, 3)], 5), TypeError, "broadcast"),
-        (lambda: cumem.broadcast(1, [on(0, 3)], axis=0), TypeError, "axis"),
+        (lambda: cumem.broadcast([on(0, 3)], 1, 5), TypeError, "broadcast"),
+        (lambda: cumem.broadcast([on(0, 3)], 1, axis=0), TypeError, "axis"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(
@@ -492,13 +493,69 @@ def test_wrong_calls_say_what_is_wrong(
         call()
 
 
+def test_sources_given_first_are_refused_and_nothing_is_written(four) -> None:
+    a, b = np.arange(4.0), np.arange(4.0, 8.0)
+    device = cumem.full(4, 9.0)
+    both = cumem.full(8, 9.0)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("broadcast(dsts, src)", lambda: cumem.broadcast(device, [a])),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast(a, (device, b))),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast(memoryview(a), [b])),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast(7.0, iter([a]))),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast([1.0, 2.0], [a, b])),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast([1.0, 2.0], a)),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast([a], [[b]])),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast([a], {"b": b})),
+        ("broadcast(dsts, src)", lambda: cumem.broadcast({"a": a}, b)),
+        ("broadcast_async(dsts, src)", lambda: cumem.broadcast_async(device, [a])),
+        ("scatter(dsts, src)", lambda: cumem.scatter(both, [a, b])),
+        ("scatter(dsts, src)", lambda: cumem.scatter([a, b], [both])),
+        ("scatter_async(dsts, src)", lambda: cumem.scatter_async(both, [a, b])),
+        ("gather(dst, srcs)", lambda: cumem.gather([a, b], both)),
+        ("gather(dst, srcs)", lambda: cumem.gather([both], [a, b])),
+        ("gather(dst, srcs)", lambda: cumem.gather(1.0, [a])),
+        ("gather_async(dst, srcs)", lambda: cumem.gather_async([a, b], both)),
+    ]
+    for wanted, call in calls:
+        with pytest.raises(TypeError, match="targets come first") as caught:
+            call()
+        assert str(caught.value).endswith(wanted)
+    assert a.tolist() == [0, 1, 2, 3]
+    assert b.tolist() == [4, 5, 6, 7]
+    assert device.tolist() == [9] * 4
+    assert both.tolist() == [9] * 8
+
+
+def test_rows_of_a_tensor_are_not_taken_for_targets(runtime) -> None:
+    torch = pytest.importorskip("torch")
+    kept = np.arange(3.0)
+    for tensor in (torch.zeros(2, 3), torch.zeros(2, 3).to_sparse()):
+        for call in (cumem.broadcast, cumem.scatter, cumem.broadcast_async):
+            with pytest.raises(TypeError, match="targets come first"):
+                call(tensor, [kept])
+        with pytest.raises(TypeError, match="targets come first"):
+            cumem.gather(kept, tensor)
+
+
+def test_every_call_with_targets_and_sources_names_targets_first() -> None:
+    for name in cumem.__all__:
+        call = getattr(cumem, name)
+        if isinstance(call, type) or not callable(call):
+            continue
+        names = list(inspect.signature(call).parameters)
+        targets = [names.index(n) for n in ("dst", "dsts") if n in names]
+        sources = [names.index(n) for n in ("src", "srcs") if n in names]
+        if targets and sources:
+            assert (targets, sources) == ([0], [1]), name
+
+
 def test_overlapping_ends_are_refused(four) -> None:
     buffer = on(0, 100)
     with pytest.raises(ValueError, match="target 1 overlaps the source"):
-        cumem.broadcast(buffer[:50], [on(1, 50), buffer[25:75]])
+        cumem.broadcast([on(1, 50), buffer[25:75]], buffer[:50])
     with pytest.raises(ValueError, match="source 0 overlaps the target"):
-        cumem.gather([buffer[50:], buffer[:50]], buffer)
-    cumem.gather([buffer[:50], buffer[50:]], buffer)
+        cumem.gather(buffer, [buffer[50:], buffer[:50]])
+    cumem.gather(buffer, [buffer[:50], buffer[50:]])
 
 
 def test_captured_stream_is_refused(four) -> None:
@@ -507,12 +564,12 @@ def test_captured_stream_is_refused(four) -> None:
     testing.set_capturing(stream, True)
     try:
         with pytest.raises(cumem.CudaError, match="being captured"):
-            cumem.broadcast_async(np.zeros(10, "i4"), dsts, stream=stream)
+            cumem.broadcast_async(dsts, np.zeros(10, "i4"), stream=stream)
         with stream, pytest.raises(cumem.CudaError, match="being captured"):
-            cumem.broadcast(np.zeros(10, "i4"), dsts)
+            cumem.broadcast(dsts, np.zeros(10, "i4"))
     finally:
         testing.set_capturing(stream, False)
-    cumem.broadcast(np.zeros(10, "i4"), dsts, stream=stream)
+    cumem.broadcast(dsts, np.zeros(10, "i4"), stream=stream)
 
 
 @pytest.mark.parametrize("function", ["broadcast", "scatter", "gather"])
@@ -522,7 +579,7 @@ def test_graph_holds_what_it_can(four, function) -> None:
     many, apart = [on(1, 500), on(1, 500)], [on(1, 500), on(0, 500)]
     one = cumem.array(numbers(500 if function == "broadcast" else 1000), kind="pinned")
     start, block = getattr(cumem, function + "_async"), getattr(cumem, function)
-    turn = -1 if function == "gather" else 1
+    turn = 1 if function == "gather" else -1
     cumem.Device(1).synchronize()
     testing.set_capturing(stream, True)
     try:
@@ -541,8 +598,8 @@ def test_no_context_is_made_on_other_devices(four) -> None:
     near = cumem.empty(LONG, "i4", "device", device=2)
     far = cumem.empty(LONG, "i4", "device", device=3)
     before = calls("device_set")
-    cumem.broadcast(numbers(LONG), [near, far])
-    cumem.gather([near[:10], far[:10]], np.zeros(20, "i4"))
+    cumem.broadcast([near, far], numbers(LONG))
+    cumem.gather(np.zeros(20, "i4"), [near[:10], far[:10]])
     assert calls("device_set") == before
 
 
@@ -562,14 +619,14 @@ def test_interrupted_call_leaves_the_rest_undone(four, function, where) -> None:
         patch.setattr(sys, "unraisablehook", lambda args: hooked.append(args.exc_value))
         with session.alarm(stream):
             dsts[0].fill(1, stream=stream)
-            getattr(cumem, function)(source, dsts)
+            getattr(cumem, function)(dsts, source)
         assert (
             session.leftovers(held=len(dsts) + (where != "numpy")).get("transfers")
             is None
         )
         testing.poll()
     assert hooked == []
-    cumem.broadcast(5, dsts)
+    cumem.broadcast(dsts, 5)
     assert (values.get(dsts[0]) == 5).all()
 
 
@@ -583,13 +640,13 @@ def test_failed_call_ends_all_and_is_told_once(four, op, nth) -> None:
         patch.setattr(sys, "unraisablehook", lambda args: hooked.append(args.exc_value))
         testing.plan_fault(op, nth, 999)
         with pytest.raises(cumem.CudaError) as caught:
-            cumem.broadcast(data, dsts)
+            cumem.broadcast(dsts, data)
         testing.plan_fault(None, 0)
         assert caught.value.code == 999
         assert session.leftovers(held=DEVICES) == {"storages": DEVICES}
         testing.poll()
     assert hooked == []
-    cumem.broadcast(data, dsts)
+    cumem.broadcast(dsts, data)
     for dst in dsts:
         assert (values.get(dst) == data).all()
 
@@ -597,7 +654,7 @@ def test_failed_call_ends_all_and_is_told_once(four, op, nth) -> None:
 def test_failure_in_the_background_is_told_by_the_handles(four) -> None:
     dsts = [on(device, LONG) for device in range(DEVICES)]
     testing.plan_fault("copy_async", 3, 999)
-    handles = cumem.broadcast_async(numbers(LONG), dsts)
+    handles = cumem.broadcast_async(dsts, numbers(LONG))
     for handle in handles:
         with pytest.raises(cumem.CudaError):
             handle.wait()
@@ -609,7 +666,7 @@ def test_devices_apart_are_served_as_well() -> None:
         data = numbers(LONG)
         dsts = [on(device, LONG) for device in (0, 1, 2, 2)]
         source = cumem.array(data, kind="device", device=1)
-        cumem.broadcast(source, dsts)
+        cumem.broadcast(dsts, source)
         for dst in dsts:
             assert (values.get(dst) == data).all()
         dsts.clear()
@@ -624,19 +681,19 @@ def test_two_gpus_get_and_give_the_same_bytes(cuda, where) -> None:
     data = numbers(4, 4 << 20)
     source = place(data, where)
     dsts = [on(0, data.shape), on(1, data.shape), on(1, (4, 8 << 20))[:, ::2]]
-    cumem.broadcast(source, dsts)
+    cumem.broadcast(dsts, source)
     for dst in dsts:
         assert (values.get(dst) == data).all()
     halves = [on(0, (2, 4 << 20)), on(1, (2, 4 << 20))]
-    cumem.scatter(source, halves)
+    cumem.scatter(halves, source)
     assert (values.get(halves[1]) == data[2:]).all()
     back = np.zeros_like(data)
-    cumem.gather(halves, back)
+    cumem.gather(back, halves)
     assert (back == data).all()
     columns = [on(0, (4, 1 << 20)), on(1, (4, 3 << 20))]
-    for handle in cumem.scatter_async(source, columns, axis=1, stream=cumem.Stream()):
+    for handle in cumem.scatter_async(columns, source, axis=1, stream=cumem.Stream()):
         handle.wait()
-    cumem.gather(columns, back, axis=1)
+    cumem.gather(back, columns, axis=1)
     assert (back == data).all()
 
 
@@ -656,7 +713,7 @@ def test_ends_are_held_until_the_call_is_over(four, name: str) -> None:
                     refused.append(error)
                     raise
 
-    ends = (parts, whole) if name == "gather" else (whole, parts)
+    ends = (whole, parts) if name == "gather" else (parts, whole)
     getattr(cumem, name)(*ends, progress=told)
     kinds = {type(error) for error in refused}
     assert kinds == {BufferError, RuntimeError}, refused

@@ -49,10 +49,10 @@ def test_targets_of_broadcast_that_overlap_are_refused(two, kind, name) -> None:
     ):
         message = f"{name}: targets {first} and {second} overlap"
         with pytest.raises(ValueError, match=re.escape(message)):
-            call(source, targets)
+            call(targets, source)
     assert (values.get(whole) == np.arange(100)).all()  # nothing was copied
     assert not values.get(other).any()
-    cumem.broadcast(source, [whole[::2], other, whole[1::2], whole[::2]])
+    cumem.broadcast([whole[::2], other, whole[1::2], whole[::2]], source)
     assert (values.get(whole) == 7).all()
 
 
@@ -69,7 +69,7 @@ def test_targets_of_scatter_that_overlap_are_refused(two, kind, name) -> None:
     ):
         message = f"{name}: targets {first} and {second} overlap"
         with pytest.raises(ValueError, match=re.escape(message)):
-            call(source, targets)
+            call(targets, source)
     assert (values.get(whole) == np.arange(100)).all()
 
 
@@ -78,11 +78,11 @@ def test_columns_of_one_array_are_no_overlap(two, kind) -> None:
     source = np.arange(400, dtype="i4").reshape(20, 20)
     whole = values.put(np.zeros((20, 20), "i4"), kind, "C")
     parts = [whole[:, 13:], whole[:, :5], whole[:, 5:13]]
-    cumem.scatter(source, parts, axis=1)
+    cumem.scatter(parts, source, axis=1)
     expected = np.concatenate([source[:, 7:12], source[:, 12:], source[:, :7]], axis=1)
     assert (values.get(whole) == expected).all()
     back = values.put(np.zeros((20, 20), "i4"), kind, "F")
-    cumem.gather(parts, back, axis=1)
+    cumem.gather(back, parts, axis=1)
     assert (values.get(back) == source).all()
 
 
@@ -91,14 +91,14 @@ def test_source_and_target_that_share_bytes_are_refused(two, kind) -> None:
     whole = memory(kind)
     other = cumem.zeros(50, "i4", device=1)
     with pytest.raises(ValueError, match="broadcast: target 1 overlaps the source"):
-        cumem.broadcast(whole[:50], [other, whole[25:75]])
+        cumem.broadcast([other, whole[25:75]], whole[:50])
     with pytest.raises(ValueError, match="scatter: target 0 overlaps the source"):
-        cumem.scatter(whole, [whole[50:], other])
+        cumem.scatter([whole[50:], other], whole)
     for name in ("gather", "gather_async"):
         with pytest.raises(ValueError, match=f"{name}: source 1 overlaps the target"):
-            getattr(cumem, name)([other, whole[49:99]], whole)
+            getattr(cumem, name)(whole, [other, whole[49:99]])
     with pytest.raises(ValueError, match="gather: source 0 overlaps the target"):
-        cumem.gather([whole[::-1]], whole)
+        cumem.gather(whole, [whole[::-1]])
     assert (values.get(whole) == np.arange(100)).all()
     assert not values.get(other).any()
 
@@ -109,11 +109,11 @@ def test_what_interleaves_or_is_the_same_is_served(two, kind) -> None:
     other = cumem.zeros(50, "i4", device=1)
     expected = np.arange(100)
     expected[1::2] = expected[::2]
-    cumem.broadcast(whole[::2], [whole[1::2], other, whole[::2]])
+    cumem.broadcast([whole[1::2], other, whole[::2]], whole[::2])
     assert (values.get(whole) == expected).all()
     assert (values.get(other) == expected[::2]).all()
-    cumem.gather([whole[1::2]], whole[::2])
-    cumem.scatter(whole, [whole[:50], other])
+    cumem.gather(whole[::2], [whole[1::2]])
+    cumem.scatter([whole[:50], other], whole)
     assert (values.get(whole) == expected).all()
     assert (values.get(other) == expected[50:]).all()
 
@@ -123,13 +123,13 @@ def test_target_of_gather_whose_elements_share_memory_is_refused(emulated) -> No
     with pytest.raises(
         ValueError, match=r"gather: .* share memory: stride 0 along axi"
     ):
-        cumem.gather([np.ones(3, "i4"), np.ones(2, "i4")], as_strided(row, (5,), (0,)))
+        cumem.gather(as_strided(row, (5,), (0,)), [np.ones(3, "i4"), np.ones(2, "i4")])
     assert not row.any()
 
 
 def test_empty_targets_overlap_nothing(emulated) -> None:
     whole = memory("device")
-    cumem.scatter(np.arange(100, dtype="i4")[::-1], [whole[5:5], whole, whole[:0]])
+    cumem.scatter([whole[5:5], whole, whole[:0]], np.arange(100, dtype="i4")[::-1])
     assert (values.get(whole) == np.arange(100)[::-1]).all()
 
 
@@ -137,9 +137,9 @@ def test_emulated_memory_and_its_view_on_the_host_are_one(emulated) -> None:
     whole = memory("device")
     view = np.from_dlpack(whole)
     with pytest.raises(ValueError, match="targets 0 and 1 overlap"):
-        cumem.broadcast(5, [whole[50:], view[:51][1:]])
+        cumem.broadcast([whole[50:], view[:51][1:]], 5)
     with pytest.raises(ValueError, match="target 0 overlaps the source"):
-        cumem.broadcast(view[1:], [whole[:-1]])
+        cumem.broadcast([whole[:-1]], view[1:])
 
 
 def end(
@@ -187,10 +187,10 @@ def test_overlap_that_takes_long_to_tell_counts() -> None:
 def test_two_of_many_that_overlap_are_named(two) -> None:
     array = np.zeros(1000, "u1")
     columns = [array[49 - i :: 50] for i in range(50)]
-    cumem.broadcast(3, columns)
+    cumem.broadcast(columns, 3)
     wide = [as_strided(array[49 - i :], (20, 1 + (i == 7)), (50, 1)) for i in range(49)]
     with pytest.raises(ValueError, match="scatter: targets 6 and 7 overlap"):
-        cumem.scatter(np.zeros((20, 50), "u1"), wide, axis=1)
+        cumem.scatter(wide, np.zeros((20, 50), "u1"), axis=1)
 
 
 def test_overlap_is_what_numpy_says(emulated) -> None:
@@ -216,12 +216,12 @@ def test_overlap_is_what_numpy_says(emulated) -> None:
             with pytest.raises(
                 ValueError, match=r"targets \d and \d overlap"
             ) as caught:
-                cumem.broadcast(7, targets)
+                cumem.broadcast(targets, 7)
             named = re.findall(r"\d", str(caught.value))
             assert tuple(map(int, named)) in expected
             assert not base.any()
         else:
-            cumem.broadcast(7, targets)
+            cumem.broadcast(targets, 7)
             assert all((t == 7).all() for t in targets)
 
     check()

@@ -208,26 +208,26 @@ def up_many(stream, n, i):
 
 def gather_down(stream, n, i):
     out = np.zeros(3 * n, "i4")
-    cumem.gather_async([device(n, i) for _ in range(3)], out, stream=stream)
+    cumem.gather_async(out, [device(n, i) for _ in range(3)], stream=stream)
     return lambda: is_all(out, i)
 
 
 def scatter_up(stream, n, i):
     targets = [device(n) for _ in range(3)]
-    cumem.scatter_async(np.full(3 * n, i, "i4"), targets, stream=stream)
+    cumem.scatter_async(targets, np.full(3 * n, i, "i4"), stream=stream)
     checks = [seen_below(target, stream, i) for target in targets]
     return lambda: all(check() for check in checks)
 
 
 def broadcast_down(stream, n, i):
     outs = [np.zeros(n, "i4") for _ in range(3)]
-    cumem.broadcast_async(device(n, i), outs, stream=stream)
+    cumem.broadcast_async(outs, device(n, i), stream=stream)
     return lambda: all(is_all(out, i) for out in outs)
 
 
 def broadcast_up(stream, n, i):
     targets = [device(n) for _ in range(3)]
-    cumem.broadcast_async(np.full(n, i, "i4"), targets, stream=stream)
+    cumem.broadcast_async(targets, np.full(n, i, "i4"), stream=stream)
     checks = [seen_below(target, stream, i) for target in targets]
     return lambda: all(check() for check in checks)
 
@@ -588,7 +588,7 @@ READS: dict[str, Callable[[cumem.Buffer, np.ndarray, object], object]] = {
     "copy_many": lambda buffer, out, stream: cumem.copy_many(
         [(out[:9], buffer[:9]), (out[9:], buffer[9:])], stream=stream
     ),
-    "gather": lambda buffer, out, stream: cumem.gather([buffer], out, stream=stream),
+    "gather": lambda buffer, out, stream: cumem.gather(out, [buffer], stream=stream),
     "to_numpy": lambda buffer, out, stream: np.copyto(out, buffer.to_numpy()),
     "follow": lambda buffer, out, stream: cumem.copy(
         out, buffer, stream=cumem.Stream.from_external(2)
@@ -790,7 +790,7 @@ def use_by_strided_pairs(ends, stream) -> None:
 
 def use_by_broadcast(ends, stream) -> None:
     ends[0].fill(3, stream=stream)
-    cumem.broadcast(ends[1], [ends[0]])
+    cumem.broadcast([ends[0]], ends[1])
 
 
 def wait_for(parts) -> None:
@@ -800,17 +800,17 @@ def wait_for(parts) -> None:
 
 def use_by_gather(ends, stream) -> None:
     parts = [ends[1][:1000], ends[1][1000:]]
-    wait_for(cumem.gather_async(parts, ends[0], stream=stream))
+    wait_for(cumem.gather_async(ends[0], parts, stream=stream))
 
 
 def use_by_scatter(ends, stream) -> None:
     parts = [ends[1][:1000], ends[1][1000:3000], ends[1][3000:]]
-    wait_for(cumem.scatter_async(ends[0], parts, stream=stream))
+    wait_for(cumem.scatter_async(parts, ends[0], stream=stream))
 
 
 def use_by_broadcast_down(ends, stream) -> None:
     targets = [ends[1][:1000], ends[1][1000:2000]]
-    wait_for(cumem.broadcast_async(ends[0][:1000], targets, stream=stream))
+    wait_for(cumem.broadcast_async(targets, ends[0][:1000], stream=stream))
 
 
 def use_by_reading(ends, stream) -> None:
@@ -896,7 +896,7 @@ def test_forgotten_streams_still_come_before_what_follows(
             cumem.copy_many_async(pairs, stream=second)
         elif between == "part of nothing":
             parts = [buffer[100:100], cumem.zeros(4096, "u1", "device")]
-            cumem.scatter_async(other, parts, stream=second)
+            cumem.scatter_async(parts, other, stream=second)
         else:
             cumem.copy_many_async([(buffer[:50], other[:50])], stream=second)
         out = cumem.zeros(100, "u1", "pinned")

@@ -440,8 +440,8 @@ class Counted(np.ndarray):
         lambda device, array: cumem.copy_async(array, device, stream=cumem.Stream()),
         lambda device, array: cumem.copy_many([(device, array)]),
         lambda device, array: cumem.copy_many([(device, array), (array, device)]),
-        lambda device, array: cumem.broadcast(array, [device]),
-        lambda device, array: cumem.gather([device], array),
+        lambda device, array: cumem.broadcast([device], array),
+        lambda device, array: cumem.gather(array, [device]),
     ],
     ids=[
         "up",

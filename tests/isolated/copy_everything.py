@@ -58,7 +58,7 @@ def main() -> None:
     managed.prefetch(0)
     managed.prefetch("host")
     managed.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0])
-    managed.residency()
+    managed.page_residency()
     for _, tile in cumem.tiles(managed, 1 << 18):
         tile.fill(1)
     cumem.prefetch_many([managed[:4096], managed[4096:]], 0, stream)

@@ -872,7 +872,7 @@ class Worker(threading.Thread):
         ends = [all_of(one.memory), views]
         stream = None if rng.random() < 0.6 else self.stream_of(one, *many)
         try:
-            done = call(*(ends[::-1] if what == "gather" else ends), stream=stream)
+            done = call(*(ends if what == "gather" else ends[::-1]), stream=stream)
         except BaseException:
             self.settle()  # some may be under way
             raise
@@ -1033,7 +1033,7 @@ class Worker(threading.Thread):
                 read_mostly=self.rng.choice((True, False)),
                 preferred_location=self.rng.choice(("cpu", None)),
             )
-            box.memory.residency()
+            box.memory.page_residency()
             parts = [box.memory.reshape(-1)[i::2] for i in range(2)]
             cumem.prefetch_many(parts, "cpu", self.rng.choice(self.streams))
         view = box.memory.as_device()

@@ -219,7 +219,7 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 #define VIEW(name) CM_PACKAGED(Buffer, "extension.views", name)
 #define VIEW_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
-#define MANAGED(X) X(prefetch) X(advise) X(residency) X(discard) X(on)
+#define MANAGED(X) X(prefetch) X(advise) X(page_residency) X(discard) X(on)
 #define MANAGE(name) CM_PACKAGED(ManagedBuffer, "managed", name)
 #define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
 VIEWS(VIEW)
