@@ -17,7 +17,8 @@ from cumem import _core
 from cumem.errors import CudaError, EmulationWarning, warn_caller
 from cumem.extension import driver
 from cumem.extension.arguments import hinting, read_flag
-from cumem.units import read_size
+from cumem.gpus import gpus_hidden, visible
+from cumem.units import format_count, read_size
 
 _Backend = Literal["cuda", "emulated"]
 
@@ -105,9 +106,7 @@ class Device:
     @property
     def uuid(self) -> str:
         """ "GPU-…" as nvidia-smi prints it; the same in every process."""
-        digits = driver.describe(self._index)[1].hex()
-        parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
-        return f"GPU-{'-'.join(parts)}"
+        return _uuid_text(driver.describe(self._index)[1])
 
     @property
     def pci_bus_id(self) -> str:
@@ -472,9 +471,15 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
 }
 
 
+#: ``CUDA_VISIBLE_DEVICES`` as it was when devices were last opened: a change that comes
+#: later has no effect, and the doctor says so.
+opened_with: str | None = None
+
 #: What cumem/_testing.py has set, in place of the environment.
 test_settings: dict[str, Any] = {}
 
+
+_MOST_DEVICES = 64  # CM_MAX_DEVICES of csrc/runtime/runtime.h
 
 #: The emulated devices, where nothing is said of them.
 _EMULATED = {
@@ -486,13 +491,18 @@ _EMULATED = {
 }
 
 
-def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bool]:
+def read_settings() -> tuple[
+    bool, bool, int, int, int, int, int, bool, bool, bool, bytes
+]:
     """What is opened next: as the environment says, but for what a test has set.
 
     That is whether CUDA is tried, whether emulated devices will do, their number, memory,
     driver, longest delay and seed, whether they reach each other, whether managed memory
-    is the host's and theirs at the same time, and whether calls can be made to fail.
+    is the host's and theirs at the same time, whether calls can be made to fail, and which
+    of the emulated machine's devices each is, a byte each.
     """
+    global opened_with
+    opened_with = os.environ.get("CUDA_VISIBLE_DEVICES")
     settings: dict[str, Any] = dict(_EMULATED)
     settings |= {"backend": None, "peers": True, "concurrent": True, "faults": False}
     settings["nvtx"] = False
@@ -514,6 +524,10 @@ def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bo
 
         nvtx.attach()
     backend = settings["backend"]
+    numbers = list(range(settings["device_count"]))
+    if test_settings.get("device_count") is None:
+        numbers = _visible_emulated(settings["device_count"], backend == "emulated")
+        settings["device_count"] = len(numbers)
     return (
         backend != "emulated",
         backend != "cuda",
@@ -521,7 +535,48 @@ def read_settings() -> tuple[bool, bool, int, int, int, int, int, bool, bool, bo
         bool(settings["peers"]),
         bool(settings["concurrent"]),
         settings["faults"],
+        bytes(numbers),
     )
+
+
+def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
+    """Which of the emulated machine's devices the process sees: what
+    ``CUDA_VISIBLE_DEVICES`` leaves of them, by CUDA's rules.
+
+    Where `CUMEM_EMULATED_DEVICES` does not say how many the machine has, it has all those
+    that are named, so that each process of a job started for several GPUs finds its own;
+    the UUID of a real GPU stands for one of them.
+    """
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None or gpus_hidden():
+        return list(range(count))
+    names = [name.strip() for name in said.split(",")]
+    if not os.environ.get("CUMEM_EMULATED_DEVICES"):
+        if any(name.startswith(("GPU-", "MIG-")) for name in names):
+            return list(range(min(len(names), _MOST_DEVICES)))
+        numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,2}", name)]
+        count = min(max([count, *(number + 1 for number in numbers)]), _MOST_DEVICES)
+    chosen = visible(said, [_emulated_uuid(i) for i in range(count)])
+    if must_have_one and not chosen and count > 0:
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={said} leaves none of the "
+            f"{format_count(count, 'emulated device')}: it takes numbers from 0 to "
+            f"{count - 1}, each once, with commas between them; CUMEM_EMULATED_DEVICES "
+            "says how many there are"
+        )
+    return chosen
+
+
+def _emulated_uuid(number: int) -> str:
+    """As `Device.uuid` gives it; csrc/runtime/emulated/emulated.c composes it."""
+    return _uuid_text(b"cumem-emulated\0" + bytes([number]))
+
+
+def _uuid_text(uuid: bytes) -> str:
+    """As nvidia-smi prints it."""
+    digits = uuid.hex()
+    parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
+    return f"GPU-{'-'.join(parts)}"
 
 
 def warn_of_emulation(reason: str) -> None:

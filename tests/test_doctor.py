@@ -73,6 +73,7 @@ HEALTHY: Facts = {
         "huge_pages": "madvise",
     },
     "environment": dict.fromkeys(doctor_facts._ENVIRONMENT),
+    "visible_at_opening": None,
     "tool_listens": False,
     "kernel": {
         "module": "580.65.06",
@@ -119,6 +120,9 @@ def changed(*changes: tuple[str, object]) -> Facts:
             inner = inner[int(part) if isinstance(inner, list) else part]
         assert last in inner, place
         inner[last] = value
+    if ("visible_at_opening", None) not in changes:
+        seen = facts["environment"]["CUDA_VISIBLE_DEVICES"]
+        facts["visible_at_opening"] = seen
     return facts
 
 
@@ -224,6 +228,13 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "note",
         "NVIDIA_VISIBLE_DEVICES=void hides all GPUs",
         "--gpus all",
+    ),
+    (
+        "visibility",
+        (("environment.CUDA_VISIBLE_DEVICES", "1"), ("visible_at_opening", None)),
+        "problem",
+        "CUDA_VISIBLE_DEVICES was unset when the devices were opened and is '1' now",
+        "before the program starts",
     ),
     (
         "visibility",

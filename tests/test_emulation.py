@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 from support.strategies import KINDS
 
 import cumem
@@ -195,7 +195,19 @@ def test_variables_say_what_is_opened(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
     found = devices.read_settings()
-    assert found == (False, True, 3, 1536 << 20, 12040, 7, 5, False, False, False)
+    assert found == (
+        False,
+        True,
+        3,
+        1536 << 20,
+        12040,
+        7,
+        5,
+        False,
+        False,
+        False,
+        b"\0\1\2",
+    )
 
 
 def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
@@ -204,7 +216,19 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
     given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
     monkeypatch.setattr(devices, "test_settings", given)
     found = devices.read_settings()
-    assert found == (True, False, 2, 1536 << 20, 12040, 7, 5, False, False, True)
+    assert found == (
+        True,
+        False,
+        2,
+        1536 << 20,
+        12040,
+        7,
+        5,
+        False,
+        False,
+        True,
+        b"\0\1",
+    )
     monkeypatch.setattr(devices, "test_settings", {"colour": 1})
     with pytest.raises(TypeError, match="colour"):
         devices.read_settings()
@@ -214,4 +238,71 @@ def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> N
     for name in VARIABLES:
         monkeypatch.setenv(f"CUMEM_{name}", "")
     found = devices.read_settings()
-    assert found == (True, True, *DEFAULTS, True, True, False)
+    assert found == (True, True, *DEFAULTS, True, True, False, b"\0")
+
+
+# -- CUDA_VISIBLE_DEVICES -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "said", "numbers"),
+    [
+        ("4", "1,2", [1, 2]),
+        ("4", " 3 , 0 ", [3, 0]),
+        ("4", "1,9,2", [1]),
+        ("4", "1,-1,2", [1]),
+        ("4", "", [0, 1, 2, 3]),
+        ("4", "-1", [0, 1, 2, 3]),
+        ("4", "GPU-63756d65-6d2d-656d-756c-617465640002,0", [2, 0]),
+        (None, "1,2", [1, 2]),
+        (None, "5", [5]),
+        (None, "GPU-6d2f1c1e-a,GPU-77", [0, 1]),
+        (None, None, [0]),
+    ],
+)
+def test_visible_devices_are_those_of_the_emulated_machine(
+    monkeypatch, machine, said, numbers
+) -> None:
+    monkeypatch.setattr(devices, "test_settings", {})
+    for name, value in {
+        "CUMEM_EMULATED_DEVICES": machine,
+        "CUDA_VISIBLE_DEVICES": said,
+    }.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    found = devices.read_settings()
+    assert (found[2], list(found[-1])) == (len(numbers), numbers)
+
+
+@pytest.mark.parametrize("said", ["7", "0,0", "all", "GPU-", "GPU-63756d65"])
+def test_visible_devices_that_leave_none_are_an_error(monkeypatch, said) -> None:
+    monkeypatch.setattr(devices, "test_settings", {"backend": "emulated"})
+    monkeypatch.setenv("CUMEM_EMULATED_DEVICES", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES={said} leaves none"):
+        devices.read_settings()
+
+
+def test_visible_devices_keep_their_identity_and_later_changes_are_told() -> None:
+    program = """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = "2,1"
+import cumem
+from cumem import doctor
+assert cumem.device_count() == 2
+assert [cumem.Device(i).uuid[-1] for i in range(2)] == ["2", "1"]
+assert cumem.Device(0).pci_bus_id == "0000:03:00.0"
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+assert cumem.device_count() == 2
+(found,) = (
+    each
+    for each in doctor.diagnose(measure=False).findings
+    if each.check == "visibility"
+)
+assert found.status == "problem", found
+assert "was '2,1' when the devices were opened and is '0' now" in found.text
+"""
+    done = programs.run("-c", program, CUMEM_EMULATED_DEVICES="4")
+    assert done.returncode == 0, done.stderr

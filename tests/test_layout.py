@@ -30,7 +30,14 @@ PACKAGE_LAYERS = [
     {"recording.lives"},
     {"recording.reading"},
     {"notebook.cell"},
-    {"answers", "control_groups", "extension.driver", "extension.flags", "kinds"}
+    {
+        "answers",
+        "control_groups",
+        "gpus",
+        "extension.driver",
+        "extension.flags",
+        "kinds",
+    }
     | {"locks", "structures"},
     {"extension.hints"},
     {

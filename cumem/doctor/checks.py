@@ -92,7 +92,11 @@ def check_driver(facts: Facts) -> Findings:
             f"the driver serves CUDA {versions['driver']}{name}; cumem carries the "
             f"runtime of {versions['runtime']} and needs {versions['oldest_driver']}",
         )
-    elif backend["name"] is None and not kernel["gpus"] and module is None:
+    elif (
+        backend["name"] is None
+        and not (kernel["gpus"] or module or kernel["is_wsl"])
+        and facts["environment"]["CUMEM_BACKEND"] == "cuda"
+    ):
         yield found(
             "problem",
             f"CUMEM_BACKEND=cuda asks for a GPU, and there is none here: "
@@ -100,12 +104,7 @@ def check_driver(facts: Facts) -> Findings:
             "unset CUMEM_BACKEND to work on the emulated device",
         )
     elif backend["name"] is None:
-        yield found(
-            "problem",
-            f"the driver is there but does not open: {backend['reason']}",
-            "run nvidia-smi: if that fails too, the driver is to be installed anew or the "
-            "machine restarted",
-        )
+        yield _no_gpu(facts, found)
     elif "asked for" in backend["reason"]:
         yield found(
             "note",
@@ -118,10 +117,11 @@ def check_driver(facts: Facts) -> Findings:
 
 
 def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
-    """Why the device is emulated though a GPU was asked for."""
+    """Why no GPU is used though none was asked to be left out."""
     kernel, reason = facts["kernel"], facts["backend"]["reason"]
     module = kernel["module"]
-    if not kernel["gpus"] and module is None and not kernel["is_wsl"]:
+    is_emulated = facts["backend"]["name"] is not None
+    if is_emulated and not (kernel["gpus"] or module or kernel["is_wsl"]):
         return found(
             "note",
             "there is no NVIDIA GPU in this machine and no driver: the device is emulated, "
@@ -134,7 +134,7 @@ def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
             "all GPUs are hidden from this process: the device is emulated",
             "see the finding on visibility",
         )
-    if module is None and not kernel["is_wsl"]:
+    if module is None and kernel["gpus"]:
         return found(
             "problem",
             f"an NVIDIA GPU is on the bus ({', '.join(kernel['gpus'])}), but its driver is "
@@ -148,12 +148,20 @@ def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
             f"{facts['versions']['oldest_driver']}",
             f"install a driver from {_OLDEST_MODULE} on",
         )
-    if not any(state == "ok" for state in kernel["nodes"].values()):
+    has_nodes = any(state == "ok" for state in kernel["nodes"].values())
+    if (kernel["gpus"] or module is not None) and not has_nodes:
         return found(
             "problem",
             "the machine has a GPU and a driver, but this process has no device nodes of "
             "them, as in a container that was given none",
             "start the container with --gpus all (NVIDIA's container toolkit)",
+        )
+    if not is_emulated:
+        return found(
+            "problem",
+            f"the driver is there but does not open: {reason}",
+            "run nvidia-smi: if that fails too, the driver is to be installed anew or the "
+            "machine restarted; in a container: --gpus all gives it libcuda.so.1 too",
         )
     return found(
         "problem",
@@ -232,7 +240,17 @@ def check_visibility(facts: Facts) -> Findings:
     def found(status: Status, text: str, cure: str | None = None) -> Finding:
         return Finding("driver", "visibility", status, text, cure, values=values)
 
-    if _hidden(facts):
+    at_opening = facts["visible_at_opening"]
+    if said != at_opening:
+        before = "unset" if at_opening is None else f"'{at_opening}'"
+        now = "unset" if said is None else f"'{said}'"
+        yield found(
+            "problem",
+            f"CUDA_VISIBLE_DEVICES was {before} when the devices were opened and is {now} "
+            "now: a change that comes later has no effect",
+            "set it before the program starts, or before the first use of a device",
+        )
+    elif _hidden(facts):
         by_nvidia = nvidia in ("void", "none")
         name = "NVIDIA_VISIBLE_DEVICES" if by_nvidia else "CUDA_VISIBLE_DEVICES"
         value = nvidia if by_nvidia else said

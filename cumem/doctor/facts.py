@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import cumem
-from cumem import _core, _testing, info
+from cumem import _core, _testing, devices, info
 from cumem.control_groups import folders
 from cumem.extension import nvtx
+from cumem.gpus import pci_gpus
 from cumem.measuring import raw_copies
 
 __all__ = ["collect"]
@@ -58,10 +59,10 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     -------
     dict
         Plain data: what `cumem.info.collect` gives, and ``environment``,
-        ``tool_listens``, ``kernel``, ``container``, ``calls``, ``copies`` and
-        ``frameworks``; each of ``devices`` has ``link``, ``iommu`` and ``bandwidth`` as
-        well. Where the driver cannot be opened the backend's name is None and its reason
-        the driver's error.
+        ``visible_at_opening``, ``tool_listens``, ``kernel``, ``container``, ``calls``,
+        ``copies`` and ``frameworks``; each of ``devices`` has ``link``, ``iommu`` and
+        ``bandwidth`` as well. Where the driver cannot be opened the backend's name is None
+        and its reason the driver's error.
 
     Notes
     -----
@@ -70,6 +71,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     base = Path(root)
     facts = _from_info()
     facts["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    facts["visible_at_opening"] = devices.opened_with
     facts["tool_listens"] = nvtx.listens()
     facts["kernel"] = kernel(base)
     facts["container"] = _container(base)
@@ -112,7 +114,7 @@ def kernel(base: Path) -> dict[str, Any]:
     nodes += sorted(base.glob("dev/nvidia[0-9]*"))
     return {
         "module": module[1] if module else None,
-        "gpus": _pci_gpus(base),
+        "gpus": pci_gpus(base),
         "mig_capable": any(base.glob("proc/driver/nvidia/capabilities/gpu*/mig")),
         "mig_instances": len(
             list(base.glob("proc/driver/nvidia/capabilities/gpu*/mig/gi*"))
@@ -127,16 +129,6 @@ def _node_state(node: Path) -> str:
     if not node.exists():
         return "missing"
     return "ok" if os.access(node, os.R_OK | os.W_OK) else "forbidden"
-
-
-def _pci_gpus(base: Path) -> list[str]:
-    """Of NVIDIA: display and 3D controllers."""
-    return sorted(
-        folder.name
-        for folder in base.glob("sys/bus/pci/devices/*")
-        if info.read_text(folder / "vendor") == "0x10de"
-        and (info.read_text(folder / "class") or "").startswith("0x03")
-    )
 
 
 def _mapped_drivers(base: Path) -> list[str]:

@@ -27,6 +27,7 @@ enum {
 /* Of pools that are not the n-th that a user made, nor (0) a default one. */
 #define CM_NUMBER_STAGING (UINT64_MAX - 1)
 #define CM_NUMBER_CLOSED UINT64_MAX
+enum { CM_REASON_NBYTES = 512 }; /* of a text that says why devices are emulated */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
@@ -114,8 +115,10 @@ typedef struct cm_state {
     uint64_t pool_serial;                  /* of the last pool, default ones too */
     cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */
     cm_inline_list free_inline[CM_KIND_COUNT];
-    cm_file_faults file_faults; /* cumem/_testing.py's */
-    bool warned;                /* EmulationWarning was given, or is being given */
+    cm_file_faults file_faults;              /* cumem/_testing.py's */
+    char emulation_reason[CM_REASON_NBYTES]; /* the runtime's, where it was fallen back
+                                                to */
+    bool warned;           /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */
     bool opening;          /* a thread opens the runtime without the GIL */
     pid_t opening_process; /* where that is; a forked child has no such thread */

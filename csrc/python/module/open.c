@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the process's devices are opened, at first use and again after a shutdown. */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -15,28 +16,13 @@
 
 enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times that */
 
-/* Why there is no GPU here; NULL where the code says that something is broken. */
-static const char *
-no_gpu_reason(cm_status status)
-{
-    switch (status.code) {
-    case CM_CUDA_NO_DEVICE:
-        return "the CUDA driver sees no device (cudaErrorNoDevice)";
-    case CM_CUDA_INSUFFICIENT_DRIVER:
-        return "no CUDA driver was found, or it is too old "
-               "(cudaErrorInsufficientDriver)";
-    default:
-        return NULL;
-    }
-}
-
 /* What to open, decided with the GIL before it is released. */
 typedef struct opening {
     bool tries_cuda;
-    bool may_emulate; /* where CUDA is not tried, or there is no GPU */
+    bool may_emulate; /* where CUDA is not tried, or does not open */
+    bool fell_back;   /* emulation was not asked for: CUDA did not open */
+    bool faults;      /* wrapped in cm_faults_open() */
     cm_emulated_config emulated;
-    bool faults;                 /* wrapped in cm_faults_open() */
-    const char *fallback_reason; /* set when emulation was fallen back to */
 } opening;
 
 /* cumem/devices.py reads the environment, and what a test has set in its place. */
@@ -48,12 +34,22 @@ opening_init(opening *plan)
     unsigned long long seed;
     unsigned delay_us;
     int tries_cuda, may_emulate, peers, concurrent, faults;
+    PyObject *numbers;
+    char *number = NULL;
+    Py_ssize_t number_count = 0;
     PyObject *read = cm_package_call("devices", "read_settings", PyTuple_New(0));
     bool known = read != NULL
-                 && PyArg_ParseTuple(read, "ppiKiIKppp", &tries_cuda, &may_emulate,
+                 && PyArg_ParseTuple(read, "ppiKiIKpppS", &tries_cuda, &may_emulate,
                                      &config->device_count, &memory_nbytes,
                                      &config->driver_version, &delay_us, &seed, &peers,
-                                     &concurrent, &faults);
+                                     &concurrent, &faults, &numbers)
+                 && PyBytes_AsStringAndSize(numbers, &number, &number_count) == 0;
+    if (known) {
+        memset(config->numbers, 0, sizeof(config->numbers));
+        for (Py_ssize_t i = 0; i < number_count && i < CM_MAX_DEVICES; i++) {
+            config->numbers[i] = (uint8_t)(number[i] + 1);
+        }
+    }
     Py_XDECREF(read);
     if (!known) {
         return -1;
@@ -67,7 +63,7 @@ opening_init(opening *plan)
     plan->tries_cuda = tries_cuda != 0;
     plan->may_emulate = may_emulate != 0;
     plan->faults = faults != 0;
-    plan->fallback_reason = NULL;
+    plan->fell_back = false;
     return 0;
 }
 
@@ -76,14 +72,10 @@ opening_run(opening *plan, cm_runtime **out)
 {
     cm_runtime *runtime = NULL;
     cm_status status = cm_ok();
-    if (plan->tries_cuda) {
+    if (plan->tries_cuda && !plan->fell_back) {
         status = cm_cuda_open(&runtime);
-        const char *reason = plan->may_emulate ? no_gpu_reason(status) : NULL;
-        if (reason != NULL) {
-            plan->fallback_reason = plan->emulated.reason = reason;
-        }
     }
-    if (!plan->tries_cuda || plan->fallback_reason != NULL) {
+    else {
         status = cm_emulated_open(&plan->emulated, &runtime);
     }
     CM_TRY(status);
@@ -102,6 +94,48 @@ opening_run(opening *plan, cm_runtime **out)
     }
     *out = runtime;
     return cm_ok();
+}
+
+/* Run the plan without the GIL, while other threads that need a runtime wait. */
+static cm_status
+opening_run_alone(cm_state *state, opening *plan, cm_runtime **out)
+{
+    state->opening_process = getpid();
+    state->opening = true;
+    cm_status status = CM_WITHOUT_GIL(opening_run(plan, out));
+    state->opening = false;
+    return status;
+}
+
+/* CUDA did not open. The package decides whether the emulated device may stand in, for
+ * it depends on whether this machine has a GPU that the process was meant to use. 0
+ * with the plan changed, or -1 with the error that says what keeps the GPU from being
+ * used. */
+static int
+fall_back(cm_state *state, opening *plan, cm_status failure)
+{
+    PyObject *answer = cm_package_call("gpus", "judge_failure",
+                                       Py_BuildValue("(i)", (int)failure.code));
+    int may_emulate;
+    const char *text;
+    if (answer == NULL) {
+        return -1;
+    }
+    if (!PyArg_ParseTuple(answer, "ps", &may_emulate, &text)) {
+        Py_DECREF(answer);
+        return -1;
+    }
+    if (may_emulate) {
+        (void)snprintf(state->emulation_reason, sizeof(state->emulation_reason), "%s",
+                       text);
+        plan->emulated.reason = state->emulation_reason;
+        plan->fell_back = true;
+    }
+    else {
+        (void)cm_py_raise(state, failure, text);
+    }
+    Py_DECREF(answer);
+    return may_emulate ? 0 : -1;
 }
 
 /* Wait a while without the GIL for the thread that is opening. 0, or -1 with the
@@ -167,10 +201,17 @@ open_runtime(cm_state *state)
         return -1;
     }
     cm_runtime *runtime = NULL;
-    state->opening_process = getpid();
-    state->opening = true;
-    cm_status status = CM_WITHOUT_GIL(opening_run(&plan, &runtime));
-    state->opening = false;
+    cm_status status = opening_run_alone(state, &plan, &runtime);
+    bool does_not_open = plan.tries_cuda && status.code > 0;
+    if (does_not_open && plan.may_emulate) {
+        if (fall_back(state, &plan, status) < 0) {
+            return -1;
+        }
+        if (state->runtime != NULL || state->opening) {
+            return 0; /* another thread was faster, while the package decided */
+        }
+        status = opening_run_alone(state, &plan, &runtime);
+    }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status,
                                plan.may_emulate
@@ -180,10 +221,10 @@ open_runtime(cm_state *state)
                                      "CUMEM_BACKEND=cuda asks for");
     }
     int result = 0;
-    if (plan.fallback_reason != NULL && !state->warned) {
+    if (plan.fell_back && !state->warned) {
         /* May be Python code that uses cumem, here or in a thread that it waits for:
          * they open a runtime of their own, which then serves us too. */
-        result = warn_of_emulation(state, plan.fallback_reason);
+        result = warn_of_emulation(state, state->emulation_reason);
     }
     if (result < 0 || state->runtime != NULL || state->opening) {
         runtime->close(runtime);

@@ -18,6 +18,10 @@ typedef struct cm_emulated_config {
     bool apart;             /* no device may use the memory of another */
     bool in_turn;           /* managed memory is the host's or the devices' at a time */
     const char *reason;     /* borrowed, static: why emulation was chosen; NULL: "" */
+    /* One more than the number that each device has on the emulated machine, of which
+     * the process may see a part in another order; 0 means that it is the device's
+     * index. The number tells in a device's UUID and in its place on the bus. */
+    uint8_t numbers[CM_MAX_DEVICES];
 } cm_emulated_config;
 
 /* Live objects, for leak checks. X-list so that Python sees the same names. */
