@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.files import open_export, open_regular
-from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
+from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log, checked
 
 __all__ = ["lines", "read", "write"]
 
@@ -154,7 +154,7 @@ class _Parts:
         if "frames" in entry:
             if entry["stack"] != len(self.stacks):
                 raise ValueError(f"stack {entry['stack']} is out of order")
-            frames = (Frame(str(a), int(b), str(c)) for a, b, c in entry["frames"])
+            frames = (Frame(*frame) for frame in entry["frames"])
             self.stacks.append(tuple(frames))
         elif entry["op"] == "living":
             self.living.append(self._row(entry, self._ops["allocate"]))
@@ -187,14 +187,15 @@ class _Parts:
                 f"cut short: {found[0]} of {wanted[0]} living and {found[1]} of "
                 f"{wanted[1]} events"
             )
-        return Log(
+        log = Log(
             np.array(self.events, EVENT),
             np.array(self.living, EVENT),
-            self.stacks,
+            dict(enumerate(self.stacks)),
             tuple(header["tags"]),
             {int(number): str(name) for number, name in header["threads"].items()},
-            int(header["lost_count"]),
+            header["lost_count"],
             float(header["begin_s"]),
-            int(header["duration_ns"]),
-            dict(header["machine"]),
+            header["duration_ns"],
+            header["machine"],
         )
+        return checked(log)

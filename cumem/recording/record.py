@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import IO, Any, Final, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from cumem.errors import warn_caller
 from cumem.files import open_export, open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
-from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Frame, Log
+from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Log, checked
 from cumem.recording.lives import address_keys, pair
 from cumem.recording.stacks import Stacks
 from cumem.units import parse_nbytes
@@ -228,15 +228,46 @@ class Record:
 
     # -- files -----------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to an ``.npz``, which `load` reads and ``python -m cumem replay``
-        takes.
+    def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write it to a file, in the format that the suffix names.
 
         Parameters
         ----------
-        path : str or path-like
-            An existing file is replaced.
+        path : str, path-like or binary file
+            An existing file is replaced once all is written. An open file, and one
+            whose name has no suffix, gets what an ``.npz`` holds.
+
+            - ``.npz``: the whole record, which `load_record` reads and ``python -m cumem
+              replay`` takes
+            - ``.html``: as `to_html`
+            - ``.json`` and ``.json.gz``: as `to_perfetto`
+            - ``.jsonl``: as `to_json_lines`
+            - ``.pb.gz``: as `to_pprof`
+            - ``.pickle``: as `to_torch_snapshot`
+
+        Raises
+        ------
+        ValueError
+            If the name has another suffix; nothing is written then.
+        OSError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> with cumem.record() as rec:
+        ...     kept = cumem.empty_pinned(1000, "u1")
+        >>> rec.save("epoch.npz")
+        >>> rec.save("epoch.html")
         """
+        if isinstance(path, (str, bytes, os.PathLike)):
+            name = os.fsdecode(path)
+            if os.path.splitext(name)[1]:
+                write_record(self, name)
+                return
+        self._save(path)
+
+    def _save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
+        """The whole record, as an ``.npz``."""
         log = self.log
         used = np.unique(np.concatenate([log.events["stack"], log.living["stack"]]))
         stacks = {int(i): log.stacks[int(i)] for i in used if i}
@@ -399,7 +430,7 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     Raises
     ------
     ValueError
-        If the file is no such record.
+        If the file is no such record, or is damaged: everything in it is looked at.
     OSError
         If it cannot be read.
 
@@ -416,22 +447,18 @@ def load_record(path: str | os.PathLike[str]) -> Record:
         with open_regular(where) as file, np.load(file) as arrays:
             events, living = arrays["events"], arrays["living"]
             tables = json.loads(arrays["tables"].tobytes())
-        if events.dtype != EVENT or living.dtype != EVENT:
-            raise ValueError("its events are of another version")
-        found = {
-            int(i): tuple(Frame(*f) for f in s) for i, s in tables["stacks"].items()
-        }
-        stacks = [found.get(i, ()) for i in range(max(found, default=0) + 1)]
-        log = Log(
-            events,
-            living,
-            stacks,
-            tuple(tables["tags"]),
-            {int(number): name for number, name in tables["threads"].items()},
-            int(tables["lost_count"]),
-            float(tables["begin_s"]),
-            int(tables["duration_ns"]),
-            tables["machine"],
+        log = checked(
+            Log(
+                events,
+                living,
+                {int(number): frames for number, frames in tables["stacks"].items()},
+                tuple(tables["tags"]),
+                {int(number): name for number, name in tables["threads"].items()},
+                tables["lost_count"],
+                float(tables["begin_s"]),
+                tables["duration_ns"],
+                tables["machine"],
+            )
         )
     except OSError:
         raise
@@ -691,9 +718,9 @@ def _read_count(count: int) -> int:
 
 # -- for programs that are not changed -------------------------------------------------
 
-#: Suffixes of CUMEM_RECORD, and the methods that write them.
+#: Suffixes of files, and the methods that write them.
 FORMATS: Final = {
-    ".npz": "save",
+    ".npz": "_save",
     ".html": "to_html",
     ".json": "to_perfetto",
     ".json.gz": "to_perfetto",
@@ -715,7 +742,7 @@ def write_record(rec: Record, path: str) -> None:
         if path.endswith(suffix):
             getattr(rec, method)(path)
             return
-    raise ValueError(f"{path!r} must end in one of {', '.join(FORMATS)}")
+    raise ValueError(f"the name must end in one of {', '.join(FORMATS)}, not {path!r}")
 
 
 def record_until_exit(path: str) -> None:
