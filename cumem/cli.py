@@ -60,8 +60,8 @@ def _run(options: argparse.Namespace) -> int:
         # whoever read us has left; keep the interpreter from complaining at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except (cumem.CudaError, OSError) as error:
-        print(f"cumem: {error}", file=sys.stderr)
+    except (cumem.CudaError, OSError, MemoryError) as error:
+        print(f"cumem: {error or 'out of ordinary memory'}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
         return 1

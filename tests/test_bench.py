@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import programs
 
 import cumem
 from cumem import bench, info
@@ -424,6 +425,32 @@ def test_copies_left_out_for_lack_of_memory_are_said_to_be(
     assert bench.main(bench.Options(max_nbytes=wanted)) == 0
     said = "copies end at 64 KiB: not enough free memory" in capsys.readouterr().out
     assert said == is_said
+
+
+def test_benchmark_where_most_figures_are_missing_fails_and_says_so(
+    emulated, monkeypatch, capsys
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise MemoryError("cumem: out of ordinary host memory")
+
+    for kind in ("pinned", "mapped", "managed"):
+        monkeypatch.setattr(cumem, f"empty_{kind}", refuse)
+    assert bench.main(bench.Options(quick=True, max_nbytes=64 * KIB)) == 1
+    said = capsys.readouterr()
+    assert "figures are missing" in said.out
+    assert "out of ordinary host memory" in said.out
+    assert "most figures are missing" in said.err
+
+
+def test_benchmark_in_little_address_space_names_the_limit() -> None:
+    limit = "import resource, sys; from cumem import cli\n"
+    limit += "resource.setrlimit(resource.RLIMIT_AS, (500 << 20, 500 << 20))\n"
+    limit += "sys.exit(cli.main(['bench', '--quick']))"
+    done = programs.run("-c", limit, OPENBLAS_NUM_THREADS="1")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "limited to 500 MiB" in done.stderr
+    assert "ulimit -v unlimited" in done.stderr
 
 
 @pytest.mark.usefixtures("emulated")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -124,7 +125,8 @@ def main(options: Options) -> int:
     Returns
     -------
     int
-        0, or 1 if any bytes did not arrive as sent.
+        0, or 1 if any bytes did not arrive as sent, or if more than half of the figures
+        are missing.
 
     Raises
     ------
@@ -155,7 +157,20 @@ def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
     _save(options, report, facts, plan, started)
     more = "" if options.verbose else "; --verbose prints all sizes and spreads"
     print(f"took {seconds:.1f} s{more}")
-    return 1 if report.failures else 0
+    if report.is_mostly_missing:
+        print(f"cumem bench: most figures are missing; {_cure()}", file=sys.stderr)
+    return 1 if report.failures or report.is_mostly_missing else 0
+
+
+def _cure() -> str:
+    """What to do where most figures are missing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        return (
+            f"the address space is limited to {format_nbytes(soft)}, and pools reserve "
+            "more: `ulimit -v unlimited`"
+        )
+    return "the lines above say why; --max-size 1MiB needs less memory"
 
 
 def _check(options: Options) -> None:
@@ -209,7 +224,17 @@ def _room(facts: dict[str, Any], device: cumem.Device) -> int:
         room.append(
             max(0, host["cgroup_limit_nbytes"] - host["cgroup_used_nbytes"]) // shares
         )
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        # pools reserve addresses in larger pieces than they fill
+        room.append(max(0, soft - _address_space()) // (4 * shares))
     return min(room)
+
+
+def _address_space() -> int:
+    """Bytes of it that this process uses, which ``ulimit -v`` counts."""
+    pages = (info.read_text("/proc/self/statm") or "0").split()[0]
+    return int(pages) * resource.getpagesize()
 
 
 @contextlib.contextmanager

@@ -37,6 +37,11 @@ ALLOCATE_KINDS: Final = (*COPY_KINDS, "device")
 BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
 
 
+#: Why a case has no figure: the device cannot do it, or memory is short. The interpreter
+#: too may find none, where its address space is limited (``ulimit -v``).
+REFUSALS: Final = (cumem.CudaError, MemoryError)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to measure and for how long.
@@ -246,7 +251,7 @@ class _Bench:
         nbytes = self.plan.sizes[-1]
         try:
             host, device = self.allocate(kind, nbytes), self.allocate("device", nbytes)
-        except cumem.CudaError as error:
+        except REFUSALS as error:
             yield from self._skip("ceiling", kind, ("h2d", "d2h"), (nbytes,), error)
             return
         for what, target, source in (("h2d", device, host), ("d2h", host, device)):
@@ -259,7 +264,7 @@ class _Bench:
             host = self.allocate(kind, sizes[-1])
             _host_view(host)[:] = 0  # every page is there before the clock starts
             target = self.allocate("device", sizes[-1])
-        except cumem.CudaError as error:
+        except REFUSALS as error:
             yield from self._skip("copy", kind, ("h2d", "d2h"), sizes, error)
             return
         for nbytes in sizes:
@@ -283,7 +288,7 @@ class _Bench:
                 for _ in range(2)
             ]
             other = cumem.Stream(device=self.device)
-        except cumem.CudaError as error:
+        except REFUSALS as error:
             yield from self._skip("both", kind, ("both",), sizes, error)
             return
         for nbytes in sizes:
@@ -303,7 +308,7 @@ class _Bench:
         nbytes = self.plan.host_nbytes
         try:
             view = _host_view(self.allocate(kind, nbytes))
-        except cumem.CudaError as error:
+        except REFUSALS as error:
             yield from self._skip("host", kind, ("write", "read"), (nbytes,), error)
             return
         ordinary = self.random(nbytes).copy()
@@ -441,7 +446,7 @@ class _Bench:
             if trial.reset is not None:
                 trial.reset()
             verified = trial.verify()
-        except cumem.CudaError as error:
+        except REFUSALS as error:
             return Result(group, what, kind, nbytes, skipped=_first_line(error))
         low, median, high = _quartiles(times)
         return Result(
@@ -456,7 +461,7 @@ class _Bench:
             times = raw_copies(target, source, self.stream, self.plan.budget)
             found = np.zeros(nbytes, np.uint8)
             cumem.copy(found, target)
-        except cumem.CudaError as error:
+        except REFUSALS as error:
             return Result("ceiling", what, kind, nbytes, skipped=_first_line(error))
         low, median, high = _quartiles(times)
         verified = np.array_equal(found, fresh)

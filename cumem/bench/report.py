@@ -99,6 +99,16 @@ class Report:
             if result.skipped is None and not result.verified
         ]
 
+    @property
+    def missing(self) -> list[Result]:
+        """Cases that have no figure."""
+        return [result for result in self.results if result.skipped is not None]
+
+    @property
+    def is_mostly_missing(self) -> bool:
+        """Whether fewer than half of all cases have a figure."""
+        return 2 * len(self.missing) > len(self.results)
+
     def sizes(self, group: str) -> list[int]:
         """Sizes of a group, ascending."""
         return sorted(
@@ -454,22 +464,23 @@ class Report:
     def _notes(self) -> list[str]:
         """Why figures are missing, once per reason; and whether the data was right."""
         reasons: dict[str, set[str]] = {}
-        for result in self.results:
-            if result.skipped is not None:
-                reason = re.sub(
-                    r"\(\d+ bytes\)", "", result.skipped
-                )  # whatever the size
-                reasons.setdefault(reason, set()).add(result.kind)
+        for result in self.missing:
+            # whatever the size
+            reason = re.sub(r"\(\d+ bytes\)", "", result.skipped or "")
+            reasons.setdefault(reason, set()).add(result.kind)
         lines = [
             f"no figure for {', '.join(sorted(kinds))}: {reason}"
             for reason, kinds in reasons.items()
         ]
+        if self.missing:
+            total = len(self.results)
+            lines.append(f"{len(self.missing)} of {total} figures are missing")
         if any(
             (result.group, result.kind, result.skipped) == ("copy", "managed", None)
             for result in self.results
         ):
             lines.append("managed memory is not copied but moved, by prefetch()")
-        measured = sum(result.skipped is None for result in self.results)
+        measured = len(self.results) - len(self.missing)
         if self.failures:
             lines.append(
                 f"WRONG DATA in {len(self.failures)} of {measured} cases: do not trust "
