@@ -8,6 +8,7 @@
 #                            cores | many | casting | pipelines | managed | loading |
 #                            offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
+#                            current |
 #                            interop | fork | notebooks | recording | epoch | doctor |
 #                            sanitizer | stress | stress_transfers | torture |
 #                            corruption | pools | versions | all]...
@@ -73,6 +74,12 @@ run_transfer() {
 
 run_threads() {
     "$PYTHON" benchmarks/threads.py --json "$OUT/threads.json"
+}
+
+run_current() {
+    "$PYTHON" benchmarks/current_device.py --json "$OUT/current-device.json" &&
+        CUDA_VISIBLE_DEVICES=0 "$PYTHON" benchmarks/current_device.py \
+            --json "$OUT/current-device-one.json"
 }
 
 run_cores() {

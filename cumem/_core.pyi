@@ -2356,8 +2356,7 @@ def current_stream(device: object = None) -> Stream:
     """
 
 def current_device() -> Device:
-    """Device that functions use when none is given: 0 until `set_current_device`, and
-    inside ``with device:`` that one.
+    """Device that functions use when none is given.
 
     Returns
     -------
@@ -2370,8 +2369,23 @@ def current_device() -> Device:
 
     Notes
     -----
-    It is cumem's own; CUDA's current device is neither read nor changed. Outside of
-    ``with device:``, which holds for its thread or task, it is the same in all threads.
+    It is the first of these that there is:
+
+    1. that of the innermost ``with device:`` block of this thread or task;
+    2. what `set_current_device` chose in this thread;
+    3. for tensors of PyTorch, PyTorch's current device, if PyTorch has begun to use CUDA;
+    4. CUDA's current device of this thread, which PyTorch, CuPy and Numba set: 0 in a
+       thread that has not used CUDA.
+
+    So each thread has its own, as in CUDA, and a new one begins with CUDA's: what its
+    parent chose is not inherited, unless it runs in a copy of the parent's context
+    (``contextvars.copy_context().run``), which carries the blocks. Threads that cumem
+    starts itself work for the device that was current as they were started. It is settled
+    as a call is made: an iterator of `chunks` or `prefetch` keeps it.
+
+    Asking creates no context. With one visible device nothing is asked; with several, step
+    4 is a call of the driver, about as long as a call of an empty Python function, in each
+    call that names no device.
 
     Examples
     --------
@@ -2384,12 +2398,13 @@ def set_current_device(device: object, /) -> None:
 
     Parameters
     ----------
-    device : Device, int or str
+    device : Device, int, str or None
+        None: none is chosen any more, so that it is again as `current_device` says.
 
     Raises
     ------
     TypeError
-        If `device` is neither.
+        If `device` is none of these.
     ValueError
         If the device does not exist.
     CudaError
@@ -2397,8 +2412,8 @@ def set_current_device(device: object, /) -> None:
 
     Notes
     -----
-    Holds for all threads until `shutdown`, but inside of ``with device:`` blocks. Creates
-    no context.
+    Holds for the calling thread alone, until `shutdown`, but inside of ``with device:``
+    blocks. Neither changes CUDA's current device nor creates a context.
 
     Examples
     --------
@@ -2410,8 +2425,9 @@ def set_current_device(device: object, /) -> None:
 def _shutdown(reset_devices: bool, /) -> None:
     """See `cumem.shutdown`."""
 
-def _device(object: object, name: str, /) -> Device:
-    """The Device that an argument called `name` means."""
+def _device(object: object, name: str, theirs: int = -1, /) -> Device:
+    """The Device that an argument called `name` means; for None, where cumem's own was not
+    chosen, number `theirs`, which another library says, if there is one."""
 
 def _device_block(device: Device, /, *raised: object) -> Any:
     """Begin a ``with device:`` block, or end it with what was raised; None: nothing."""

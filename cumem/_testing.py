@@ -310,7 +310,8 @@ def counts() -> dict[str, int]:
 def contexts() -> int:
     """The emulated devices that have had a context, as bits."""
     runtime = _emulated_runtime()
-    return _call("cm_devices_in_use", c_uint64, runtime, (c_bool, True))  # type: ignore[no-any-return]
+    by_anyone = (c_bool, True)
+    return _call("cm_devices_in_use", c_uint64, runtime, by_anyone, without_gil=True)  # type: ignore[no-any-return]
 
 
 def host_pages(buffer: _core.ManagedBuffer) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from types import MethodType
@@ -18,6 +19,7 @@ from cumem.errors import CudaError, EmulationWarning, warn_caller
 from cumem.extension import driver
 from cumem.extension.arguments import hinting, read_flag
 from cumem.gpus import gpus_hidden, visible
+from cumem.structures import is_tensor
 from cumem.units import format_count, read_size
 
 _Backend = Literal["cuda", "emulated"]
@@ -238,6 +240,28 @@ def make(index: int) -> Device:
     device = object.__new__(Device)
     device._index = index
     return device
+
+
+def _current_of_torch() -> int:
+    """PyTorch's current device; -1 where it was not asked to work on any.
+
+    It is not imported to find out, and asking it does not make it begin with CUDA.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return -1
+    return int(cuda.current_device())
+
+
+def choose_device(
+    device: object, src: object = None, *, tensors: bool = False
+) -> Device:
+    """The device that an argument means; with None the current one, for `tensors`, or
+    where `src` is one, that of PyTorch unless cumem's own was chosen.
+    """
+    if device is None and (tensors or is_tensor(src)):
+        return _core._device(None, "device", _current_of_torch())
+    return _core._device(device, "device")
 
 
 def synchronize(device: object = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 
 from cumem import _core
-from cumem.devices import Device
+from cumem.devices import Device, choose_device
 from cumem.structures import has_own_memory, is_tensor, mapped
 from cumem.units import read_count
 
@@ -176,7 +176,7 @@ class _Prefetch:
     """What `prefetch` answers: iterated as often as its iterable can be."""
 
     def __init__(
-        self, iterable: Iterable[Any], device: Any, depth: int, framework: _Framework
+        self, iterable: Iterable[Any], device: Device, depth: int, framework: _Framework
     ) -> None:
         self._iterable = iterable
         self._device = device
@@ -196,15 +196,15 @@ class _Prefetch:
     def __iter__(self) -> Iterator[Any]:
         """A generator of the batches on the device."""
         batches = iter(self._iterable)  # may fork: before anything is opened
-        return _batches(batches, Device(self._device), self._depth, self._framework)
+        return _batches(batches, self._device, self._depth, self._framework)
 
     def __repr__(self) -> str:
-        return f"<cumem.prefetch of {self._iterable!r} to {self._device!r}>"
+        return f"<cumem.prefetch of {self._iterable!r} to cuda:{self._device.index}>"
 
 
 def prefetch(
     iterable: Iterable[Any],
-    device: object = 0,
+    device: object = None,
     depth: SupportsIndex = 2,
     *,
     framework: _Framework = None,
@@ -218,8 +218,10 @@ def prefetch(
         tensor or buffer, or dicts, lists, tuples, named tuples and dataclasses of them,
         also nested. What else is in it stays as it is, and so do arrays of Python objects
         and what is on the device already.
-    device : Device, int or str
-        Where to.
+    device : Device, int or str, optional
+        Where to. Default: the current one of the thread that calls `prefetch`, as it is
+        then (see `current_device`): cumem's own where that was chosen, else PyTorch's,
+        so that each process of a distributed job feeds its own GPU.
     depth : int
         Batches that may be under way beside the one in hand.
     framework : {"torch", "cupy"}, optional
@@ -279,8 +281,8 @@ def prefetch(
         )
     if framework is not None:
         importlib.import_module(framework)
-    Device(device)  # type: ignore[arg-type]  # is there one?
-    return _Prefetch(iterable, device, ahead, framework)
+    where = choose_device(device, tensors=True)
+    return _Prefetch(iterable, where, ahead, framework)
 
 
 def _batches(

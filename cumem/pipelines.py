@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.devices import Device
+from cumem.devices import Device, choose_device
 from cumem.extension.arguments import read_dtype
 from cumem.files import open_regular, unwrapped
 from cumem.memory import get_limit, memory_info
@@ -26,10 +26,6 @@ from cumem.units import format_nbytes, read_count, read_size
 #: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
 #: ordinary memory has a fixed cost, which a long one hides: a 64th of it, up to many.
 _LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
-
-
-def _device(device: Any) -> Device:
-    return _core.current_device() if device is None else Device(device)
 
 
 def _available(device: Device) -> int:
@@ -215,7 +211,8 @@ def chunks(
         ordinary memory a 64th of `src` if that is more, up to 256 MiB, and less where
         that is not free. What an iterable gives is never cut.
     device : Device, int or str, optional
-        Default: cumem's current one.
+        Default: the current one as this is called, of PyTorch for a tensor of its
+        (see `current_device`).
     depth : int
         Copies that may be under way beside the chunk in hand.
     dtype : dtype_like, optional
@@ -264,7 +261,7 @@ def chunks(
     if most == 0:
         raise ValueError("nbytes must be at least 1, not 0")
     ahead = read_count(depth, "depth")
-    unit = _device(device)
+    unit = choose_device(device, src)
     memory = _memory(src)
     rows = 1
     wanted = None if dtype is None else read_dtype(dtype)
@@ -429,7 +426,8 @@ def pipeline(
     func : callable
         ``func(x, y, stream)`` queues the work on one chunk: `x` is a `DeviceBuffer` with
         rows of `src`, `y` one of as many rows of `out`, to be written in full, or None,
-        and `stream` the `Stream` for it, which is cumem's current one during the call.
+        and `stream` the `Stream` for it. During the call it is cumem's current stream,
+        and its device cumem's current device.
     src : Buffer, array, path, binary file or iterable
         As for `chunks`.
     out : Buffer or array, optional
@@ -451,7 +449,7 @@ def pipeline(
         that have come to the device and are done, and bytes in all; of an iterable
         these are the ones that have come.
     device : Device, int or str, optional
-        Default: cumem's current one.
+        Default: the current one, as for `chunks`.
     dtype, casting : optional
         As for `chunks`: what `x` is converted to on its way.
 
@@ -499,7 +497,7 @@ def pipeline(
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
     ahead = read_count(depth, "depth")
-    unit = _device(device)
+    unit = choose_device(device, src)
     lanes = _streams(streams, unit.index)
     memory = _memory(src)
     target = None if out is None else _target(out)
@@ -570,7 +568,7 @@ class _Run:
         if self._open_ended:
             self._parts.total += buffer.nbytes
         stream = self._lanes[index % len(self._lanes)]
-        with _naming(index, part), stream:
+        with _naming(index, part), stream.device, stream:
             if self._target is None:
                 self.results.append(self._func(buffer, None, stream))
                 self._tell(buffer.nbytes)

@@ -145,7 +145,7 @@ def test_current_device_is_the_default_everywhere(emulated) -> None:
     assert cumem.empty_device(4).device == cumem.Device(1)
     cumem.set_current_device(0)
     assert cumem.empty_device(4).device == cumem.Device(0)
-    for wrong, error in ((9, ValueError), (None, TypeError), ("0", ValueError)):
+    for wrong, error in ((9, ValueError), (1.5, TypeError), ("0", ValueError)):
         with pytest.raises(error):
             cumem.set_current_device(wrong)
     cumem.set_current_device(1)

@@ -48,6 +48,7 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
 #define DRIVER_FUNCTIONS(X)                                                            \
     X(cuDeviceGetAttribute, 2000)                                                      \
     X(cuCtxGetCurrent, 4000)                                                           \
+    X(cuCtxGetDevice, 2000)                                                            \
     X(cuCtxSetCurrent, 4000)                                                           \
     X(cuDevicePrimaryCtxGetState, 7000)                                                \
     X(cuCtxRecordEvent, 12050)                                                         \
@@ -185,6 +186,16 @@ device_describe(int device, cm_device_info *out)
                    (unsigned)found.pciDomainID, (unsigned)found.pciBusID,
                    (unsigned)found.pciDeviceID);
     return CM_OK;
+}
+
+/* A thread without a context is no failure: CUDA's runtime would use device 0 then. */
+static int32_t
+context_device(cm_runtime *rt, int *out)
+{
+    CUdevice device = -1;
+    int32_t code = DRIVER(cuCtxGetDevice, &device);
+    *out = code == CM_OK ? (int)device : -1;
+    return code == CM_CUDA_DEVICE_UNINITIALIZED ? CM_OK : code;
 }
 
 static int32_t
@@ -414,6 +425,7 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
 #define DO_device_count FIND(int, cudaGetDeviceCount(&found))
 #define DO_device_set cudaSetDevice(device)
 #define DO_context_get FIND(CUcontext, DRIVER(cuCtxGetCurrent, &found))
+#define DO_context_device context_device(rt, out)
 #define DO_context_set DRIVER(cuCtxSetCurrent, pointer(context))
 #define DO_context_is_active                                                           \
     FIND(int, DRIVER(cuDevicePrimaryCtxGetState, device, &(unsigned){0}, &found))

@@ -29,6 +29,8 @@
     X(context_get, cuCtxGetCurrent, 12000, (NOTHING, 0), (uint64_t *out), (out))         \
     X(context_set, cuCtxSetCurrent, 12000, (CONTEXT, context),                           \
       (uint64_t context), (context))                                                     \
+    /* The device of that context; -1 when the thread has none. Creates nothing. */     \
+    X(context_device, cuCtxGetDevice, 12000, (NOTHING, 0), (int *out), (out))            \
     /* Has a device its primary context, whoever made that? Creates nothing. */          \
     X(context_is_active, cuDevicePrimaryCtxGetState, 12000, (DEVICE, device),            \
       (int device, bool *out), (device, out))                                            \

@@ -47,6 +47,7 @@ SECOND_WAY = {
     "event_destroy": "only the handle is lost; reported to the unraisable hook",
     "capture_mode_exchange": "the call is made in the mode the thread has",
     "context_get": "as capture_mode_exchange, where nothing could be raised",
+    "context_device": "no library has chosen a device as far as cumem can tell: 0",
     "context_set": "the previous context is put back at the second try",
     "device_set": "reported where nothing can be raised",
     "event_elapsed": "a transfer's seconds come from the host's clock",

@@ -23,12 +23,30 @@ cm_state_init(cm_state *state)
     cm_list_init(&state->deferred);
 }
 
-int
-cm_state_device(const cm_state *state)
+/* -- the current device ------------------------------------------------------------------ */
+
+/* What set_current_device() chose in this thread, and for which generation of which
+ * module: a shutdown ends the choice in all threads at once. */
+typedef struct device_choice {
+    const cm_state *state; /* never followed; NULL: there is no choice */
+    uint64_t generation;
+    int device;
+} device_choice;
+
+static _Thread_local device_choice choice_of_thread;
+
+void
+cm_state_choose_device(const cm_state *state, int device)
 {
-    if (cm_override_is_empty(&state->entered_device)) {
-        return state->current_device;
-    }
+    choice_of_thread =
+        (device_choice){device < 0 ? NULL : state, state->generation, device};
+}
+
+/* That of the innermost block here which this runtime has: a shutdown may have taken
+ * the device away. */
+static int
+find_entered(const cm_state *state)
+{
     PyObject *chain = cm_override_read(&state->entered_device);
     PyObject *at = chain;
     if (chain == NULL) {
@@ -36,11 +54,37 @@ cm_state_device(const cm_state *state)
     }
     PyObject *index = cm_override_step(&at);
     long device = index == NULL ? -1 : PyLong_AsLong(index);
-    Py_XDECREF(chain); /* a shutdown may have taken the device away */
-    return device >= 0 && state->runtime != NULL
-                   && device < state->runtime->device_count
-               ? (int)device
-               : state->current_device;
+    Py_XDECREF(chain);
+    bool is_there = state->runtime != NULL && device < state->runtime->device_count;
+    return is_there ? (int)device : -1;
+}
+
+int
+cm_state_own_device(const cm_state *state)
+{
+    int device = -1;
+    if (!cm_override_is_empty(&state->entered_device)) {
+        device = find_entered(state);
+    }
+    const device_choice *choice = &choice_of_thread;
+    if (device < 0 && choice->state == state
+        && choice->generation == state->generation) {
+        device = choice->device;
+    }
+    return device;
+}
+
+/* CUDA is asked each time, since any library may change its answer at any time. A
+ * failure is none of the caller's: the call that follows meets what is wrong, and says
+ * it. */
+int
+cm_state_ask_device(const cm_state *state)
+{
+    int device = cm_state_own_device(state);
+    if (device < 0 && state->runtime != NULL && !cm_runtime_is_forked(state->runtime)) {
+        cm_ignore(cm_rt_context_device(state->runtime, &device));
+    }
+    return device < 0 ? 0 : device;
 }
 
 /* Failures of transfers whose handles nobody asked go to the unraisable hook. */

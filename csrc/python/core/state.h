@@ -124,7 +124,8 @@ typedef struct cm_state {
     pid_t opening_process; /* where that is; a forked child has no such thread */
     bool shares_managed; /* every device lets the host touch managed memory at any time;
                             false: perhaps not */
-    int current_device;  /* outside of blocks: see cm_state_device() */
+    bool has_several; /* open with several devices, so that which one is current has to
+                         be found out: see cm_state_device() */
     void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
     Py_ssize_t call_count;    /* see cm_state_enter() */
     uint64_t many_count;      /* calls of copy_many() so far */
@@ -148,9 +149,24 @@ cm_state_is_emulated(const cm_state *state)
     return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
 }
 
-/* What device=None means: the innermost `with device:` block of this context has one,
- * else the process. */
-int cm_state_device(const cm_state *state);
+/* What device=None means. Where there is one device it is that, without a look at
+ * anything. Else it is cumem's own where that was chosen: the device of the innermost
+ * `with device:` block of this context, else what set_current_device() chose in this
+ * thread. Where nobody chose, it is CUDA's of this thread, as PyTorch, CuPy or Numba
+ * may have set it; a thread without a context has device 0. Each thread has its own, as
+ * in CUDA, so an answer holds for the call that asked: a call asks once, before it
+ * gives the GIL away, and what it starts in other threads goes on with the answer. GIL.
+ */
+int cm_state_ask_device(const cm_state *state);
+static inline int
+cm_state_device(const cm_state *state)
+{
+    return CM_LIKELY(!state->has_several) ? 0 : cm_state_ask_device(state);
+}
+/* The first two of these alone; -1: nobody chose one. */
+int cm_state_own_device(const cm_state *state);
+/* Choose for this thread until the shutdown; -1: nothing is chosen any more. */
+void cm_state_choose_device(const cm_state *state, int device);
 
 /* Where the default pool of a kind is kept. */
 static inline cm_pool **

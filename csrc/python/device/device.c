@@ -26,6 +26,8 @@ cm_device_object_new(cm_state *state, int index)
     return Py_NewRef(state->devices[index]);
 }
 
+/* _device(object, name, theirs=-1): `theirs` is the current device of the library whose
+ * memory it is about, which counts where cumem's own was not chosen. */
 static PyObject *
 device(PyObject *module, PyObject *args)
 {
@@ -33,11 +35,15 @@ device(PyObject *module, PyObject *args)
     PyObject *object;
     const char *name;
     int index;
-    if (!PyArg_ParseTuple(args, "Os:_device", &object, &name)
+    int theirs = -1;
+    if (!PyArg_ParseTuple(args, "Os|i:_device", &object, &name, &theirs)
         || cm_arg_device(state, object, name, &index) < 0) {
         return NULL;
     }
-    return cm_device_object_new(state, index);
+    bool is_theirs = object == Py_None && theirs >= 0 && state->runtime != NULL
+                     && theirs < state->runtime->device_count
+                     && cm_state_own_device(state) < 0;
+    return cm_device_object_new(state, is_theirs ? theirs : index);
 }
 
 /* -- the driver ---------------------------------------------------------------------- */
@@ -185,13 +191,13 @@ set_current_device(PyObject *module, PyObject *object)
     cm_state *state = cm_state_of_module(module);
     int index;
     if (object == Py_None) {
-        cm_arg_refuse(object, "device", "an int, a Device or \"cuda:N\"");
-        return NULL;
+        cm_state_choose_device(state, -1);
+        Py_RETURN_NONE;
     }
     if (cm_arg_device(state, object, "device", &index) < 0) {
         return NULL;
     }
-    state->current_device = index;
+    cm_state_choose_device(state, index);
     Py_RETURN_NONE;
 }
 

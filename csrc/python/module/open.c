@@ -186,7 +186,7 @@ adopt(cm_state *state, cm_runtime *runtime)
     state->registry = registry;
     state->engine = engine;
     memset(state->engine_has_pool, 0, sizeof(state->engine_has_pool));
-    state->current_device = 0;
+    state->has_several = runtime->device_count > 1;
     (void)cm_configure_apply(state); /* nobody has forked since it was opened */
     return 0;
 }

@@ -208,6 +208,7 @@ collect(cm_state *state, detached_state *out)
     out->registry = state->registry;
     out->engine = state->engine;
     state->runtime = NULL;
+    state->has_several = false;
     state->registry = NULL;
     state->engine = NULL;
     cm_configure_close(state);

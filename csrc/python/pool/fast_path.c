@@ -288,7 +288,7 @@ fast_empty(cm_state *state, cm_kind kind, PyObject **values)
         return make_current(state, kind, given, values);
     }
     unsigned flags = cm_kinds[kind].flags;
-    cm_pool *pool = *cm_state_pool_slot(state, kind, flags, state->current_device);
+    cm_pool *pool = *cm_state_pool_slot(state, kind, flags, cm_state_device(state));
     return make_from(state, kind, pool, values);
 }
 

@@ -27,6 +27,7 @@ static const unsigned char entries[CM_OP_COUNT] = {
     [CM_OP_peer_can_access] = BARE,
     [CM_OP_device_set] = BARE,
     [CM_OP_context_get] = BARE,
+    [CM_OP_context_device] = BARE,
     [CM_OP_context_set] = BARE,
     [CM_OP_context_is_active] = BARE,
     [CM_OP_context_record_event] = BARE,
@@ -262,6 +263,13 @@ int32_t
 cm_emulated_op_context_get(cm_emulated *emulated, uint64_t *out)
 {
     *out = (uint64_t)(cm_emulated_self(emulated)->device + 1);
+    return 0;
+}
+
+int32_t
+cm_emulated_op_context_device(cm_emulated *emulated, int *out)
+{
+    *out = cm_emulated_self(emulated)->device;
     return 0;
 }
 

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device a call means that names none: of each thread, settled by the call."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from support import session
+from support.session import testing
+
+import cumem
+
+T = TypeVar("T")
+DEVICES = 4
+
+
+@pytest.fixture
+def four() -> Iterator[session.Runtime]:
+    with session.opened("emulated", device_count=DEVICES) as opened:
+        yield opened
+        cumem.set_current_device(None)
+
+
+def in_thread(function: Callable[[], T]) -> T:
+    """What it returns in a thread of its own."""
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(function()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+@contextlib.contextmanager
+def cuda_device(index: int) -> Iterator[None]:
+    """As after a library's cudaSetDevice(index) in this thread."""
+    guard = (ctypes.POINTER(ctypes.c_uint64), (ctypes.c_uint64 * 2)())
+    runtime = testing._emulated_runtime()
+    where = (ctypes.c_int, index)
+    call = functools.partial(testing._call, without_gil=True)
+    testing._check(call("cm_device_enter", testing._Status, runtime, where, guard))
+    yield
+    call("cm_device_leave", None, runtime, guard)
+
+
+def current() -> int:
+    return cumem.current_device().index
+
+
+def contexts() -> list[int]:
+    return [d for d in range(DEVICES) if testing.contexts() >> d & 1]
+
+
+class Torch(ModuleType):
+    """What cumem asks of PyTorch about devices, as far as it is at work."""
+
+    def __init__(self, device: int, is_initialized: bool = True) -> None:
+        super().__init__("torch")
+        self.asked = 0
+
+        def current_device() -> int:
+            self.asked += 1
+            return device
+
+        self.Tensor = type("Tensor", (np.ndarray,), {})
+        self.cuda = SimpleNamespace(
+            is_initialized=lambda: is_initialized, current_device=current_device
+        )
+
+
+# -- threads ---------------------------------------------------------------------------
+
+
+def test_set_current_device_in_threads_at_the_same_time_holds_for_each(four) -> None:
+    meet = threading.Barrier(DEVICES)
+    found: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        cumem.set_current_device(index)
+        meet.wait()
+        with cumem.Device((index + 1) % DEVICES):
+            inner = cumem.empty_device(8).device.index
+        found[index] = [inner, cumem.zeros(10).device.index, current()]
+        found[index] += [
+            cumem.Stream().device.index,
+            cumem.empty_pinned(8).device.index,
+        ]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(DEVICES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: [(i + 1) % DEVICES, i, i, i, i] for i in range(DEVICES)}
+    assert current() == 0
+
+
+def test_set_current_device_elsewhere_leaves_a_new_thread_with_cudas(four) -> None:
+    cumem.set_current_device(2)
+    with cumem.Device(3):
+        assert in_thread(current) == 0
+        copied = contextvars.copy_context()
+        assert in_thread(lambda: copied.run(current)) == 3  # which carries the blocks
+    assert current() == 2
+
+
+def test_set_current_device_none_is_as_if_nothing_had_been_chosen(four) -> None:
+    cumem.set_current_device(3)
+    cumem.set_current_device(None)
+    assert current() == 0
+    with cuda_device(1):
+        assert current() == 1
+    with pytest.raises(
+        TypeError, match='an int, a Device, "cuda:N" or None, not object'
+    ):
+        cumem.set_current_device(object())
+
+
+def test_set_current_device_ends_with_shutdown_in_all_threads() -> None:
+    ready, go_on = threading.Event(), threading.Event()
+    found: list[int] = []
+
+    def work() -> None:
+        cumem.set_current_device(1)
+        found.append(current())
+        ready.set()
+        go_on.wait()
+        found.append(current())
+
+    with session.opened("emulated", device_count=2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        ready.wait()
+    with session.opened("emulated", device_count=2):
+        go_on.set()
+        thread.join()
+    assert found == [1, 0]
+
+
+# -- CUDA's, and PyTorch's -------------------------------------------------------------
+
+
+def test_current_device_that_nobody_chose_is_cudas_of_the_thread(four) -> None:
+    cumem.zeros(4)  # a warm pool of another device
+    with cuda_device(2):
+        assert current() == 2
+        for make in (cumem.empty_device, cumem.zeros, cumem.empty_pinned, cumem.empty):
+            assert make(8).device == 2
+        assert cumem.Stream().device == cumem.current_stream().device == 2
+        assert in_thread(current) == 0
+        cumem.set_current_device(1)
+        assert cumem.empty_device(8).device == 1
+        with cumem.Device(3):
+            assert cumem.empty_device(8).device == 3
+        cumem.set_current_device(None)
+        assert cumem.empty_device(8).device == 2
+    assert cumem.empty_device(8).device == 0
+    assert contexts() == [0, 1, 2, 3]
+
+
+def test_current_device_of_one_that_is_visible_asks_nobody() -> None:
+    with session.opened("emulated", device_count=1):
+        cumem.empty_device(64)
+        cumem.empty_pinned(64)
+        before = testing.fault_count()
+        for _ in range(10):
+            cumem.empty_device(64)
+            cumem.empty_pinned(64)
+            cumem.current_device()
+        assert testing.fault_count() == before
+
+
+def test_current_device_that_was_chosen_asks_nobody() -> None:
+    with session.opened("emulated", device_count=2):
+        cumem.set_current_device(1)
+        cumem.empty_device(64)
+        before = testing.fault_count()
+        for _ in range(10):
+            assert cumem.empty_device(64).device == 1
+        assert testing.fault_count() == before
+        cumem.set_current_device(None)
+
+
+def test_current_device_that_cuda_does_not_tell_is_the_first() -> None:
+    with session.opened("emulated", device_count=2):
+        cumem.empty_device(64)
+        testing.plan_fault("context_device", 1, 999, repeat=True)
+        assert cumem.empty_device(64).device == 0
+
+
+def test_chunks_and_prefetch_settle_the_device_at_the_call(four) -> None:
+    with cumem.Device(2):
+        found = cumem.chunks(np.ones(4))
+        batches = cumem.prefetch([np.ones(4)], device="cuda")
+        plain = cumem.prefetch([np.ones(4)])
+    cumem.set_current_device(1)
+    assert next(found)[1].device == 2
+    assert [each.device.index for each in batches] == [2]
+    assert in_thread(lambda: [each.device.index for each in plain]) == [2]
+    assert contexts() == [2]
+
+
+@pytest.mark.parametrize("index", [1, 3])
+def test_prefetch_without_a_device_goes_to_the_current_one_alone(four, index) -> None:
+    loader = [{"x": np.ones(4)}] * 2
+    cumem.set_current_device(index)
+    for batches in (cumem.prefetch(loader), cumem.prefetch(loader, device=None)):
+        assert {each["x"].device.index for each in batches} == {index}
+    assert contexts() == [index]
+
+
+def test_prefetch_without_a_device_goes_to_pytorchs(four, monkeypatch) -> None:
+    torch = Torch(2)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [2]
+    with cumem.Device(1):
+        assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [1]
+    cumem.set_current_device(3)
+    assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [3]
+    explicit = cumem.prefetch([np.ones(4)], device=0)
+    assert [each.device.index for each in explicit] == [0]
+    assert cumem.empty_device(4).device == 3  # what is no tensor's asks CUDA alone
+
+
+@pytest.mark.parametrize(
+    "torch", [Torch(2, is_initialized=False), Torch(9), ModuleType("torch"), None]
+)
+def test_pytorch_that_is_not_at_work_has_no_current_device(
+    four, monkeypatch, torch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with cuda_device(1):
+        assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [1]
+    if isinstance(torch, Torch) and not torch.cuda.is_initialized():
+        assert torch.asked == 0  # which would make PyTorch begin with CUDA
+
+
+def test_pytorch_without_cuda_is_not_made_to_begin(four) -> None:
+    torch = pytest.importorskip("torch")
+    cumem.set_current_device(3)
+    batches = list(cumem.prefetch([torch.ones(4)]))
+    assert batches[0].tolist() == [1] * 4
+    for _, chunk in cumem.chunks(torch.ones(4)):
+        assert chunk.device == 3
+    assert not torch.cuda.is_initialized()
+    assert contexts() == [3]
+
+
+def test_pytorch_current_device_is_that_of_chunks_of_tensors(four, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    assert next(cumem.chunks(torch.ones(4)))[1].device == 2
+    assert next(cumem.chunks(np.ones(4)))[1].device == 0
+    found = cumem.pipeline(lambda x, y, stream: x.device.index, torch.ones(4))
+    assert found == [2]
+
+
+def test_pipeline_function_has_its_lane_as_current(four) -> None:
+    found: list[Any] = []
+
+    def work(x: Any, y: Any, stream: Any) -> None:
+        scratch = cumem.empty_device(x.shape, x.dtype)
+        found.append(
+            (cumem.current_stream() == stream, scratch.device.index, current())
+        )
+        y[...] = x.to_numpy()
+
+    data = np.arange(8.0)
+    out = np.empty_like(data)
+    cumem.pipeline(work, data, out, chunk=2, device=2, streams=2)
+    assert found == [(True, 2, 2)] * 4
+    assert out.tolist() == data.tolist()
+    assert current() == 0
+    assert contexts() == [2]
