@@ -1569,7 +1569,8 @@ class Transfer:
         Parameters
         ----------
         stream : stream
-            Anything `Stream.from_external` takes; None is the current stream.
+            Anything `Stream.from_external` takes. None is the current stream, and 0 or 1
+            the default stream, of the device of the target, or else of the source.
 
         Raises
         ------

@@ -121,7 +121,7 @@ def _place(location: int) -> _Place:
 def _stream(stream: Any, device: int) -> _core.Stream:
     if stream is None:
         return _core.current_stream(device)
-    return _core.Stream.from_external(stream)
+    return _core._wrap_stream(stream, device, False)
 
 
 def _home(buffer: _core.ManagedBuffer) -> int:

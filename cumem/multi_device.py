@@ -36,6 +36,15 @@ class _Call(NamedTuple):
     def refuse(self, text: str) -> ValueError:
         return ValueError(f"{self.name}: {text}")
 
+    def of(self, *ends: _End) -> _Call:
+        """With a stream that is a bare handle read as that of the first device: handles of
+        default streams are the same on all."""
+        if not isinstance(self.stream, int):
+            return self
+        devices = (end.memory.device for end in ends if end.is_on_device)
+        stream = _core.Stream.from_external(self.stream, device=next(devices, None))
+        return self._replace(stream=stream)
+
 
 class _End:
     """Memory at an end: a Buffer or an array, whatever was given."""
@@ -395,7 +404,7 @@ def _broadcast(call: _Call, dsts: object, src: object) -> list[_core.Transfer]:
     sources = [source] * len(targets)
     _check_targets(call, targets, True)
     _check_apart(call, source, targets, sources)
-    return _start(call, targets, sources, True)
+    return _start(call.of(*targets, source), targets, sources, True)
 
 
 def _fits(source: Sequence[int], shape: Sequence[int]) -> bool:
@@ -426,8 +435,8 @@ def _slices(call: _Call, one: _End, many: Sequence[_End], axis: object) -> list[
         begin += shape[along]
     if begin != whole[along]:
         raise call.refuse(
-            f"the lengths of the {call.noun}s along axis {along} must add up to the "
-            f"{whole[along]} of the {call.other}"
+            f"the lengths of the {call.noun}s along axis {along} add up to {begin}, but "
+            f"the {call.other} has {whole[along]} there"
         )
     return slices
 
@@ -449,7 +458,7 @@ def _scatter(
     slices = _slices(call, source, targets, axis)
     _check_targets(call, targets, False)
     _check_apart(call, source, targets, slices)
-    return _start(call, targets, slices, False)
+    return _start(call.of(*targets, source), targets, slices, False)
 
 
 def _gather(
@@ -460,7 +469,7 @@ def _gather(
     sources = [_read(call, each, target) for each in listed]
     slices = _slices(call, target, sources, axis)
     _check_apart(call, target, sources, slices)
-    return _start(call, slices, sources, False)
+    return _start(call.of(target, *sources), slices, sources, False)
 
 
 # -- the functions -------------------------------------------------------------------

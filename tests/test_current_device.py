@@ -282,3 +282,121 @@ def test_pipeline_function_has_its_lane_as_current(four) -> None:
     assert out.tolist() == data.tolist()
     assert current() == 0
     assert contexts() == [2]
+
+
+# -- default streams -------------------------------------------------------------------
+
+
+def device_copy(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:
+    src = cumem.zeros(1 << 10, kind="pinned")
+    return cumem.copy_async(
+        cumem.empty_device(1 << 10, device=3), src, stream=side
+    ), side
+
+
+def host_copy(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:
+    dst = cumem.empty_pinned(1 << 10)
+    src = cumem.empty_device(1 << 10, device=3, stream=side)
+    return cumem.copy_async(dst, src, stream=side), side
+
+
+def peer_copy(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:
+    src = cumem.empty_device(1 << 10, device=1)
+    return cumem.copy_async(
+        cumem.empty_device(1 << 10, device=3), src, stream=side
+    ), side
+
+
+def many_copies(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:
+    src = cumem.zeros(1 << 10, kind="pinned")
+    pairs = [(cumem.empty_device(1 << 10, device=3), src)]
+    return cumem.copy_many_async(pairs, stream=side), side
+
+
+def several_copies(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:
+    targets = [cumem.empty_device(1 << 10, device=d) for d in (0, 3)]
+    src = cumem.zeros(1 << 10, kind="pinned")
+    return cumem.broadcast_async(targets, src, stream=side)[1], side
+
+
+ORDERS: dict[str, Callable[[cumem.Transfer, cumem.Stream], object]] = {
+    "order(None)": lambda copy, side: copy.order(None),
+    "order(0)": lambda copy, side: copy.order(0),
+    "order(1)": lambda copy, side: copy.order(1),
+    "order(current)": lambda copy, side: copy.order(cumem.current_stream(3)),
+    "Event.wait()": lambda copy, side: side.record().wait(),
+    "Event.wait(handle)": lambda copy, side: side.record().wait(stream=1),
+    "Event.wait(stream)": lambda copy, side: side.record().wait(
+        cumem.current_stream(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize(
+    "make", [device_copy, host_copy, peer_copy, many_copies, several_copies]
+)
+def test_default_stream_is_that_of_the_transfers_or_events_device(
+    four, make, order
+) -> None:
+    side = cumem.Stream(device=3)
+    session.shut(side)
+    copy, side = make(side)
+    order(copy, side)
+    marker = cumem.current_stream(3).record()
+    assert not marker.done  # it waits for the copy
+    testing.gate_open(side)
+    marker.synchronize()
+    copy.wait()
+
+
+def test_default_stream_of_a_transfer_is_the_current_one_of_its_device(four) -> None:
+    side, mine = cumem.Stream(device=3), cumem.Stream(device=3)
+    session.shut(side)
+    copy, _ = device_copy(side)
+    with mine:
+        copy.order(None)
+        assert not mine.record().done
+    assert cumem.current_stream(3).record().synchronize() is None
+    testing.gate_open(side)
+    copy.wait()
+
+
+class Exporter:
+    """Another library's memory of a device, which alone says where it is."""
+
+    def __init__(self, buffer: cumem.Buffer) -> None:
+        self.buffer = buffer
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.buffer.device.index  # type: ignore[union-attr]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return testing.array_interface(self.buffer)
+
+
+def test_default_stream_by_its_number_is_that_of_the_memorys_device(four) -> None:
+    there = cumem.zeros(1 << 10, device=3)
+    pinned = cumem.full(1 << 10, 5.0, kind="pinned")
+    for target in there, Exporter(there):
+        for stream in 0, 1:
+            cumem.copy_async(target, pinned, stream=stream).wait()
+            cumem.copy(target, pinned, stream=stream)
+            cumem.copy_many([(target, pinned)], stream=stream)
+            cumem.copy_async(target, pinned, after=stream).wait()
+            cumem.broadcast([target], pinned, stream=stream)
+            cumem.gather(target, [pinned], stream=stream)
+            cumem.asbuffer(target, stream=stream)
+    there.fill(7, stream=1)
+    there.record_stream(1)
+    assert there.tolist() == [7] * (1 << 10)
+    assert contexts() == [0, 3]  # pages were locked by 0, which was current
+
+
+def test_scatter_says_what_the_lengths_add_up_to(four) -> None:
+    targets = [cumem.zeros(4, device=d) for d in (0, 1)]
+    with pytest.raises(ValueError, match="add up to 8, but the source has 10 there"):
+        cumem.scatter(targets, np.ones(10))
+    with pytest.raises(ValueError, match="add up to 8, but the target has 10 there"):
+        cumem.gather(np.ones(10), targets)

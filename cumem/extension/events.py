@@ -51,7 +51,7 @@ def wait(event: _core.Event, stream: object = None) -> None:
     found = (
         _core.current_stream(device)
         if stream is None
-        else _core.Stream.from_external(stream)
+        else _core._wrap_stream(stream, device.index, False)
     )
     found.wait(event)
 

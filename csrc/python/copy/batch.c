@@ -559,7 +559,8 @@ run(many_call *self)
     }
     return cm_call_remember(call, ticket) < 0
                ? NULL
-               : cm_transfer_object_new(self->state, ticket, self->pairs, self->pairs);
+               : cm_transfer_object_new(self->state, ticket, self->pairs, self->pairs,
+                                        self->first_device);
 }
 
 static PyObject *
@@ -581,8 +582,8 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     }
     cm_call_frame frame;
     PyObject *result = NULL;
-    if (cm_call_enter(&frame, state, values[1], cm_device_hint(state, values[0], 2),
-                      values[2], "copy")
+    if (cm_call_enter(&frame, state, values[1],
+                      cm_device_hint(state, values[0], values[1], 2), values[2], "copy")
         == 0) {
         self->call = (cm_call){.state = state,
                                .blocking = blocking,

@@ -80,32 +80,42 @@ cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src
                                    cm_tuple_from(given->shape, given->ndim)));
 }
 
-int
-cm_device_hint(const cm_state *state, PyObject *object, int depth)
+static int
+find_device(const cm_state *state, PyObject *object, bool asks, int depth)
 {
     if (cm_buffer_check(state, object)) {
         const cm_storage *storage = ((const cm_buffer *)(void *)object)->storage;
         return cm_kind_is_on_device(storage->residency) ? storage->device : -1;
     }
     bool is_tuple = PyTuple_Check(object);
-    bool has_items = depth > 0 && (is_tuple || PyList_Check(object));
-    Py_ssize_t count = !has_items ? 0
-                       : is_tuple ? PyTuple_Size(object)
-                                  : PyList_Size(object);
-    int hint = -1;
-    for (Py_ssize_t i = 0; i < count && hint < 0; i++) {
+    if (!is_tuple && !PyList_Check(object)) {
+        return asks ? cm_exporter_device(state, object) : -1;
+    }
+    Py_ssize_t count = is_tuple ? PyTuple_Size(object) : PyList_Size(object);
+    int found = -1;
+    for (Py_ssize_t i = 0; depth > 0 && i < count && found < 0; i++) {
         PyObject *item =
             is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
-        hint = cm_device_hint(state, item, depth - 1);
+        Py_XINCREF(item); /* what it is asked may change the list */
+        found = item == NULL ? -1 : find_device(state, item, asks, depth - 1);
+        Py_XDECREF(item);
+        count = is_tuple ? count : PyList_Size(object);
     }
-    return hint;
+    return found;
 }
 
 int
-cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src)
+cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream, int depth)
 {
-    int hint = cm_device_hint(state, dst, 0);
-    return hint >= 0 ? hint : cm_device_hint(state, src, 0);
+    bool says = !cm_arg_is_given(stream) || Py_TYPE(stream) == state->stream_type;
+    return says ? -1 : find_device(state, object, PyLong_Check(stream), depth);
+}
+
+int
+cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src, PyObject *stream)
+{
+    int hint = cm_device_hint(state, dst, stream, 0);
+    return hint >= 0 ? hint : cm_device_hint(state, src, stream, 0);
 }
 
 /* -- what a call is given beside its ends ------------------------------------------------- */

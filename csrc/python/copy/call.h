@@ -93,11 +93,15 @@ cm_devices_of(const cm_region *region)
                    && region->device < CM_MAX_DEVICES;
     return has_one ? UINT64_C(1) << region->device : 0;
 }
-/* For a stream that does not say its device: that of the first buffer on a device among
- * `object`, or the items of a tuple or list, or, at `depth` 2, theirs. -1: none. */
-int cm_device_hint(const cm_state *state, PyObject *object, int depth);
+/* The device of `stream`, an argument, where it does not say that itself, as the handle
+ * of a default stream does not: that of the first memory on a device among `object`, or
+ * the items of a tuple or list, or, at `depth` 2, theirs. -1: there is none, or
+ * `stream` is not given or is a Stream, which needs no hint. */
+int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
+                   int depth);
 /* The same of a copy. */
-int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src);
+int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src,
+                      PyObject *stream);
 
 /* -- what a call is given beside its ends ------------------------------------------------- */
 

@@ -26,7 +26,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
         return NULL;
     }
     PyObject *answer = NULL;
-    int device = cm_device_hint_of(state, values[0], values[1]);
+    int device = cm_device_hint_of(state, values[0], values[1], values[2]);
     PyObject *told = blocking ? values[3] : NULL;
     if (cm_call_enter(&frame, state, values[2], device, told, "copy") == 0) {
         cm_copy_how how = {
@@ -59,7 +59,7 @@ copy_out(PyObject *object, PyObject *stream, PyObject *told)
     const cm_buffer *self = (const cm_buffer *)object;
     PyObject *array = NULL;
     cm_call_frame frame;
-    int device = cm_device_hint(self->state, object, 0);
+    int device = cm_device_hint(self->state, object, stream, 0);
     if (cm_call_enter(&frame, self->state, stream, device, told, "copy") == 0
         && cm_buffer_check_open(self) == 0) {
         array = cm_numpy_empty(self->dtype, self->ndim, cm_buffer_shape(self));

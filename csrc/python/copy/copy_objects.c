@@ -42,6 +42,21 @@ device_of(const copy_call *call)
     return cm_kind_is_on_device(call->src.region.kind) ? call->src.region.device : -1;
 }
 
+/* The device that the handle of the copy to `dst` belongs to: that of its target, else
+ * of its source, else of its stream. -1: no device has to do with it. */
+static int
+home_of(const copy_call *call, const cm_operand *dst)
+{
+    const cm_stream *stream = call->how.stream;
+    if (cm_kind_is_on_device(dst->region.kind)) {
+        return dst->region.device;
+    }
+    if (cm_kind_is_on_device(call->src.region.kind)) {
+        return call->src.region.device;
+    }
+    return stream == NULL ? -1 : stream->device;
+}
+
 /* Where device memory is an end, a stream of a third device has no part in it, unless
  * it is that of several copies. */
 static int
@@ -94,7 +109,6 @@ come_after_given(copy_call *call)
     }
     bool many = PyTuple_Check(after) || PyList_Check(after);
     PyObject *items = many ? PySequence_Tuple(after) : PyTuple_Pack(1, after);
-    int device = cm_device_hint_of(state, call->dst_object, call->src_object);
     int result = items == NULL ? -1 : 0;
     for (Py_ssize_t i = 0; result == 0 && i < PyTuple_Size(items); i++) {
         PyObject *item = PyTuple_GetItem(items, i);
@@ -102,6 +116,7 @@ come_after_given(copy_call *call)
             result = cm_arg_refuse(item, "after", "a stream or several");
             break;
         }
+        int device = cm_device_hint_of(state, call->dst_object, call->src_object, item);
         cm_stream *stream = cm_stream_from_argument(state, item, "after", device);
         result = stream == NULL ? -1 : cm_call_come_after_stream(&call->call, stream);
         cm_stream_give(state, stream);
@@ -227,9 +242,10 @@ make_transfers(const copy_call *call, cm_ticket *ticket)
     Py_ssize_t count = PyTuple_Size(call->how.targets);
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        const cm_operand *end = i == 0 ? &call->dst : &call->more[i - 1];
         PyObject *transfer = cm_transfer_object_new(
             state, cm_ticket_share(ticket), PyTuple_GetItem(call->how.targets, i),
-            call->src_object);
+            call->src_object, home_of(call, end));
         if (transfer == NULL || PyList_SetItem(list, i, transfer) < 0) {
             Py_CLEAR(list);
         }
@@ -245,7 +261,7 @@ make_transfer(copy_call *call, cm_ticket *ticket)
            : call->how.targets != NULL
                ? make_transfers(call, ticket)
                : cm_transfer_object_new(call->call.state, ticket, call->dst_object,
-                                        call->src_object);
+                                        call->src_object, home_of(call, &call->dst));
 }
 
 static PyObject *

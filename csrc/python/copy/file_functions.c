@@ -202,8 +202,8 @@ cm_transfer_file(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     cm_call_frame frame;
     PyObject *result = NULL;
-    if (cm_call_enter(&frame, state, stream, cm_device_hint(state, ends, 2), told,
-                      writes ? "write" : "read")
+    if (cm_call_enter(&frame, state, stream, cm_device_hint(state, ends, stream, 2),
+                      told, writes ? "write" : "read")
         == 0) {
         call->call =
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};

@@ -49,7 +49,8 @@ read_end(PyObject *module, PyObject *args)
     PyObject *answer = NULL;
     cm_state *state = cm_state_of_module(module);
     dtype = dtype == Py_None ? NULL : dtype;
-    if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0
+    int device = cm_device_hint(state, object, stream, 0);
+    if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0
         && cm_state_runtime(state) != NULL) {
         cm_operand end;
         if (cm_operand_init(state, &end, object, dtype, frame.stream, CM_ASK) == 0) {

@@ -107,11 +107,12 @@ typedef struct cm_transfer_object {
     PyObject *dst;     /* owned: both ends stay alive as long as the handle */
     PyObject *src;
     PyObject *weakrefs;
+    int device; /* whose default stream order(None) and order(1) mean; -1: no one's */
 } cm_transfer_object;
 
 /* A new Transfer. Takes over `ticket`, also on failure; holds dst and src. */
 PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
-                                 PyObject *src);
+                                 PyObject *src, int device);
 /* Let `stream` wait for it. Blocks as cm_ticket_order does; Ctrl-C ends the waiting. 0,
  * or -1 with an exception. */
 int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);

@@ -11,7 +11,8 @@
 /* -- life -------------------------------------------------------------------------------- */
 
 PyObject *
-cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObject *src)
+cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObject *src,
+                       int device)
 {
     PyObject *op = PyType_GenericAlloc(state->transfer_type, 0);
     if (op == NULL) {
@@ -23,6 +24,7 @@ cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObje
     self->ticket = ticket;
     self->dst = Py_NewRef(dst);
     self->src = Py_NewRef(src);
+    self->device = device;
     return op;
 }
 
@@ -158,7 +160,7 @@ static PyObject *
 transfer_order(PyObject *op, PyObject *object)
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    cm_stream *stream = cm_stream_from_object(self->state, object, -1);
+    cm_stream *stream = cm_stream_from_object(self->state, object, self->device);
     if (stream == NULL) {
         return NULL;
     }

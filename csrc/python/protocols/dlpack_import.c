@@ -463,3 +463,27 @@ cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream, uint64_t 
     }
     return buffer;
 }
+
+int
+cm_exporter_device(const cm_state *state, PyObject *object)
+{
+    int type = 0;
+    int device = -1;
+    PyObject *ask = NULL;
+    PyObject *answer = NULL;
+    if (!cm_numpy_is_array(object) && !PyType_Check(object)) {
+        ask = PyObject_GetAttrString(object, "__dlpack_device__");
+        answer = ask == NULL ? NULL : PyObject_CallNoArgs(ask);
+    }
+    bool is_read = answer != NULL && PyTuple_Check(answer)
+                   && PyArg_ParseTuple(answer, "ii", &type, &device);
+    Py_XDECREF(answer);
+    Py_XDECREF(ask);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+        PyErr_SetInterrupt(); /* the call that asks sees it as soon as it waits */
+    }
+    PyErr_Clear(); /* whoever imports the object hears what is wrong with it */
+    bool is_there = is_read && type == CM_DL_CUDA && state->runtime != NULL
+                    && device >= 0 && device < state->runtime->device_count;
+    return is_there ? device : -1;
+}

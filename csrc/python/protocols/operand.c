@@ -60,7 +60,9 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         return NULL;
     }
     if (cm_arg_is_given(values[1])) {
-        stream = cm_stream_from_object(state, values[1], -1);
+        int device =
+            PyLong_Check(values[1]) ? cm_exporter_device(state, values[0]) : -1;
+        stream = cm_stream_from_object(state, values[1], device);
         if (stream == NULL) {
             return NULL;
         }

@@ -30,6 +30,10 @@ PyObject *cm_freeze(PyObject *module, PyObject *object);
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 
+/* The device that another library's object says its memory is on; -1: it is no
+ * device's, or the object does not say. Runs its code; raises nothing. */
+int cm_exporter_device(const cm_state *state, PyObject *object);
+
 /* For cumem/extension/importing.py, which knows the other protocols; METH_VARARGS, but
  * for the first, which is METH_O. */
 PyObject *cm_take_tensor(PyObject *module, PyObject *args);
