@@ -624,7 +624,7 @@ class Buffer:
         Blocks: until the values are there. Ordered after: as `item`.
         """
     def __dir__(self) -> list[str]:
-        """Names of members, without those that only say what to type in their place."""
+        """Names of members that can be read now."""
     def _repr_html_(self) -> str:
         """What a notebook shows: all but the values, which it never reads."""
     def __int__(self) -> int: ...
@@ -1237,6 +1237,11 @@ class Stream:
         it until they are done with it. Does nothing for ``current_stream()`` where that
         is a device's default stream.
         """
+    @property
+    def closed(self) -> bool:
+        """Whether `close` or ``shutdown()`` closed it."""
+    def __dir__(self) -> list[str]:
+        """Names of members that can be read now."""
     def __cuda_stream__(self) -> tuple[int, int]:
         """Protocol of other libraries: ``(0, handle)``."""
     def __enter__(self) -> Self:
@@ -1451,6 +1456,12 @@ class Event:
         """
     def close(self) -> None:
         """Release the event; streams that wait for it still do."""
+    @property
+    def closed(self) -> bool:
+        """Whether `close` or ``shutdown()`` closed it."""
+    def __dir__(self) -> list[str]:
+        """Names of members that can be read now."""
+    def __await__(self) -> Generator[Any]: ...
 
 @final
 class Transfer:
@@ -1598,7 +1609,48 @@ class Transfer:
         """
     def _repr_html_(self) -> str:
         """What a notebook shows: progress, route and rate."""
+    def add_done_callback(self, fn: Callable[[Transfer], object], /) -> None:
+        """Have ``fn(transfer)`` called when the transfer is over: done, failed or
+        cancelled.
+
+        Parameters
+        ----------
+        fn : callable
+            Called once, with the transfer, which then is `done`: its `wait` returns at
+            once, or raises why it failed. Each call of this method adds one more.
+
+        Raises
+        ------
+        TypeError
+            If `fn` cannot be called.
+        RuntimeError
+            If the interpreter ends and no thread can be started any more.
+        CudaError
+            In a forked child, where the parent's transfers never end.
+
+        See Also
+        --------
+        wait : block until it is done. ``await transfer`` : let an event loop go on.
+
+        Notes
+        -----
+        Blocks: no. What is done already calls `fn` here and now, in this thread. Else a
+        thread named ``cumem-done-callbacks`` calls it, one after the other with all
+        others and never out of a callback of CUDA's: what takes long there holds up the
+        rest. An exception of `fn` goes to `sys.unraisablehook`. The interpreter ends
+        after the callbacks that are still to come, as it does for threads of
+        `concurrent.futures`. Until then the transfer is kept.
+
+        Examples
+        --------
+        >>> source = cumem.array([1.0, 2.0], kind="pinned")
+        >>> transfer = cumem.copy_async(cumem.empty_device(2), source)
+        >>> transfer.wait()
+        >>> transfer.add_done_callback(lambda each: print(each.nbytes, each.done))
+        16 True
+        """
     def _notify(self, fd: int, /) -> None: ...
+    def _call_back(self, fn: Callable[[Transfer], object], /) -> None: ...
     def _stop(self) -> None: ...
     def __await__(self) -> Generator[Any]: ...
 

@@ -348,6 +348,10 @@ class Measurement(Stats):
         return page(f"measured: {format_seconds(self.seconds)}", show(self))
 
 
+#: Of a `Measure`, once its block has ended.
+_FIGURES = ("kinds", "pools", "result", "seconds", "staging", "total")
+
+
 class Measure:
     """What `measure` answers: in its ``with`` block it measures, afterwards it tells.
 
@@ -400,6 +404,11 @@ class Measure:
         }
         values |= zip(_PEAKS, self._peaks[serial], strict=True)
         return dataclasses.replace(after, **values)
+
+    def __dir__(self) -> list[str]:
+        """Names of members that can be read now: figures once the block has ended."""
+        early = () if self._result is not None else _FIGURES
+        return sorted({*object.__dir__(self)}.difference(early))
 
     @property
     def result(self) -> Measurement:

@@ -121,6 +121,10 @@ class Pool(_core._Pool):
         """Device whose memory it is, or whose context page-locks it."""
         return self._config[1]
 
+    def __dir__(self) -> list[str]:
+        """Names of members that can be read now."""
+        return sorted({*object.__dir__(self)}.difference(("limit",) * self.closed))
+
     @property
     def limit(self) -> int | None:
         """Most bytes that it may hold, or None; may be set, also to "4GiB" or "50%". What

@@ -39,6 +39,11 @@ class Registration:
         """Made by `register`, never by calling the type."""
         raise TypeError("cannot create 'cumem.Registration' instances")
 
+    def __dir__(self) -> list[str]:
+        """Names of members that can be read now."""
+        closed = () if self._buffer is not None else ("buffer",)
+        return sorted({*object.__dir__(self)}.difference(closed))
+
     @property
     def buffer(self) -> _Registered:
         """PinnedBuffer, or MappedBuffer if made with ``mapped=True``, over the memory.

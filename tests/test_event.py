@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -258,3 +259,105 @@ def test_failure_of_a_dropped_event_goes_to_the_unraisable_hook(
     assert [(type(error), error.call) for error in seen] == [
         (cumem.CudaError, "cudaEventDestroy")
     ]
+
+
+# -- awaiting ----------------------------------------------------------------------------
+
+
+async def _await(event: cumem.Event) -> str:
+    await event
+    return "reached"
+
+
+def test_awaited_event_lets_the_loop_go_on_until_it_is_reached(emulated) -> None:
+    stream = cumem.Stream()
+
+    async def main() -> None:
+        with session.gate(stream):
+            event = stream.record()
+            tasks = [asyncio.create_task(_await(event)) for _ in range(3)]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not any(task.done() for task in tasks)
+        assert await asyncio.gather(*tasks) == ["reached"] * 3
+        assert event.done
+
+    asyncio.run(main())
+
+
+def test_event_that_is_reached_is_awaited_without_a_loop(runtime) -> None:
+    event = cumem.Event().record()
+    event.synchronize()
+    for each in (event, cumem.Event()):
+        with pytest.raises(StopIteration) as caught:
+            _await(each).send(None)
+        assert caught.value.value == "reached"
+
+
+def test_awaited_event_that_is_recorded_again_or_closed_ends_as_it_was(
+    emulated,
+) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+
+    async def main() -> None:
+        with session.gate(second):
+            with session.gate(first):
+                event = first.record()
+                task = asyncio.create_task(_await(event))
+                await asyncio.sleep(0)
+                event.record(second)
+                other = asyncio.create_task(_await(event))
+                await asyncio.sleep(0)
+                event.close()
+                assert not task.done()
+            assert await task == "reached"
+            assert not other.done()
+        assert await other == "reached"
+
+    asyncio.run(main())
+
+
+def test_cancelled_wait_for_an_event_leaves_the_event_as_it_is(emulated) -> None:
+    stream = cumem.Stream()
+
+    async def main() -> None:
+        with session.gate(stream):
+            event = stream.record()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(_await(event), 0.001)
+            assert not event.done
+        event.synchronize()
+
+    asyncio.run(main())
+
+
+def test_event_of_another_device_is_awaited_there(emulated) -> None:
+    stream = cumem.Stream(device=1)
+
+    async def main() -> None:
+        with session.gate(stream):
+            task = asyncio.create_task(_await(stream.record()))
+            await asyncio.sleep(0)
+            assert not task.done()
+        assert await task == "reached"
+
+    asyncio.run(main())
+
+
+def test_closed_event_cannot_be_awaited(runtime) -> None:
+    event = cumem.Event()
+    event.close()
+    with pytest.raises(ValueError, match="the event is closed"):
+        asyncio.run(_await(event))
+
+
+def test_awaited_events_come_after_the_work_before_them(runtime) -> None:
+    async def main() -> None:
+        stream = cumem.Stream()
+        buffer = cumem.empty_device(1 << 20, "u1")
+        for value in range(20):
+            buffer.fill(value, stream=stream)
+            await stream.record()
+            assert stream.done
+
+    asyncio.run(main())

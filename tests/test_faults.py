@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -289,6 +290,28 @@ def register_ordinary_memory() -> None:
         cumem.copy(device, buffer)
     with cumem.register(PART[10:50_000]) as buffer:
         assert buffer.nbytes == 49_990 * 8
+
+
+@scenario
+def await_an_event() -> None:
+    async def main() -> None:
+        stream = cumem.Stream()
+        stream.record()
+        cumem.empty_device(1 << 20, "u1").fill(1, stream=stream)
+        await stream.record()
+
+    asyncio.run(main())
+
+
+@scenario
+def call_back_after_a_transfer() -> None:
+    told: list[cumem.Transfer] = []
+    source = cumem.zeros(1 << 20, "u1", "pinned")
+    transfer = cumem.copy_async(cumem.empty_device(1 << 20, "u1"), source)
+    transfer.add_done_callback(told.append)
+    transfer.wait()
+    session.wait_until(lambda: told)
+    told.clear()
 
 
 @scenario

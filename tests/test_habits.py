@@ -473,8 +473,6 @@ def test_no_hint_sends_the_host_to_device_memory(runtime, kind) -> None:
     buffer: Any = cumem.zeros((2, 2), kind=kind)
     calls: dict[str, Callable[[], object]] = {
         "take": lambda: buffer.take(0),
-        "sort": lambda: buffer.sort(),
-        "expand": lambda: buffer.expand(4, 2, 2),
         "indices": lambda: buffer[[0, 1]],
         "truth": lambda: bool(buffer),
     }

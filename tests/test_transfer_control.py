@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support import session, values
+from support import programs, session, values
 
 import cumem
 from cumem.progress import Bar
@@ -544,3 +544,139 @@ def test_ensure_future_makes_a_task_and_create_task_refuses(emulated) -> None:
     target = cumem.zeros(NBYTES, "u1", "device")
     asyncio.run(both())
     assert (values.get(target) == 5).all()
+
+
+# -- callbacks ---------------------------------------------------------------------------
+
+THREAD = "cumem-done-callbacks"
+
+
+def end_of_callbacks() -> None:
+    """Until the thread that calls back has ended, as the interpreter waits at its end."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join(session.PATIENCE)
+            assert not thread.is_alive()
+
+
+def test_callback_of_a_transfer_under_way_is_called_once_when_it_is_done(
+    emulated,
+) -> None:
+    stream = cumem.Stream()
+    source, target = cumem.zeros(1000, kind="pinned"), cumem.empty_device(1000)
+    told: list[cumem.Transfer] = []
+    states: set[tuple[bool, str]] = set()
+
+    def tell(transfer: cumem.Transfer) -> None:
+        told.append(transfer)
+        states.add((transfer.done, threading.current_thread().name))
+
+    with session.gate(stream):
+        transfers = [cumem.copy_async(target, source, stream=stream) for _ in range(5)]
+        for each in transfers:
+            each.add_done_callback(tell)
+        transfers[0].add_done_callback(tell)
+        assert not told
+    for each in transfers:
+        each.wait()
+    end_of_callbacks()
+    assert sorted(map(id, told)) == sorted(map(id, [*transfers, transfers[0]]))
+    assert states == {(True, THREAD)}
+
+
+def test_callback_of_a_transfer_that_is_done_is_called_at_once(runtime) -> None:
+    transfer = cumem.copy_async(cumem.empty_device(10), np.ones(10))
+    transfer.wait()
+    told: list[object] = []
+    transfer.add_done_callback(lambda each: told.append(threading.current_thread()))
+    assert told == [threading.current_thread()]
+
+
+def test_callbacks_are_told_of_failures_and_of_cancelling(emulated) -> None:
+    stream = cumem.Stream()
+    target = cumem.empty_device(1000)
+    told: list[object] = []
+    with session.gate(stream):
+        target.fill(1, stream=stream)
+        transfer = cumem.copy_async(np.zeros(1000), target)
+        transfer.add_done_callback(lambda each: told.append(each.cancelled))
+        assert transfer.cancel()
+        end_of_callbacks()
+        assert told == [True]
+    failed: list[str] = []
+
+    def ask(each: cumem.Transfer) -> None:
+        try:
+            each.wait()
+        except cumem.CudaError as error:
+            failed.append(error.call)
+
+    session.testing.plan_fault("copy_async", 1, 999)
+    source = np.zeros(64, "u1")[::-1]  # a worker moves it
+    failing = cumem.copy_async(cumem.empty_device(64, "u1"), source)
+    failing.add_done_callback(ask)
+    session.wait_until(lambda: failed)
+    session.testing.plan_fault(None, 0)
+    assert len(failed) == 1
+    end_of_callbacks()
+
+
+def test_error_in_a_callback_goes_to_the_hook_and_the_others_are_called(
+    emulated, monkeypatch
+) -> None:
+    hooked: list[tuple[object, object]] = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda args: hooked.append((args.exc_value, args.object))
+    )
+    told: list[object] = []
+    failure = LookupError("mine")
+
+    def fail(_: cumem.Transfer) -> None:
+        raise failure
+
+    stream = cumem.Stream()
+    source, target = cumem.zeros(10, kind="pinned"), cumem.empty_device(10)
+    with session.gate(stream):
+        transfer = cumem.copy_async(target, source, stream=stream)
+        for each in (fail, told.append):
+            transfer.add_done_callback(each)
+    end_of_callbacks()
+    transfer.add_done_callback(fail)
+    assert hooked == [(failure, fail)] * 2
+    assert told == [transfer]
+
+
+def test_callback_may_add_another_one(emulated) -> None:
+    stream = cumem.Stream()
+    source, target = cumem.zeros(10, kind="pinned"), cumem.empty_device(10)
+    told: list[str] = []
+
+    def again(transfer: cumem.Transfer) -> None:
+        told.append("first")
+        cumem.copy_async(target, source).add_done_callback(
+            lambda _: told.append("second")
+        )
+
+    with session.gate(stream):
+        cumem.copy_async(target, source, stream=stream).add_done_callback(again)
+    session.wait_until(lambda: len(told) == 2)
+    end_of_callbacks()
+    assert told == ["first", "second"]
+
+
+def test_what_cannot_be_called_back_is_refused(runtime) -> None:
+    transfer = cumem.copy_async(cumem.empty_device(10), np.ones(10))
+    with pytest.raises(TypeError, match="fn must be callable, not int"):
+        transfer.add_done_callback(1)  # type: ignore[arg-type]
+    transfer.wait()
+
+
+def test_interpreter_calls_back_before_it_ends() -> None:
+    program = """
+import cumem, numpy as np
+target = cumem.empty_device(32 << 20, "u1")
+transfer = cumem.copy_async(target, np.zeros(32 << 20, "u1"))
+transfer.add_done_callback(lambda each: print(each.nbytes, each.done))
+"""
+    done = programs.run("-W", "ignore", "-c", program)
+    assert (done.stdout, done.stderr) == (f"{32 << 20} True\n", "")

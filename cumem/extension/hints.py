@@ -23,40 +23,24 @@ MEMBERS = {
     "cuda": 'cumem.array(buf, kind="device", device=index)',
     "data_ptr": "buf.ptr",
     "detach": "buf itself: nothing is differentiated",
-    "dim": "buf.ndim",
-    "double": "buf.astype(np.float64)",
-    "element_size": "buf.itemsize",
-    "expand": "np.broadcast_to(buf.numpy(), shape); copies broadcast by themselves",
     "fill_": "buf.fill(value)",
     "float": "buf.astype(np.float32)",
     "get": "buf.to_numpy(), or cumem.copy_async(array, buf) for a copy in the background",
-    "half": "buf.astype(np.float16)",
-    "is_contiguous": "buf.flags.c_contiguous",
     "is_cuda": 'buf.kind == "device"',
     "is_pinned": 'buf.kind == "pinned"',
-    "long": "buf.astype(np.int64)",
     "numel": "buf.size",
-    "permute": "buf.transpose(axes)",
     "pin_memory": f"{_PINNED}, or cumem.register(array) to pin it in place",
-    "put": "buf[index] = value, with basic indices",
     "set": "cumem.copy(buf, src) or buf[...] = src, or cumem.copy_async(buf, src)",
-    "sort": "np.sort(buf.numpy())",
-    "stride": "buf.strides, in bytes",
-    "swapaxes": "buf.transpose(axes)",
     "take": "buf.numpy().take(indices)",
     "to": 'cumem.array(buf, kind="device", device=index), buf.to_numpy() or '
     "buf.astype(dtype), or cumem.copy_async(dst, buf) for non_blocking=True",
     "tobytes": "buf.to_numpy().tobytes()",
     "tofile": "cumem.tofile(file, buf)",
     "type": "buf.astype(dtype)",
-    "unsqueeze": "buf[None] or buf[:, None]",
     "zero_": "buf.fill(0)",
 }
 #: Of those that compute.
-FUNCTIONS = (
-    *("add", "all", "any", "argmax", "argmin", "clip", "cumsum", "dot", "max", "mean"),
-    *("min", "mul", "prod", "repeat", "round", "std", "sub", "sum", "var"),
-)
+FUNCTIONS = ("max", "mean", "min", "sum")
 #: What buffers have for its hint alone.
 NAMES = frozenset(MEMBERS).union(FUNCTIONS)
 STREAM_MEMBERS = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.extension.arguments import read_dtype, refuse_dtype, wrong_type
-from cumem.extension.hints import NAMES, compute_hint, host_array, refuse_in_place
+from cumem.extension.hints import compute_hint, host_array, refuse_in_place
 from cumem.kinds import is_on_device
 
 MAX_NDIM = 64
@@ -279,11 +279,6 @@ def format_values(buffer: _core.Buffer, spec: str, /) -> str:
             "np.array2string(buf.to_numpy()) formats many"
         )
     return format(on_host(buffer)[()], spec)
-
-
-def list_names(buffer: _core.Buffer) -> list[str]:
-    """See `Buffer.__dir__`."""
-    return sorted({*object.__dir__(buffer)} - NAMES)
 
 
 def as_complex(buffer: _core.Buffer) -> object:

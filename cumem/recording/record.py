@@ -165,6 +165,11 @@ class Record:
 
     # -- what it has -----------------------------------------------------------------
 
+    def __dir__(self) -> list[str]:
+        """Names of members that can be read now: the log once it was started."""
+        has_log = self._running or self._log is not None
+        return sorted({*object.__dir__(self)}.difference(() if has_log else ("log",)))
+
     @property
     def log(self) -> Log:
         """Its events, and the tables that they point into; up to now while it is

@@ -7,6 +7,7 @@
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 #include "runtime/scope.h"
+#include "transfer/engine/engine.h"
 
 /* -- as a C object ----------------------------------------------------------------- */
 
@@ -292,6 +293,59 @@ event_get_done(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+event_get_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    const cm_event_object *self = (cm_event_object *)(void *)op;
+    return PyBool_FromLong(self->rt == NULL || self->closing);
+}
+
+/* A Transfer of no bytes that ends where the event is reached. */
+static PyObject *
+follow(cm_event_object *self)
+{
+    cm_ticket *ticket;
+    cm_engine *engine = cm_state_engine(self->state, -1);
+    if (engine == NULL || check_open(self) < 0) {
+        return NULL;
+    }
+    take(self);
+    cm_status status = CM_WITHOUT_GIL(
+        cm_engine_follow_event(engine, self->device, self->handle, &ticket));
+    give(self);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(self->state, status, "while awaiting an event");
+    }
+    return cm_transfer_object_new(self->state, ticket, Py_None, Py_None);
+}
+
+/* Asking first makes that of most events cheap, and refuses one that a capture
+ * recorded. */
+static PyObject *
+event_await(PyObject *op)
+{
+    PyObject *done = event_get_done(op, NULL);
+    if (done == NULL) {
+        return NULL;
+    }
+    bool is_done = done == Py_True;
+    Py_DECREF(done);
+    PyObject *waited = is_done ? PyTuple_New(0) : follow((cm_event_object *)(void *)op);
+    if (waited == NULL) {
+        return NULL;
+    }
+    PyObject *answer;
+    if (is_done) {
+        answer = PyObject_GetIter(waited);
+    }
+    else {
+        answer = cm_package_call("extension.awaiting", "await_transfer",
+                                 PyTuple_Pack(1, waited));
+    }
+    Py_DECREF(waited);
+    return answer;
+}
+
+static PyObject *
 event_repr(PyObject *op)
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
@@ -304,6 +358,7 @@ CM_PACKAGED(Event, "extension.events", query)
 CM_PACKAGED(Event, "extension.events", wait)
 CM_PACKAGED(Event, "extension.events", elapsed_time)
 CM_PACKAGED(Event, "extension.events", seconds_since)
+CM_PACKAGED(Event, "extension.texts", list_names)
 
 /* -- tables ------------------------------------------------------------------------ */
 
@@ -312,6 +367,8 @@ static PyMethodDef event_methods[] = {
     {"synchronize", event_synchronize, METH_NOARGS, CM_DOC_Event_synchronize},
     {"_elapsed", event_elapsed, METH_O, NULL},
     {"close", event_close, METH_NOARGS, CM_DOC_Event_close},
+    {"__dir__", CM_METHOD(Event_list_names), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC_Event___dir__},
     CM_PACKAGED_METHOD(Event, query) CM_PACKAGED_METHOD(Event, wait)
         CM_PACKAGED_METHOD(Event, elapsed_time)
             CM_PACKAGED_METHOD(Event, seconds_since){NULL, NULL, 0, NULL},
@@ -321,6 +378,7 @@ static PyGetSetDef event_getset[] = {
     {"handle", event_get_handle, NULL, CM_DOC_Event_handle, NULL},
     {"device", event_get_device, NULL, CM_DOC_Event_device, NULL},
     {"done", event_get_done, NULL, CM_DOC_Event_done, NULL},
+    {"closed", event_get_closed, NULL, CM_DOC_Event_closed, NULL},
     CM_HINT(is_done) CM_HINT(sync) CM_HINT(time_since)
         CM_HINT(time_till){NULL, NULL, NULL, NULL, NULL},
 };
@@ -334,10 +392,15 @@ static PyMemberDef event_members[] = {
 };
 
 static PyType_Slot event_slots[] = {
-    {Py_tp_doc, (void *)CM_DOC_Event}, {Py_tp_new, event_new},
-    {Py_tp_dealloc, event_dealloc},    {Py_tp_repr, event_repr},
-    {Py_tp_methods, event_methods},    {Py_tp_getset, event_getset},
-    {Py_tp_members, event_members},    {0, NULL},
+    {Py_tp_doc, (void *)CM_DOC_Event},
+    {Py_tp_new, event_new},
+    {Py_tp_dealloc, event_dealloc},
+    {Py_tp_repr, event_repr},
+    {Py_tp_methods, event_methods},
+    {Py_tp_getset, event_getset},
+    {Py_tp_members, event_members},
+    {Py_am_await, event_await},
+    {0, NULL},
 };
 
 int

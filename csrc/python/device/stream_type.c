@@ -252,6 +252,14 @@ stream_ask(PyObject *op, void *captures)
     return give(op, stream, status, PyBool_FromLong(answer));
 }
 
+static PyObject *
+stream_get_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(((cm_stream_object *)(void *)op)->stream == NULL);
+}
+
+CM_PACKAGED(Stream, "extension.texts", list_names)
+
 /* -- comparison and text ----------------------------------------------------------- */
 
 /* The default streams of all devices have the same small ids. */
@@ -302,6 +310,8 @@ static PyMethodDef stream_methods[] = {
     {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, CM_DOC_Stream___cuda_stream__},
     {"__enter__", stream_enter, METH_NOARGS, CM_DOC_Stream___enter__},
     {"__exit__", stream_exit, METH_VARARGS, CM_DOC_Stream___exit__},
+    {"__dir__", CM_METHOD(Stream_list_names), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC_Stream___dir__},
     {NULL, NULL, 0, NULL},
 };
 
@@ -310,6 +320,7 @@ static PyGetSetDef stream_getset[] = {
     {"device", stream_get_device, NULL, CM_DOC_Stream_device, NULL},
     {"priority", stream_get_priority, NULL, CM_DOC_Stream_priority, NULL},
     {"done", stream_ask, NULL, CM_DOC_Stream_done, NULL},
+    {"closed", stream_get_closed, NULL, CM_DOC_Stream_closed, NULL},
     {"is_capturing", stream_ask, NULL, CM_DOC_Stream_is_capturing, "captures"},
     CM_HINT(query) CM_HINT(is_done) CM_HINT(sync) CM_HINT(use) CM_HINT(wait_stream)
         CM_HINT(record_event) CM_HINT(wait_for_event){NULL, NULL, NULL, NULL, NULL},

@@ -208,6 +208,20 @@ transfer_notify(PyObject *op, PyObject *object)
                         "while awaiting a transfer", Py_NewRef(Py_None));
 }
 
+/* For that too: call fn(transfer). What it raises goes to the unraisable hook, as
+ * nobody who called is there any more; Python has no way of its own to give the hook an
+ * error. */
+static PyObject *
+transfer_call_back(PyObject *op, PyObject *fn)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(fn, op, NULL);
+    if (answer == NULL) {
+        PyErr_WriteUnraisable(fn);
+    }
+    Py_XDECREF(answer);
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *
 transfer_repr(PyObject *op)
 {
@@ -262,6 +276,7 @@ transfer_get(PyObject *op, void *fact)
 }
 
 CM_PACKAGED(Transfer, "answers", to_dict)
+CM_PACKAGED(Transfer, "extension.awaiting", add_done_callback)
 CM_PACKAGED(Transfer, "notebook.objects", _repr_html_)
 
 /* -- tables ------------------------------------------------------------------------------ */
@@ -271,9 +286,11 @@ static PyMethodDef transfer_methods[] = {
     {"cancel", transfer_cancel, METH_NOARGS, CM_DOC_Transfer_cancel},
     {"order", transfer_order, METH_O, CM_DOC_Transfer_order},
     {"_notify", transfer_notify, METH_O, NULL},
+    {"_call_back", transfer_call_back, METH_O, NULL},
     {"_stop", transfer_stop, METH_NOARGS, NULL},
-    CM_PACKAGED_METHOD(Transfer, to_dict)
-        CM_PACKAGED_METHOD(Transfer, _repr_html_){NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Transfer, add_done_callback)
+        CM_PACKAGED_METHOD(Transfer, to_dict)
+            CM_PACKAGED_METHOD(Transfer, _repr_html_){NULL, NULL, 0, NULL},
 };
 
 #define FACT(name)                                                                     \

@@ -73,18 +73,16 @@ get(PyObject *object, void *attribute)
 #define ATTRIBUTE(type, name)                                                          \
     {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
 
-/* What the arrays of other libraries have; what computes; methods that the package has,
- * __array__ of device memory too, where it says no: without it NumPy makes an object
- * array. */
+/* Names that everybody types who comes from NumPy, CuPy or PyTorch, and whose error
+ * says what to type here. They are descriptors, as a __getattr__ would take the
+ * interpreter's short way from every attribute there is. Then methods that the package
+ * has, __array__ of device memory too, where it says no: without it NumPy makes an
+ * object array. */
 /* clang-format off */
 #define HINTS(X)                                                                       \
-    X(add) X(all) X(any) X(argmax) X(argmin) X(clip) X(clone) X(close) X(contiguous)   \
-    X(copy_) X(cpu) X(cuda) X(cumsum) X(data_ptr) X(detach) X(dim) X(dot) X(double)    \
-    X(element_size) X(expand) X(fill_) X(float) X(get) X(half) X(is_contiguous)        \
-    X(is_cuda) X(is_pinned) X(long) X(max) X(mean) X(min) X(mul) X(numel) X(permute)   \
-    X(pin_memory) X(prod) X(put) X(repeat) X(round) X(set) X(sort) X(std) X(stride)    \
-    X(sub) X(sum) X(swapaxes) X(take) X(to) X(tobytes) X(tofile) X(type) X(unsqueeze)  \
-    X(var) X(zero_)
+    X(clone) X(close) X(contiguous) X(copy_) X(cpu) X(cuda) X(data_ptr) X(detach)      \
+    X(fill_) X(float) X(get) X(is_cuda) X(is_pinned) X(max) X(mean) X(min) X(numel)    \
+    X(pin_memory) X(set) X(sum) X(take) X(to) X(tobytes) X(tofile) X(type) X(zero_)
 #define ARITHMETIC(X)                                                                  \
     X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
     X(matrix_multiply) X(and) X(or) X(xor) X(lshift) X(rshift)
@@ -223,7 +221,7 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 #define MANAGE(name) CM_PACKAGED(ManagedBuffer, "managed", name)
 #define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
 VIEWS(VIEW)
-VIEW(list_names)
+CM_PACKAGED(Buffer, "extension.texts", list_names)
 CM_PACKAGED(Buffer, "extension.filling", astype)
 CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
 CM_PACKAGED(Buffer, "extension.filling", copy)

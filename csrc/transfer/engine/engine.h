@@ -125,6 +125,15 @@ cm_request_waits(const cm_copy_request *request)
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 
+/* A ticket of no bytes that is done once `event` of `device` is reached as it is
+ * recorded now: recording it again, or destroying it, changes nothing for the ticket.
+ * A stream of the engine's own waits for the event, so it must not be one that a
+ * capture
+ * recorded. Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
+ * stream_wait_event, event_create, event_record. */
+CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
+                                              uint64_t event, cm_ticket **out);
+
 /* Look now which transfers have finished, and drop what they keep; the watcher does the
  * same on its own. Makes runtime calls. */
 void cm_engine_poll(cm_engine *engine);
