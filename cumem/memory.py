@@ -215,7 +215,9 @@ def set_limit(
     """Limit how much memory of a kind cumem holds, cached memory included.
 
     An allocation that would need more raises `OutOfMemoryError` once nothing that is cached
-    or freed can be given back. What is held already stays.
+    or freed can be given back. What the pools keep for reuse above the limit goes back to
+    the driver at once. Buffers that live stay; while they alone are more than the limit
+    nothing is handed out, also of what is freed meanwhile.
 
     Parameters
     ----------

@@ -128,7 +128,8 @@ class Pool(_core._Pool):
     @property
     def limit(self) -> int | None:
         """Most bytes that it may hold, or None; may be set, also to "4GiB" or "50%". What
-        it holds already stays. Raises ValueError after close().
+        it caches above that goes back at once, buffers that live stay. Raises ValueError
+        after close().
         """
         return self._read(False)[4]  # type: ignore[no-any-return]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -10,6 +11,7 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Iterator
 
+import numpy as np
 import pytest
 from support import session
 
@@ -355,3 +357,151 @@ def test_memory_info_of_the_host(runtime) -> None:
     assert info.live == before.live + 2 * MIB
     assert info.reserved >= info.live
     del buffers
+
+
+# -- a limit holds for what is handed out -----------------------------------------------
+
+
+def big(kind: str, nbytes: int, pool: cumem.Pool | None = None) -> cumem.Buffer:
+    return cumem.empty(nbytes, "u1", kind, pool=pool)
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+@pytest.mark.parametrize("how", ["block", "set_limit", "pool"])
+def test_limit_below_what_is_cached_gives_the_rest_back(runtime, kind, how) -> None:
+    cumem.trim()
+    pool = cumem.Pool(kind) if how == "pool" else cumem.default_pool(kind)
+    del [big(kind, 24 * MIB, pool)][:]
+    assert pool.stats().cached_nbytes >= 24 * MIB
+    with contextlib.ExitStack() as stack:
+        if how == "block":
+            stack.enter_context(cumem.limit(kind, "8MiB"))
+        elif how == "set_limit":
+            cumem.set_limit(kind, "8MiB")
+            stack.callback(cumem.set_limit, kind, None)
+        else:
+            pool.limit = "8MiB"
+        assert pool.stats().reserved_nbytes <= 8 * MIB
+        with pytest.raises(cumem.OutOfMemoryError) as caught:
+            big(kind, 24 * MIB, pool)
+        assert caught.value.name == "CM_ELIMIT"
+        held = big(kind, 4 * MIB, pool)
+        assert pool.stats().reserved_nbytes <= 8 * MIB
+    if how == "pool":
+        pool.limit = None
+    big(kind, 24 * MIB, pool)
+    del held
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+def test_limit_leaves_as_much_cached_as_it_allows(emulated, kind) -> None:
+    pieces = [big(kind, 4 * MIB) for _ in range(8)]
+    del pieces
+    cumem.set_limit(kind, 16 * MIB)
+    assert 8 * MIB <= cumem.default_pool(kind).stats().cached_nbytes <= 16 * MIB
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
+def test_limit_below_what_lives_hands_out_nothing_that_was_freed(
+    emulated, kind
+) -> None:
+    """Live memory stays, and what becomes free is no way round the limit."""
+    pieces = [big(kind, 8 * MIB) for _ in range(4)]
+    cumem.set_limit(kind, 16 * MIB)
+    with pytest.raises(cumem.OutOfMemoryError):
+        big(kind, 4096)
+    pieces.pop()  # 24 MiB live: still above
+    with pytest.raises(cumem.OutOfMemoryError):
+        big(kind, 4096)
+    del pieces[1:]
+    assert big(kind, 4 * MIB).nbytes == 4 * MIB
+    assert cumem.default_pool(kind).stats().reserved_nbytes <= 16 * MIB
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_what_comes_back_from_flight_does_not_stay_above_the_limit(
+    emulated, kind
+) -> None:
+    pool = cumem.Pool(kind)
+    stream, other = cumem.Stream(), cumem.Stream()
+    scratch = cumem.empty_device(4096, "u1")
+    buffer = pool.allocate(24 * MIB, stream=stream if kind == "device" else None)
+    with session.gate(stream):
+        scratch.fill(1, stream=stream)
+        buffer.record_stream(stream)
+        buffer.record_stream(other)
+        del buffer
+        pool.limit = 8 * MIB
+        assert pool.stats().in_flight_nbytes >= 24 * MIB
+    cumem.Device(0).synchronize()
+    assert pool.allocate(4 * MIB).nbytes == 4 * MIB
+    assert pool.stats().reserved_nbytes <= 8 * MIB
+
+
+def test_limit_that_is_lowered_trims_the_other_pools_of_its_kind(emulated) -> None:
+    pools = [cumem.Pool("pinned") for _ in range(3)]
+    for pool in pools:
+        del [pool.allocate(8 * MIB)][:]
+    cumem.set_limit("pinned", 8 * MIB)
+    assert sum(pool.stats().reserved_nbytes for pool in pools) <= 8 * MIB
+
+
+def test_limit_of_mapped_memory_lowers_what_both_kinds_keep(emulated) -> None:
+    """Pinned and mapped memory count together against the larger of their limits."""
+    cumem.set_limit("pinned", usable())
+    del [big("mapped", 8 * MIB), big("pinned", 8 * MIB)][:]
+    cumem.set_limit("mapped", 4 * MIB)
+    stats = cumem.stats()
+    assert stats["mapped"].reserved_nbytes <= 4 * MIB
+    assert stats["pinned"].reserved_nbytes >= 8 * MIB
+
+
+def test_arrays_of_numpy_stay_below_a_limit_that_was_lowered(emulated) -> None:
+    with cumem.numpy_pinned():
+        del [np.empty(24 * MIB, "u1")][:]
+        with cumem.limit("pinned", "8MiB"):
+            cumem.Device(0).synchronize()  # and with it the fence
+            array = np.empty(24 * MIB, "u1")
+            assert cumem.asbuffer(array).kind == "pageable"
+            small = np.empty(MIB, "u1")
+            assert cumem.stats()["pinned"].reserved_nbytes <= 8 * MIB
+            assert cumem.asbuffer(small).kind == "pinned"
+
+
+def test_limit_leaves_the_rest_of_a_fragmented_pool_usable(emulated) -> None:
+    pieces = [big("device", 4 * MIB) for _ in range(8)]
+    del pieces[::2]
+    cumem.set_limit("device", 16 * MIB)
+    assert cumem.default_pool("device").stats().reserved_nbytes <= 16 * MIB
+    with pytest.raises(cumem.OutOfMemoryError):
+        big("device", 4 * MIB)
+    pieces.pop()
+    assert big("device", 4 * MIB).nbytes == 4 * MIB
+
+
+def test_threads_never_hold_more_than_a_limit_that_changes(emulated) -> None:
+    pool = cumem.Pool("pinned")
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                pool.allocate(3 * MIB)
+            except cumem.OutOfMemoryError:
+                pass
+            except BaseException as error:  # told by the main thread
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for limit in [64, 4, 32, 8, 2, 48] * 5:
+        pool.limit = limit * MIB
+    stop.set()
+    for thread in threads:
+        thread.join()
+    pool.limit = 4 * MIB
+    assert pool.stats().reserved_nbytes <= 4 * MIB
+    assert not failures

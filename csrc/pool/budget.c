@@ -21,9 +21,14 @@ try_one(cm_budget *budget, uint64_t nbytes)
         if (nbytes > limit || used > limit - nbytes) {
             return false;
         }
-        if (atomic_compare_exchange_weak(&budget->used_nbytes, &used, used + nbytes)) {
+        if (!atomic_compare_exchange_weak(&budget->used_nbytes, &used, used + nbytes)) {
+            continue;
+        }
+        if (used + nbytes <= atomic_load(&budget->limit_nbytes)) {
             return true;
         }
+        atomic_fetch_sub(&budget->used_nbytes, nbytes); /* it was lowered meanwhile */
+        return false;
     }
 }
 
@@ -69,4 +74,16 @@ cm_budget_room(const cm_budget *budget)
         least = left < least ? left : least;
     }
     return least;
+}
+
+uint64_t
+cm_budget_excess(const cm_budget *budget)
+{
+    uint64_t most = 0;
+    for (; budget != NULL; budget = budget->parent) {
+        uint64_t limit = atomic_load(&budget->limit_nbytes);
+        uint64_t used = atomic_load(&budget->used_nbytes);
+        most = used > limit && used - limit > most ? used - limit : most;
+    }
+    return most;
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much may be held from the runtime: a limit, and what counts against it. Budgets
- * form a chain (a pool's own, then its kind's); a charge passes all or none.
+ * form a chain (a pool's own, then its kind's); a charge passes all or none. A limit
+ * that is lowered does not take back what is charged: whoever lowers it stores the new
+ * limit first and looks at the excess afterwards, and a charge under way looks at the
+ * limit once more, so that one of the two sees the other.
  * Locks: none; atomic. */
 #pragma once
 
@@ -22,3 +25,6 @@ void cm_budget_refund(cm_budget *budget, uint64_t nbytes);
 uint64_t cm_budget_left(const cm_budget *budget);
 /* The same of all of the chain together. */
 uint64_t cm_budget_room(const cm_budget *budget);
+/* By how much a limit of the chain is passed, the most of them: one was lowered below
+ * what was held then. */
+uint64_t cm_budget_excess(const cm_budget *budget);

@@ -700,6 +700,36 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
     return status;
 }
 
+/* Memory goes back in whole chunks: first as many as leave the rest cached, then, where
+ * only larger ones are left, all of them. */
+void
+cm_pool_obey_limits(cm_pool *pool, bool may_fence)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return;
+    }
+    for (int attempt = 0; attempt < 2; attempt++) {
+        cm_spin_lock_take(&pool->lock);
+        uint64_t excess = cm_budget_excess(pool->config.budget);
+        pool->is_over = excess > 0;
+        cm_spin_lock_give(&pool->lock);
+        if (excess == 0) {
+            return;
+        }
+        cm_ignore(cm_pool_poll(pool, may_fence)); /* what cannot be asked stays */
+        cm_spin_lock_take(&pool->lock);
+        uint64_t cached = pool->heap.free_nbytes;
+        cm_spin_lock_give(&pool->lock);
+        uint64_t released_nbytes = 0;
+        uint64_t keep_nbytes = cached > excess && attempt == 0 ? cached - excess : 0;
+        /* A refusal is counted as lost; a trim() that is asked for will tell. */
+        cm_ignore(trim(pool, keep_nbytes, &released_nbytes));
+    }
+    cm_spin_lock_take(&pool->lock);
+    (void)cm_pool_is_over_locked(pool);
+    cm_spin_lock_give(&pool->lock);
+}
+
 cm_status
 cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
              uint64_t *released_nbytes)

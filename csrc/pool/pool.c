@@ -192,7 +192,8 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
     }
     cm_heap_span *span = NULL;
     cm_spin_lock_take(&pool->lock);
-    if (!cm_pool_is_trim_due_locked(pool) && !must_fence_locked(pool, fence_limit)) {
+    if (!cm_pool_is_trim_due_locked(pool) && !must_fence_locked(pool, fence_limit)
+        && CM_LIKELY(!pool->is_over)) {
         cm_heap_view view = cm_pool_view_for_locked(pool, stream);
         span = cm_heap_take_ready(&pool->heap, size, &view);
         if (span == NULL && !must_ask_locked(pool, size, &view)) {
@@ -227,7 +228,7 @@ take_thoroughly(cm_pool *pool, const alloc_request *r)
     cm_spin_lock_take(&pool->lock);
     cm_heap_view view = cm_pool_view_for_locked(pool, r->stream);
     cm_heap_span *span = NULL;
-    if (pool->heap.free_nbytes >= r->size) {
+    if (pool->heap.free_nbytes >= r->size && !cm_pool_is_over_locked(pool)) {
         cm_heap_settle(&pool->heap, &view);
         bool joined = is_long_locked(pool, r->size) && cm_heap_join(&pool->heap, &view);
         span = cm_heap_take(&pool->heap, r->size, align, &view);
@@ -282,6 +283,15 @@ take_ended(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
+static bool
+is_over(cm_pool *pool)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool over = cm_pool_is_over_locked(pool);
+    cm_spin_lock_give(&pool->lock);
+    return over;
+}
+
 /* From new memory; someone else's growth may have been enough. */
 static cm_status
 grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
@@ -289,7 +299,10 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     cm_mutex_lock(&pool->growing);
     cm_status status = cm_ok();
     *out = take_thoroughly(pool, r);
-    if (*out == NULL) {
+    if (*out == NULL && is_over(pool)) {
+        status = cm_fail(CM_ELIMIT, r->size); /* moving chunks would charge nothing */
+    }
+    else if (*out == NULL) {
         uint64_t begin_ns = cm_now_ns();
         status = CM_IN_SCOPE(pool->rt, pool->config.device,
                              cm_pool_grow(pool, r->size, r->stream, out));
@@ -323,8 +336,10 @@ take_ordered(cm_pool *pool, const alloc_request *r)
         cm_spin_lock_take(&pool->lock);
         cm_heap_view view = cm_pool_view_for_locked(pool, r->stream);
         view.done = done;
-        span = cm_heap_search(&pool->heap, r->size, cm_pool_align_of(pool, r->size),
-                              &view);
+        span = cm_pool_is_over_locked(pool)
+                   ? NULL
+                   : cm_heap_search(&pool->heap, r->size,
+                                    cm_pool_align_of(pool, r->size), &view);
         if (span != NULL) {
             pool->counters.cross_stream_wait_count++;
             if (can_retag && due.slot == 0) {
@@ -394,6 +409,9 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     cm_pool_trim_idle(pool);
     /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
     r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
+    if (is_over(pool)) {
+        cm_pool_obey_limits(pool, !r.capturing); /* what has landed since */
+    }
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {
         cm_status status = grow(pool, &r, &span);
@@ -424,6 +442,9 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
         return NULL;
     }
     cm_pool_trim_idle(pool);
+    if (is_over(pool)) {
+        cm_pool_obey_limits(pool, true);
+    }
     cm_heap_span *span = take_ended(pool, &r);
     cm_spin_lock_take(&pool->lock);
     cm_pool_raise(&most_in_flight, pool->counters.peak_live_nbytes);
@@ -627,10 +648,11 @@ cm_pool_room(cm_pool *pool)
     if (left == UINT64_MAX) {
         return left;
     }
+    uint64_t excess = cm_budget_excess(pool->config.budget); /* goes back first */
     cm_spin_lock_take(&pool->lock);
     uint64_t room = left + pool->heap.free_nbytes;
     cm_spin_lock_give(&pool->lock);
-    return room;
+    return room > excess ? room - excess : 0;
 }
 
 /* -- peers --------------------------------------------------------------------------------- */

@@ -152,8 +152,19 @@ CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *
  * ended, or by growing where the limits have room for it, but not while more is in
  * flight than ever lived at once and 256 MiB. NULL: use the other. Waits for no work,
  * only behind a growth or a trim of another thread; gives nothing back but by an idle
- * trim. */
+ * trim, and what is above a limit. */
 cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit);
+
+/* A limit that the pool counts against may have been lowered: give free memory back to
+ * the runtime until all of them hold, as far as there is any. What lives and what is in
+ * flight stays; while that is too much the pool hands out nothing that is free, and
+ * what becomes free goes back before the next allocation. Does nothing in a forked
+ * child. `may_fence`: of memory that others had a fence may be taken, so that it goes
+ * back soon.
+ * Blocks: behind a growth or a trim, and in the runtime; waits for no work. */
+void cm_pool_obey_limits(cm_pool *pool, bool may_fence);
+/* The same of all pools of a runtime, with fences. */
+void cm_pools_obey_limits(const cm_runtime *rt);
 
 /* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
  * UINT64_MAX: there is no limit. */

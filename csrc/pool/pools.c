@@ -61,3 +61,12 @@ cm_pool_trim_others(cm_pool *pool, cm_status status, const cm_wait_hooks *hooks,
     r->other = pool;
     return cm_pools_trim(pool->rt, r, hooks);
 }
+
+void
+cm_pools_obey_limits(const cm_runtime *rt)
+{
+    cm_pool *pool = NULL;
+    while ((pool = cm_pool_next(rt, pool)) != NULL) {
+        cm_pool_obey_limits(pool, true);
+    }
+}

@@ -82,7 +82,11 @@ struct cm_pool {
      * is open, both up to when those of `counters` began anew. */
     cm_pool_counters peaks_before;
     cm_pool_counters window_peaks;
-    cm_budget budget;        /* the pool's own; config.budget is this one */
+    cm_budget budget; /* the pool's own; config.budget is this one */
+    /* A limit was lowered below what is held: no free memory is handed out until enough
+     * of it has gone back (cm_pool_obey_limits()). Whatever lands meanwhile goes back
+     * at the next allocation. */
+    bool is_over;
     uint64_t window_ns;      /* idle trim: when this window began, */
     uint64_t window_cached;  /* and the least that was cached in it */
     uint64_t unasked_nbytes; /* given back with a fence since that was last asked for */
@@ -96,6 +100,17 @@ struct cm_pool {
     cm_list fork_node; /* the rest is fork.c's: among all pools */
     bool is_copied;    /* a fork is under way: the child gets its living blocks */
 };
+
+/* Does a limit hold back what is free? Looks again where it did, since memory of others
+ * may have gone back. */
+static inline bool
+cm_pool_is_over_locked(cm_pool *pool)
+{
+    if (CM_UNLIKELY(pool->is_over)) {
+        pool->is_over = cm_budget_excess(pool->config.budget) > 0;
+    }
+    return pool->is_over;
+}
 
 /* After each change of the lists, in debug builds. */
 #ifdef CM_DEBUG

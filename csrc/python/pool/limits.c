@@ -113,6 +113,22 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* A limit holds for what is handed out from now on: what the pools keep above it goes
+ * back to the driver. GIL, released meanwhile. */
+static void
+obey(cm_state *state)
+{
+    const cm_runtime *rt = state->runtime;
+    if (rt == NULL) {
+        return; /* nothing is held */
+    }
+    cm_state_enter(state);
+    PyThreadState *thread = cm_gil_give();
+    cm_pools_obey_limits(rt);
+    cm_gil_take(thread);
+    cm_state_leave(state);
+}
+
 /* _limit(kind, device[, new]): what is in force then. */
 PyObject *
 cm_limit(PyObject *module, PyObject *args)
@@ -131,6 +147,7 @@ cm_limit(PyObject *module, PyObject *args)
     if (new != NULL) {
         put_in_force(state, kind, device, nbytes);
         state->limits.was_put = true;
+        obey(state);
     }
     return cm_limit_to_object(limit_of(cm_limits_budget(state, kind, device)));
 }

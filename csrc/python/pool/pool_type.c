@@ -263,7 +263,15 @@ pool_set_limit(PyObject *op, PyObject *value)
     if (check_open(self) < 0 || cm_limit_from_object(value, &limit) < 0) {
         return NULL;
     }
-    atomic_store(&cm_pool_get_config(self->pool)->budget->limit_nbytes, limit);
+    cm_pool *pool = cm_pool_object_take(op);
+    if (pool == NULL) {
+        return NULL;
+    }
+    atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
+    PyThreadState *thread = cm_gil_give();
+    cm_pool_obey_limits(pool, true);
+    cm_gil_take(thread);
+    cm_pool_object_give(op, pool);
     Py_RETURN_NONE;
 }
 
