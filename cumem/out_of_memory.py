@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from cumem import _core
 from cumem.errors import CudaError, OutOfMemoryError
@@ -14,6 +16,8 @@ from cumem.extension import driver
 from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
+
+_T = TypeVar("_T")
 
 _LIMIT_MET = "CM_ELIMIT"
 
@@ -29,21 +33,87 @@ def relieve(attempt: object, trimmed: int, released: int) -> list[str]:
     if trimmed:
         pools = "pool" if trimmed == 1 else "pools"
         tried.append(f"trimmed {trimmed} other {pools}, {released} bytes")
+    _relieve(tried, lambda callback: bool(_core._retry(attempt, callback)))
+    return tried
+
+
+def _relieve(
+    tried: list[str], retry: Callable[[Callable[..., object] | None], bool]
+) -> None:
+    """Call `retry` with each callback and, after a collection, with None, until it says
+    that there is nothing left to try; what was done is added to `tried`."""
     if getattr(_depth, "is_inside", False):
-        return tried
+        return
     _depth.is_inside = True
     try:
         callbacks = tuple(_core._out_of_memory_callbacks)
         for index, callback in enumerate(callbacks, 1):
             tried.append(f"called callback {index} of {len(callbacks)}")
-            if _core._retry(attempt, callback):
-                return tried
+            if retry(callback):
+                return
         gc.collect()
         tried.append("collected garbage")
-        _core._retry(attempt, None)
+        retry(None)
     finally:
         _depth.is_inside = False
-    return tried
+
+
+class _Unraised:
+    """Hands an exception of a callback to ``sys.unraisablehook`` when it ends, since
+    Python code has no other way to call that with arguments of its own."""
+
+    def __init__(self, callback: object, error: Exception) -> None:
+        self._callback = callback
+        self._error = error
+
+    def __del__(self) -> None:
+        raise self._error
+
+    def __repr__(self) -> str:
+        return repr(self._callback)
+
+
+def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
+    """For `register`: what `lock` answers. Where there is no room for more page-locked
+    memory the callbacks are called and garbage is collected, as for an allocation.
+
+    Raises
+    ------
+    OutOfMemoryError
+        The last one of `lock`, which has trimmed the pools.
+    """
+    try:
+        return lock()
+    except OutOfMemoryError as error:
+        failure = error
+    found: list[_T] = []
+    tried = ["trimmed the pools of page-locked memory"]
+
+    def retry(callback: Callable[..., object] | None) -> bool:
+        nonlocal failure
+        if callback is not None:
+            try:
+                callback(kind, device, failure.requested or 0)
+            except Exception as error:
+                _Unraised(callback, error)  # its end reports it
+        try:
+            found.append(lock())
+        except OutOfMemoryError as error:
+            failure = error
+            return False
+        return True
+
+    _relieve(tried, retry)
+    if found:
+        return found[0]
+    failure.tried = tuple(tried)
+    failure.args = (f"{failure.args[0]}. Tried: {'; '.join(tried)}",)
+    try:
+        raise failure
+    finally:
+        del (
+            failure
+        )  # or its traceback would keep it, and the memory that was to be locked
 
 
 @dataclasses.dataclass
@@ -116,6 +186,50 @@ def explain(
     error.args = (f"{error.args[0]}; {_describe(numbers)}. Advice: {advice}",)
 
 
+def refuse_locking(
+    error: OutOfMemoryError,
+    kind: str,
+    device: int,
+    requested: int,
+    budgets: list[tuple[int | None, int]],
+) -> NoReturn:
+    """Raise the error of `register` with its numbers, its advice and the end of its text.
+
+    `budgets` are limit and use of pinned memory, then of all page-locked memory.
+    """
+    held = dict.fromkeys(("locked", "live", "reserved"), 0)
+    for *_, row in _core._pools():
+        pool = pool_stats(*row)
+        if pool.name == "registered":
+            held["locked"] += pool.live_nbytes
+        elif pool.kind in PAGE_LOCKED:
+            held["live"] += pool.live_nbytes
+            held["reserved"] += pool.reserved_nbytes
+    bounded = [budget for budget in budgets if budget[0] is not None]
+    limit, used = min(
+        bounded, key=lambda each: (each[0] or 0) - each[1], default=(None, 0)
+    )
+    error.requested, error.kind, error.device = requested, kind, device
+    error.limit, error.others = limit, held["locked"] + held["reserved"]
+    error.live, error.cached = held["live"], held["reserved"] - held["live"]
+    error.available = _core._host_memory()[1]
+    if error.name == _LIMIT_MET:
+        error.advice = (
+            f"{_size(used)} of the limit of {_size(limit)} are in use, "
+            f"{_size(held['locked'])} by register() and {_size(held['live'])} by "
+            "buffers: close registrations or drop buffers that are done with, register "
+            f'and copy in pieces, or raise it with cumem.set_limit("pinned", ...)'
+        )
+    else:
+        error.advice = advise_on_host(requested, error.available, is_refused(error))
+    error.args = (
+        f"{error.args[0]}; asked to page-lock {_size(requested)} ({requested} bytes) of "
+        f"ordinary memory on device {device}; limit {_size(limit)}. "
+        f"Advice: {error.advice}",
+    )
+    raise error
+
+
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
     """What cannot be read is left out: the error matters more."""
     try:
@@ -138,12 +252,34 @@ def _advise(numbers: _Numbers, error: OutOfMemoryError) -> str:
     if error.name == _LIMIT_MET:
         return _advise_on_limit(numbers, error.arg or 0)
     if numbers.kind in PAGE_LOCKED:
-        return (
-            f"only {_size(numbers.available)} can be had from this machine or container "
-            "now: page-lock less at a time by copying in pieces, or give the container "
-            "more memory"
-        )
+        return advise_on_host(numbers.requested, numbers.available, is_refused(error))
     return _advise_on_device(numbers)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether it was the driver that would not page-lock memory, whatever the reason."""
+    return getattr(error, "call", None) in _LOCKING_CALLS
+
+
+#: Of the CUDA runtime, which lock pages.
+_LOCKING_CALLS = ("cudaHostRegister", "cudaHostAlloc")
+
+
+def advise_on_host(requested: int, available: int | None, was_refused: bool) -> str:
+    """What to do where page-locked memory cannot be had."""
+    if was_refused and (available is None or available >= requested):
+        return (
+            f"the driver refuses to page-lock {_size(requested)} although the host has "
+            f"{_size(available)} free: some systems allow little page-locked memory (WSL "
+            "about half of Windows' memory or less, confidential computing, containers "
+            "of gVisor) or none. Use ordinary memory, which cumem copies through a small "
+            "page-locked ring, lock less at a time, or raise the system's allowance "
+            "(memory= in .wslconfig)"
+        )
+    return (
+        f"only {_size(available)} can be had from this machine or container now: "
+        "page-lock less at a time by copying in pieces, or give the container more memory"
+    )
 
 
 def _advise_on_limit(numbers: _Numbers, piece: int) -> str:

@@ -135,7 +135,8 @@ class Counters(Answer):
 
 
 _STAGING = "staging"
-_STAGING_NUMBER = 2**64 - 2  #: as csrc/python/pool/pool_object.h says
+_STAGING_NUMBER = 2**64 - 2  #: as csrc/python/core/state.h says, and the next
+_REGISTERED_NUMBER = 2**64 - 3
 _COUNTERS = tuple(field.name for field in dataclasses.fields(Counters))
 _PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
 
@@ -148,7 +149,9 @@ class PoolStats(Counters):
     ----------
     name : str
         ``"default"``, ``"pool 3"`` for the third that was made, ``"closed pool"`` for one
-        that only live buffers keep, ``"staging"`` for one that copies go through.
+        that only live buffers keep, ``"staging"`` for one that copies go through. Not a
+        pool but told as one of pinned memory, all of it live: ``"registered"``, the pages
+        that `register` has locked.
     kind : str
         ``"device"``, ``"pinned"``, ``"mapped"`` or ``"managed"``.
     device : int
@@ -188,7 +191,8 @@ class PoolStats(Counters):
 class Stats(Answer):
     """Counters of all pools.
 
-    ``total`` is the sum of ``kinds``, where buffers are, and of ``staging``.
+    ``total`` is the sum of ``kinds``, where buffers are, and of ``staging``. Pages that
+    `register` has locked count as pinned memory.
 
     Attributes
     ----------
@@ -297,6 +301,8 @@ def pool_name(number: int, flags: int, kind: str) -> str:
     """``"default"``, ``"pool 3"``, ``"closed pool"``; see `PoolStats`."""
     if number == _STAGING_NUMBER:
         return _STAGING
+    if number == _REGISTERED_NUMBER:
+        return "registered"
     if number == 2**64 - 1:
         return "closed pool"
     if number != 0:

@@ -12,6 +12,7 @@ from cumem import _core
 from cumem.extension import driver
 from cumem.extension.arguments import read_flag
 from cumem.kinds import KINDS, is_on_device
+from cumem.out_of_memory import lock_pages
 
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
 
@@ -151,15 +152,22 @@ def register(
     ValueError
         If the device does not exist, the shape of `obj` makes no sense, or
         ``read_only`` is False and `obj` is read-only.
+    OutOfMemoryError
+        If a limit of pinned memory has no room for it, or the driver refuses to lock so
+        much. Nothing of it stays locked.
     CudaError
-        If the memory cannot be locked, or with ``mapped`` if it was locked before in
-        parts that have no common address for devices (the note says where).
+        If it cannot be locked for another reason, or with ``mapped`` if it was locked
+        before in parts that have no common address for devices (the note says where).
 
     Notes
     -----
     Memory that is locked already, by this or another library, is shared and not
     an error. `obj` stays alive as long as the buffer or a view of it. **Blocks** while
     pages are locked, GIL released.
+
+    What is locked counts as pinned memory, in `stats` (as ``"registered"``),
+    `memory_info` and against the limits of `set_limit`, each page once and until it is
+    unlocked. Pages that another library had locked are not counted.
 
     Whole pages are locked, with whatever else lies on the first and the last of them.
     CUDA refuses one copy across the edge of locked pages (cudaErrorInvalidValue).
@@ -188,12 +196,12 @@ def register(
             "buffer, or pass a writable object"
         )
     made = object.__new__(Registration)
-    made._buffer, made._nbytes = _core._register(
-        memory,
+    is_mapped = read_flag(mapped, "mapped")
+    locks_read_only = wanted and _can_lock_read_only(index)
+    made._buffer, made._nbytes = lock_pages(
+        lambda: _core._register(memory, index, is_mapped, wanted, locks_read_only),
+        "mapped" if is_mapped else "pinned",
         index,
-        read_flag(mapped, "mapped"),
-        wanted,
-        wanted and _can_lock_read_only(index),
     )
     return made
 

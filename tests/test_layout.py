@@ -50,7 +50,7 @@ PACKAGE_LAYERS = [
         "extension.pickling",
         "extension.streams",
     }
-    | {"registering", "extension.values"},
+    | {"extension.values"},
     {"_testing", "devices", "extension.filling", "extension.importing"}
     | {"extension.allocating", "extension.nvtx"}
     | {"extension.events", "extension.exchange", "extension.texts"},
@@ -63,7 +63,7 @@ PACKAGE_LAYERS = [
         "out_of_memory",
         "progress",
     }
-    | {"extension.foreign_stream", "pools", "extension.views"},
+    | {"extension.foreign_stream", "pools", "registering", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading", "ring"},
     {"managed", "measuring", "numpy_memory", "pipelines", "loading", "collating"}

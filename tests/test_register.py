@@ -337,7 +337,7 @@ def test_failure_leaves_nothing(emulated) -> None:
     data = np.zeros(1000).view(Array)
     owner = weakref.ref(data)
     for op in ("host_register", "host_device_address"):
-        testing.plan_fault(op, 1)
+        testing.plan_fault(op, 1, repeat=True)  # it is tried again after a trim
         with pytest.raises(cumem.CudaError) as caught:
             cumem.register(data, mapped=True)
         assert caught.value.call in ("cudaHostRegister", "cudaHostGetDevicePointer")
@@ -516,3 +516,148 @@ def test_fill_of_pieces_on_a_stream_reaches_every_byte(runtime) -> None:
         assert (memory[1::2] == 8).all()
         for registered in held:
             registered.close()
+
+
+# -- what is locked is counted, and limited ----------------------------------------------
+
+
+MIB = 1 << 20
+
+
+def pages(nbytes: int) -> np.ndarray:
+    """Memory that shares no page with anything else."""
+    return np.frombuffer(mmap.mmap(-1, nbytes), "u1")
+
+
+def locked() -> int:
+    host = cumem.memory_info("host")
+    assert host.live == cumem.stats()["pinned"].live_nbytes
+    assert host.live == cumem.pool_counters()["pinned"]["live_nbytes"]
+    return host.live
+
+
+def test_registered_memory_is_counted_until_it_is_unlocked(runtime) -> None:
+    before = locked()
+    with cumem.measure() as measured, cumem.register(pages(4 * MIB)):
+        assert locked() == before + 4 * MIB
+        (found,) = (p for p in cumem.stats().pools if p.name == "registered")
+        assert (found.kind, found.live_nbytes) == ("pinned", 4 * MIB)
+        assert cumem.live().nbytes >= 4 * MIB
+    assert locked() == before
+    (found,) = (p for p in measured.pools if p.name == "registered")
+    assert (found.live_nbytes, found.peak_live_nbytes) == (0, 4 * MIB)
+
+
+def test_pages_that_registrations_share_are_counted_once(runtime) -> None:
+    before = locked()
+    data = pages(4 * MIB)
+    first = cumem.register(data[: 3 * MIB])
+    second = cumem.register(data[MIB:])
+    assert locked() == before + 4 * MIB
+    first.close()
+    second.close()
+    assert locked() == before
+
+
+def test_memory_that_was_locked_before_is_not_counted_again(runtime) -> None:
+    buffer = cumem.empty_pinned(4 * MIB, "u1")
+    before = locked()
+    with cumem.register(buffer.numpy()):
+        assert locked() == before
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_registering_more_than_a_limit_allows_says_what_to_type(
+    runtime, mapped
+) -> None:
+    held = locked()
+    with cumem.limit("pinned", held + 4 * MIB):
+        with pytest.raises(cumem.OutOfMemoryError) as caught:
+            cumem.register(pages(8 * MIB), mapped=mapped)
+        error = caught.value
+        assert error.name == "CM_ELIMIT"
+        assert (error.requested, error.limit) == (8 * MIB, held + 4 * MIB)
+        assert error.kind == ("mapped" if mapped else "pinned")
+        assert error.advice is not None
+        assert 'cumem.set_limit("pinned", ...)' in error.advice
+        assert error.advice in str(error)
+        assert locked() == held
+        cumem.register(pages(4 * MIB), mapped=mapped).close()
+    assert locked() == held
+
+
+def test_registered_memory_leaves_pools_less_of_the_limit(emulated) -> None:
+    cumem.set_limit("pinned", 16 * MIB)
+    registration = cumem.register(pages(12 * MIB))
+    with pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty_pinned(8 * MIB, "u1")
+    registration.close()
+    cumem.empty_pinned(8 * MIB, "u1")
+
+
+def test_cached_memory_makes_room_for_a_registration(emulated) -> None:
+    del [cumem.empty_pinned(12 * MIB, "u1")][:]
+    del [cumem.empty_mapped(2 * MIB, "u1")][:]
+    cumem.set_limit("pinned", 16 * MIB)
+    with cumem.register(pages(16 * MIB)):
+        assert locked() == 16 * MIB
+
+
+def test_callback_makes_room_for_a_registration(emulated) -> None:
+    cumem.set_limit("pinned", 16 * MIB)
+    kept = [cumem.empty_pinned(12 * MIB, "u1")]
+    asked: list[tuple[str, int, int]] = []
+
+    def drop(kind: str, device: int, nbytes: int) -> None:
+        asked.append((kind, device, nbytes))
+        kept.clear()
+
+    with (
+        cumem.on_out_of_memory(drop),
+        cumem.register(pages(8 * MIB), mapped=True) as mapped,
+    ):
+        assert mapped.kind == "mapped"
+    assert asked == [("mapped", 0, 8 * MIB)]
+
+
+def test_collection_makes_room_for_a_registration(emulated) -> None:
+    cumem.set_limit("pinned", 16 * MIB)
+    cycle: list[object] = [cumem.empty_pinned(12 * MIB, "u1")]
+    cycle.append(cycle)
+    del cycle
+    cumem.register(pages(8 * MIB)).close()
+
+
+def test_registration_of_which_a_piece_fails_refunds_the_others(emulated) -> None:
+    cumem.set_limit("pinned", 16 * MIB)
+    data = pages(8 * MIB)
+    between = cumem.register(data[3 * MIB : 5 * MIB])
+    testing.plan_fault("host_register", 2, repeat=True)  # the piece after it
+    with pytest.raises(cumem.CudaError):
+        cumem.register(data)
+    testing.plan_fault(None, 0)
+    assert locked() == 2 * MIB
+    between.close()
+    assert locked() == 0
+    cumem.register(pages(16 * MIB)).close()
+
+
+def test_registration_that_dies_or_outlives_shutdown_is_refunded(emulated) -> None:
+    cumem.set_limit("pinned", 16 * MIB)
+    cumem.register(pages(12 * MIB))
+    gc.collect()
+    registration = cumem.register(pages(16 * MIB))
+    cumem.shutdown()
+    cumem.set_limit("pinned", 16 * MIB)
+    assert locked() == 0
+    cumem.register(pages(16 * MIB)).close()
+    registration.close()
+
+
+def test_tensor_that_is_registered_is_counted(runtime) -> None:
+    torch = pytest.importorskip("torch")
+    before = locked()
+    tensor = torch.zeros(MIB, dtype=torch.float32)
+    with cumem.register(tensor):
+        assert before + 4 * MIB <= locked() <= before + 4 * MIB + PAGE
+    assert locked() == before

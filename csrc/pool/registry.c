@@ -24,15 +24,17 @@ typedef struct cm_page_piece {
     uintptr_t asked;     /* what requests were for, within: pages at the ends may be */
     uintptr_t asked_end; /* others' as well. 0: nothing yet */
     uint64_t share_count;
-    int device; /* whose context registered it */
+    uint64_t charged_nbytes; /* to the budget: all of it, 0 for a foreign one */
+    int device;              /* whose context registered it */
     bool busy;
     bool foreign;   /* locked by somebody else: never unregistered by us */
     bool read_only; /* while busy: may be; else: devices may not write there */
 } cm_page_piece;
 
 struct cm_registry {
-    atomic_uint refs; /* the opener, each registration, each set of shares */
-    cm_runtime *rt;   /* borrowed */
+    atomic_uint refs;  /* the opener, each registration, each set of shares */
+    cm_runtime *rt;    /* borrowed */
+    cm_budget *budget; /* borrowed; NULL: none */
     uintptr_t page_nbytes;
     cm_mutex lock;
     cm_cond settled;        /* a piece is no longer busy, or gone */
@@ -42,6 +44,8 @@ struct cm_registry {
     _Atomic size_t count;  /* of pieces; without the lock, to see that there are none */
     atomic_int busy_count; /* of them: that are busy */
     atomic_bool closed;
+    cm_registry_counters counters; /* lock */
+    uint64_t window_peak_nbytes;   /* lock */
 };
 
 /* Its pieces hang together, in order. */
@@ -56,13 +60,14 @@ struct cm_registration {
 };
 
 cm_status
-cm_registry_create(cm_runtime *rt, cm_registry **out)
+cm_registry_create(cm_runtime *rt, cm_budget *budget, cm_registry **out)
 {
     cm_registry *registry = calloc(1, sizeof(*registry));
     CM_TRY(cm_allocated(registry != NULL, sizeof(*registry)));
     cm_cond_init(&registry->settled);
     atomic_init(&registry->refs, 1);
     registry->rt = rt;
+    registry->budget = budget;
     registry->page_nbytes = cm_page_nbytes();
     *out = registry;
     return cm_ok();
@@ -250,6 +255,76 @@ drop_locked(cm_registry *registry, cm_page_piece *p)
     free(p);
 }
 
+/* -- what is counted ---------------------------------------------------------------------- */
+
+/* False, and nothing charged: a limit would be passed. */
+static bool
+try_charge(const cm_registry *registry, cm_page_piece *p)
+{
+    uint64_t nbytes = p->end - p->base;
+    if (registry->budget != NULL && !cm_budget_try_charge(registry->budget, nbytes)) {
+        return false;
+    }
+    p->charged_nbytes = nbytes;
+    return true;
+}
+
+/* A piece holds no more than `nbytes` of what it was charged for. */
+static void
+refund_beyond(const cm_registry *registry, cm_page_piece *p, uint64_t nbytes)
+{
+    if (registry->budget != NULL) {
+        cm_budget_refund(registry->budget, p->charged_nbytes - nbytes);
+    }
+    p->charged_nbytes = nbytes;
+}
+
+/* A piece was locked: it may be shorter than it was to be, or foreign. */
+static void
+count_locked(cm_registry *registry, cm_page_piece *p)
+{
+    cm_registry_counters *c = &registry->counters;
+    refund_beyond(registry, p, p->foreign ? 0 : p->end - p->base);
+    if (p->foreign) {
+        return;
+    }
+    c->nbytes += p->charged_nbytes;
+    c->count++;
+    c->locked_count++;
+    c->peak_nbytes = c->nbytes > c->peak_nbytes ? c->nbytes : c->peak_nbytes;
+    if (c->nbytes > registry->window_peak_nbytes) {
+        registry->window_peak_nbytes = c->nbytes;
+    }
+}
+
+static void
+count_unlocked(cm_registry *registry, cm_page_piece *p)
+{
+    if (!p->foreign) {
+        registry->counters.nbytes -= p->charged_nbytes;
+        registry->counters.count--;
+    }
+    refund_beyond(registry, p, 0);
+}
+
+void
+cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out)
+{
+    *out = (cm_registry_counters){0};
+    if (cm_runtime_is_forked(registry->rt)) {
+        return;
+    }
+    cm_mutex_lock(&registry->lock);
+    *out = registry->counters;
+    if (window) {
+        out->peak_nbytes = registry->window_peak_nbytes;
+        registry->window_peak_nbytes = registry->counters.nbytes;
+    }
+    cm_mutex_unlock(&registry->lock);
+}
+
+/* -- pieces under work ------------------------------------------------------------------- */
+
 /* Those who wait see it once the lock is let go. */
 static void
 set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
@@ -275,6 +350,7 @@ remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
     cm_mutex_lock(&registry->lock);
     set_busy_locked(registry, p, false);
     if (gone || at_last) {
+        count_unlocked(registry, p);
         drop_locked(registry, p);
     }
     return status;
@@ -485,7 +561,12 @@ add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piec
     p->end = end;
     p->device = r->device;
     p->read_only = r->asks_read_only;
+    if (!try_charge(registry, p)) {
+        free(p);
+        return cm_fail(CM_ELIMIT, end - base);
+    }
     if (!insert_locked(registry, p)) {
+        refund_beyond(registry, p, 0);
         free(p);
         return cm_fail(CM_ENOMEM, sizeof(*p));
     }
@@ -495,10 +576,12 @@ add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piec
     cm_mutex_lock(&registry->lock);
     set_busy_locked(registry, p, false);
     if (cm_is_ok(status)) {
+        count_locked(registry, p);
         add_share_locked(&r->shares, p);
         *out = p;
     }
     else {
+        refund_beyond(registry, p, 0);
         drop_locked(registry, p);
     }
     return status;

@@ -2,12 +2,14 @@
 /* Which ordinary memory is page-locked by us, piece by piece, counted: overlapping
  * requests share pieces, and a piece is unregistered whole when its last user goes.
  * Transfers have shares too, so that no piece goes under a copy that takes it for
- * locked. Memory that somebody else locked is left alone and counts as locked. Knows
- * nothing of Python.
+ * locked. Memory that somebody else locked is left alone and counts as locked. What we
+ * lock is charged to a budget before it is locked, page by page and once however many
+ * share it, and refunded when it is unlocked. Knows nothing of Python.
  * Locks: one mutex; registering happens outside it, guarded by a "busy" slot per piece.
  * Where nothing is registered no lock is taken to say so. */
 #pragma once
 
+#include "pool/budget.h"
 #include "runtime/runtime.h"
 
 typedef struct cm_registry cm_registry;
@@ -24,7 +26,9 @@ typedef struct cm_page_shares {
 /* Largest piece: cudaHostRegister is called on at most this much at once. */
 #define CM_REGISTER_MAX_NBYTES (UINT64_C(64) << 30)
 
-CM_NODISCARD cm_status cm_registry_create(cm_runtime *rt, cm_registry **out);
+/* `budget`: borrowed, charged with what is locked; NULL: there is no limit. */
+CM_NODISCARD cm_status cm_registry_create(cm_runtime *rt, cm_budget *budget,
+                                          cm_registry **out);
 /* Unregisters whatever is left; a registration that still exists only frees itself
  * later.
  * Not while another thread is in a call of this header. Fails: the first host_unregister
@@ -35,7 +39,8 @@ CM_NODISCARD cm_status cm_registry_close(cm_registry *registry);
  * always portable and mapped; with `read_only` pieces whose mapping may not be written
  * are locked for reading only. A range that is (partly) locked already shares those
  * pieces.
- * Blocks: in the runtime. Fails: host_register, pointer_attributes; CM_EFORKED; CM_EBUSY
+ * Blocks: in the runtime. Fails: host_register, pointer_attributes; CM_EFORKED; CM_ELIMIT
+ * where the budget has no room, with the bytes that were to be locked next; CM_EBUSY
  * when pages that devices may write are asked for and they are locked read-only;
  * nothing of this request stays registered then. */
 CM_NODISCARD cm_status cm_registry_register(cm_registry *registry, int device,
@@ -92,3 +97,15 @@ void cm_registry_abandon(cm_registry *registry, cm_page_shares *shares);
 
 /* Pieces now registered by us, for leak checks. */
 uint64_t cm_registry_count(cm_registry *registry);
+
+/* What is locked by us, without what others had locked before. */
+typedef struct cm_registry_counters {
+    uint64_t nbytes; /* of whole pages */
+    uint64_t peak_nbytes;
+    uint64_t count;        /* pieces */
+    uint64_t locked_count; /* pieces that ever were; those unlocked are the others */
+} cm_registry_counters;
+
+/* A consistent snapshot. `window`: the peak is that since the last call with it, which
+ * leaves the other peak alone. */
+void cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out);

@@ -89,8 +89,8 @@ class LivingBuffers(Answer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them, but for registered ones, which are others'."""
-        return sum(each.nbytes for each in self.buffers if each.kind != "registered")
+        """Bytes of all of them, registered ones included."""
+        return sum(each.nbytes for each in self.buffers)
 
     def __len__(self) -> int:
         return len(self.buffers)

@@ -32,7 +32,7 @@ CM_UNUSED static void
 open_world_with(world *w, const cm_pool_config *pinned)
 {
     w->rt = open_emulated(13000, WORLD_DEVICES, UINT64_C(256) << 20);
-    MUST(cm_registry_create(w->rt, &w->registry));
+    MUST(cm_registry_create(w->rt, NULL, &w->registry));
     MUST(cm_engine_create(w->rt, w->registry, NULL, NULL, &w->engine));
     MUST(cm_pool_create(w->rt, pinned, &w->pinned));
     cm_engine_set_pool(w->engine, -1, w->pinned, NULL);

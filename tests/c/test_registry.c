@@ -25,7 +25,7 @@ static cm_registry *
 open_registry(cm_runtime *rt)
 {
     cm_registry *registry = NULL;
-    MUST(cm_registry_create(rt, &registry));
+    MUST(cm_registry_create(rt, NULL, &registry));
     return registry;
 }
 
@@ -538,7 +538,7 @@ run_scenario(cm_runtime *rt, char *memory)
     uint64_t page = page_nbytes();
     cm_registration *all[3] = {NULL, NULL, NULL};
     static const uint64_t spans[3][2] = {{2, 2}, {0, 8}, {6, 6}};
-    cm_status first = cm_registry_create(rt, &registry);
+    cm_status first = cm_registry_create(rt, NULL, &registry);
     for (int i = 0; i < 3; i++) {
         cm_status status =
             cm_registry_register(registry, 0, memory + spans[i][0] * page + 5,

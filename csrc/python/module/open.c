@@ -170,7 +170,8 @@ adopt(cm_state *state, cm_runtime *runtime)
 {
     cm_registry *registry = NULL;
     cm_engine *engine = NULL;
-    cm_status status = cm_registry_create(runtime, &registry);
+    cm_budget *budget = cm_limits_budget(state, CM_KIND_PINNED, 0);
+    cm_status status = cm_registry_create(runtime, budget, &registry);
     if (cm_is_ok(status)) {
         status =
             cm_engine_create(runtime, registry, cm_shortage_relieve, state, &engine);

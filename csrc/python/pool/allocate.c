@@ -153,20 +153,6 @@ run_steps(attempt *self)
     return self->tried == NULL ? -1 : 0;
 }
 
-/* (limit, used) of each budget that the pool counts against, its own first. */
-static PyObject *
-list_budgets(const cm_budget *budget)
-{
-    PyObject *list = PyList_New(0);
-    for (; list != NULL && budget != NULL; budget = budget->parent) {
-        cm_append(&list,
-                  Py_BuildValue("(NK)",
-                                cm_limit_to_object(atomic_load(&budget->limit_nbytes)),
-                                (unsigned long long)atomic_load(&budget->used_nbytes)));
-    }
-    return list;
-}
-
 /* The error, to which the package adds what was asked for and, to an OutOfMemoryError,
  * the numbers, what they say, and what to do about it; or as it is, where there is not
  * even room for that. */
@@ -183,7 +169,7 @@ raise(attempt *self)
         "out_of_memory", "explain",
         Py_BuildValue("(OKsiKNO)", error, (unsigned long long)(uintptr_t)self->pool,
                       cm_kinds[config->kind].text, config->device,
-                      (unsigned long long)self->nbytes, list_budgets(config->budget),
+                      (unsigned long long)self->nbytes, cm_limits_list(config->budget),
                       self->tried == NULL ? Py_None : self->tried));
     cm_state_leave(self->state);
     if (explained == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {

@@ -106,6 +106,19 @@ cm_limit_to_object(uint64_t limit_nbytes)
                                       : PyLong_FromUnsignedLongLong(limit_nbytes);
 }
 
+PyObject *
+cm_limits_list(const cm_budget *budget)
+{
+    PyObject *list = PyList_New(0);
+    for (; list != NULL && budget != NULL; budget = budget->parent) {
+        cm_append(&list,
+                  Py_BuildValue("(NK)",
+                                cm_limit_to_object(atomic_load(&budget->limit_nbytes)),
+                                (unsigned long long)atomic_load(&budget->used_nbytes)));
+    }
+    return list;
+}
+
 int
 cm_limit_from_object(PyObject *object, uint64_t *out)
 {

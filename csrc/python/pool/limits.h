@@ -22,5 +22,8 @@ int cm_limits_find_groups(void);
 int cm_limits_open(cm_state *state, cm_runtime *runtime);
 /* An int, or None for UINT64_MAX; new reference. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
+/* A new list of (limit, used) of each budget that a charge of `budget` counts against,
+ * its own first. NULL with an exception. */
+PyObject *cm_limits_list(const cm_budget *budget);
 /* The other way round. 0, or -1 with an exception. */
 int cm_limit_from_object(PyObject *object, uint64_t *out);

@@ -16,6 +16,17 @@
 
 /* -- as Python values ---------------------------------------------------------------- */
 
+static PyObject *
+dict_of(const cm_pool_counters *counters)
+{
+#define COUNTER_FORMAT(name) "sK"
+#define COUNTER_VALUE(name) , #name, (unsigned long long)counters->name
+    return Py_BuildValue(
+        "{" CM_POOL_COUNTERS(COUNTER_FORMAT) "}" CM_POOL_COUNTERS(COUNTER_VALUE));
+#undef COUNTER_VALUE
+#undef COUNTER_FORMAT
+}
+
 /* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
  * those since the last call with it. */
 static PyObject *
@@ -24,15 +35,38 @@ describe(cm_pool *pool, bool window)
     const cm_pool_config *config = cm_pool_get_config(pool);
     cm_pool_counters counters;
     (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
-#define COUNTER_FORMAT(name) "sK"
-#define COUNTER_VALUE(name) , #name, (unsigned long long)counters.name
-    PyObject *dict = Py_BuildValue(
-        "{" CM_POOL_COUNTERS(COUNTER_FORMAT) "}" CM_POOL_COUNTERS(COUNTER_VALUE));
-#undef COUNTER_VALUE
-#undef COUNTER_FORMAT
     PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
     return Py_BuildValue("(KIsiNN)", (unsigned long long)config->number, config->flags,
-                         cm_kinds[config->kind].text, config->device, limit, dict);
+                         cm_kinds[config->kind].text, config->device, limit,
+                         dict_of(&counters));
+}
+
+/* The same of what register() has locked, as if it were a pool of which all is handed
+ * out; NULL without an exception: nothing ever was. */
+static PyObject *
+describe_registered(cm_state *state, bool window)
+{
+    cm_registry_counters locked;
+    cm_registry_read(state->registry, window, &locked);
+    if (locked.locked_count == 0) {
+        return NULL;
+    }
+    const cm_pool_counters counters = {
+        .live_nbytes = locked.nbytes,
+        .live_count = locked.count,
+        .requested_nbytes = locked.nbytes,
+        .reserved_nbytes = locked.nbytes,
+        .peak_live_nbytes = locked.peak_nbytes,
+        .peak_requested_nbytes = locked.peak_nbytes,
+        .peak_reserved_nbytes = locked.peak_nbytes,
+        .segment_count = locked.count,
+        .allocation_count = locked.locked_count,
+        .free_count = locked.locked_count - locked.count,
+        .miss_count = locked.locked_count,
+    };
+    return Py_BuildValue("(KIsiNN)", (unsigned long long)CM_NUMBER_REGISTERED, 0u,
+                         cm_kinds[CM_KIND_PINNED].text, 0, Py_NewRef(Py_None),
+                         dict_of(&counters));
 }
 
 static PyObject *
@@ -431,6 +465,18 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                   Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)held[i],
                                 (unsigned long long)cm_pool_get_config(held[i])->serial,
                                 describe(held[i], window)));
+    }
+    PyObject *registered = list == NULL || state->registry == NULL
+                               ? NULL
+                               : describe_registered(state, window);
+    if (registered != NULL) {
+        /* Of no pool: each generation has one such row, told apart by its serial. */
+        uint64_t serial = UINT64_MAX - state->generation;
+        cm_append(&list, Py_BuildValue("(KKN)", (unsigned long long)0,
+                                       (unsigned long long)serial, registered));
+    }
+    else if (PyErr_Occurred()) {
+        Py_CLEAR(list);
     }
     give_all(state, held, count);
     return list;

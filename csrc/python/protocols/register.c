@@ -2,6 +2,8 @@
 /* Page-locked memory of others: the begin and the end of a Registration. */
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
+#include "python/pool/limits.h"
+#include "python/pool/pool_object.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
@@ -46,6 +48,50 @@ refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
                                            status.code == CM_ENOTSUP, offset));
 }
 
+/* Lock the pages. Where a limit or the driver has no room for them, what the pools of
+ * page-locked memory keep for reuse goes back first, and they are tried once more. */
+static cm_status
+lock_with_room(cm_state *state, const cm_storage *storage, bool read_only,
+               cm_registration **out)
+{
+    cm_registry *registry = state->registry;
+    cm_status status = CM_WITHOUT_GIL(cm_registry_register(
+        registry, storage->device, storage->host, storage->nbytes, read_only, out));
+    for (int kind = 0; kind < CM_KIND_COUNT && cm_pool_is_short(status); kind++) {
+        cm_trim_request r = {.kind = (cm_kind)kind, .device = -1};
+        if (!cm_kind_is_page_locked((cm_kind)kind)) {
+            continue;
+        }
+        if (cm_state_trim(state, &r, true) < 0) {
+            return cm_fail(CM_ECANCELLED, 0);
+        }
+        if (r.released_nbytes > 0) {
+            status = CM_WITHOUT_GIL(cm_registry_register(registry, storage->device,
+                                                         storage->host, storage->nbytes,
+                                                         read_only, out));
+        }
+    }
+    return status;
+}
+
+/* Raise what locking pages failed with; the package adds to an OutOfMemoryError what
+ * was asked for and what to do. */
+static int
+refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
+{
+    if (!cm_pool_is_short(status)) {
+        return cm_py_raise_int(state, status, "while registering host memory");
+    }
+    const cm_budget *budget = cm_limits_budget(state, CM_KIND_PINNED, 0);
+    return cm_package_refuse(
+        "out_of_memory", "refuse_locking",
+        Py_BuildValue(
+            "(NsiKN)",
+            cm_py_exception_new(state, status, "while registering host memory"),
+            cm_kinds[storage->kind].text, storage->device,
+            (unsigned long long)storage->nbytes, cm_limits_list(budget)));
+}
+
 /* Lock what `bytes` reaches and fill `storage` in. */
 static int
 lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
@@ -55,16 +101,14 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
     storage->nbytes = bytes->nbytes;
     storage->flags = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED;
     cm_registration *registration = NULL;
-    cm_registry *registry = state->registry;
     cm_address address = 0;
-    cm_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = cm_registry_register(registry, storage->device, storage->host,
-                                  storage->nbytes, lock_read_only, &registration);
-    if (cm_is_ok(status)) {
-        status = cm_registration_device_address(registration, &address);
+    cm_status status = lock_with_room(state, storage, lock_read_only, &registration);
+    if (status.code == CM_ECANCELLED) {
+        return -1; /* with the exception of a signal's handler */
     }
-    Py_END_ALLOW_THREADS
+    if (cm_is_ok(status)) {
+        status = CM_WITHOUT_GIL(cm_registration_device_address(registration, &address));
+    }
     storage->registration = registration; /* goes with the storage */
     if (registration != NULL) {
         cm_storage_note_registered(storage, CM_EVENT_ALLOCATE);
@@ -81,7 +125,7 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
         address = 0;
     }
     if (!cm_is_ok(status)) {
-        return cm_py_raise_int(state, status, "while registering host memory");
+        return refuse_locking(state, storage, status);
     }
     storage->address = address;
     return 0;
