@@ -2598,14 +2598,17 @@ def _transfer_file(
     open: Callable[[], int],
     ends: tuple[tuple[int, object], ...],
     writes: bool,
+    cuts: bool,
     stream: object,
     direct: int,
     progress: _Progress,
     /,
-) -> int | tuple[int, int, int]:
+) -> int | tuple[int, int, int] | list[int]:
     """Read or write pairs of an offset and memory, which cumem/files.py has read and
     checked; the file is opened when nothing else is wrong. The number of bytes, or what
     the system said (an errno; 0: the file ends), where in the file and at which end.
+    A list: nothing was moved, as these ends are maps of bytes of the file that the call
+    touches; `cuts`: what lies behind the ends counts as touched.
     """
 
 def _register(

@@ -317,24 +317,58 @@ def _move(
     direct: int,
     progress: Progress,
     argument: str | None = None,
+    cuts: bool = False,
 ) -> int:
     """Bytes that were read or written; `argument` is what the end of the one range is
-    called, else it is ``ranges[0]``."""
+    called, else it is ``ranges[0]``; `cuts`: what lies behind it is to go. A source that
+    maps bytes which go is a `_CutMapError`, before anything is written."""
     ends: list[tuple[int, Any]] = []
+    staged: list[tuple[Any, Any]] = []
     try:
         for index, pair in enumerate(_iterable(ranges)):
             ends.append(_read_end(pair, argument or index, writes, stream))
-        answer = _core._transfer_file(
-            opened.descriptor, tuple(ends), writes, stream, direct, progress
-        )
+
+        def transfer() -> int | tuple[int, int, int] | list[int]:
+            return _core._transfer_file(
+                opened.descriptor, tuple(ends), writes, cuts, stream, direct, progress
+            )
+
+        answer = transfer()
+        if isinstance(answer, list):
+            end = max(begin + memory.nbytes for begin, memory in ends)
+            if cuts and end < (opened.nbytes() or 0):
+                raise _CutMapError
+            for index in answer:
+                begin, memory = ends[index]
+                own = _stage(memory, writes, stream)
+                staged.append((memory, own))
+                ends[index] = (begin, own)
+            answer = transfer()
         if isinstance(answer, int):
+            if not writes:
+                for memory, own in staged:
+                    _core.copy(memory, own, stream=stream)
             return answer
+        assert isinstance(answer, tuple)  # memory of our own maps no file
         number, offset, index = answer
         begin, memory = ends[index]
         raise _failure(number, opened.name, offset, begin, memory.nbytes, writes)
     finally:  # a traceback keeps this frame, not the memory
-        pair = memory = None
+        pair = memory = own = None
         ends.clear()
+        staged.clear()
+
+
+class _CutMapError(Exception):
+    """A file would be cut of bytes that its own source has mapped."""
+
+
+def _stage(memory: Any, writes: bool, stream: object) -> Any:
+    """Ordinary memory in place of a map of the file: what is written is copied there."""
+    own = np.empty(memory.shape, memory.dtype)
+    if writes:
+        _core.copy(own, memory, stream=stream)
+    return own
 
 
 def _read_end(
@@ -692,17 +726,46 @@ def tofile(
     """
     number = _direct_number(direct)
     skipped = 0 if offset is None else _offset_number(offset)
+    cuts = offset is None and isinstance(file, str | bytes | os.PathLike)
     with _opened(file, True) as opened:
         begin = opened.begin + skipped
         ranges = [(begin, buf)]
-        end = begin + _move(opened, ranges, True, stream, number, progress, "buf")
-        if offset is None and isinstance(file, str | bytes | os.PathLike):
+        try:
+            nbytes = _move(opened, ranges, True, stream, number, progress, "buf", cuts)
+        except _CutMapError:
+            _replace(file, buf, stream, fsync, direct, progress)
+            return
+        end = begin + nbytes
+        if cuts:
             info = os.fstat(opened.descriptor())
             if stat.S_ISREG(info.st_mode) and info.st_size != end:
                 os.ftruncate(opened.descriptor(), end)
         if fsync:
             os.fsync(opened.descriptor())
         opened.move(end)
+
+
+def _replace(
+    path: Any,
+    buf: object,
+    stream: object,
+    fsync: bool,
+    direct: Direct,
+    progress: Progress,
+) -> None:
+    """Write a new file in place of one that `buf` has mapped: the old one stays as it is
+    for as long as it is mapped, where cutting it would take pages from under the map."""
+    with replacing(pathlib.Path(os.fsdecode(path))) as new:
+        with new.open() as file:
+            tofile(
+                file,
+                buf,
+                stream=stream,
+                fsync=fsync,
+                direct=direct,
+                progress=progress,
+            )
+        new.place()
 
 
 def read_ranges(

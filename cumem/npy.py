@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import math
 import os
@@ -25,7 +26,6 @@ from cumem.files import (
     open_regular,
     read_ranges,
     replacing,
-    tofile,
     unwrapped,
     write_ranges,
 )
@@ -488,14 +488,19 @@ def save(
     """
     head, data = _saved(arr, stream)
     options: Any = {"stream": stream, "fsync": fsync, "direct": direct}
+    start = np.frombuffer(head, "u1")
     if isinstance(file, int) and not isinstance(file, bool):
-        start = np.frombuffer(head, "u1")
         ranges = [(0, start), (len(head), data)]
         write_ranges(file, ranges, progress=progress, **options)
         return
     with _written(file, ".npy") as opened:
-        opened.write(head)
-        tofile(opened, data, progress=progress, **options)
+        if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
+            opened.seek(0, os.SEEK_END)  # where a write would go
+        at = opened.tell()
+        # in one call: the header must not change a map of the file that is the source
+        ranges = [(at, start), (at + len(head), data)]
+        write_ranges(opened, ranges, progress=progress, **options)
+        opened.seek(at + len(head) + data.nbytes)
 
 
 def savez(file: File, /, *args: object, **named: object) -> None:
@@ -544,6 +549,8 @@ def savez(file: File, /, *args: object, **named: object) -> None:
         _written(file, ".npz") as opened,
         zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED) as archive,
     ):
+        if os.fstat(opened.fileno()).st_size > 0:  # the arrays may be maps of it
+            saved = {name: (head, _own(data)) for name, (head, data) in saved.items()}
         for name, (head, data) in saved.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 member.write(head)
@@ -574,6 +581,12 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
     is_turned = buffer.flags.fnc
     head = _header(buffer.shape, is_turned, buffer.dtype)
     return head, buffer.T if is_turned else buffer
+
+
+def _own(data: _core.Buffer) -> _core.Buffer:
+    """What no file that is written over can change."""
+    is_far = is_on_device(data.kind)
+    return data if is_far else _core.asbuffer(data.to_numpy())
 
 
 def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges of a file and objects in memory: from them to a request of the engine, with
  * what must come first and what must stay alive. */
+#include "base/checked_math.h"
+#include "base/file_maps.h"
 #include "base/nvtx.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
@@ -15,6 +17,7 @@ typedef struct file_call {
     cm_stream *given; /* borrowed; NULL: the current streams */
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* whose memory is an end, by index */
+    bool cuts;        /* the file is to end with the last range */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
     cm_operand *ends;      /* owned, as are the next */
@@ -148,6 +151,97 @@ open_file(file_call *call)
     return result;
 }
 
+/* -- maps of the file itself -------------------------------------------------------------- */
+
+/* May the memory be a mapping of a file? Not what an allocator or a pool of ours made.
+ */
+static bool
+may_be_map(const file_call *call, Py_ssize_t i)
+{
+    const cm_operand *end = &call->ends[i];
+    return call->ranges[i].nbytes > 0 && end->region.host != NULL
+           && !end->region.is_heap && cm_file_range_device(&call->ranges[i]) < 0
+           && (end->storage == NULL || end->storage->pool == NULL);
+}
+
+/* The bytes of the file that the call changes or reads, from the first to the last.
+ * What is cut off behind them counts as changed. */
+static cm_file_span
+touched_span(const file_call *call)
+{
+    cm_file_span span = {.begin = UINT64_MAX};
+    for (Py_ssize_t i = 0; i < call->count; i++) {
+        const cm_file_range *range = &call->ranges[i];
+        uint64_t end = range->offset + range->nbytes;
+        if (range->nbytes > 0) {
+            span.begin = cm_least(span.begin, range->offset);
+            span.end = end > span.end ? end : span.end;
+        }
+    }
+    if (call->cuts) {
+        span.end = UINT64_MAX;
+    }
+    return span;
+}
+
+/* Append the numbers of the ends that show bytes which the call touches. */
+static int
+list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
+{
+    cm_file_span touched = touched_span(call);
+    for (Py_ssize_t i = 0; i < call->count; i++) {
+        int64_t low, high;
+        const cm_region *region = &call->ends[i].region;
+        if (!may_be_map(call, i) || !cm_is_ok(cm_region_bounds(region, &low, &high))) {
+            continue;
+        }
+        uint64_t first = (uintptr_t)region->host;
+        cm_file_span memory = {first + (uint64_t)low, first + (uint64_t)high};
+        if (!cm_file_maps_show(maps, memory, touched)) {
+            continue;
+        }
+        PyObject *index = PyLong_FromSsize_t(i);
+        int result = index == NULL ? -1 : PyList_Append(shown, index);
+        Py_XDECREF(index);
+        if (result < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Bytes that are read from a file into a map of the same bytes, or written to it from
+ * one, change under the call: pieces move in any order. Nothing has been moved yet when
+ * this lists the numbers of such ends, so that the caller can go by way of memory of
+ * its own; an empty list: there are none. */
+static PyObject *
+find_own_maps(file_call *call)
+{
+    PyObject *shown = PyList_New(0);
+    bool may_be = false;
+    for (Py_ssize_t i = 0; i < call->count && !may_be; i++) {
+        may_be = may_be_map(call, i);
+    }
+    if (shown == NULL || !may_be) {
+        return shown;
+    }
+    cm_file_maps maps;
+    cm_status status;
+    Py_BEGIN_ALLOW_THREADS
+    status = cm_file_maps_read(call->request.fd, &maps);
+    Py_END_ALLOW_THREADS
+    if (!cm_is_ok(status)) {
+        Py_DECREF(shown);
+        return cm_py_raise(call->call.state, status,
+                           "while looking for maps of a file");
+    }
+    if (list_shown(call, &maps, shown) < 0) {
+        Py_CLEAR(shown);
+    }
+    cm_file_maps_fini(&maps);
+    return shown;
+}
+
 static PyObject *
 run_call(file_call *call)
 {
@@ -157,8 +251,15 @@ run_call(file_call *call)
         devices = UINT64_C(1) << cm_state_device(state);
     }
     cm_engine *engine = cm_call_engine(state, devices);
-    if (engine == NULL || open_file(call) < 0
-        || cm_call_prepare(&call->call, &call->request.copy) < 0) {
+    if (engine == NULL || open_file(call) < 0) {
+        return NULL;
+    }
+    PyObject *shown = find_own_maps(call);
+    if (shown == NULL || PyList_Size(shown) > 0) {
+        return shown;
+    }
+    Py_DECREF(shown);
+    if (cm_call_prepare(&call->call, &call->request.copy) < 0) {
         return NULL;
     }
     cm_file_failure failure;
@@ -190,8 +291,8 @@ PyObject *
 cm_transfer_file(PyObject *module, PyObject *args)
 {
     PyObject *open, *ends, *stream, *told;
-    int writes, direct;
-    if (!PyArg_ParseTuple(args, "OO!pOiO", &open, &PyTuple_Type, &ends, &writes,
+    int writes, cuts, direct;
+    if (!PyArg_ParseTuple(args, "OO!ppOiO", &open, &PyTuple_Type, &ends, &writes, &cuts,
                           &stream, &direct, &told)) {
         return NULL;
     }
@@ -208,6 +309,7 @@ cm_transfer_file(PyObject *module, PyObject *args)
         call->call =
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
         call->open = open;
+        call->cuts = cuts;
         call->given = frame.stream;
         call->count = PyTuple_Size(ends);
         call->request.writes = writes;

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the process has a file mapped into memory.
+ *
+ * A map is found by the file that it shows, not by the object that made it: the same
+ * bytes come as numpy.memmap, mmap.mmap, a tensor of torch.from_file(), shared memory
+ * or registered memory, and through any name or descriptor of the file. The kernel's
+ * list of mappings, /proc/self/maps, names the device and inode behind each. Overlay
+ * file systems give other numbers there than stat() does, so the file is mapped once
+ * more and the numbers beside that mapping are what the others are compared with.
+ *
+ * Example: before a file is written from memory, cm_file_maps_read() lists its
+ * mappings, and cm_file_maps_show() tells whether the memory shows bytes that the call
+ * is about to overwrite.
+ *
+ * Where there is no /proc, or the file cannot be opened for reading, no map is found.
+ * No locks. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* From one byte to before another: addresses, or offsets in a file. */
+typedef struct cm_file_span {
+    uint64_t begin;
+    uint64_t end;
+} cm_file_span;
+
+/* One mapping of the file. */
+typedef struct cm_file_map {
+    cm_file_span memory;
+    uint64_t offset; /* in the file, of its first byte */
+} cm_file_map;
+
+typedef struct cm_file_maps {
+    cm_file_map *items; /* owned */
+    size_t count;
+} cm_file_maps;
+
+/* List the mappings of the file that `fd` is open for; none for what is not a regular
+ * file or is empty, since touching such a mapping raises a signal. Blocks: for about a
+ * microsecond per mapping of the process. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_file_maps_read(int fd, cm_file_maps *out);
+void cm_file_maps_fini(cm_file_maps *maps);
+
+/* Does memory from its lowest byte to its highest show any of these bytes of the file?
+ */
+bool cm_file_maps_show(const cm_file_maps *maps, cm_file_span memory,
+                       cm_file_span file);
