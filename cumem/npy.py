@@ -19,6 +19,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from cumem import _core
+from cumem.carried import find
+from cumem.errors import warn_caller
 from cumem.extension.filling import as_array
 from cumem.files import (
     Direct,
@@ -578,9 +580,28 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
     else:
         buffer = _core.asbuffer(as_array(obj))
     _ = buffer.ptr  # a closed one says so
+    _warn_of_lost_type(obj, buffer.dtype)
     is_turned = buffer.flags.fnc
     head = _header(buffer.shape, is_turned, buffer.dtype)
     return head, buffer.T if is_turned else buffer
+
+
+def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
+    """NumPy's files have no word for what is not NumPy's own."""
+    note, _ = find(obj)
+    if dtype.isbuiltin == 2:  # registered by ml_dtypes
+        name, comes_back = dtype.name, f"V{dtype.itemsize}"
+        cure = f'read it with np.load(file).view("{name}") while ml_dtypes is imported'
+    elif note is not None and dtype.kind == "u":
+        name, comes_back = note.element, str(dtype)
+        cure = "read it so on purpose"
+    else:
+        return
+    warn_caller(
+        f"an .npy file cannot say that the elements are {name}: they come back as "
+        f"{comes_back}; save_safetensors() keeps the type, or {cure}",
+        UserWarning,
+    )
 
 
 def _own(data: _core.Buffer) -> _core.Buffer:

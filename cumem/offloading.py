@@ -592,6 +592,10 @@ def _replaced(value: Any, moved: dict[int, Any]) -> Any:
     """The same containers with new tensors."""
     if isinstance(value, Mapping):
         pairs = ((key, _replaced(each, moved)) for key, each in value.items())
+        if hasattr(value, "infos") and isinstance(value, dict):
+            kept: Any = value.copy()  # what load_safetensors() gave keeps its types
+            kept.update(pairs)
+            return kept
         if not isinstance(value, collections.OrderedDict):
             return dict(pairs)
         new = collections.OrderedDict(pairs)

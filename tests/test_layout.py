@@ -32,6 +32,7 @@ PACKAGE_LAYERS = [
     {"notebook.cell"},
     {
         "answers",
+        "carried",
         "control_groups",
         "gpus",
         "extension.driver",

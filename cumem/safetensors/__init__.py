@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.carried import remember
 from cumem.files import open_regular, read_ranges
 from cumem.kinds import DEVICE_FIRST, is_on_device
 from cumem.progress import Parts, Progress
@@ -26,6 +27,7 @@ from cumem.safetensors.format import (
     SafetensorsInfo,
     checked_path,
     dtype_of,
+    is_carried,
     packed_shape,
     read_header,
     read_index,
@@ -59,11 +61,24 @@ class SafetensorsDict(dict[str, Any]):
 
     infos: dict[str, SafetensorsInfo]
     metadata: dict[str, str]
+    _carried: set[str]  # tensors for whose elements integers stand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.infos = {}
         self.metadata = {}
+        self._carried = set()
+
+    def copy(self) -> SafetensorsDict:
+        """Return a new dict of the same values, with `infos` and `metadata`."""
+        new = SafetensorsDict(self)
+        new.infos, new.metadata = dict(self.infos), dict(self.metadata)
+        new._carried = set(self._carried)
+        return new
+
+    def __copy__(self) -> SafetensorsDict:
+        """Return what `copy` does."""
+        return self.copy()
 
 
 def load_safetensors(
@@ -179,11 +194,15 @@ def load_safetensors(
                     part = told.next(sum(at[name].nbytes for name in members))
                     read_ranges(file, ranges, stream=stream, progress=part)
             for name, info in loaded.infos.items():
-                loaded[name] = finish(buffers[name], info)
+                loaded[name] = value = finish(buffers[name], info)
+                if is_carried(value, info.dtype):
+                    loaded._carried.add(name)
+                    remember(value, info.dtype, info.shape)
         except BaseException:  # its traceback keeps frames, not the memory
             ranges.clear()
             buffers.clear()
             loaded.clear()
+            value = None
             raise
     return loaded
 

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from cumem.answers import Answer, plain
+from cumem.carried import remember
 from cumem.files import open_regular
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "dtype_of",
     "header_bytes",
     "index_bytes",
+    "is_carried",
     "packed_shape",
     "read_header",
     "read_index",
@@ -174,7 +176,10 @@ class SafetensorsHeader(Answer):
                 raise OSError(f"{self.path} is shorter than its header says")
             if info.nbytes == 0:
                 return np.empty(shape, dtype)
-            return np.memmap(file, dtype, "r", info.offset, shape)
+            mapped = np.memmap(file, dtype, "r", info.offset, shape)
+            if is_carried(mapped, info.dtype):
+                remember(mapped, info.dtype, info.shape)
+            return mapped
 
 
 # -- element types ---------------------------------------------------------------------
@@ -264,6 +269,13 @@ def dtype_of(name: str) -> np.dtype[Any]:
         except (ImportError, AttributeError):  # not installed, or too old
             pass
     return np.dtype(kind.numpy)
+
+
+def is_carried(value: Any, name: str) -> bool:
+    """Are the elements of a loaded array integers that stand for those of type `name`?"""
+    kind = TYPES[name]
+    said = str(value.dtype).removeprefix("torch.")
+    return not kind.native and said == str(np.dtype(kind.numpy))
 
 
 def type_of(dtype: np.dtype[Any]) -> ElementType | None:

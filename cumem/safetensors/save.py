@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.carried import Note, find
 from cumem.files import Replacement, replacing, write_ranges
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
@@ -28,6 +29,7 @@ from cumem.safetensors.format import (
     checked_path,
     header_bytes,
     index_bytes,
+    packed_shape,
     read_index,
     tensor_nbytes,
     type_of,
@@ -95,8 +97,9 @@ def save_safetensors(
     ------
     TypeError
         If an argument is no mapping, a name or text is not a str, a value of `dtypes` is
-        neither a str nor a `SafetensorsInfo`, if something is no array, or if its dtype
-        is none of the format's.
+        neither a str nor a `SafetensorsInfo`, if something is no array, if its dtype
+        is none of the format's, or if it stood for another type and has a shape that does
+        not tell whether it still does.
     ValueError
         If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
         does not fit in 63 bits, if `dtypes` does not fit a tensor, if `max_shard_nbytes`
@@ -147,7 +150,8 @@ def save_safetensors(
         # what was loaded says all types, also where a part of it is saved
         if name not in named and not isinstance(value, SafetensorsInfo):
             raise KeyError(f"dtypes: there is no tensor {name!r} to save")
-    sources = [_source(name, obj, declared) for name, obj in named.items()]
+    known = _known_infos(tensors)
+    sources = [_source(name, obj, declared, known) for name, obj in named.items()]
     limit = _limit(max_shard_nbytes)
     shards = _shards(sources, limit)
     stem = path.name.removesuffix(".safetensors")
@@ -190,6 +194,13 @@ def save_safetensors(
         if old.is_symlink() or old.is_file():
             old.unlink(missing_ok=True)
     return result
+
+
+def _known_infos(tensors: Any) -> dict[str, SafetensorsInfo]:
+    """Of what `load_safetensors` gave: the infos of tensors that came as integers."""
+    names = getattr(tensors, "_carried", ())
+    infos = getattr(tensors, "infos", {})
+    return {name: infos[name] for name in names if name in infos}
 
 
 def _mapping(value: Any, argument: str, of: str) -> dict[Any, Any]:
@@ -262,7 +273,12 @@ def _limit(max_shard_nbytes: int | str | None) -> int | None:
     return limit
 
 
-def _source(name: str, obj: Any, declared: dict[str, str | SafetensorsInfo]) -> _Source:
+def _source(
+    name: str,
+    obj: Any,
+    declared: dict[str, str | SafetensorsInfo],
+    known: dict[str, SafetensorsInfo],
+) -> _Source:
     """One tensor as it will stand in a file."""
     _check_name(name, "tensors", "names")
     if name == METADATA:
@@ -271,15 +287,66 @@ def _source(name: str, obj: Any, declared: dict[str, str | SafetensorsInfo]) -> 
         data, element = _exported(obj)
         if name in declared:
             element, shape = _declared(data, element, declared[name])
-        elif element is None:
-            raise TypeError(f"the format has no element type for dtype {data.dtype}")
         else:
-            shape = _logical_shape(data, element)
+            carried = _carried(name, obj, data, element, known.get(name))
+            if carried is not None:
+                element, shape = carried
+            elif element is None:
+                raise TypeError(
+                    f"the format has no element type for dtype {data.dtype}"
+                )
+            else:
+                shape = _logical_shape(data, element)
         tensor_nbytes(element, shape)  # else it would not be read again
     except (TypeError, ValueError, BufferError) as error:
         error.add_note(f"while saving the tensor {name!r}")
         raise
     return _Source(name, element.name, shape, data)
+
+
+def _carried(
+    name: str,
+    obj: Any,
+    data: _core.Buffer,
+    own: ElementType | None,
+    info: SafetensorsInfo | None,
+) -> tuple[ElementType, tuple[int, ...]] | None:
+    """What a tensor was in the file that it was loaded from, where integers stand for it;
+    None: its dtype says what it is.
+
+    `info` is that of a value of the dict which came as such integers. It holds for what
+    the user put in its place as well, where that has the same dtype and shape.
+    """
+    note, is_itself = find(obj)
+    if note is not None:
+        element, shape, packed = TYPES[note.element], note.shape, note.packed_shape
+    elif info is not None:
+        element, shape, packed = TYPES[info.dtype], info.shape, packed_shape(info)
+    else:
+        return None
+    if own is not type_of(np.dtype(element.numpy)):
+        return None
+    is_whole = is_itself or note is None or data.flags.c_contiguous
+    if data.shape == packed and is_whole:
+        return element, shape
+    if note is not None and element.bits >= 8:
+        return element, data.shape
+    if note is not None and _has_whole_rows(data, note):
+        return element, _logical_shape(data, element)
+    raise TypeError(
+        f"it was loaded as {element.name}, for which {data.dtype} stands, and has another "
+        f"shape now; say what it is: dtypes={{{name!r}: {element.name!r}}} or "
+        f"dtypes={{{name!r}: {own.name!r}}}"
+    )
+
+
+def _has_whole_rows(data: _core.Buffer, note: Note) -> bool:
+    """Were packed elements not taken apart along their last axis?"""
+    return (
+        len(data.shape) == len(note.shape) == len(note.packed_shape)
+        and data.shape[-1:] == note.packed_shape[-1:]
+        and data.strides[-1:] == (1,)
+    )
 
 
 def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
