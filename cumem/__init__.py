@@ -391,6 +391,7 @@ _ELSEWHERE = {
     "frombuffer": "use cumem.asbuffer(obj)",
     "get_default_memory_pool": "use cumem.default_pool(kind)",
     "integrations": "import cumem.integrations.torch, .cupy, .numba or .cuda_core",
+    "load_file": "use cumem.load_safetensors(path)",
     "managed_array": "use cumem.empty_managed(shape)",
     "mapped_array": "use cumem.empty_mapped(shape)",
     "mem_get_info": "use cumem.memory_info()",
@@ -400,6 +401,9 @@ _ELSEWHERE = {
     "ones_like": "use cumem.full_like(buf, 1)",
     "pin_memory": "use cumem.register(array) in place, or cumem.empty_pinned(shape)",
     "pinned_array": "use cumem.empty_pinned(shape)",
+    "safe_open": "use cumem.load_safetensors(path, names=[...]) for some of the tensors, "
+    "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",
+    "save_file": "use cumem.save_safetensors(path, tensors)",
     "savez_compressed": "use cumem.savez(file), which does not compress",
     "stack": "use cumem.copy(out[index], buf) for each index",
     "tensor": "use cumem.array(obj)",

@@ -21,6 +21,14 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import read_dtype
+from cumem.file_hints import (
+    HEAD_NBYTES,
+    check_is_name,
+    explain_missing,
+    is_lfs_pointer,
+    lfs_text,
+    what_it_is,
+)
 from cumem.pools import Pool
 from cumem.progress import Progress
 from cumem.units import read_integer
@@ -85,9 +93,16 @@ def _open(
     path: Any, flags: int, check: Callable[[int, object], None] = _check_sort
 ) -> io.FileIO:
     """Never waits for the other end of a FIFO, nor lets that see us come and go."""
+    check_is_name(path)
     with contextlib.suppress(FileNotFoundError):
         check(os.stat(path).st_mode, path)  # some devices do things when opened
-    file = _owned(path, flags | os.O_NONBLOCK)
+    try:
+        file = _owned(path, flags | os.O_NONBLOCK)
+    except FileNotFoundError:
+        explained = explain_missing(path)
+        if explained is None:
+            raise
+        raise explained from None
     try:
         mode = os.fstat(file.fileno()).st_mode
         check(mode, path)  # another file by now
@@ -184,7 +199,10 @@ def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
             error.filename = os.fspath(path)
             if error.filename2 is not None:  # of a name that could not be taken
                 del error.filename2
-        raise
+        explained = explain_missing(path) if error.errno == errno.ENOENT else None
+        if explained is None:
+            raise
+        raise explained from None
     finally:
         made.temporary.unlink(missing_ok=True)
 
@@ -263,10 +281,16 @@ def unwrapped(file: Any) -> Any:
     raw = getattr(plain, "raw", plain)
     if isinstance(plain, _PLAIN) and isinstance(raw, io.FileIO):
         return plain
-    raise TypeError(
+    text = (
         "file must be a path, a descriptor or a binary file that open() made, not "
         f"{type(file).__name__}"
     )
+    if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
+        text += (
+            ": its bytes are in no file, or not as they are read; np.load(file) or "
+            "np.frombuffer(data, dtype) gives an array, which cumem.array() takes"
+        )
+    raise TypeError(text)
 
 
 @contextlib.contextmanager
@@ -469,8 +493,19 @@ def _shape(
     opened: _Opened, size: int | None, begin: int, itemsize: int, count: int, shape: Any
 ) -> int | tuple[int, ...]:
     """What is asked for, -1 standing for all there is."""
+    if shape is None and count >= 0:
+        return count
     if shape is None:
-        return count if count >= 0 else _items_left(opened, size, begin, itemsize)
+        items = _items_left(opened, size, begin, itemsize)
+        left = 0 if size is None else size - begin
+        over = left % itemsize
+        if over:
+            raise ValueError(
+                f"{opened.name!r} does not end with a whole item: the {left} bytes from "
+                f"offset {begin} on are {items} items of {itemsize} bytes and {over} "
+                f"bytes more; count={items} reads the items alone, if the dtype is right"
+            )
+        return items
     lengths = [operator.index(n) for n in shape] if np.iterable(shape) else [shape]
     if lengths.count(-1) == 1:
         rest = math.prod(n for n in lengths if n != -1)
@@ -497,10 +532,20 @@ def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) ->
 
 
 def _check_plain(opened: _Opened, begin: int) -> None:
-    """Nobody means to read the header of NumPy's own files as elements."""
-    head = os.pread(opened.descriptor(), 6, begin)
-    name = opened.name if isinstance(opened.name, (str, bytes)) else ""
-    is_npz = head[:4] == b"PK\x03\x04" and os.fsdecode(name).endswith(".npz")
+    """Nobody means to read the header of such files, or a text, as elements."""
+    head = os.pread(opened.descriptor(), HEAD_NBYTES, begin)
+    if is_lfs_pointer(head):
+        raise ValueError(
+            f"{lfs_text(repr(opened.name))}; to read the text itself, pass offset=0"
+        )
+    name = os.fsdecode(opened.name) if isinstance(opened.name, (str, bytes)) else ""
+    is_npz = head[:4] == b"PK\x03\x04" and name.endswith(".npz")
+    if name.endswith(".safetensors") and "safetensors" in (what_it_is(head) or ""):
+        raise ValueError(
+            f"{opened.name!r} is a safetensors file: cumem.load_safetensors() reads its "
+            "tensors; to read its bytes as they are, header and all, pass offset=0"
+        )
+    head = head[:6]
     if head == b"\x93NUMPY" or is_npz:
         suffix = ".npz" if is_npz else ".npy"
         raise ValueError(
@@ -583,8 +628,7 @@ def fromfile(
     dtype : dtype, optional
         Of the items; default: float, or that of `out`.
     count : int, optional
-        Items to read; -1: all whole ones up to the end of the file, without the bytes of
-        one that is not.
+        Items to read; -1: all up to the end of the file, which must be a whole number.
     offset : int, optional
         Bytes to skip, up to the end of the file at most; 0 by default. Given, it reads
         NumPy's own files as well, header and all.
@@ -620,8 +664,9 @@ def fromfile(
         FIFO, pipe or socket.
     TypeError, ValueError
         If an argument makes no sense or contradicts `out`, if elements of `out` share
-        memory, if the file does not hold a whole number of rows of `shape`, or if it is
-        an ``.npy`` or ``.npz``, which `load` reads, and there is no `offset`.
+        memory, if the file does not hold a whole number of items or of rows of `shape`,
+        or, where there is no `offset`, if it is an ``.npy``, ``.npz`` or safetensors file,
+        which `load` and `load_safetensors` read, or a Git LFS pointer.
     OutOfMemoryError
         If there is no room for the array.
     ImportError

@@ -22,6 +22,13 @@ from cumem import _core
 from cumem.carried import find
 from cumem.errors import warn_caller
 from cumem.extension.filling import as_array
+from cumem.file_hints import (
+    HEAD_NBYTES,
+    check_is_name,
+    is_lfs_pointer,
+    lfs_text,
+    what_it_is,
+)
 from cumem.files import (
     Direct,
     File,
@@ -43,12 +50,30 @@ _NO_PICKLES = (
     "object arrays are refused, since they are pickles: np.load(file, allow_pickle=True) "
     "reads those that you trust"
 )
+#: So many names are listed in an error.
+_NAMED_COUNT = 12
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _READ_HEADER: Any = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
+
+
+#: Of each version of the format: how long the header is.
+_LENGTH = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+
+
+class _WideHeaderError(ValueError):
+    """A header is longer than the caller lets it be."""
+
+
+class _NoArrayError(ValueError):
+    """A member of an archive is something else."""
+
+
+class _ObjectsError(ValueError):
+    """Elements are Python objects."""
 
 
 class NpzDict(dict[str, Any]):
@@ -181,7 +206,8 @@ def load(
     with contextlib.ExitStack() as stack:
         source = _open(stack, file)
         begin = source.tell()
-        magic = source.read(len(npy.MAGIC_PREFIX))
+        head = source.read(HEAD_NBYTES)
+        magic = head[: len(npy.MAGIC_PREFIX)]
         source.seek(begin)
         if magic == npy.MAGIC_PREFIX:
             if names is not None:
@@ -198,9 +224,14 @@ def load(
             source.seek(array.offset + array.nbytes)
             return target if out is None else out
         if not magic.startswith(_ZIP):
+            if is_lfs_pointer(head):
+                raise ValueError(lfs_text(repr(source.name)))
+            known = what_it_is(head)
             raise ValueError(
-                f"{source.name!r} is no .npy or .npz file; fromfile() reads plain bytes, "
-                "and pickles are not read"
+                f"{source.name!r} is {known}; load() reads .npy and .npz"
+                if known is not None
+                else f"{source.name!r} is no .npy or .npz file; fromfile() reads plain "
+                "bytes, and pickles are not read"
             )
         if out is not None:
             raise ValueError("out is for one array, and this is an .npz of several")
@@ -212,6 +243,7 @@ def _open(stack: contextlib.ExitStack, file: Any) -> Any:
     if isinstance(file, int) and not isinstance(file, bool):
         file = f"/proc/self/fd/{file}"  # with a position of its own
     if isinstance(file, (str, bytes, os.PathLike)):
+        check_is_name(file)
         return stack.enter_context(open_regular(os.fsdecode(file)))
     return unwrapped(file)
 
@@ -255,28 +287,37 @@ def read_header(
     """
     try:
         version = npy.read_magic(file)
-        if version == (3, 0):
-            # as 2.0, but in UTF-8, for which there is no public reader
-            (length,) = struct.unpack("<I", file.read(4))
-            text = file.read(length)
-            if len(text) < length:
-                raise ValueError("EOF: the header is cut short")
-            # the text is Python's: what latin-1 lacks is written with escapes
-            text = text.decode("utf8").encode("latin1", "backslashreplace")
-            file = io.BytesIO(struct.pack("<I", len(text)) + text)
-            version = (2, 0)
-        if version not in _READ_HEADER:
+        if version not in _LENGTH:
             raise ValueError(f"version {version} of the format is not known")
+        field = _LENGTH[version]
+        (length,) = struct.unpack(field, file.read(struct.calcsize(field)))
+        if length > max_header_size:
+            raise _WideHeaderError(
+                f"{name}: the header has {length} bytes, more than max_header_size="
+                f"{max_header_size}, since the parser may be slow or fail on a long one: "
+                f"if you trust the file, pass max_header_size={length}"
+            )
+        text = file.read(length)
+        if len(text) < length:
+            raise ValueError("EOF: the header is cut short")
+        if version == (3, 0):
+            # as 2.0, but in UTF-8, for which there is no public reader; the text is
+            # Python's: what latin-1 lacks is written with escapes
+            text = text.decode("utf8").encode("latin1", "backslashreplace")
+            version, field = (2, 0), "<I"
+        again = io.BytesIO(struct.pack(field, len(text)) + text)
         shape, fortran, dtype = _READ_HEADER[version](
-            file, max_header_size=max_header_size
+            again, max_header_size=max(len(text), max_header_size)
         )
+    except _WideHeaderError as error:
+        raise ValueError(str(error)) from None
     except OSError:
         raise
     except Exception as error:  # of what parses a damaged one, nearly anything
         why = str(error) or type(error).__name__
         raise ValueError(f"{name}: the header is damaged: {why}") from None
     if dtype.hasobject:
-        raise ValueError(f"{name}: {_NO_PICKLES}")
+        raise _ObjectsError(f"{name}: {_NO_PICKLES}")
     if any(length < 0 for length in shape):
         raise ValueError(f"{name}: the shape {shape} has a negative length")
     return shape, fortran, dtype
@@ -373,12 +414,27 @@ def _members(
     entries = {info.filename: info for info in archive.infolist()}
     there = {name.removesuffix(".npy"): name for name in entries}
     members: dict[str, _Member] = {}
+    refused: dict[str, str] = {}
     for name in there if names is None else names:
         if name not in there:
             known = ", ".join([*there][:8]) or "none"
             raise KeyError(f"{file.name!r} has no array {name!r}; there are: {known}")
         entry = entries[there[name]]
-        members[name] = _read_member(file, archive, entry, max_header_size)
+        try:
+            members[name] = _read_member(file, archive, entry, max_header_size)
+        except (_ObjectsError, _NoArrayError) as error:
+            if names is not None:
+                raise ValueError(str(error)) from None
+            refused[name] = str(error)
+    if refused:
+        text = next(iter(refused.values()))
+        others = f"names={[*members]!r} loads the others" if members else ""
+        if len(members) > _NAMED_COUNT:
+            others = (
+                "names= loads the others: all names of the archive but for "
+                f"{[*refused][:_NAMED_COUNT]!r}"
+            )
+        raise ValueError(f"{text}; {others}" if others else text)
     return members
 
 
@@ -390,7 +446,7 @@ def _read_member(
         raise ValueError(f"{label} is encrypted")
     with archive.open(entry) as member:
         if member.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
-            raise ValueError(f"{label} is no array: say by names= which to load")
+            raise _NoArrayError(f"{label} is no array")
         member.seek(0)
         header = read_header(member, label, max_header_size)
         before = member.tell()

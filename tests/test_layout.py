@@ -39,7 +39,7 @@ PACKAGE_LAYERS = [
         "extension.flags",
         "kinds",
     }
-    | {"locks", "structures"},
+    | {"file_hints", "locks", "structures"},
     {"extension.hints"},
     {
         "extension.arguments",

@@ -351,7 +351,7 @@ def npy_bytes(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
     ("data", "match"),
     [
         (b"", "no .npy or .npz"),
-        (b"\x80\x04pickle", "pickles are not read"),
+        (b"\x80\x04pickle", "a pickle, which is not read"),
         (npy_bytes("{}"), "keys"),
         (npy_bytes("nonsense"), "damaged"),
         (npy_bytes("(" * 3000), "damaged"),

@@ -453,7 +453,7 @@ def test_index_names_the_files_beside_it_and_below(tmp_path: Path) -> None:
         *(
             (json.dumps({"weight_map": {"a": file}}), "'a'.*inside the index's folder")
             for file in (
-                *("", ".", "..", "../x", "x/../../y", "/etc/passwd", "x//y", "./x"),
+                *("", ".", "..", "../x", "x/../../y", "/etc/passwd", "x//y", "./../x"),
                 *("x\0y", "x\\..\\y", "x/"),
             )
         ),

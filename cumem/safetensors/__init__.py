@@ -38,6 +38,12 @@ __all__ = ["SafetensorsDict", "load_safetensors"]
 _Path = str | os.PathLike[str]
 _KINDS = (*DEVICE_FIRST, "host")
 _FRAMEWORKS = (None, "torch", "numpy", "jax")
+#: what safetensors and others call them
+_FRAMEWORK_NAMES = {
+    **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
+    **dict.fromkeys(("np", "numpy"), "numpy"),
+    **dict.fromkeys(("flax", "jax"), "jax"),
+}
 
 
 class SafetensorsDict(dict[str, Any]):
@@ -310,8 +316,10 @@ def _finisher(
     if kind not in _KINDS:
         raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}")
     if framework not in _FRAMEWORKS:
+        here = _FRAMEWORK_NAMES.get(str(framework).lower())
+        cure = "" if here is None else f": say framework={here!r}"
         raise ValueError(
-            f"framework must be 'torch', 'numpy', 'jax' or None, not {framework!r}"
+            f"framework must be 'torch', 'numpy', 'jax' or None, not {framework!r}{cure}"
         )
     if framework is None:
         return lambda buffer, info: buffer

@@ -25,6 +25,7 @@ import numpy as np
 
 from cumem.answers import Answer, plain
 from cumem.carried import remember
+from cumem.file_hints import HEAD_NBYTES, is_lfs_pointer, lfs_text, what_it_is
 from cumem.files import open_regular
 
 __all__ = [
@@ -373,7 +374,12 @@ def checked_path(path: object) -> Path:
     if isinstance(path, (str, os.PathLike)):
         return Path(path)
     given = type(path).__name__
-    raise TypeError(f"path must be a str or path-like, not {given}")
+    cure = ""
+    if isinstance(path, (bytes, bytearray, memoryview)):
+        cure = "; safetensors.numpy.load(data) reads the bytes of a file"
+    elif hasattr(path, "read"):
+        cure = "; pass the path, such as file.name, of the open file"
+    raise TypeError(f"path must be a str or path-like, not {given}{cure}")
 
 
 def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
@@ -405,6 +411,7 @@ def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
         raise ValueError(f"{size} bytes are too few for a safetensors file")
     (length,) = struct.unpack("<Q", start)
     if length > MAX_HEADER_NBYTES:
+        _refuse_other_file(start + file.read(HEAD_NBYTES))
         raise ValueError(
             f"the header would have {length} bytes, more than {MAX_HEADER_NBYTES}: "
             "not a safetensors file?"
@@ -417,6 +424,15 @@ def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
     if raw[:1] != b"{":
         raise ValueError("the header does not begin with '{'")
     return raw.decode(), 8 + length
+
+
+def _refuse_other_file(head: bytes) -> None:
+    """Say what it is, if its first bytes tell that it is no safetensors file."""
+    if is_lfs_pointer(head):
+        raise ValueError(lfs_text("it"))
+    known = what_it_is(head)
+    if known is not None and "safetensors" not in known:
+        raise ValueError(f"no safetensors file, but {known}")
 
 
 def _header(
@@ -679,6 +695,8 @@ def read_index(path: Path) -> dict[str, Path]:
             raw = file.read(MAX_HEADER_NBYTES + 1)
         if len(raw) > MAX_HEADER_NBYTES:
             raise ValueError(f"the index has more than {MAX_HEADER_NBYTES} bytes")
+        if not raw.lstrip().startswith(b"{"):
+            _refuse_other_file(raw)
         return _places(_Scan(raw.decode()), path.parent)
     except (ValueError, RecursionError) as error:
         refused = _refused(path, error)
@@ -714,6 +732,8 @@ def _shard(folder: Path, name: str, shard: str) -> Path:
     """The file that an index names for a tensor: in its folder, or in one below."""
     check_text(shard)
     parts = shard.split("/")
+    if shard.startswith("./"):  # as some programs write all of them
+        parts = parts[1:]
     if "\0" in shard or "\\" in shard or any(part in ("", ".", "..") for part in parts):
         raise ValueError(
             f"tensor {name!r}: its file {shard!r} is no path inside the index's folder"

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a file is that a reader cannot read, by its first bytes, and what reads it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from typing import Any
+
+__all__ = [
+    "HEAD_NBYTES",
+    "check_is_name",
+    "explain_missing",
+    "is_lfs_pointer",
+    "lfs_text",
+    "what_it_is",
+]
+
+#: So many bytes tell.
+HEAD_NBYTES = 64
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
+}
+_OTHERS = {
+    b"\x93NUMPY": "an .npy file: cumem.load() reads it",
+    b"PK\x03\x04": (
+        "a ZIP archive: cumem.load() reads an .npz, torch.load(file, mmap=True) what "
+        "PyTorch saved"
+    ),
+    b"PK\x05\x06": "an empty ZIP archive",
+    b"GGUF": "a GGUF file: the package gguf reads it",
+    b"\x89HDF": "an HDF5 file: h5py reads it",
+    b"PAR1": "a Parquet file: pyarrow reads it",
+    b"ARROW1": "an Arrow file: pyarrow reads it",
+    b"\x80": "a pickle, which is not read: torch.load() or pickle reads those you trust",
+}
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one of two slashes
+_PATH_NBYTES = 4096  # more is no name
+
+
+def is_lfs_pointer(head: bytes) -> bool:
+    """Is it the text that Git LFS has in a checkout in place of a file?"""
+    return head.startswith(_LFS)
+
+
+def lfs_text(name: object) -> str:
+    """What to say of such a text."""
+    return (
+        f"{name} is a Git LFS pointer, a text that stands for the file, which was not "
+        "downloaded: run `git lfs pull` in its repository, or download the file itself"
+    )
+
+
+def what_it_is(head: bytes) -> str | None:
+    """What a file with these first bytes is and what reads it; None: nobody knows."""
+    for magic, (name, command) in _PACKED.items():
+        if head.startswith(magic):
+            return f"packed by {name}: unpack it first ({command})"
+    for magic, text in _OTHERS.items():
+        if head.startswith(magic):
+            return text
+    if _PAGE.match(head):
+        return "a web page or an error message of a server: download the file again"
+    length = int.from_bytes(head[:8], "little")
+    if len(head) > 9 and head[8:9] == b"{" and 2 <= length <= 100_000_000:
+        return "a safetensors file: cumem.load_safetensors() reads it"
+    return None
+
+
+def check_is_name(path: Any) -> None:
+    """Refuse the bytes of a file where its name is asked for, with a TypeError."""
+    if not isinstance(path, bytes):
+        return
+    is_content = len(path) >= _PATH_NBYTES or b"\0" in path or b"\n" in path
+    if is_content or is_lfs_pointer(path) or what_it_is(path[:HEAD_NBYTES]) is not None:
+        raise TypeError(
+            "these bytes are the contents of a file, not its name: pass the name; or "
+            "np.load(io.BytesIO(data)) reads an .npy or .npz and np.frombuffer(data, "
+            "dtype) plain elements, which cumem.array() takes"
+        )
+
+
+def explain_missing(path: Any) -> OSError | None:
+    """A FileNotFoundError that says why, where the name of the file tells."""
+    name = os.fsdecode(path)
+    why = None
+    if _SCHEME.match(name):
+        why = "it is a URL, and files are read by their path: download it first"
+    elif name.startswith("~") and not os.path.lexists(name.partition("/")[0]):
+        why = "~ is not expanded: pass os.path.expanduser(path)"
+    if why is None:
+        return None
+    return FileNotFoundError(errno.ENOENT, f"{os.strerror(errno.ENOENT)}; {why}", path)
