@@ -2071,7 +2071,9 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
     Buffer
         Of the type that tells where the memory is: HostBuffer for ordinary memory,
         PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or what
-        `obj` handed out, alive.
+        `obj` handed out, alive; of a tensor of PyTorch's its storage, which cannot be
+        resized from then on. Where the owner moved the bytes all the same, as
+        ``tensor.share_memory_()`` does, each use of the buffer raises BufferError.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
@@ -51,6 +52,97 @@ def check_sign(tensor: Any) -> None:
             "a tensor with the negative bit set has other values than its memory: take "
             "tensor.resolve_neg()"
         )
+
+
+def refuse_tensor(tensor: Any) -> None:
+    """Raise why a tensor of PyTorch's, which could not be imported, has no memory that a
+    buffer could be; nothing where the tensor is an ordinary one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        return
+    try:
+        what = _what_tensor_is(torch, tensor)
+    except Exception:  # an older PyTorch, or a subclass that answers nothing
+        return
+    if what is not None:
+        raise BufferError(f"{type(tensor).__name__} of PyTorch: {what}")
+
+
+def _what_tensor_is(torch: Any, tensor: Any) -> str | None:
+    """One that is none of the ordinary, in words, with what to pass instead."""
+    functorch = torch._C._functorch
+    dispatch = type(tensor).__torch_dispatch__ != torch.Tensor.__torch_dispatch__
+    if torch._is_functional_tensor(tensor) or functorch.is_functorch_wrapped_tensor(
+        tensor
+    ):
+        return (
+            "a functional tensor, which a transform such as vmap(), functionalize() or "
+            "torch.compile() traces with, has no memory; call cumem outside of it"
+        )
+    if tensor.is_nested:
+        return "a nested tensor is several; pass tensor.values() or those of unbind()"
+    if tensor.layout is not torch.strided:
+        return (
+            f"a tensor of layout {tensor.layout} is several arrays; pass each of them, "
+            "as tensor.values() and tensor.indices()"
+        )
+    if tensor.is_quantized:
+        return "a quantised tensor holds codes; pass tensor.int_repr()"
+    if tensor.is_meta:
+        return "a tensor on the device 'meta' has a shape but no memory"
+    if dispatch and tensor.data_ptr() == 0:
+        return (
+            "a subclass that wraps others or only stands for one, as FakeTensor does, "
+            "has no memory of its own; pass the tensor that it holds"
+        )
+    if tensor.requires_grad:
+        return "it requires a gradient; pass tensor.detach()"
+    if tensor.is_conj():
+        return (
+            "it is read with the conjugate of what is in memory; pass "
+            "tensor.resolve_conj()"
+        )
+    if tensor.is_neg():
+        return "it is read as the negative of its memory; pass tensor.resolve_neg()"
+    return None
+
+
+def fix_size(memory: Any) -> None:
+    """Let nobody resize a storage of PyTorch's on the CPU while it lives.
+
+    PyTorch says so of what `Tensor.numpy` has handed out. An empty tensor of bytes over
+    the same storage says it for every dtype, and for tensors with gradients.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(memory, torch.UntypedStorage):
+        return
+    if memory.device.type == "cpu" and memory.resizable():
+        torch.empty(0, dtype=torch.uint8).set_(memory).numpy()
+
+
+def refuse_moved(
+    memory: object, address: int, nbytes: int, new_address: int, new_nbytes: int
+) -> NoReturn:
+    """Raise that the owner of a buffer's memory has put other memory in its place."""
+    if isinstance(memory, np.ndarray):
+        what, how = "array", "ndarray.resize()"
+        cure = "resize it before"
+    elif hasattr(memory, "data_ptr"):
+        what, how = (
+            "storage",
+            "share_memory_(), resize_() or untyped_storage().resize_()",
+        )
+        cure = "call that before"
+    else:
+        what, how = f"{type(memory).__name__}", "resize()"
+        cure = "resize it before"
+    raise BufferError(
+        f"the memory of this buffer is gone: the {what} that it was made of had {nbytes} "
+        f"bytes at {address:#x} and has {new_nbytes} bytes at {new_address:#x} now, as "
+        f"after {how}; {cure}, and make the buffer again of what it is now, as with "
+        "cumem.asbuffer() or cumem.register()"
+    )
 
 
 def find_code(dtype: np.dtype[Any]) -> tuple[int, int]:

@@ -62,7 +62,7 @@ def buffer_str(buffer: _core.Buffer) -> str:
         if _core.current_stream(0 if device is None else device).is_capturing:
             return f"{buffer_repr(buffer)}: values cannot be read during a capture"
         return _shown(buffer)
-    except (CudaError, RuntimeError, ValueError, OSError) as error:
+    except (CudaError, RuntimeError, BufferError, ValueError, OSError) as error:
         return f"{buffer_repr(buffer)}: values cannot be read: {error}"
 
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "python/buffer/memory_watch.h"
 #include "python/core/errors.h"
 #include "runtime/scope.h"
 
@@ -83,6 +84,8 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
     storage->registration = NULL;
     storage->foreign = NULL;
     storage->foreign_drop = NULL;
+    storage->memory = NULL;
+    storage->is_watched = false;
     storage->pending = NULL;
     storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
 }
@@ -218,6 +221,7 @@ cm_storage_drop_foreign(cm_storage *detached)
     if (detached->foreign_drop != NULL) {
         detached->foreign_drop(detached->foreign_argument);
     }
+    Py_XDECREF(detached->memory); /* last: the others may still unlock its pages */
     cm_error_restore(kept);
 }
 
@@ -392,8 +396,10 @@ cm_storage_unlock(cm_storage *storage)
         storage->foreign = detached.foreign;
         storage->foreign_drop = detached.foreign_drop;
         storage->foreign_argument = detached.foreign_argument;
+        storage->memory = detached.memory;
         detached.foreign = NULL;
         detached.foreign_drop = NULL;
+        detached.memory = NULL;
     }
     cm_status status = give_detached(&detached);
     return cm_py_check(storage->state, status, "while unregistering host memory");
@@ -409,7 +415,7 @@ cm_storage_check_open(const cm_storage *storage)
             "end of a with block or shutdown()");
         return -1;
     }
-    return 0;
+    return CM_UNLIKELY(storage->is_watched) ? cm_memory_check(storage) : 0;
 }
 
 /* -- holds --------------------------------------------------------------------------- */

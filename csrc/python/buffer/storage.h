@@ -83,6 +83,11 @@ typedef struct cm_storage {
     cm_registration *registration; /* owned; NULL unless register() made it */
     PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
                           capsule) */
+    PyObject *memory;  /* owned: what foreign bytes are in, where their owner can put
+                          others in their place (memory_watch.h); NULL: nothing such */
+    uint64_t memory_address; /* its first byte and size, where is_watched */
+    uint64_t memory_nbytes;
+    bool is_watched; /* each use compares them with what they are */
     void (*foreign_drop)(void *argument); /* instead of, beside `foreign`: C clean-up */
     void *foreign_argument;
     cm_stream **uses;       /* held streams that worked on it, no duplicates; GIL */
@@ -144,7 +149,8 @@ void cm_storage_retire(cm_storage *storage);
 int cm_storage_unlock(cm_storage *storage);
 /* "cannot <what> with 2 live exports": 0, or -1 with BufferError. */
 int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
-/* 0, or -1 with ValueError "… is closed". */
+/* 0, or -1 with ValueError "… is closed", or with BufferError where the owner of
+ * foreign memory moved it. */
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. Its index, or -1 with MemoryError. GIL held. */
 int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);

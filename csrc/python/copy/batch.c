@@ -7,6 +7,7 @@
 #include "base/checked_math.h"
 #include "base/nvtx.h"
 #include "docstrings.h"
+#include "python/buffer/memory_watch.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
@@ -82,7 +83,11 @@ keep_end(many_call *self, const cm_operand *end, bool written)
     if (end->storage != NULL) {
         return add_storage(self, end->storage, written);
     }
-    return PyList_Append(self->kept, end->keep);
+    PyObject *under =
+        self->call.blocking ? NULL : cm_memory_under(self->state, end->keep);
+    int result = under == NULL ? 0 : PyList_Append(self->kept, under);
+    Py_XDECREF(under);
+    return result < 0 ? -1 : PyList_Append(self->kept, end->keep);
 }
 
 /* -- a pair of buffers and arrays --------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "python/buffer/buffer_object.h"
+#include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
@@ -270,6 +271,10 @@ add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
 int
 cm_call_keep_storage(cm_call *call, cm_storage *storage)
 {
+    /* in the background the bytes are read when the caller has long gone on */
+    if (!call->blocking && cm_memory_watch(storage) < 0) {
+        return -1;
+    }
     cm_keep keep = {cm_storage_hold_transfer(storage), cm_storage_drop_transfer};
     return add_keep(call, keep, NULL);
 }
@@ -285,8 +290,13 @@ cm_call_keep_object(cm_call *call, PyObject *object)
 int
 cm_call_keep(cm_call *call, const cm_operand *end)
 {
-    return end->storage != NULL ? cm_call_keep_storage(call, end->storage)
-                                : cm_call_keep_object(call, end->keep);
+    if (end->storage != NULL) {
+        return cm_call_keep_storage(call, end->storage);
+    }
+    PyObject *under = call->blocking ? NULL : cm_memory_under(call->state, end->keep);
+    int result = under == NULL ? 0 : cm_call_keep_object(call, under);
+    Py_XDECREF(under);
+    return result < 0 ? -1 : cm_call_keep_object(call, end->keep);
 }
 
 typedef struct bundle {

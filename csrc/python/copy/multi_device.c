@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "docstrings.h"
+#include "python/buffer/memory_watch.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
@@ -53,7 +54,8 @@ read_end(PyObject *module, PyObject *args)
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0
         && cm_state_runtime(state) != NULL) {
         cm_operand end;
-        if (cm_operand_init(state, &end, object, dtype, frame.stream, CM_ASK) == 0) {
+        if (cm_operand_init(state, &end, object, dtype, frame.stream, CM_ASK) == 0
+            && (end.storage == NULL || cm_memory_watch(end.storage) == 0)) {
             answer = describe_end(state, &end);
         }
         cm_operand_fini(&end);

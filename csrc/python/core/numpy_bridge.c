@@ -336,6 +336,20 @@ cm_numpy_owner(PyObject *array)
     return exporter;
 }
 
+PyObject *
+cm_numpy_root(PyObject *array)
+{
+    PyObject *base;
+    return Py_NewRef((PyObject *)find_root(array, &base));
+}
+
+void
+cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes)
+{
+    *address = (uint64_t)(uintptr_t)PyArray_DATA((PyArrayObject *)array);
+    *nbytes = (uint64_t)PyArray_NBYTES((PyArrayObject *)array);
+}
+
 /* -- values ------------------------------------------------------------------------- */
 
 /* Are these values that NumPy by itself reads into `dtype` as they are? Integers below

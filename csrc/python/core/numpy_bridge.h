@@ -39,6 +39,10 @@ bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
 /* The object that owns an array's memory: its last base that is no array, looking
  * through a memoryview. New reference; NULL without an exception: the array owns it. */
 PyObject *cm_numpy_owner(PyObject *array);
+/* The array at the root of views of views. New reference. */
+PyObject *cm_numpy_root(PyObject *array);
+/* Where the bytes of an array without gaps are. */
+void cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes);
 /* Of a region only shape, strides and itemsize, of any dtype. */
 void cm_numpy_layout(PyObject *array, cm_region *out);
 /* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.

@@ -61,7 +61,14 @@ typedef struct cm_tuning_choice {
     X(pool)                                                                            \
     X(C)                                                                               \
     X(F)                                                                               \
-    X(requires_grad)
+    X(requires_grad)                                                                   \
+    X(untyped_storage)                                                                 \
+    X(resizable)                                                                       \
+    X(data_ptr)                                                                        \
+    X(nbytes)                                                                          \
+    X(address)                                                                         \
+    X(size)                                                                            \
+    X(resize)
 
 enum {
 #define CM_WORD(word) CM_WORD_##word,

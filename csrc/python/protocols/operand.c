@@ -2,7 +2,9 @@
 /* Any object as memory: the order in which protocols are tried, asbuffer(), and
  * whatever copy() is given as a region with all that keeps it alive. */
 #include "docstrings.h"
+#include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
+#include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
 #include "python/protocols/import.h"
@@ -35,6 +37,29 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     return buffer;
 }
 
+/* An import failed: a tensor of PyTorch's that has no memory of its own, or other
+ * values than its memory, is told of by its name instead of by what it stumbled over.
+ */
+static void
+explain_tensor(cm_state *state, PyObject *object)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return;
+    }
+    cm_kept_error kept = cm_error_keep();
+    if (PyObject_HasAttr((PyObject *)Py_TYPE(object),
+                         state->words[CM_WORD_untyped_storage])
+        && cm_package_do("extension.foreign_memory", "refuse_tensor",
+                         PyTuple_Pack(1, object))
+               < 0) {
+        Py_XDECREF(kept.type);
+        Py_XDECREF(kept.value);
+        Py_XDECREF(kept.traceback);
+        return;
+    }
+    cm_error_restore(kept);
+}
+
 /* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
  * may be NULL), CAI, the buffer protocol, in that order. The driver is not asked about
  * up to `unasked` bytes of the host's memory that come by DLPack's C functions.
@@ -44,6 +69,13 @@ import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t una
 {
     cm_state_enter(state); /* what one protocol said of it must hold to the end */
     PyObject *buffer = import_any(state, object, stream, unasked);
+    if (buffer == NULL) {
+        explain_tensor(state, object);
+    }
+    if (buffer != NULL && buffer != object
+        && cm_memory_keep(((cm_buffer *)(void *)buffer)->storage, object) < 0) {
+        Py_CLEAR(buffer);
+    }
     cm_state_leave(state);
     return buffer;
 }
@@ -68,6 +100,9 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         }
     }
     PyObject *buffer = import_object(state, values[0], stream, 0);
+    if (buffer != NULL && cm_memory_watch(((cm_buffer *)(void *)buffer)->storage) < 0) {
+        Py_CLEAR(buffer);
+    }
     cm_stream_give(state, stream);
     return buffer;
 }

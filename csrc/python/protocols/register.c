@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Page-locked memory of others: the begin and the end of a Registration. */
+#include "python/buffer/memory_watch.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/pool/limits.h"
@@ -23,7 +24,9 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     cm_region *region = &bytes->region;
     if (!cm_buffer_check(state, object)) {
         storage->foreign = Py_NewRef(object);
-        return cm_numpy_region(object, region, &bytes->dtype, &bytes->readonly);
+        return cm_memory_keep(storage, object) < 0
+                   ? -1
+                   : cm_numpy_region(object, region, &bytes->dtype, &bytes->readonly);
     }
     cm_buffer *buffer = (cm_buffer *)(void *)object;
     if (cm_buffer_check_open(buffer) < 0) {
@@ -31,6 +34,7 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     }
     cm_buffer_region(buffer, region);
     bytes->dtype = Py_NewRef(buffer->dtype);
+    cm_memory_share(storage, buffer->storage);
     storage->foreign_drop = drop_storage;
     storage->foreign_argument = cm_storage_hold(buffer->storage);
     cm_storage_begin_export(buffer->storage); /* so that free() refuses */
@@ -156,7 +160,8 @@ cm_register_memory(PyObject *module, PyObject *args)
         bytes.data = (uint64_t)(uintptr_t)region->host;
         if (cm_import_measure(&bytes, "obj") == 0
             && (bytes.nbytes == 0
-                || lock_pages(state, storage, &bytes, lock_read_only, mapped) == 0)) {
+                || (lock_pages(state, storage, &bytes, lock_read_only, mapped) == 0
+                    && cm_memory_watch(storage) == 0))) {
             buffer = cm_buffer_new(state, state->buffer_types[storage->kind], storage,
                                    -bytes.low, bytes.dtype, region->ndim, region->shape,
                                    region->strides, read_only, NULL);

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/buffer/memory_watch.h"
+
+#include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
+
+/* -- reading it --------------------------------------------------------------------------- */
+
+/* An attribute or the answer of a method as a number. 0, or -1 with an exception. */
+static int
+read_number(PyObject *object, PyObject *name, uint64_t *out)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (value != NULL && PyCallable_Check(value)) {
+        PyObject *method = value;
+        value = PyObject_CallNoArgs(method);
+        Py_DECREF(method);
+    }
+    if (value == NULL) {
+        return -1;
+    }
+    *out = PyLong_AsUnsignedLongLong(value);
+    Py_DECREF(value);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The first byte and the size: an array tells them in C, a storage of PyTorch's by two
+ * methods, a buffer of pyarrow's by two attributes. */
+static int
+read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t *nbytes)
+{
+    if (cm_numpy_is_array(memory)) {
+        cm_numpy_place(memory, address, nbytes);
+        return 0;
+    }
+    bool is_torch = PyObject_HasAttr(memory, state->words[CM_WORD_data_ptr]) != 0;
+    PyObject *where = state->words[is_torch ? CM_WORD_data_ptr : CM_WORD_address];
+    PyObject *size = state->words[is_torch ? CM_WORD_nbytes : CM_WORD_size];
+    return read_number(memory, where, address) < 0
+                   || read_number(memory, size, nbytes) < 0
+               ? -1
+               : 0;
+}
+
+/* -- keeping it --------------------------------------------------------------------------- */
+
+/* What an object refuses to tell of its memory is not known, and no failure. */
+static int
+forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+/* A tensor's storage; wrappers have none, and say so by an exception. */
+static int
+keep_storage_of(cm_storage *storage, PyObject *tensor)
+{
+    PyObject *name = storage->state->words[CM_WORD_untyped_storage];
+    storage->memory = PyObject_CallMethodObjArgs(tensor, name, NULL);
+    return storage->memory != NULL ? 0 : forgive();
+}
+
+/* Of an array over a memoryview of an array, the owner of the latter, and so on. New
+ * reference, an array where that owns the memory. */
+static PyObject *
+last_owner(PyObject *array)
+{
+    PyObject *owner = cm_numpy_root(array);
+    for (PyObject *next; cm_numpy_is_array(owner);) {
+        next = cm_numpy_owner(owner);
+        if (next == NULL) {
+            PyObject *root = cm_numpy_root(owner);
+            Py_DECREF(owner);
+            return root;
+        }
+        Py_DECREF(owner);
+        owner = next;
+    }
+    return owner;
+}
+
+PyObject *
+cm_memory_under(cm_state *state, PyObject *array)
+{
+    PyObject *name = state->words[CM_WORD_untyped_storage];
+    PyObject *owner = cm_numpy_is_array(array) ? last_owner(array) : NULL;
+    PyObject *found = NULL;
+    if (owner != NULL && PyObject_HasAttr(owner, name)) {
+        found = PyObject_CallMethodObjArgs(owner, name, NULL);
+        PyErr_Clear(); /* a wrapper, which has none */
+    }
+    Py_XDECREF(owner);
+    return found;
+}
+
+/* Of an array: the tensor or the resizable buffer that it is over, or the array at its
+ * root, which can be resized. */
+static int
+keep_owner_of(cm_storage *storage, PyObject *array)
+{
+    PyObject *owner = last_owner(array);
+    if (cm_numpy_is_array(owner)) {
+        storage->memory = owner;
+        return 0;
+    }
+    const cm_state *state = storage->state;
+    int result = 0;
+    if (PyObject_HasAttr(owner, state->words[CM_WORD_untyped_storage])) {
+        result = keep_storage_of(storage, owner);
+    }
+    else if (PyObject_HasAttr(owner, state->words[CM_WORD_resize])
+             && PyObject_HasAttr(owner, state->words[CM_WORD_address])) {
+        storage->memory = Py_NewRef(owner);
+    }
+    Py_DECREF(owner);
+    return result;
+}
+
+int
+cm_memory_keep(cm_storage *storage, PyObject *object)
+{
+    const cm_state *state = storage->state;
+    if (storage->memory != NULL) {
+        return 0;
+    }
+    if (cm_numpy_is_array(object)) {
+        return keep_owner_of(storage, object);
+    }
+    bool is_tensor =
+        state->exchange_type == (PyObject *)Py_TYPE(object)
+        || PyObject_HasAttr(object, state->words[CM_WORD_untyped_storage]) != 0;
+    return is_tensor ? keep_storage_of(storage, object) : 0;
+}
+
+/* -- watching it -------------------------------------------------------------------------- */
+
+/* A wrapper may answer with a storage that the bytes are not in. */
+static bool
+holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
+{
+    uint64_t first = storage->host != NULL ? (uint64_t)(uintptr_t)storage->host
+                                           : (uint64_t)storage->address;
+    return first >= address && first - address <= nbytes
+           && storage->nbytes <= nbytes - (first - address);
+}
+
+/* Only storages on the CPU can be told not to be resized, and each needs it once. */
+static int
+fix_size(const cm_storage *storage)
+{
+    PyObject *name = storage->state->words[CM_WORD_resizable];
+    if (storage->host == NULL || cm_numpy_is_array(storage->memory)
+        || !PyObject_HasAttr(storage->memory, name)) {
+        return 0;
+    }
+    PyObject *can = PyObject_CallMethodObjArgs(storage->memory, name, NULL);
+    Py_XDECREF(can);
+    if (can == NULL) {
+        return forgive();
+    }
+    return can == Py_False ? 0
+                           : cm_package_do("extension.foreign_memory", "fix_size",
+                                           PyTuple_Pack(1, storage->memory));
+}
+
+int
+cm_memory_watch(cm_storage *storage)
+{
+    uint64_t address, nbytes;
+    if (storage->memory == NULL || storage->is_watched || storage->nbytes == 0) {
+        return 0;
+    }
+    if (read_place(storage->state, storage->memory, &address, &nbytes) < 0) {
+        return forgive();
+    }
+    if (!holds_bytes_of(storage, address, nbytes)) {
+        return 0;
+    }
+    storage->memory_address = address;
+    storage->memory_nbytes = nbytes;
+    storage->is_watched = true;
+    return fix_size(storage);
+}
+
+void
+cm_memory_share(cm_storage *storage, const cm_storage *other)
+{
+    storage->memory = Py_XNewRef(other->memory);
+    storage->memory_address = other->memory_address;
+    storage->memory_nbytes = other->memory_nbytes;
+    storage->is_watched = other->is_watched;
+}
+
+int
+cm_memory_check(const cm_storage *storage)
+{
+    uint64_t address, nbytes;
+    /* the call may run Python code, which may close the storage */
+    PyObject *memory = Py_NewRef(storage->memory);
+    int result = read_place(storage->state, memory, &address, &nbytes);
+    if (result == 0
+        && (address != storage->memory_address || nbytes != storage->memory_nbytes)) {
+        result = cm_package_refuse(
+            "extension.foreign_memory", "refuse_moved",
+            Py_BuildValue("(OKKKK)", memory,
+                          (unsigned long long)storage->memory_address,
+                          (unsigned long long)storage->memory_nbytes,
+                          (unsigned long long)address, (unsigned long long)nbytes));
+    }
+    Py_DECREF(memory);
+    return result;
+}
