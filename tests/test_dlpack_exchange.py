@@ -378,7 +378,7 @@ def test_torch_tensors_are_taken_so(runtime, monkeypatch) -> None:
         assert torch.equal(target, source)
         assert cumem.asbuffer(source).ptr == source.data_ptr()
         with pytest.raises(AssertionError, match="asked in Python"):
-            cumem.copy(buffer, torch.nn.Parameter(torch.zeros(3, 4)))
+            cumem.copy(buffer, torch.nn.Parameter(torch.zeros(3, 4), False))
 
 
 class Bare:
