@@ -315,7 +315,8 @@ follow(cm_event_object *self)
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, "while awaiting an event");
     }
-    return cm_transfer_object_new(self->state, ticket, Py_None, Py_None);
+    return cm_transfer_object_new(self->state, ticket, Py_None, Py_None,
+                                  self->device);
 }
 
 /* Asking first makes that of most events cheap, and refuses one that a capture
