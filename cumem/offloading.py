@@ -16,6 +16,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, final
 
 from cumem import _core
 from cumem.locks import make_lock
+from cumem.structures import has_own_memory
 from cumem.units import read_count, read_size
 
 _T = TypeVar("_T")
@@ -331,6 +332,8 @@ class ActivationOffload:
         torch = self._torch
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
             return False  # parameters, and what has no memory of its own
+        if not has_own_memory(tensor):
+            return False
         if tensor.is_leaf and tensor.requires_grad:
             return False
         if isinstance(tensor._base, torch.nn.Parameter) or _is_of_parameter(

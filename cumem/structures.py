@@ -26,11 +26,20 @@ def is_tensor(value: object) -> bool:
     return tensor is not None and isinstance(value, tensor)
 
 
+def is_functional(tensor: Any) -> bool:
+    """Does a transform trace with it, such as `vmap`, `functionalize` or `compile`? It is
+    of the type `torch.Tensor` then, and has no memory all the same.
+    """
+    torch = sys.modules["torch"]
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return wrapped or bool(torch._is_functional_tensor(tensor))
+
+
 def has_own_memory(tensor: Any) -> bool:
     """Are its elements in memory of its own: is it not nested, and no wrapper?"""
     tensors = sys.modules["torch"].Tensor
     own = type(tensor).__torch_dispatch__ == tensors.__torch_dispatch__
-    return own and not tensor.is_nested
+    return own and not tensor.is_nested and not is_functional(tensor)
 
 
 def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:

@@ -894,6 +894,25 @@ def test_without_pytorch_it_says_so(emulated, monkeypatch) -> None:
             function({})
 
 
+def test_tensor_that_a_transform_traces_with_is_left_alone(emulated, torch) -> None:
+    """It is of the type Tensor and says it is strided, and has no memory."""
+    x = torch.ones(1 << 16, requires_grad=True)
+    with cumem.offload_activations(min_nbytes=1) as context:
+        traced = torch._to_functional_tensor(x.detach())
+        traced.requires_grad_(True)
+        torch._enable_functionalization(reapply_views=True)
+        try:
+            out = (traced.sin() * traced.cos()).sum()
+        finally:
+            torch._disable_functionalization()
+        assert context.tensor_count == 0
+        plain = (x.sin() * x.cos()).sum()
+    assert context.tensor_count > 0
+    plain.backward()
+    assert torch.allclose(x.grad, torch.cos(2 * x.detach()))
+    del out
+
+
 def test_wrong_arguments_are_refused(emulated, torch) -> None:
     with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
         cumem.offload_activations(depth=0)

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cumem.structures import is_functional
+
 #: DLPack's codes and bits of types of the ml_dtypes package, a byte or more an element.
 NAMED_TYPES = {
     "bfloat16": (4, 16),
@@ -71,11 +73,8 @@ def refuse_tensor(tensor: Any) -> None:
 
 def _what_tensor_is(torch: Any, tensor: Any) -> str | None:
     """One that is none of the ordinary, in words, with what to pass instead."""
-    functorch = torch._C._functorch
     dispatch = type(tensor).__torch_dispatch__ != torch.Tensor.__torch_dispatch__
-    if torch._is_functional_tensor(tensor) or functorch.is_functorch_wrapped_tensor(
-        tensor
-    ):
+    if is_functional(tensor):
         return (
             "a functional tensor, which a transform such as vmap(), functionalize() or "
             "torch.compile() traces with, has no memory; call cumem outside of it"
