@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a training loop of PyTorch whose batches come to the GPU in four ways.
+"""Measure a training loop of PyTorch whose batches come to the GPU in five ways.
 
     python benchmarks/loading.py --json benchmarks/results/loading-h200.json
 
 ResNet-50 on images of a memmap, read by 8 workers of a DataLoader: plain ``.cuda()``;
-``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`; and that with
-`cumem.PinnedCollate`. All must see the same bytes and have the same losses. Without
-the model it is the rate of the loader alone. On the emulated device the batches stay on
-the CPU: it runs and says so, and the figures are then not a GPU's.
+``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`; that as it is for
+loaders that may fill one batch again and again, which are asked for the next batch when
+the last has been read; and that with `cumem.PinnedCollate`. All must see the same bytes
+and have the same losses. Without the model it is the rate of the loader alone. On the
+emulated device the batches stay on the CPU: it runs and says so, and the figures are
+then not a GPU's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Run
 
 #: Plain first: it leaves no page-locked memory to the others.
-WAYS = ("cuda", "prefetch", "collate_pinned", "pin_memory")
+WAYS = ("cuda", "prefetch", "prefetch_waiting", "collate_pinned", "pin_memory")
 CLASSES = 100
 WARM = 8  # steps that are not timed
 
@@ -252,6 +254,8 @@ class Bench:
         )
         if way in ("prefetch", "collate_pinned"):
             return loader, cumem.prefetch(loader)
+        if way == "prefetch_waiting":
+            return loader, cumem.prefetch(loader, fresh=False)
         return loader, (
             [each.to(self.device, non_blocking=way == "pin_memory") for each in batch]
             for batch in loader

@@ -246,7 +246,7 @@ def one_overlap(
         "work": lambda: only_work(worker, x, y, count),
         "out": lambda: only_out(y, out, step),
         "both": lambda: in_and_out(src, long_x, long_y, out),
-        "all": lambda: cumem.pipeline(worker, src, out, chunk=step),
+        "all": lambda: cumem.pipeline(worker, src, out, rows=step),
     }
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats):  # in turns: a machine has good and bad seconds
@@ -370,7 +370,7 @@ def cumem_pipeline(xp: Any, data: np.ndarray, out: np.ndarray, step: int) -> Non
     def work(x: Any, y: Any, stream: object) -> None:
         xp.sum(xp.from_dlpack(x), axis=1, out=xp.from_dlpack(y))
 
-    cumem.pipeline(work, data, out, chunk=step)
+    cumem.pipeline(work, data, out, rows=step)
 
 
 def lines_of(function: Callable[..., object]) -> int:
@@ -540,7 +540,7 @@ def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
         seen.add(transfer, "in" if isinstance(dst, cumem.DeviceBuffer) else "out")
         return transfer
 
-    cumem.pipeline(work, src, out, chunk=step)  # warm
+    cumem.pipeline(work, src, out, rows=step)  # warm
     count = len(marks)
     start = cumem.Event().record(stream)
     start.synchronize()
@@ -548,7 +548,7 @@ def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
     seen = Sightings()
     pipelines._core.copy_async = copy_async
     try:
-        cumem.pipeline(work, src, out, chunk=step)
+        cumem.pipeline(work, src, out, rows=step)
     finally:
         pipelines._core.copy_async = before
         seen.close()

@@ -18,9 +18,11 @@ from cumem.structures import (
     has_own_memory,
     is_record,
     is_tensor,
+    is_tensordict,
     make_mapping,
     make_record,
     make_sequence,
+    make_tensordict,
     mapped,
 )
 from cumem.units import read_count, read_size
@@ -209,13 +211,58 @@ def _arrays(samples: Sequence[Any]) -> Any:
     return _Stack(list(samples), dtype, made, (len(samples), *shape))
 
 
+@final
+class _TensorDict:
+    """A TensorDict as its parts, which may be anything until they are tensors."""
+
+    __slots__ = ("batch_size", "keys", "parts")
+
+    def __init__(self, keys: list[Any], parts: list[Any], batch_size: Any) -> None:
+        self.keys = keys  # of nested ones a tuple of names
+        self.parts = parts
+        self.batch_size = batch_size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TensorDict, (self.keys, self.parts, self.batch_size)
+
+    def changed(self, function: Callable[[Any], Any]) -> _TensorDict:
+        return _TensorDict(self.keys, list(map(function, self.parts)), self.batch_size)
+
+    def made(self) -> Any:
+        return make_tensordict(zip(self.keys, self.parts, strict=True), self.batch_size)
+
+
+def _is_tensor_like(value: Any) -> bool:
+    """Is it no tensor, and stacked by PyTorch as one, as those of tensordict are?"""
+    return _torch() is not None and hasattr(type(value), "__torch_function__")
+
+
+def _tensor_likes(samples: Sequence[Any]) -> Any:
+    stacked = _torch().stack(list(samples))
+    if not is_tensordict(stacked):
+        return stacked
+    parts = []
+    for part in stacked.values(True, True):
+        plain = is_tensor(part) and type(part) is _torch().Tensor and _is_plain(part)
+        parts.append(
+            _Stack(part, part.dtype, part.dtype, part.shape) if plain else part
+        )
+    keys = list(stacked.keys(True, True))
+    return _TensorDict(keys, parts, tuple(stacked.batch_size))
+
+
 def _gathered(samples: Sequence[Any]) -> Any:
     """A batch whose fields are `_Stack`; the structure is that of `default_collate`."""
     first = samples[0]
     if is_tensor(first):
         return _tensors(samples)
+    if isinstance(first, _core.Buffer):
+        samples = [_core.asnumpy(each) for each in samples]
+        return _arrays(samples)
     if isinstance(first, np.ndarray):
         return _arrays(samples)
+    if _is_tensor_like(first):
+        return _tensor_likes(samples)
     if isinstance(first, (str, bytes)):
         return samples
     if isinstance(first, Mapping):
@@ -239,8 +286,23 @@ def _turned(samples: Sequence[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*samples, strict=True))
 
 
-def _each_stack(batch: Any, function: Callable[[_Stack], Any]) -> Any:
-    return mapped(batch, lambda x: function(x) if isinstance(x, _Stack) else x)
+def _each(
+    batch: Any, kind: type[Any], function: Callable[[Any], Any], ends: bool = True
+) -> Any:
+    """The batch with ``function(field)`` for each field of this kind; where that `ends`
+    it, what stood for a TensorDict becomes one.
+    """
+
+    def change(field: Any) -> Any:
+        return function(field) if isinstance(field, kind) else field
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, _TensorDict):
+            return change(value)
+        changed = value.changed(change)
+        return changed.made() if ends else changed
+
+    return mapped(batch, leaf, lambda value: isinstance(value, _TensorDict))
 
 
 class _Message:
@@ -261,11 +323,11 @@ class _Message:
             stacks.append((stack, _Place(begin, stack.nbytes, stack.made, stack.shape)))
             return stacks[-1][1]
 
-        self._batch = _each_stack(batch, place)
+        self._batch = _each(batch, _Stack, place, ends=False)
         self._nbytes = end
         taken = ring.take(end)
         if taken is None:
-            self._batch = _each_stack(batch, _Stack.plain)
+            self._batch = _each(batch, _Stack, _Stack.plain)
             return
         self._slot, self._turn = taken
         raw = np.frombuffer(ring.view(self._slot, end), np.uint8)
@@ -320,7 +382,7 @@ def _received(
     if not ring.is_maker:
         raw = raw.copy()
     batch = pickle.loads(data)
-    return mapped(batch, lambda x: x.over(raw) if isinstance(x, _Place) else x)
+    return _each(batch, _Place, lambda place: place.over(raw))
 
 
 def _attached(
@@ -339,8 +401,9 @@ class PinnedCollate:
 
     For ``DataLoader(collate_fn=...)``. A batch is that of `default_collate`: tensors,
     arrays and numbers become tensors with a first axis more, in dicts, lists, tuples and
-    named tuples, and also dataclasses; text comes in lists. Where PyTorch is not
-    imported, arrays and numbers become NumPy arrays.
+    named tuples, and also dataclasses and TensorDicts; text comes in lists. Buffers of
+    cumem are taken as arrays. Where PyTorch is not imported, arrays and numbers become
+    NumPy arrays.
 
     Without workers the memory is that of the pool of pinned memory. With workers it is
     that of a ring of slots, which this process shares with them: a worker fills a slot
@@ -424,7 +487,7 @@ class PinnedCollate:
             if self._failure is not None:
                 raise self._failure
             return _Message(self._ring, batch)
-        return _each_stack(batch, _Stack.pooled)
+        return _each(batch, _Stack, _Stack.pooled)
 
     def trim(self) -> None:
         """Give the memory of slots that nobody uses back to the system; the next batch

@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import importlib
-import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, Generic, Literal, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from cumem import _core
+from cumem.ahead import Ahead, Room
 from cumem.devices import Device, choose_device
-from cumem.structures import has_own_memory, is_tensor, mapped
+from cumem.errors import warn_caller
+from cumem.sources import gives_fresh, is_alone
+from cumem.structures import (
+    has_own_memory,
+    holds_memory,
+    is_tensor,
+    mapped,
+    move_whole,
+    moves_itself,
+)
 from cumem.units import read_count
+
+T = TypeVar("T")
 
 _Framework = Literal["torch", "cupy"] | None
 
@@ -87,69 +96,220 @@ def work_streams(device: int, libraries: Iterable[str]) -> list[_core.Stream]:
     return [_core.Stream.from_external(stream, device=device) for stream in found]
 
 
-class _Coming(NamedTuple):
-    """A batch that is being copied, and whose work it is for."""
+class _Batch:
+    """A batch whose copies have begun, as `Ahead` asks for."""
 
-    batch: Any
-    transfer: _core.Transfer | None
-    libraries: set[str]
+    label = ""
 
-    def come(self, device: int) -> list[_core.Stream]:
-        """Have the streams that will work on it wait for the copy."""
-        streams = work_streams(device, self.libraries)
+    def __init__(
+        self,
+        mover: _Mover,
+        output: Any,
+        transfer: _core.Transfer | None,
+        nbytes: int,
+        libraries: set[str],
+    ) -> None:
+        self.output = output
+        self.transfer = transfer
+        self.nbytes = nbytes
+        self._mover = mover
+        self._libraries = libraries
+        self._moved: list[Any] = []  # by PyTorch, as they moved themselves
+        self._event: Any = None  # PyTorch's, which ends with these
+
+    def moved_by_torch(self, moved: list[Any], event: Any) -> None:
+        self._moved, self._event = moved, event
+
+    def wait_read(self) -> None:
         if self.transfer is not None:
-            for stream in streams:
+            self.transfer.wait()
+        if self._event is not None:
+            self._event.synchronize()
+
+    def come(self, index: int) -> None:
+        device = self._mover.device.index
+        if self.transfer is not None:
+            for stream in work_streams(device, self._libraries):
                 self.transfer.order(stream)
-            if "torch" in self.libraries and _core._is_emulated():
+            if "torch" in self._libraries and _core._is_emulated():
                 self.transfer.wait()  # its tensors are the processor's
-        return streams
+        if self._event is not None:
+            stream = _module("torch").cuda.current_stream(device)
+            stream.wait_event(self._event)
+            for each in self._moved:
+                record = getattr(type(each), "record_stream", None)
+                if callable(record):
+                    each.record_stream(stream)
+
+    def leave(self, index: int) -> list[_core.Event]:
+        self._mover.note_work()
+        streams = work_streams(self._mover.device.index, self._libraries)
+        return [_record(stream) for stream in streams]
 
 
 class _Mover:
-    """Begins the copies of one batch after the other."""
+    """Takes the batches of a loader, and begins their copies."""
 
-    def __init__(self, device: Device, framework: _Framework) -> None:
-        self._device = device
+    advice = "smaller batches"
+    label = ""
+    has_more = False
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        device: Device,
+        framework: _Framework,
+        is_fresh: bool,
+        may_ask: bool,
+    ) -> None:
+        self.device = device
+        self.nbytes = 0  # of the last batch: the next one is about as large
+        self.reuses = not is_fresh
+        self._batches: Iterator[Any] | None = batches
         self._framework = framework or "cumem"
+        self._is_fresh = is_fresh
+        self._may_ask = may_ask
         # memory is not taken in the order of the work
         self._side = _core.Stream(device=device)
+        self._lane: Any = None  # a stream of PyTorch, for what moves itself
+        self._work: Any = None  # PyTorch's event over the work queued so far
+        self._taken: list[Any] = []
+        self._is_told = False  # of what stays on the host
 
-    def start(self, batch: Any) -> _Coming:
+    def take(self) -> bool:
+        assert self._batches is not None
+        try:
+            self._taken = [next(self._batches)]
+        except StopIteration:
+            return False
+        # no other name has it here
+        self.reuses = not (self._is_fresh or (self._may_ask and is_alone(self._taken)))
+        return True
+
+    def split(self) -> bool:
+        return False  # a batch comes whole
+
+    def close(self) -> None:
+        self._batches = None
+        self._taken.clear()
+
+    def begin(self) -> _Batch:
         """All copies of a batch, by one call."""
         pairs: list[tuple[_core.Buffer, Any]] = []
         made: dict[int, tuple[Any, Any]] = {}  # by the leaf's id, with the leaf
         libraries: set[str] = set()
+        whole: list[Any] = []
+        left: list[str] = []
 
         def move(leaf: Any) -> Any:
             if id(leaf) not in made:
-                source, library = self._source(leaf)
                 there = leaf
-                if library is not None:
+                if moves_itself(leaf):
+                    there = self._move_whole(leaf)
+                    whole.append(there)
+                    libraries.add("torch")
+                elif (source := self._source(leaf)) is not None:
+                    library: str = "torch" if is_tensor(leaf) else self._framework
                     there, library = self._target(source, library, pairs)
                     libraries.add(library)
                     there = _like(leaf, there) if is_tensor(leaf) else there
+                elif self._is_left(leaf):
+                    left.append(type(leaf).__name__)
                 made[id(leaf)] = leaf, there
             return made[id(leaf)][1]
 
-        moved = mapped(batch, move)
+        moved = mapped(self._taken[0], move, moves_itself)
+        self._tell(left)
         transfer = _core.copy_many_async(pairs) if pairs else None
-        return _Coming(moved, transfer, libraries or {self._framework})
+        self.nbytes = sum(buffer.nbytes for buffer, _ in pairs)
+        batch = _Batch(
+            self, moved, transfer, self.nbytes, libraries or {self._framework}
+        )
+        if whole and self._lane is not None:
+            batch.moved_by_torch(whole, self._lane.record_event())
+        self._taken = []
+        return batch
 
-    def _source(self, leaf: Any) -> tuple[Any, str | None]:
-        """What to copy of a leaf, and whose array it is to be; None: it stays."""
+    # -- batches of types of their own ---------------------------------------------------
+
+    def note_work(self) -> None:
+        """By the thread that works on the batches, which has queued its work on one."""
+        if self._lane is not None:
+            stream = _module("torch").cuda.current_stream(self.device.index)
+            self._work = stream.record_event()
+
+    def _move_whole(self, value: Any) -> Any:
+        """By its own ``to``, on a stream beside the work.
+
+        Its memory is PyTorch's, which reuses it in the order of that stream: so what is
+        copied there comes after all work that was queued on the batches before.
+        """
+        torch = _module("torch")
+        if _core._is_emulated():
+            return move_whole(value, torch.device("cpu"), True)
+        device = torch.device("cuda", self.device.index)
+        if self._lane is None:
+            self._lane = torch.cuda.Stream(device)
+            self._work = torch.cuda.current_stream(device).record_event()
+        self._lane.wait_event(self._work)
+        with torch.cuda.stream(self._lane):
+            return move_whole(value, device, False)
+
+    def _is_left(self, leaf: Any) -> bool:
+        """Does a leaf stay on the host although it holds memory?"""
+        if isinstance(leaf, np.ndarray):  # of Python objects; text is nothing to move
+            return any(holds_memory(each) for each in leaf.flat[:8])
+        if is_tensor(leaf) or isinstance(leaf, _core.Buffer):
+            return False
+        return holds_memory(leaf)
+
+    def _tell(self, left: list[str]) -> None:
+        if not left or self._is_told:
+            return
+        self._is_told = True
+        names = ", ".join(sorted(set(left)))
+        warn_caller(
+            f"prefetch() leaves on the host what it cannot take apart: {names}. Give "
+            "such a type a method to(device, non_blocking=True), make it a dataclass, or "
+            "let the loader give dicts, tuples and arrays",
+            UserWarning,
+        )
+
+    # -- arrays ----------------------------------------------------------------------------
+
+    def _source(self, leaf: Any) -> Any:
+        """What to copy of a leaf; None: it stays as it is."""
         if is_tensor(leaf):
-            return (
-                (None, None)
-                if _is_at(leaf, self._device)
-                else (_carried(leaf), "torch")
+            return None if _is_at(leaf, self.device) else _carried(leaf)
+        if isinstance(leaf, np.ndarray):
+            return None if leaf.dtype.hasobject else self._array(leaf)
+        if isinstance(leaf, _core.Buffer):
+            is_there = isinstance(leaf, _core.DeviceBuffer) and (
+                leaf.device == self.device
             )
-        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-            return leaf, self._framework
-        if isinstance(leaf, _core.Buffer) and not (
-            isinstance(leaf, _core.DeviceBuffer) and leaf.device == self._device
-        ):
-            return leaf, self._framework
-        return None, None
+            return None if is_there else leaf
+        if hasattr(type(leaf), "__dlpack__") and not hasattr(
+            type(leaf), "__cuda_array_interface__"
+        ):  # JAX's and others'; what is on a device already stays there
+            try:
+                buffer = _core.asbuffer(leaf)
+            except (TypeError, ValueError, BufferError):
+                return None
+            return None if buffer.kind == "device" else buffer
+        return None
+
+    def _array(self, leaf: np.ndarray[Any, Any]) -> Any:
+        """In the byte order of the libraries that are to have it."""
+        if isinstance(leaf, np.ma.MaskedArray):
+            if np.ma.is_masked(leaf):
+                raise TypeError(
+                    "a batch has an array with masked elements, which would come as any "
+                    "others: give values in their place first, such as by .filled()"
+                )
+            leaf = leaf.data
+        if self._framework == "cumem" or leaf.dtype.isnative or leaf.dtype.names:
+            return leaf
+        return leaf.astype(leaf.dtype.newbyteorder("="))
 
     def _target(
         self, source: Any, library: str, pairs: list[tuple[_core.Buffer, Any]]
@@ -157,14 +317,24 @@ class _Mover:
         """New memory on the device, and whose array it is. Handed over before its copy,
         for which an export waits.
         """
-        dtype = _CARRIERS[source.element_size()] if is_tensor(source) else source.dtype
+        order: list[int] | None = None
+        if is_tensor(source):
+            order = _dense_order(source)
+            source = source if order is None else source.permute(order)
+            dtype: Any = _CARRIERS[source.element_size()]
+        else:
+            dtype = source.dtype
         buffer = _core.empty_device(
-            tuple(source.shape), dtype, device=self._device, stream=self._side
+            tuple(source.shape), dtype, device=self.device, stream=self._side
         )
         pairs.append((buffer, source))
         try:
             if library == "torch":
-                return tensor_over(buffer), library
+                there = tensor_over(buffer)
+                if order is not None:
+                    back = sorted(range(len(order)), key=order.__getitem__)
+                    there = there.permute(back)
+                return there, library
             if library == "cupy":
                 return _module("cupy").from_dlpack(buffer), library
         except BufferError:  # text, times, records: DLPack has no code for them
@@ -172,16 +342,61 @@ class _Mover:
         return buffer, "cumem"
 
 
-class _Prefetch:
-    """What `prefetch` answers: iterated as often as its iterable can be."""
+def _dense_order(tensor: Any) -> list[int] | None:
+    """The order of its axes in which a copy of the tensor is contiguous, such as that of
+    `channels_last`, as PyTorch decides it in ``to()``; None: as they stand.
+    """
+    if tensor.is_contiguous():
+        return None
+    strides = _module("torch").empty_like(tensor, device="meta").stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    return None if order == sorted(order) else order
+
+
+class _Prefetch(Generic[T]):
+    """What `prefetch` answers: iterated as often as its iterable can be.
+
+    All other attributes are those of the iterable, such as the ``dataset``, the
+    ``batch_size`` and the ``sampler`` of a DataLoader.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_depth",
+        "_device",
+        "_framework",
+        "_fresh",
+        "_iterable",
+    )
+
+    _iterable: Iterable[Any]
 
     def __init__(
-        self, iterable: Iterable[Any], device: Device, depth: int, framework: _Framework
+        self,
+        iterable: Iterable[Any],
+        device: Device,
+        depth: int,
+        framework: _Framework,
+        fresh: bool | None,
     ) -> None:
         self._iterable = iterable
         self._device = device
         self._depth = depth
         self._framework = framework
+        self._fresh = fresh
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by the interpreter, by copy and by pickle
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name
+            )
+        return getattr(self._iterable, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._iterable, name, value)
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]
@@ -193,31 +408,69 @@ class _Prefetch:
         except TypeError:  # a generator, or a loader of samples that nobody has counted
             return True
 
-    def __iter__(self) -> Iterator[Any]:
-        """A generator of the batches on the device."""
+    def __iter__(self) -> Ahead[T]:
+        """The batches on the device, from the first on."""
         batches = iter(self._iterable)  # may fork: before anything is opened
-        return _batches(batches, self._device, self._depth, self._framework)
+        device = self._device
+        is_fresh = gives_fresh(self._iterable, self._fresh)
+        mover = _Mover(batches, device, self._framework, is_fresh, self._fresh is None)
+        room = Room(device.index, self._depth + 2)
+        return Ahead(mover, self._depth, 1, room, "prefetch", "batch")
+
+    def __aiter__(self) -> Ahead[T]:
+        """The same, for ``async for``."""
+        return iter(self)
 
     def __repr__(self) -> str:
         return f"<cumem.prefetch of {self._iterable!r} to cuda:{self._device.index}>"
 
 
+@overload
+def prefetch(
+    iterable: Iterable[np.ndarray[Any, Any] | _core.Buffer],
+    device: object = None,
+    depth: SupportsIndex = 2,
+    *,
+    framework: None = None,
+    fresh: bool | None = None,
+) -> _Prefetch[_core.DeviceBuffer]: ...
+@overload
+def prefetch(
+    iterable: Iterable[T],
+    device: object = None,
+    depth: SupportsIndex = 2,
+    *,
+    framework: None = None,
+    fresh: bool | None = None,
+) -> _Prefetch[T]: ...
+@overload
+def prefetch(
+    iterable: Iterable[Any],
+    device: object = None,
+    depth: SupportsIndex = 2,
+    *,
+    framework: Literal["torch", "cupy"],
+    fresh: bool | None = None,
+) -> _Prefetch[Any]: ...
 def prefetch(
     iterable: Iterable[Any],
     device: object = None,
     depth: SupportsIndex = 2,
     *,
     framework: _Framework = None,
-) -> _Prefetch:
+    fresh: bool | None = None,
+) -> _Prefetch[Any]:
     """Bring the batches of a loader to a device, the next ones already on their way.
 
     Parameters
     ----------
     iterable : iterable
         Gives batches, as a `torch.utils.data.DataLoader` does. A batch is an array, CPU
-        tensor or buffer, or dicts, lists, tuples, named tuples and dataclasses of them,
-        also nested. What else is in it stays as it is, and so do arrays of Python objects
-        and what is on the device already.
+        tensor or buffer, or dicts, lists, tuples, named tuples, dataclasses and classes
+        of attrs with them, also nested, or has a method ``to(device, ...)`` of its own,
+        as those of tensordict, PyTorch Geometric and detectron2 have. What else is in it
+        stays as it is, and so does what is on the device already; a warning names what
+        holds arrays or tensors and is left on the host.
     device : Device, int or str, optional
         Where to. Default: the current one of the thread that calls `prefetch`, as it is
         then (see `current_device`): cumem's own where that was chosen, else PyTorch's,
@@ -227,20 +480,33 @@ def prefetch(
     framework : {"torch", "cupy"}, optional
         What arrays and buffers become; `DeviceBuffer` by default, and where the dtype,
         as of text, times and records, is none of theirs. Tensors become tensors in any
-        case.
+        case. For them arrays of the other byte order are turned.
+    fresh : bool, optional
+        True: no batch lies in memory that the iterable writes to again, so that the next
+        one may be asked for while this one is still read. False: it may. Default: what
+        is known of the iterable. It is true of lists and arrays, and of a DataLoader
+        that has workers, or stacks by its own `default_collate` or a `PinnedCollate`.
+        Of all others a batch is copied before the next one is asked for.
 
     Returns
     -------
     iterable
-        Gives the same structures with their memory on the device, C-contiguous, in the
-        same shapes and dtypes. It has the length of `iterable`, and can be iterated as
-        often.
+        Gives new structures of the same types with their memory on the device, in the
+        same shapes and dtypes: arrays C-contiguous, tensors in their memory format
+        (`channels_last`). It has the length and the attributes of `iterable`, such as
+        `dataset` and `sampler`, and can be iterated as often, by ``for`` and
+        ``async for``.
+
+    Warns
+    -----
+    UserWarning
+        If something in a batch holds memory that stays on the host.
 
     Raises
     ------
     TypeError
-        If `iterable` is none, or a tensor is sparse, quantized or nested, or wraps
-        others.
+        If `iterable` is none, a tensor is sparse, quantized or nested, or wraps others,
+        or elements of an array are masked.
     ValueError
         If an argument is out of its range.
     ImportError
@@ -255,7 +521,7 @@ def prefetch(
     another **blocks**, GIL released, until the batch is there that comes ``depth`` later,
     and until the current streams are done with the work on the batch before the last: so
     not many batches take memory at the same time. The memory of a batch in `iterable` is
-    kept until its copy is done, and must not change before. An iterator that is closed
+    kept until its copy is done. An iterator that is closed
     or dropped early cancels the copies that have not begun and waits for the others.
 
     A tensor that wants a gradient comes without: ``requires_grad_()`` it there. Memory on
@@ -282,49 +548,7 @@ def prefetch(
     if framework is not None:
         importlib.import_module(framework)
     where = choose_device(device, tensors=True)
-    return _Prefetch(iterable, where, ahead, framework)
-
-
-def _batches(
-    batches: Iterator[Any], device: Device, depth: int, framework: _Framework
-) -> Iterator[Any]:
-    mover = _Mover(device, framework)
-    coming: collections.deque[_Coming] = collections.deque()
-    done: collections.deque[list[_core.Event]] = collections.deque()
-    failures: list[Exception] = []
-
-    def start(count: int) -> None:
-        try:
-            for batch in itertools.islice(batches, 0 if failures else count):
-                coming.append(mover.start(batch))
-        except Exception as error:
-            failures.append(error)  # told after the batches before it
-
-    try:
-        start(depth)
-        while coming:
-            start(1)
-            next_ = coming.popleft()
-            next_.come(device.index)
-            batch, libraries = next_.batch, next_.libraries
-            del next_
-            yield batch
-            del batch
-            done.append([_record(s) for s in work_streams(device.index, libraries)])
-            if len(done) > 1:
-                for event in done.popleft():
-                    event.synchronize()
-        if failures:
-            raise failures[0]
-    finally:
-        failures.clear()
-        transfers = [each.transfer for each in coming if each.transfer is not None]
-        coming.clear()
-        for transfer in transfers:
-            transfer.cancel()
-        for transfer in transfers:
-            with contextlib.suppress(OSError, RuntimeError):
-                transfer.wait()
+    return _Prefetch(iterable, where, ahead, framework, fresh)
 
 
 def _record(stream: _core.Stream) -> _core.Event:

@@ -212,7 +212,7 @@ def load(
         if magic == npy.MAGIC_PREFIX:
             if names is not None:
                 raise ValueError(f"{source.name!r} is one array: names cannot be given")
-            array = _read_array(source, max_header_size)
+            array = read_array(source, max_header_size)
             target: Any = array.make(memory) if out is None else array.check(out, kind)
             ranges = [(array.offset, target.T if array.fortran else target)]
             try:
@@ -323,7 +323,25 @@ def read_header(
     return shape, fortran, dtype
 
 
-def _read_array(file: Any, max_header_size: int) -> _Array:
+def _peek(file: Any) -> bytes:
+    """The bytes by which these files are known; the position stays."""
+    begin = file.tell()
+    magic: bytes = file.read(len(npy.MAGIC_PREFIX))
+    file.seek(begin)
+    return magic
+
+
+def is_npy(file: Any) -> bool:
+    """Does an ``.npy`` begin where the file stands?"""
+    return _peek(file) == npy.MAGIC_PREFIX
+
+
+def read_array(file: Any, max_header_size: int = 10_000) -> _Array:
+    """Read the header of the ``.npy`` that begins where the file stands.
+
+    ValueError: it is damaged, or elements are Python objects. EOFError: the file is too
+    short for the elements.
+    """
     name = repr(file.name)
     array = _Array(name, *read_header(file, name, max_header_size), file.tell())
     size = os.fstat(file.fileno()).st_size

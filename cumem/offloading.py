@@ -16,7 +16,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, final
 
 from cumem import _core
 from cumem.locks import make_lock
-from cumem.structures import has_own_memory
+from cumem.structures import has_own_memory, is_tensordict, make_tensordict
 from cumem.units import read_count, read_size
 
 _T = TypeVar("_T")
@@ -595,6 +595,8 @@ def _replaced(value: Any, moved: dict[int, Any]) -> Any:
     """The same containers with new tensors."""
     if isinstance(value, Mapping):
         pairs = ((key, _replaced(each, moved)) for key, each in value.items())
+        if is_tensordict(value):
+            return make_tensordict(pairs, getattr(value, "batch_size"))  # noqa: B009
         if hasattr(value, "infos") and isinstance(value, dict):
             kept: Any = value.copy()  # what load_safetensors() gave keeps its types
             kept.update(pairs)
@@ -636,12 +638,14 @@ def offload(module_or_state_dict: _T) -> _T:
     module_or_state_dict : torch.nn.Module or mapping
         A module, whose parameters, their gradients and buffers are moved in place; or a
         state dict, also of an optimizer, with tensors in dicts, lists and tuples, also
-        named ones. Its parameters (``keep_vars=True``) become plain tensors.
+        named ones, and TensorDicts. Its parameters (``keep_vars=True``) become plain
+        tensors.
 
     Returns
     -------
     torch.nn.Module or dict
-        The module itself; or a new dict, whose tensors are in pinned memory.
+        The module itself; or a new dict, whose tensors are in pinned memory; of a
+        TensorDict a new TensorDict.
 
     Raises
     ------

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import io
-import itertools
-import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex
 
@@ -16,11 +13,19 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.ahead import Ahead, Room
 from cumem.devices import Device, choose_device
 from cumem.extension.arguments import read_dtype
-from cumem.files import open_regular, unwrapped
 from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
+from cumem.sources import (
+    Item,
+    find_memory,
+    length_of,
+    pieces,
+    row_nbytes,
+    total_nbytes,
+)
 from cumem.units import format_nbytes, read_count, read_size
 
 #: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
@@ -102,91 +107,154 @@ def chunk_size(
 
 
 def _chunk_nbytes(memory: Any) -> int:
-    locked = isinstance(memory, _core.Buffer) and memory.kind != "pageable"
-    return (
-        _LEAST_CHUNK
-        if locked
-        else min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
-    )
+    """Bytes of a chunk where nobody says: ordinary memory and files want long ones."""
+    if isinstance(memory, _core.Buffer) and memory.kind != "pageable":
+        return _LEAST_CHUNK
+    return min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
 
 
-def _nbytes(memory: Any, dtype: np.dtype[Any] | None) -> int:
-    """Once it is of the dtype; None: its own. Of what is no memory nobody knows."""
-    if memory is None or dtype is None:
-        return 0 if memory is None else int(memory.nbytes)
-    return int(memory.size) * dtype.itemsize
+class _Size(NamedTuple):
+    """What the user says of the size of a chunk; at most one of them is given."""
+
+    nbytes: int | None
+    rows: int | None
+
+    @classmethod
+    def read(cls, nbytes: Any, rows: Any) -> Self:
+        if nbytes is not None and rows is not None:
+            raise ValueError("a chunk is given either nbytes= or rows=, not both")
+        most = None if nbytes is None else read_size(nbytes, "nbytes", False, None)
+        if most == 0:
+            raise ValueError("nbytes must be at least 1, not 0")
+        return cls(most, None if rows is None else read_count(rows, "rows"))
+
+    def rows_of(
+        self, row_nbytes: int, length: int, default_nbytes: Callable[[], int]
+    ) -> int:
+        """Rows of a chunk, at least one. Rows without bytes all come at once."""
+        if self.rows is not None:
+            return self.rows
+        if row_nbytes == 0:
+            return max(1, length)
+        most = self.nbytes if self.nbytes is not None else default_nbytes()
+        return max(1, most // row_nbytes)
 
 
-def _row_nbytes(memory: Any, dtype: np.dtype[Any] | None = None) -> int:
-    return _nbytes(memory, dtype) // len(memory)
+class _Chunk:
+    """A chunk whose copy has begun, as `Ahead` asks for."""
+
+    __slots__ = ("_after", "label", "nbytes", "output", "transfer")
+
+    def __init__(
+        self,
+        output: tuple[slice, _core.DeviceBuffer],
+        transfer: _core.Transfer,
+        label: str,
+        after: Callable[[int], _core.Stream],
+    ) -> None:
+        self.output = output
+        self.transfer = transfer
+        self.label = label
+        self.nbytes = output[1].nbytes
+        self._after = after
+
+    def wait_read(self) -> None:
+        self.transfer.wait()
+
+    def come(self, index: int) -> None:
+        self.transfer.order(self._after(index))
+
+    def leave(self, index: int) -> list[_core.Event]:
+        stream = self._after(index)
+        self.output[1].record_stream(stream)  # for what works on it without telling
+        return [stream.record()]
 
 
-def _rows(memory: Any, nbytes: int, dtype: np.dtype[Any] | None) -> int:
-    """Of a chunk: at least one."""
-    return max(1, nbytes // max(1, _row_nbytes(memory, dtype)))
+class _Steps:
+    """Takes the pieces of a source, and begins their copies."""
 
+    advice = "nbytes= or rows="
 
-def _open(file: Any) -> Any:
-    """What is left of a file, mapped."""
-    plain = unwrapped(file)
-    size = os.fstat(plain.fileno()).st_size
-    begin = plain.tell()
-    return np.memmap(plain, "u1", "r", begin) if begin < size else np.empty(0, "u1")
+    def __init__(
+        self,
+        pieces: Iterator[Item],
+        device: int,
+        stream_of: Callable[[int], _core.Stream],
+        dtype: np.dtype[Any] | None,
+        casting: _core._Casting,
+    ) -> None:
+        self._pieces = pieces
+        self._device = device
+        self._stream_of = stream_of
+        self._dtype = dtype
+        self._rule = None if dtype is None else casting
+        # memory is not taken in the order of the work
+        self._side = _core.Stream(device=device)
+        self._item: Item | None = None
+        self._rest: list[Item] = []  # of those that were split, the next one last
+        self._most_rows: int | None = None  # of a piece: no more fit
+        self.reuses = self.has_more = False
 
+    def take(self) -> bool:
+        item = self._rest.pop() if self._rest else next(self._pieces, None)
+        self._item = item
+        if item is None:
+            return False
+        self.reuses, self.has_more = not item.is_fresh, item.has_more
+        if self._most_rows is not None and len(item.piece) > self._most_rows:
+            self._cut(self._most_rows)
+        return True
 
-def _memory(src: Any) -> Any:
-    """What has a shape and slices; None: it is no memory."""
-    if isinstance(src, (_core.Buffer, np.ndarray)):
-        return src
-    if isinstance(src, (str, bytes, os.PathLike)):
-        with open_regular(os.fsdecode(src)) as file:
-            return _open(file)
-    if hasattr(src, "readinto"):
-        return _open(src)
-    return _array(src)
+    def _cut(self, rows: int) -> None:
+        """Keep the first rows of what was taken; the others come next."""
+        assert self._item is not None
+        part, piece, is_fresh, has_more = self._item
+        middle = part.start + rows
+        self._item = Item(slice(part.start, middle), piece[:rows], is_fresh, True)
+        self._rest.append(
+            Item(slice(middle, part.stop), piece[rows:], is_fresh, has_more)
+        )
+        self.has_more = True
 
+    @property
+    def nbytes(self) -> int:
+        assert self._item is not None
+        return total_nbytes(self._item.piece, self._dtype)
 
-def _array(src: Any) -> Any:
-    try:
-        return src if isinstance(src, np.ndarray) else _core.asbuffer(src)
-    except TypeError:
-        return None
+    @property
+    def label(self) -> str:
+        if self._item is None:
+            return ""
+        part = self._item.part
+        return f", src[{part.start}:{part.stop}]"
 
+    def begin(self) -> _Chunk:
+        assert self._item is not None
+        part, piece, *_ = self._item
+        buffer = _core.empty_device(
+            piece.shape,
+            self._dtype or piece.dtype,
+            device=self._device,
+            stream=self._side,
+        )
+        transfer = _core.copy_async(buffer, piece, casting=self._rule)
+        chunk = _Chunk((part, buffer), transfer, self.label, self._stream_of)
+        self._item = None
+        return chunk
 
-def _length(memory: Any, name: str = "src") -> int:
-    if not memory.shape:
-        raise ValueError(f"{name} has no axis to cut: its shape is ()")
-    return len(memory)
+    def split(self) -> bool:
+        if self._item is None or len(self._item.piece) < 2:
+            return False
+        self._most_rows = len(self._item.piece) // 2
+        self._cut(self._most_rows)
+        return True
 
-
-def _cut(memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
-    count = len(memory)
-    for begin in range(0, count, rows):
-        part = slice(begin, min(begin + rows, count))
-        yield part, memory[part]
-
-
-def _pieces(src: object, memory: Any, rows: int) -> Iterator[tuple[slice, Any]]:
-    if memory is not None:
-        return _cut(memory, rows)
-    if isinstance(src, Iterable) and not isinstance(src, (Mapping, io.TextIOBase)):
-        return _in_turn(src)
-    raise TypeError(
-        "src must be an array, a file or an iterable of arrays, not "
-        f"{type(src).__name__}"
-    )
-
-
-def _in_turn(arrays: Iterable[Any]) -> Iterator[tuple[slice, Any]]:
-    begin = 0
-    for each in arrays:
-        if isinstance(each, (str, os.PathLike)) or hasattr(each, "readinto"):
-            raise TypeError(f"src must give arrays, not {type(each).__name__}")
-        memory = _array(each)
-        memory = np.asarray(each) if memory is None else memory
-        end = begin + _length(memory, "an item of src")
-        yield slice(begin, end), memory
-        begin = end
+    def close(self) -> None:
+        self._item = None
+        self._rest.clear()
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
 
 
 def chunks(
@@ -195,59 +263,85 @@ def chunks(
     device: object = None,
     depth: SupportsIndex = 3,
     *,
+    rows: SupportsIndex | None = None,
     dtype: DTypeLike | None = None,
     casting: _core._Casting = "same_kind",
-) -> Generator[tuple[slice, _core.DeviceBuffer]]:
+    fresh: bool | None = None,
+) -> Ahead[tuple[slice, _core.DeviceBuffer]]:
     """Bring data to a device chunk by chunk, the next ones already on their way.
 
     Parameters
     ----------
     src : Buffer, array, path, binary file or iterable
-        An array of any library, cut along its first axis, also a `numpy.memmap` larger
-        than all memory; a file, as bytes from where it stands; or an iterable of
-        arrays, each of which is a chunk.
+        What has rows along a first axis: an array of any library, also a `numpy.memmap`
+        larger than all memory; an array that reads what is asked for, such as a dataset
+        of h5py or an array of zarr, xarray, dask or netCDF4, cut by ``src[a:b]``; an
+        ``.npy`` file; another file, as bytes, or as elements of `dtype`, from where it
+        stands; or an iterable of arrays, each of which is a chunk.
     nbytes : int or str, optional
-        Most bytes of a chunk, which has one row in any case; default: 64 MiB, of
-        ordinary memory a 64th of `src` if that is more, up to 256 MiB, and less where
-        that is not free. What an iterable gives is never cut.
+        Most bytes of a chunk, such as ``64 << 20`` or ``"64 MiB"``; it has one row in
+        any case. Default: 64 MiB, of ordinary memory and files a 64th of `src` if that is
+        more, up to 256 MiB, and less where that is not free. What an iterable gives is
+        cut only where `nbytes` or `rows` is given.
     device : Device, int or str, optional
         Default: the current one as this is called, of PyTorch for a tensor of its
         (see `current_device`).
     depth : int
         Copies that may be under way beside the chunk in hand.
+    rows : int, optional
+        Most rows of a chunk, in place of `nbytes`.
     dtype : dtype_like, optional
-        Of the chunks, which the link carries; default: that of `src`.
+        Of the chunks, which the link carries; default: that of `src`. Of a file without
+        a header it is also that of the elements in it.
     casting : str
         What may be converted to it, as in `copy`.
+    fresh : bool, optional
+        True: what `src` gives lies in memory that is not written again, so that the next
+        piece may be asked for while this one is still read. False: it may be. Default:
+        what is known of `src`; where nothing is, a piece is copied before the next one is
+        asked for.
 
-    Yields
-    ------
-    slice
-        What of the first axis it is: ``src[slice]``.
-    DeviceBuffer
-        A chunk of that shape; it is the caller's.
+    Returns
+    -------
+    Ahead
+        An iterator, for ``for`` and ``async for``, which can be closed. It gives pairs:
+
+        slice
+            What of the first axis it is: ``src[slice]``.
+        DeviceBuffer
+            A chunk of that shape; it is the caller's.
 
     Raises
     ------
     TypeError
-        If `src` is none of these, or `casting` does not allow its dtype to become
-        `dtype`.
+        If `src` is none of these, its elements have no fixed size, or `casting` does not
+        allow its dtype to become `dtype`.
     ValueError
-        If an argument is out of its range or `src` has no axis.
+        If an argument is out of its range, `src` has no axis, a slice of it has another
+        shape than its rows, elements are masked, or a file has a format of its own or no
+        whole number of elements.
     OSError
         If a file cannot be read.
+    EOFError
+        If an ``.npy`` ends early.
     OutOfMemoryError, CudaError
         If the driver refuses. What was on its way by then is waited for. The error has a
-        note of the chunk that it is about.
+        note of the chunk that it is about. Where memory is short fewer chunks are ahead,
+        and then they have fewer rows; it is an error where one row does not fit.
 
     Notes
     -----
     Work given to the device's current stream after a chunk has come is **ordered
     after** its copy. Asking for another **blocks**, GIL released, until the current
     stream is done with the work on the chunk before the last: where chunks are not kept,
-    memory for ``depth + 2`` of them is enough. `src` must not change before its last
-    chunk has come. An iterator that is closed or dropped early cancels the copies that
-    have not begun and waits for the others.
+    memory for ``depth + 2`` of them is enough. An array in memory must not change before
+    its last chunk has come; a generator may fill one array again and again. An iterator
+    that is closed or dropped early cancels the copies that have not begun and waits for
+    the others.
+
+    Slices of other libraries' arrays are read by a thread that is one chunk ahead, so
+    that reading and copying overlap; it ends with the iterator. Libraries that no two
+    threads may call at once, netCDF4 and PyTables among them, are read by the caller.
 
     Examples
     --------
@@ -257,101 +351,28 @@ def chunks(
     >>> total
     1048576.0
     """
-    most = None if nbytes is None else read_size(nbytes, "nbytes", False, None)
-    if most == 0:
-        raise ValueError("nbytes must be at least 1, not 0")
+    size = _Size.read(nbytes, rows)
     ahead = read_count(depth, "depth")
     unit = choose_device(device, src)
-    memory = _memory(src)
-    rows = 1
     wanted = None if dtype is None else read_dtype(dtype)
-    if memory is not None and _length(memory):
-        if most is None:
-            share = _share(_available(unit), 0.8, ahead + 2)
-            most = min(_chunk_nbytes(memory), share)
-        rows = _rows(memory, most, wanted)
+    memory = find_memory(src, wanted)
+    step = size.rows
+    if memory is not None:
+        length = length_of(memory)
+        step = size.rows_of(
+            row_nbytes(memory, wanted) if length else 0,
+            length,
+            lambda: min(
+                _chunk_nbytes(memory), _share(_available(unit), 0.8, ahead + 2)
+            ),
+        )
 
     def current(_: int) -> _core.Stream:
         return _core.current_stream(unit.index)
 
-    pieces = _pieces(src, memory, rows)
-    return _chunks(pieces, unit.index, ahead, 1, current, wanted, casting)
-
-
-def _note(error: BaseException, index: int, part: slice | None) -> None:
-    rows = "" if part is None else f", src[{part.start}:{part.stop}]"
-    error.add_note(f"in chunk {index}{rows}")
-
-
-@contextlib.contextmanager
-def _naming(index: int, part: slice) -> Iterator[None]:
-    """An exception says which chunk it is about."""
-    try:
-        yield
-    except Exception as error:
-        _note(error, index, part)
-        raise
-
-
-def _chunks(
-    pieces: Iterator[tuple[slice, Any]],
-    device: int,
-    depth: int,
-    unfinished: int,
-    stream_of: Callable[[int], _core.Stream],
-    dtype: np.dtype[Any] | None,
-    casting: _core._Casting,
-) -> Generator[tuple[slice, _core.DeviceBuffer]]:
-    """Another comes once the work on all but so many is finished."""
-    rule = None if dtype is None else casting
-    side = _core.Stream(device=device)  # memory is not taken in the order of the work
-    coming: collections.deque[tuple[slice, _core.DeviceBuffer, _core.Transfer]]
-    coming = collections.deque()
-    used: collections.deque[tuple[int, slice, _core.Event]] = collections.deque()
-    failures: list[Exception] = []
-    index = 0
-
-    def start(count: int) -> None:
-        part = None
-        try:
-            for part, piece in itertools.islice(pieces, 0 if failures else count):
-                buffer = _core.empty_device(
-                    piece.shape, dtype or piece.dtype, device=device, stream=side
-                )
-                transfer = _core.copy_async(buffer, piece, casting=rule)
-                coming.append((part, buffer, transfer))
-                part = None
-        except Exception as error:
-            _note(error, index + len(coming), part)
-            failures.append(error)  # told after the chunks before it
-
-    try:
-        start(depth)
-        while coming:
-            start(1)
-            part, buffer, transfer = coming.popleft()
-            with _naming(index, part):
-                transfer.order(stream_of(index))
-            try:
-                yield part, buffer
-            finally:  # for what works on it without telling
-                buffer.record_stream(stream_of(index))
-            del buffer, transfer
-            used.append((index, part, stream_of(index).record()))
-            index += 1
-            if len(used) > unfinished:
-                earlier, part, event = used.popleft()
-                with _naming(earlier, part):
-                    event.synchronize()
-        if failures:
-            raise failures[0]
-    finally:
-        failures.clear()
-        for *_, transfer in coming:
-            transfer.cancel()
-        for *_, transfer in coming:
-            with contextlib.suppress(OSError, RuntimeError):
-                transfer.wait()
+    found = pieces(src, memory, step, size.nbytes, fresh)
+    steps = _Steps(found, unit.index, current, wanted, casting)
+    return Ahead(steps, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
 
 
 # -- in, work, out ---------------------------------------------------------------------
@@ -380,44 +401,24 @@ def _target(out: Any) -> Any:
     )
     if readonly:
         raise ValueError("out is read-only")
-    _length(found, "out")
+    length_of(found, "out")
     return found
-
-
-def _rows_of_both(
-    memory: Any,
-    target: Any,
-    chunk: Any,
-    device: Device,
-    counts: tuple[int, int],
-    dtype: np.dtype[Any] | None,
-) -> int:
-    """Of a chunk, where so many inputs and outputs are there at the same time."""
-    if not isinstance(chunk, str) and chunk is not None:
-        return read_count(chunk, "chunk")
-    if chunk is not None:
-        most = read_size(chunk, "chunk", False, None)
-        if most == 0:
-            raise ValueError("chunk must be at least 1 byte, not 0")
-        return _rows(memory, most, dtype)
-    row_in = max(1, _row_nbytes(memory, dtype))
-    row_out = 0 if target is None else _row_nbytes(target)
-    share = _share(_available(device), 0.8, counts[0] * row_in + counts[1] * row_out)
-    return max(1, min(share, _chunk_nbytes(memory) // max(row_in, row_out)))
 
 
 def pipeline(
     func: Work,
     src: object,
     out: object = None,
-    chunk: SupportsIndex | str | None = None,
+    nbytes: SupportsIndex | str | None = None,
     depth: SupportsIndex = 3,
     streams: object = None,
     progress: Progress = False,
     *,
+    rows: SupportsIndex | None = None,
     device: object = None,
     dtype: DTypeLike | None = None,
     casting: _core._Casting = "same_kind",
+    fresh: bool | None = None,
 ) -> Any:
     """Work on data chunk by chunk, while the next chunks come and the last ones leave.
 
@@ -434,10 +435,9 @@ def pipeline(
         As many rows as `src` has, of any shape and dtype: of any library, also a
         `numpy.memmap`, and also `src` itself. Default: there is no output, and what
         `func` returns is kept.
-    chunk : int or str, optional
-        Most rows of a chunk, as `chunk_size` gives them, or with a unit its most bytes,
-        such as ``"64 MiB"``; default: as for `chunks`, of the larger of `x` and `y`.
-        What an iterable gives is never cut.
+    nbytes : int or str, optional
+        Most bytes of `x`, such as ``64 << 20`` or ``"64 MiB"``; default: as for `chunks`,
+        of the larger of `x` and `y`.
     depth : int
         Copies that may be under way in each direction.
     streams : stream, list of streams or int, optional
@@ -448,10 +448,14 @@ def pipeline(
         True shows a bar of tqdm after half a second, a callable is called with bytes
         that have come to the device and are done, and bytes in all; of an iterable
         these are the ones that have come.
+    rows : int, optional
+        Most rows of a chunk, as `chunk_size` gives them, in place of `nbytes`.
     device : Device, int or str, optional
         Default: the current one, as for `chunks`.
     dtype, casting : optional
         As for `chunks`: what `x` is converted to on its way.
+    fresh : bool, optional
+        As for `chunks`.
 
     Returns
     -------
@@ -489,47 +493,66 @@ def pipeline(
     >>> out = numpy.empty(6)
     >>> def work(x, y, stream):  # CuPy and PyTorch have from_dlpack too
     ...     y[...] = x.to_numpy() * 2
-    >>> cumem.pipeline(work, data, out, chunk=4)
+    >>> cumem.pipeline(work, data, out, rows=4)
     array([ 0.,  2.,  4.,  6.,  8., 10.])
-    >>> cumem.pipeline(lambda x, y, stream: len(x), data, chunk=4)
+    >>> cumem.pipeline(lambda x, y, stream: len(x), data, rows=4)
     [4, 2]
     """
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
+    size = _Size.read(nbytes, rows)
     ahead = read_count(depth, "depth")
     unit = choose_device(device, src)
     lanes = _streams(streams, unit.index)
-    memory = _memory(src)
-    target = None if out is None else _target(out)
     wanted = None if dtype is None else read_dtype(dtype)
-    rows = 1
+    memory = find_memory(src, wanted)
+    target = None if out is None else _target(out)
+    step = size.rows
     if memory is not None:
-        if target is not None and len(target) != _length(memory):
-            raise ValueError(f"out has {len(target)} rows, src has {len(memory)}")
-        if _length(memory):
-            counts = (ahead + 1 + len(lanes), ahead + 1)
-            rows = _rows_of_both(memory, target, chunk, unit, counts, wanted)
-    found = _chunks(
-        _pieces(src, memory, rows),
+        length = length_of(memory)
+        if target is not None and len(target) != length:
+            raise ValueError(f"out has {len(target)} rows, src has {length}")
+        row_in = row_nbytes(memory, wanted) if length else 0
+        row_out = row_nbytes(target) if length and target is not None else 0
+        counts = (ahead + 1 + len(lanes)) * row_in + (ahead + 1) * row_out
+
+        def default_nbytes() -> int:
+            share = _share(_available(unit), 0.8, counts) * max(row_in, row_out)
+            return min(share, _chunk_nbytes(memory))
+
+        row = row_in if size.nbytes is not None and row_in > 0 else max(row_in, row_out)
+        step = size.rows_of(row, length, default_nbytes)
+    steps = _Steps(
+        pieces(src, memory, step, size.nbytes, fresh),
         unit.index,
-        ahead,
-        len(lanes),
         lambda index: lanes[index % len(lanes)],
         wanted,
         casting,
     )
-    parts = Parts(progress, _nbytes(memory, wanted), "pipeline")
+    room = Room(unit.index, ahead + 1 + len(lanes))
+    found = Ahead(steps, ahead, len(lanes), room, "pipeline", "chunk")
+    parts = Parts(progress, total_nbytes(memory, wanted), "pipeline")
     run = _Run(func, target, lanes, ahead, parts, memory is None)
     with run, contextlib.closing(found), parts:
         end = 0
-        for index, (part, buffer) in enumerate(found):
-            run.give(index, part, buffer)
+        for part, buffer in found:  # enumerate() would keep the last one
+            run.give(part, buffer)
             end = part.stop
             del buffer
         run.finish()
         if target is not None and end < len(target):
             raise ValueError(f"out has {len(target)} rows, src had {end}")
     return run.results if target is None else out
+
+
+@contextlib.contextmanager
+def _naming(index: int, part: slice) -> Iterator[None]:
+    """An exception says which chunk it is about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in chunk {index}, src[{part.start}:{part.stop}]")
+        raise
 
 
 class _Leaving(NamedTuple):
@@ -558,11 +581,15 @@ class _Run:
         self._parts = parts
         self._open_ended = open_ended
         self._leaving: collections.deque[_Leaving] = collections.deque()
-        self._done = 0
+        self._room = Room(lanes[0].device.index, depth + 1)
+        self._given = 0  # chunks
+        self._done = 0  # bytes
         self.results: list[object] = []
 
-    def give(self, index: int, part: slice, buffer: _core.DeviceBuffer) -> None:
-        """Have the work on a chunk queued, and its output."""
+    def give(self, part: slice, buffer: _core.DeviceBuffer) -> None:
+        """Have the work on the next chunk queued, and its output."""
+        index = self._given
+        self._given += 1
         if len(self._leaving) == self._depth:
             self._tell(self._settle_first())
         if self._open_ended:
@@ -578,6 +605,7 @@ class _Run:
                     f"out has {len(self._target)} rows, src has at least {part.stop}"
                 )
             into = self._target[part]
+            self._room.has(into.nbytes, must=True)
             result = _core.empty_device(
                 into.shape, into.dtype, device=stream.device, stream=stream
             )

@@ -67,8 +67,9 @@ PACKAGE_LAYERS = [
     | {"extension.foreign_stream", "pools", "registering", "extension.views"},
     {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
     | {"offloading", "ring"},
-    {"managed", "measuring", "numpy_memory", "pipelines", "loading", "collating"}
-    | {"npy"},
+    {"managed", "measuring", "numpy_memory", "npy", "ahead"},
+    {"sources"},
+    {"pipelines", "loading", "collating"},
     {"integrations", "integrations.lending"},
     {"integrations.cupy", "integrations.numba", "integrations.cuda_core"}
     | {"integrations.torch"},

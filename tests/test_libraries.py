@@ -499,7 +499,7 @@ def test_pipeline_is_in_order_with_the_librarys_work(
     src: Any = cumem.array(data, kind="pinned") if kind == "pinned" else data
     for _ in range(3):
         out = np.zeros_like(data)
-        cumem.pipeline(work, src, out, chunk=3, streams=streams)
+        cumem.pipeline(work, src, out, rows=3, streams=streams)
         assert (out == data).all()
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 import sys
 import threading
@@ -344,6 +345,212 @@ def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) 
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError):
         cumem.prefetch([], framework="cupy")
+
+
+class OverDict(collections.abc.MutableMapping):
+    """As datasets and many projects have it: its items are another object's."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self.items_ = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+class OverOther(OverDict):
+    """Its items are those of an object that is not copied with it."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        super().__init__(types.SimpleNamespace(items=items))  # type: ignore[arg-type]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_.items[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_.items[key] = value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_.items)
+
+    def __len__(self) -> int:
+        return len(self.items_.items)
+
+
+class Making(OverDict):
+    """It makes its items when it is asked."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key) + 0
+
+
+class Slotted(OverDict):
+    __slots__ = ("items_",)
+
+
+class Refusing(dict):
+    """As the outputs of transformers: it cannot be updated."""
+
+    def update(self, *_: Any) -> None:
+        raise Exception("not so")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.__dict__[key] = value
+
+
+class OverList(collections.abc.MutableSequence):
+    def __init__(self, items: list[Any]) -> None:
+        self.items_ = items
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.items_[i]
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        self.items_[i] = value
+
+    def __delitem__(self, i: Any) -> None:
+        del self.items_[i]
+
+    def insert(self, i: int, value: Any) -> None:
+        self.items_.insert(i, value)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+@pytest.mark.parametrize(
+    ("kind", "comes_as"),
+    [
+        *((OverDict, OverDict), (Slotted, Slotted), (Refusing, Refusing)),
+        *((OverOther, OverOther), (Making, dict)),
+        (collections.UserDict, collections.UserDict),
+        (collections.defaultdict, dict),
+    ],
+)
+def test_mapping_of_the_loader_stays_as_it_is(
+    runtime, kind: Any, comes_as: Any
+) -> None:
+    array = np.arange(5.0)
+    if kind is collections.defaultdict:
+        batch = collections.defaultdict(list, x=array, n=3)
+    else:
+        batch = kind({"x": array, "n": np.int64(3)})
+    (found,) = cumem.prefetch([batch])
+    assert isinstance(found, comes_as)
+    assert isinstance(found["x"], cumem.DeviceBuffer)
+    assert np.array_equal(found["x"].to_numpy(), array)
+    assert int(found["n"]) == 3
+    assert isinstance(batch["x"], np.ndarray)
+    assert np.array_equal(batch["x"], array)
+    assert list(batch) == ["x", "n"]
+    del found
+    assert session.leftovers() == {}
+
+
+def test_sequence_of_the_loader_stays_as_it_is(runtime) -> None:
+    array = np.arange(5.0)
+    for batch in (OverList([array, 3]), collections.UserList([array, 3])):
+        (found,) = cumem.prefetch([batch])
+        assert type(found) is type(batch)
+        assert isinstance(found[0], cumem.DeviceBuffer)
+        assert batch[0] is array
+
+
+def test_attrs_of_a_batch_are_moved(runtime) -> None:
+    attr = pytest.importorskip("attr")
+    made = attr.make_class("Sample", ["x", "n"], frozen=True, slots=True)
+    batch = made(np.ones(3), 2)
+    (found,) = cumem.prefetch([batch])
+    assert isinstance(found.x, cumem.DeviceBuffer)
+    assert (found.n, type(batch.x)) == (2, np.ndarray)
+
+
+class Holding:
+    """Nothing says how it is taken apart."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        lambda array: Holding(array),
+        lambda array: Holding([array]),
+        lambda array: Holding({"a": array}),
+        lambda array: {Holding(array)},
+        lambda array: np.array([array, None], object),
+    ],
+)
+def test_memory_that_stays_on_the_host_is_named_once(runtime, left: Any) -> None:
+    batches = [{"a": left(np.ones(3)), "n": 1, "text": "x", "none": Holding(3)}] * 4
+    with pytest.warns(
+        UserWarning, match="leaves on the host .* (Hold|set|ndarray)"
+    ) as w:
+        found = list(cumem.prefetch(batches))
+    assert len(w) == 1
+    assert w[0].filename == __file__
+    assert found[0]["a"] is batches[0]["a"]
+
+
+def test_names_and_numbers_that_stay_are_no_warning(runtime) -> None:
+    batch = [
+        np.array(["a", None], object),
+        Holding(3),
+        {1, 2},
+        np.float32(1),
+        Holding("x"),
+    ]
+    (found,) = cumem.prefetch([batch])
+    assert all(a is b for a, b in zip(found, batch, strict=True))
+
+
+def test_masked_elements_of_a_batch_are_refused(emulated) -> None:
+    masked = np.ma.array([1, 2], mask=[0, 1])
+    with pytest.raises(TypeError, match=r"masked elements.*filled\(\)"):
+        list(cumem.prefetch([{"x": masked}]))
+    (found,) = cumem.prefetch([np.ma.array([1, 2])])
+    assert found.to_numpy().tolist() == [1, 2]
+
+
+def test_attributes_are_those_of_the_loader(emulated) -> None:
+    class Loader:
+        batch_size = 4
+
+        def __init__(self) -> None:
+            self.dataset = [1]
+            self.epochs: list[int] = []
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([np.ones(3)])
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    loader = Loader()
+    found = cumem.prefetch(loader)
+    assert found.dataset is loader.dataset
+    assert found.batch_size == 4
+    found.set_epoch(3)
+    assert loader.epochs == [3]
+    found.batch_size = 8
+    assert loader.batch_size == 8
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = found.nothing
+    assert not hasattr(found, "_private")
+    assert all(hasattr(found, name) for name in dir(found))
 
 
 @pytest.mark.gpu

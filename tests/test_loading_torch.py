@@ -74,7 +74,7 @@ def test_tensors_of_every_dtype_come_bit_for_bit(runtime) -> None:
         assert there.dtype is here.dtype
         assert there.shape == here.shape
         assert there.device.type == place(runtime)
-        assert there.is_contiguous()
+        assert there.stride() == torch.empty_like(here).stride()  # as `to()` makes it
         assert bits(there) == bits(here), here.dtype
 
 
@@ -200,7 +200,6 @@ def test_arrays_that_no_tensor_can_be_become_buffers(runtime) -> None:
         "bytes": np.array([b"a", b"bc"]),
         "time": np.array(["2024-01-02"], "M8[s]"),
         "record": np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]),
-        "order": np.arange(3, dtype=">f4"),
     }
     (found,) = cumem.prefetch([batch], framework="torch")
     assert found.pop("number").tolist() == [0, 1, 2]
@@ -371,6 +370,216 @@ def test_loader_is_prefetched_in_every_epoch(runtime) -> None:
         len(endless)
 
 
+# -- batches of types of their own -----------------------------------------------------
+
+
+class Graph:
+    """As PyTorch Geometric's: moved in place, by its own method."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y, self.calls = x, y, 0
+
+    def to(self, device: Any, non_blocking: bool = False) -> Graph:
+        self.x = self.x.to(device, non_blocking=non_blocking)
+        self.calls += 1
+        return self
+
+
+class Boxes:
+    """As detectron2's: it knows a device alone, and gives a new one."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def to(self, device: Any) -> Boxes:
+        return Boxes(self.tensor.to(device))
+
+
+class Fields:
+    """As detectron2's Instances: any arguments, and names that are asked for late."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def to(self, *args: Any, **kwargs: Any) -> Fields:
+        return Fields(**{k: v.to(*args, **kwargs) for k, v in self._fields.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_fields" or name not in self._fields:
+            raise AttributeError(name)
+        return self._fields[name]
+
+
+class Quantity:
+    def to(self, unit: str) -> Any:
+        raise AssertionError("a batch is no unit")
+
+
+def test_batch_that_moves_itself_is_a_new_one_on_the_device(runtime) -> None:
+    need_cuda(runtime)
+    data = torch.arange(6.0)
+    batch = {
+        "graph": Graph(data, 1),
+        "boxes": [Boxes(data)],
+        "fields": Fields(a=data, b=data * 2),
+        "length": Quantity(),
+        "array": np.ones(3),
+    }
+    (found,) = cumem.prefetch([batch])
+    moved = [
+        (found["graph"].x, data),
+        (found["boxes"][0].tensor, data),
+        (found["fields"].a, data),
+        (found["fields"].b, data * 2),
+    ]
+    for there, here in moved:
+        assert there.device.type == place(runtime)
+        assert there.data_ptr() != data.data_ptr()
+        assert torch.equal(there.cpu(), here)
+    assert (found["graph"].calls, found["graph"].y) == (1, 1)
+    assert (batch["graph"].calls, batch["graph"].x) == (0, data)
+    assert found["length"] is batch["length"]
+    assert isinstance(found["array"], cumem.DeviceBuffer)
+
+
+def test_batch_that_moves_itself_may_be_filled_again(runtime) -> None:
+    need_cuda(runtime)
+    graph = Graph(torch.empty(1 << 18), 0)
+
+    def batches() -> Iterator[Any]:
+        for i in range(12):
+            graph.x.fill_(i)
+            yield graph
+
+    assert [int(g.x[-1]) for g in cumem.prefetch(batches())] == list(range(12))
+
+
+def test_module_in_a_batch_is_left_alone(runtime) -> None:
+    need_cuda(runtime)
+    layer = torch.nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="leaves on the host .*Linear"):
+        (found,) = cumem.prefetch([[layer]])
+    assert found[0] is layer
+    assert layer.weight.device.type == "cpu"
+
+
+def test_tensordict_comes_as_one(runtime) -> None:
+    need_cuda(runtime)
+    tensordict = pytest.importorskip("tensordict")
+    inner = {"reward": torch.zeros(4)}
+    made = tensordict.TensorDict({"obs": torch.ones(4, 3), "next": inner}, [4])
+    loader = torch.utils.data.DataLoader(
+        [made[i] for i in range(4)], 2, collate_fn=lambda x: torch.stack(list(x))
+    )
+    found = list(cumem.prefetch(loader))
+    assert [type(each) for each in found] == [tensordict.TensorDict] * 2
+    assert found[0].batch_size == torch.Size([2])
+    assert found[0]["next", "reward"].device.type == place(runtime)
+    assert torch.equal(found[1]["obs"].cpu(), torch.ones(2, 3))
+
+
+def test_graphs_of_pyg_come_as_a_batch(runtime) -> None:
+    need_cuda(runtime)
+    pyg = pytest.importorskip("torch_geometric.data")
+    graph = pyg.Data(x=torch.ones(3, 2), edge_index=torch.zeros(2, 2, dtype=torch.long))
+    batch = pyg.Batch.from_data_list([graph, graph])
+    (found,) = cumem.prefetch([batch])
+    assert type(found) is type(batch)
+    assert found.x.device.type == place(runtime)
+    assert found.x.data_ptr() != batch.x.data_ptr()
+    assert found.num_graphs == 2
+
+
+def test_memory_format_of_tensors_is_kept(runtime) -> None:
+    need_cuda(runtime)
+    image = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    volume = torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d)
+    cases = [
+        *(image, volume, image.half(), torch.randn(3, 4).t()),
+        *(torch.randn(2, 3, 4).permute(1, 2, 0), torch.ones(1).expand(5)),
+        *(torch.randn(4, 6)[:, ::2], image[:, 1:], torch.ones(2, 1, 3).transpose(0, 2)),
+    ]
+    for here, there in zip(cases, *cumem.prefetch([cases]), strict=True):
+        assert torch.equal(there.cpu(), here)
+        wanted = here.to("cpu", copy=True).stride()
+        assert [  # that of an axis of length 1 means nothing
+            (a, length)
+            for a, length in zip(there.stride(), here.shape, strict=True)
+            if length > 1
+        ] == [(a, n) for a, n in zip(wanted, here.shape, strict=True) if n > 1]
+    (found,) = cumem.prefetch([image])
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_arrays_of_the_other_byte_order_become_tensors(runtime) -> None:
+    need_cuda(runtime)
+    batch = [np.arange(3, dtype=">f4"), np.arange(4, dtype=">i8").reshape(2, 2)]
+    (found,) = cumem.prefetch([batch], framework="torch")
+    assert [each.tolist() for each in found] == [each.tolist() for each in batch]
+    (found,) = cumem.prefetch([batch])
+    assert [each.dtype for each in found] == [each.dtype for each in batch]
+
+
+# -- which loaders are waited for --------------------------------------------------------
+
+
+class Refilled(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Its samples are one tensor, filled anew for each."""
+
+    def __init__(self) -> None:
+        self.held = torch.empty(WIDTH)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> Any:
+        return self.held.fill_(i)
+
+
+def first_sample(samples: Any) -> Any:
+    return samples[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": None},
+        {"batch_size": 1, "collate_fn": first_sample},
+        {"batch_size": 1},
+        {"batch_size": 1, "collate_fn": cumem.collate_pinned},
+    ],
+)
+def test_dataset_that_fills_one_tensor_again_comes_right(runtime, options) -> None:
+    need_cuda(runtime)
+    loader = torch.utils.data.DataLoader(Refilled(), **options)
+    for depth in (1, 3):
+        found = cumem.prefetch(loader, depth=depth)
+        assert [int(each.reshape(-1)[-1]) for each in found] == list(range(12))
+
+
+def test_loaders_whose_batches_are_new_are_known() -> None:
+    from cumem.sources import gives_fresh
+
+    loader = torch.utils.data.DataLoader
+    data = Refilled()
+
+    class Changed(loader):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Any:
+            return super().__iter__()
+
+    assert gives_fresh(loader(data, 2), None)
+    assert gives_fresh(loader(data, 2, num_workers=1, collate_fn=first_sample), None)
+    assert gives_fresh(loader(data, 2, collate_fn=cumem.PinnedCollate(1, 1)), None)
+    assert gives_fresh([data], None)
+    assert gives_fresh(torch.ones(3), None)
+    assert not gives_fresh(loader(data, 2, collate_fn=first_sample), None)
+    assert not gives_fresh(loader(data, batch_size=None), None)
+    assert not gives_fresh(Changed(data, 2), None)
+    assert not gives_fresh((x for x in [data]), None)
+    assert gives_fresh((x for x in [data]), True)
+    assert not gives_fresh(loader(data, 2), False)
+
+
 # -- collate_pinned ----------------------------------------------------------------------
 
 
@@ -451,6 +660,57 @@ def test_samples_that_want_a_gradient_are_stacked_as_ever(emulated) -> None:
     found = cumem.collate_pinned([sample, sample])
     found.sum().backward()
     assert sample.grad.tolist() == [2, 2]
+
+
+def test_buffers_of_cumem_are_stacked_as_arrays(runtime) -> None:
+    need_cuda(runtime)
+    for kind in ("pinned", "managed", "device"):
+        samples = [{"x": cumem.full(2, i, "f4", kind)} for i in range(3)]
+        found = cumem.collate_pinned(samples)["x"]
+        assert found.tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert found.dtype is torch.float32
+        assert cumem.asbuffer(found).kind == "pinned"
+
+
+def nested_tensordicts(count: int) -> list[Any]:
+    tensordict = pytest.importorskip("tensordict")
+    inner = {"reward": torch.arange(count)}
+    made = {"obs": torch.arange(3.0 * count).reshape(count, 3), "next": inner}
+    whole = tensordict.TensorDict(made, [count])
+    return [whole[i] for i in range(count)]
+
+
+def test_tensordicts_are_stacked_into_pinned_memory(runtime) -> None:
+    need_cuda(runtime)
+    samples = nested_tensordicts(4)
+    found = cumem.collate_pinned(samples)
+    assert type(found) is type(samples[0])
+    assert found.batch_size == torch.Size([4])
+    assert torch.equal(found["obs"], torch.arange(12.0).reshape(4, 3))
+    assert found["next", "reward"].tolist() == [0, 1, 2, 3]
+    assert cumem.asbuffer(found["next", "reward"]).kind == "pinned"
+    collate = cumem.PinnedCollate(2, "1 MiB")
+    sent = collating._Message(collate._ring, collating._gathered(samples))
+    received = pickle.loads(pickle.dumps(sent))
+    assert type(received) is type(samples[0])
+    assert torch.equal(received["obs"], found["obs"])
+    assert cumem.asbuffer(received["obs"]).kind == "pinned"
+
+
+def test_tensordict_is_offloaded_and_saved(runtime, tmp_path: Path) -> None:
+    need_cuda(runtime)
+    whole = torch.stack(nested_tensordicts(4)).to(place(runtime))
+    there = cumem.offload(whole)
+    assert type(there) is type(whole)
+    assert there["next", "reward"].device.type == "cpu"
+    back = cumem.restore(there)
+    assert type(back) is type(whole)
+    assert torch.equal(back["obs"], whole["obs"])
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(TypeError, match=r"td\.flatten_keys"):
+        cumem.save_safetensors(path, whole)
+    cumem.save_safetensors(path, whole.flatten_keys("."))
+    assert sorted(cumem.load_safetensors(path)) == ["next.reward", "obs"]
 
 
 class Images(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -326,7 +326,7 @@ def test_output_is_the_work_on_the_source(runtime, out, streams, depth: int) -> 
     array = data()
     target = OUTPUTS[out]()
     given = cumem.pipeline(
-        halve, array, target, chunk=17, depth=depth, streams=STREAMS[streams]()
+        halve, array, target, rows=17, depth=depth, streams=STREAMS[streams]()
     )
     assert given is target
     assert np.array_equal(cumem.asnumpy(target), array[:, : WIDTH // 2])
@@ -342,7 +342,7 @@ def test_every_source_goes_through(runtime, name: str) -> None:
 
 def test_without_output_what_func_returns_is_kept_in_order(runtime) -> None:
     array = np.arange(10.0)
-    found = cumem.pipeline(lambda x, y, _: (y, x.to_numpy().sum()), array, chunk=4)
+    found = cumem.pipeline(lambda x, y, _: (y, x.to_numpy().sum()), array, rows=4)
     assert found == [(None, 6.0), (None, 22.0), (None, 17.0)]
     assert cumem.pipeline(lambda *_: 1 / 0, []) == []
     assert cumem.pipeline(lambda *_: 1 / 0, np.ones((0, 4))) == []
@@ -357,7 +357,7 @@ def test_source_may_be_the_output(runtime) -> None:
     def turn(x: cumem.DeviceBuffer, y: object, stream: cumem.Stream) -> None:
         cumem.copy_async(y, x[:, ::-1], stream=stream)
 
-    cumem.pipeline(turn, array, array, chunk=7)
+    cumem.pipeline(turn, array, array, rows=7)
     assert np.array_equal(array, before[:, ::-1])
 
 
@@ -369,7 +369,7 @@ def test_numpy_works_on_the_emulated_device(emulated) -> None:
     def work(x: object, y: object, stream: cumem.Stream) -> None:
         np.from_dlpack(y)[...] = np.from_dlpack(x).sum(axis=1, dtype="f8")
 
-    cumem.pipeline(work, array, out, chunk=8, streams=2)
+    cumem.pipeline(work, array, out, rows=8, streams=2)
     assert np.array_equal(out, array.sum(axis=1, dtype="f8"))
 
 
@@ -386,7 +386,7 @@ def test_chunks_come_and_leave_while_a_stream_is_at_work(emulated) -> None:
 
     session.shut(streams[1])
     thread = threading.Thread(
-        target=lambda: cumem.pipeline(work, array, out, 10, streams=streams)
+        target=lambda: cumem.pipeline(work, array, out, streams=streams, rows=10)
     )
     thread.start()
     session.wait_until(lambda: np.array_equal(out[:10], array[:10, : WIDTH // 2]))
@@ -409,7 +409,7 @@ def test_memory_of_a_few_chunks_is_enough(emulated, streams, depth: int) -> None
     def work(x: cumem.DeviceBuffer, y: cumem.Buffer, stream: cumem.Stream) -> None:
         cumem.copy_async(y, x[:, : 1 << 19], stream=stream)
 
-    cumem.pipeline(work, array, out, chunk=2, depth=depth, streams=streams)
+    cumem.pipeline(work, array, out, rows=2, depth=depth, streams=streams)
     assert np.array_equal(out, array[:, : 1 << 19])
     assert cumem.memory_info(0).live == 0
     cumem.pipeline(work, array, out, depth=depth, streams=streams)  # finds its own
@@ -418,9 +418,9 @@ def test_memory_of_a_few_chunks_is_enough(emulated, streams, depth: int) -> None
 
 def test_streams_take_turns(runtime) -> None:
     streams = [cumem.Stream(), cumem.Stream(), cumem.current_stream(0)]
-    found = cumem.pipeline(lambda x, y, s: s, np.ones(5), chunk=1, streams=streams)
+    found = cumem.pipeline(lambda x, y, s: s, np.ones(5), rows=1, streams=streams)
     assert found == [*streams, *streams[:2]]
-    found = cumem.pipeline(lambda x, y, s: s, np.ones(5), chunk=1, streams=2)
+    found = cumem.pipeline(lambda x, y, s: s, np.ones(5), rows=1, streams=2)
     assert found[0] == found[2] == found[4] != found[1] == found[3]
 
 
@@ -488,7 +488,7 @@ def test_failure_names_its_chunk_and_the_ones_before_are_done(runtime) -> None:
 
     before = cumem.memory_info(0).live
     with pytest.raises(RuntimeError, match="no more") as raised:
-        cumem.pipeline(work, array, out, chunk=20, streams=2)
+        cumem.pipeline(work, array, out, rows=20, streams=2)
     assert raised.value.__notes__ == ["in chunk 3, src[60:80]"]
     assert np.array_equal(out[:60], array[:60, : WIDTH // 2])
     assert not out[60:].any()
@@ -514,7 +514,7 @@ def test_failed_copy_of_a_chunk_before_is_the_one_told(emulated) -> None:
 
     with pytest.raises(cumem.CudaError) as raised:
         cumem.pipeline(
-            work, data()[:60], out, chunk=20, streams=[stream, stream, stream]
+            work, data()[:60], out, rows=20, streams=[stream, stream, stream]
         )
     testing.plan_fault(None, 0)
     assert raised.value.code == 999
@@ -566,7 +566,7 @@ def test_interrupted_in_func_nothing_is_in_flight(emulated) -> None:
         halve(x, y, stream)
 
     with pytest.raises(KeyboardInterrupt):
-        cumem.pipeline(work, array, out, chunk=10, streams=stream)
+        cumem.pipeline(work, array, out, rows=10, streams=stream)
     assert cumem.memory_info(0).live == 0
     assert np.array_equal(out[:20], array[:20, : WIDTH // 2])
     assert not out[20:].any()
@@ -583,7 +583,7 @@ def test_interrupted_while_it_waits_nothing_is_in_flight(emulated, depth: int) -
 
     session.shut(stream)
     with session.on_alarm(interrupt), pytest.raises(KeyboardInterrupt):
-        cumem.pipeline(halve, array, out, chunk=10, depth=depth, streams=stream)
+        cumem.pipeline(halve, array, out, rows=10, depth=depth, streams=stream)
     assert cumem.memory_info(0).live == 0
     rows = out.any(axis=1).sum()
     assert 10 <= rows < ROWS
@@ -598,7 +598,7 @@ def test_progress_is_told_and_ends_with_all(runtime) -> None:
     def tell(done: int, total: int) -> None:
         told.append((done, total))
 
-    cumem.pipeline(halve, array, out, chunk=50, progress=tell)
+    cumem.pipeline(halve, array, out, rows=50, progress=tell)
     assert told == [(50 * ROW * i, ROWS * ROW) for i in range(1, 7)]
     told.clear()
     cumem.pipeline(halve, np.split(array, 3), out, progress=tell)
@@ -609,7 +609,7 @@ def test_progress_is_told_and_ends_with_all(runtime) -> None:
         raise RuntimeError("the bar is closed")
 
     with pytest.raises(RuntimeError, match="the bar is closed"):
-        cumem.pipeline(halve, array, out, chunk=50, progress=fail)
+        cumem.pipeline(halve, array, out, rows=50, progress=fail)
 
 
 @pytest.mark.parametrize(
@@ -622,9 +622,9 @@ def test_progress_is_told_and_ends_with_all(runtime) -> None:
         ((print, np.ones(3), np.float32(1)), ValueError, "out is read-only"),
         ((print, np.ones(3), b"123"), ValueError, "out is read-only"),
         ((print, np.ones(3), 7), TypeError, "int"),
-        ((print, np.ones(3), None, 0), ValueError, "chunk must be at least 1, not 0"),
-        ((print, np.ones(3), None, "0 B"), ValueError, "chunk must be at least 1 byte"),
-        ((print, np.ones(3), None, 1.5), TypeError, "chunk must be an int"),
+        ((print, np.ones(3), None, 0), ValueError, "nbytes must be at least 1, not 0"),
+        ((print, np.ones(3), None, "0 B"), ValueError, "nbytes must be at least 1"),
+        ((print, np.ones(3), None, 1.5), TypeError, "nbytes must be a number"),
         ((print, np.ones(3), None, 1, 0), ValueError, "depth must be at least 1"),
         ((print, np.ones(3), None, 1, 1, 0), ValueError, "streams must be at least 1"),
         ((print, np.ones(3), None, 1, 1, []), ValueError, "streams must not be empty"),
@@ -665,7 +665,7 @@ def test_fault_sweep_of_pipelines(emulated) -> None:
     array, out = data()[:40], np.zeros((40, WIDTH // 2), "f4")
 
     def scenario() -> None:
-        cumem.pipeline(halve, array, out, chunk=10, streams=2)
+        cumem.pipeline(halve, array, out, rows=10, streams=2)
         assert np.array_equal(out, array[:, : WIDTH // 2])
 
     swept = faults.sweep(scenario)
@@ -709,7 +709,7 @@ for kind in ("numpy", "pinned", "managed"):
     def work(x, y, stream):
         assert x.device == y.device == cumem.Device(1)
         cumem.copy_async(y, x, stream=stream)
-    cumem.pipeline(work, src, out, chunk="4 MiB", device=1)
+    cumem.pipeline(work, src, out, nbytes="4 MiB", device=1)
     assert numpy.array_equal(out, data)
     short = [c for _, c in cumem.chunks(src, "4 MiB", 1, dtype="f2")]
     assert numpy.array_equal(short[0].to_numpy(), data[: len(short[0])].astype("f2"))

@@ -206,7 +206,7 @@ def _known_infos(tensors: Any) -> dict[str, SafetensorsInfo]:
 def _mapping(value: Any, argument: str, of: str) -> dict[Any, Any]:
     """What `dict` takes but for pairs."""
     if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-        return dict(value)
+        return {key: value[key] for key in value.keys()}  # noqa: SIM118  (TensorDicts)
     given = type(value).__name__
     raise TypeError(f"{argument} must be a mapping of {of}, not {given}")
 
@@ -283,6 +283,12 @@ def _source(
     _check_name(name, "tensors", "names")
     if name == METADATA:
         raise ValueError(f"a tensor cannot be called {METADATA!r}")
+    if isinstance(obj, Mapping):
+        raise TypeError(
+            f"tensors: {name!r} is a {type(obj).__name__} with tensors of its own, and the "
+            'names in a file have one level: save {"outer.inner": tensor} '
+            '(of a TensorDict: td.flatten_keys("."))'
+        )
     try:
         data, element = _exported(obj)
         if name in declared:
