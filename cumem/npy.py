@@ -715,7 +715,9 @@ def _pieces(data: _core.Buffer) -> Iterator[memoryview]:
         data = _core.asbuffer(data.to_numpy())
     flat = data.reshape(-1).view("u1")
     is_far = is_on_device(data.kind)
-    stage = _core.empty_pinned(min(_PIECE, flat.size), "u1") if is_far else None
+    stage = None
+    if is_far:  # locked by the device that it is copied from, not by the current one
+        stage = _core.empty_pinned(min(_PIECE, flat.size), "u1", device=data.device)
     for at in range(0, flat.size, _PIECE):
         part = flat[at : at + _PIECE]
         if stage is not None:

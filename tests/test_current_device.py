@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import ctypes
 import functools
+import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ from support.session import testing
 
 import cumem
 
-T = TypeVar("T")
+A = TypeVar("A")
 DEVICES = 4
 
 
@@ -31,9 +34,9 @@ def four() -> Iterator[session.Runtime]:
         cumem.set_current_device(None)
 
 
-def in_thread(function: Callable[[], T]) -> T:
+def in_thread(function: Callable[[], A]) -> A:
     """What it returns in a thread of its own."""
-    answers: list[T] = []
+    answers: list[A] = []
     thread = threading.Thread(target=lambda: answers.append(function()))
     thread.start()
     thread.join()
@@ -400,3 +403,167 @@ def test_scatter_says_what_the_lengths_add_up_to(four) -> None:
         cumem.scatter(targets, np.ones(10))
     with pytest.raises(ValueError, match="add up to 8, but the target has 10 there"):
         cumem.gather(np.ones(10), targets)
+
+
+# -- devices that nobody named ---------------------------------------------------------
+
+T = "w.npy"  # in a folder of the test's own
+
+#: Calls on ordinary memory alone, which have to do with no device at all.
+ORDINARY: dict[str, Callable[[], object]] = {
+    "asbuffer": lambda: cumem.asbuffer(np.ones(9)),
+    "asbuffer of bytes": lambda: cumem.asbuffer(b"abc" * 99),
+    "copy": lambda: cumem.copy(np.empty(9), np.ones(9)),
+    "copy, large": lambda: cumem.copy(np.empty(1 << 20), np.ones(1 << 20)),
+    "copy, strided": lambda: cumem.copy(np.empty((9, 9))[:, ::2], np.ones((9, 5))),
+    "copy, casting": lambda: cumem.copy(
+        np.empty(9, "f4"), np.ones(9), casting="unsafe"
+    ),
+    "copy_async": lambda: cumem.copy_async(np.empty(9), np.ones(9)).wait(),
+    "copy_many": lambda: cumem.copy_many([(np.empty(9), np.ones(9))] * 10),
+    "broadcast": lambda: cumem.broadcast([np.empty(9), np.empty(9)], np.ones(9)),
+    "scatter": lambda: cumem.scatter([np.empty(4), np.empty(5)], np.ones(9)),
+    "gather": lambda: cumem.gather(np.empty(9), [np.ones(4), np.ones(5)]),
+    "explain": lambda: cumem.explain(np.empty(9), np.ones(9)),
+    "fill": lambda: cumem.asbuffer(np.ones(9)).fill(3),
+    "setitem": lambda: cumem.asbuffer(np.ones(9)).__setitem__(slice(2, 5), 1),
+    "repr": lambda: str(cumem.asbuffer(np.ones(9))),
+    "save": lambda: cumem.save(T, np.ones(9)),
+    "savez": lambda: cumem.savez(T, w=np.ones(9)),
+    "save_safetensors": lambda: cumem.save_safetensors(T, {"w": np.ones(9)}),
+    "tofile": lambda: cumem.tofile(T, np.ones(1 << 20)),
+    "tofile, direct": lambda: cumem.tofile(T, np.ones(1 << 20), direct=True),
+    "read_ranges": lambda: (
+        cumem.tofile(T, np.ones(9)),
+        cumem.read_ranges(T, [(0, np.empty(9))]),
+    ),
+    "statistics": lambda: (cumem.stats(), cumem.memory_info("host"), cumem.live()),
+    "limits": lambda: cumem.get_limit("pinned"),
+    "devices": lambda: (cumem.current_device(), cumem.Device(2).name),
+    "set_current_device": lambda: cumem.set_current_device(2),
+    "current_stream": lambda: cumem.current_stream(2),
+    "Pool": lambda: cumem.Pool("pinned", device=2),
+}
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("call", ORDINARY.values(), ids=ORDINARY)
+def test_ordinary_memory_alone_opens_no_device(four, in_folder, call) -> None:
+    call()
+    assert contexts() == []
+
+
+@pytest.mark.parametrize("call", ORDINARY.values(), ids=ORDINARY)
+def test_ordinary_memory_beside_a_device_opens_no_other(four, in_folder, call) -> None:
+    cumem.empty_device(9, device=3)
+    in_thread(call)  # where nothing is current
+    call()
+    assert contexts() == [3]
+
+
+#: Calls that name device 2, each in its way.
+NAMED: dict[str, Callable[[], object]] = {
+    "copy to it": lambda: cumem.copy(cumem.zeros(9, device=2), np.ones(9)),
+    "copy from it": lambda: cumem.copy(
+        np.ones(1 << 20), cumem.zeros(1 << 20, device=2)
+    ),
+    "copy_many": lambda: cumem.copy_many([(cumem.zeros(9, device=2), np.ones(9))]),
+    "array": lambda: cumem.array(np.ones(9), device=2),
+    "asarray": lambda: cumem.asarray(np.ones(9), device=2),
+    "empty_like": lambda: cumem.empty_like(np.ones(9), device=2),
+    "managed": lambda: cumem.empty_managed(9, device=2).fill(3),
+    "register": lambda: cumem.register(np.ones(1 << 14), device=2).close(),
+    "gather": lambda: cumem.gather(np.empty(9), [cumem.zeros(9, device=2)]),
+    "broadcast": lambda: cumem.broadcast([cumem.zeros(9, device=2)], np.ones(9)),
+    "save": lambda: cumem.save(T, cumem.zeros(1 << 20, device=2)),
+    "savez": lambda: cumem.savez(T, w=cumem.zeros(1000, device=2)),
+    "tofile": lambda: cumem.tofile(T, cumem.zeros(1 << 20, device=2)),
+    "save_safetensors": lambda: cumem.save_safetensors(
+        T, {"w": cumem.zeros(9, device=2), "v": np.ones(9)}
+    ),
+    "load": lambda: (
+        cumem.save(T, np.ones(1 << 20)),
+        cumem.load(T, kind="device", device=2),
+    ),
+    "load_safetensors": lambda: (
+        cumem.save_safetensors(T, {"w": np.ones(9)}),
+        cumem.load_safetensors(T, kind="device", device=2),
+    ),
+    "fromfile": lambda: (
+        cumem.tofile(T, np.ones(1 << 20)),
+        cumem.fromfile(T, kind="device", device=2),
+    ),
+    "prefetch": lambda: list(cumem.prefetch([np.ones(9)], device=2)),
+    "chunks": lambda: list(cumem.chunks(np.ones(9), device=2)),
+    "pipeline": lambda: cumem.pipeline(lambda x, y, s: 1, np.ones(9), device=2),
+    "synchronize": lambda: cumem.synchronize(2),
+    "Stream": lambda: cumem.Stream(device=2),
+    "Workspace": lambda: cumem.Workspace("1MiB", device=2),
+    "to_numpy": lambda: cumem.zeros(9, device=2).to_numpy(),
+    "copy.deepcopy": lambda: copy.deepcopy(cumem.zeros(9, device=2)),
+    "str": lambda: str(cumem.zeros(9, device=2)),
+    "setitem": lambda: cumem.zeros(9, device=2).__setitem__(slice(2, 5), 1),
+}
+
+
+@pytest.mark.parametrize("call", NAMED.values(), ids=NAMED)
+def test_a_call_that_names_a_device_opens_no_other(four, in_folder, call) -> None:
+    call()
+    assert contexts() == [2]
+
+
+#: Calls that name none, inside of a block.
+IN_BLOCK: dict[str, Callable[[], object]] = {
+    "register": lambda: cumem.register(np.ones(1 << 14)).close(),
+    "collate_pinned": lambda: cumem.collate_pinned([{"x": np.ones(20000)}] * 2),
+    "load": lambda: (cumem.save(T, np.ones(9)), cumem.load(T)),
+    "fromfile, pinned": lambda: (
+        cumem.tofile(T, np.ones(1 << 20)),
+        cumem.fromfile(T, kind="pinned"),
+    ),
+    "unpickled": lambda: pickle.loads(pickle.dumps(cumem.zeros(9, kind="pinned"))),
+    "array": lambda: cumem.array([1, 2]),
+    "chunk_size": lambda: cumem.chunk_size(9),
+    "memory_info": lambda: cumem.memory_info(),
+}
+
+
+@pytest.mark.parametrize("call", IN_BLOCK.values(), ids=IN_BLOCK)
+def test_a_call_in_a_block_opens_its_device_alone(four, in_folder, call) -> None:
+    with cumem.Device(2):
+        call()
+    assert contexts() == [2]
+
+
+def test_numpy_pinned_in_a_block_opens_its_device_alone(four) -> None:
+    with cumem.Device(2), cumem.numpy_pinned():
+        np.ones(1 << 20)
+    assert contexts() == [2]
+
+
+def test_memory_locked_by_others_is_found_where_nothing_is_current(four) -> None:
+    array = np.ones(1 << 14)
+    with cuda_device(3):  # whose context is there before cumem has any
+        pass
+    assert cumem.asbuffer(array).kind == "pageable"
+    assert contexts() == [3]
+    with cumem.register(array, device=3):
+        assert in_thread(lambda: cumem.asbuffer(array).kind) == "pinned"
+    assert contexts() == [3]
+
+
+@pytest.mark.gpu
+def test_memory_locked_by_pytorch_is_found_by_the_first_call() -> None:
+    pytest.importorskip("torch")
+    code = """
+import torch, cumem
+there, ordinary = torch.ones(9).pin_memory(), torch.ones(9)
+assert cumem.asbuffer(ordinary).kind == "pageable"
+assert cumem.asbuffer(there).kind == "pinned"
+assert cumem.asbuffer(there.numpy()).kind == "pinned"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

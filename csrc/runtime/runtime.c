@@ -108,6 +108,18 @@ cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
     return is_gone ? enter_by_device(rt, device, guard) : status;
 }
 
+/* One that was entered comes first: its context is known. */
+int
+cm_device_with_context(cm_runtime *rt, int preferred)
+{
+    uint64_t entered = cm_devices_in_use(rt, false);
+    uint64_t devices = entered != 0 ? entered : cm_devices_in_use(rt, true);
+    if (preferred >= 0 && preferred < CM_MAX_DEVICES && (devices >> preferred & 1) != 0) {
+        return preferred;
+    }
+    return devices == 0 ? -1 : __builtin_ctzll(devices);
+}
+
 cm_status
 cm_device_enter_any(cm_runtime *rt, int device, cm_device_guard *guard)
 {
@@ -117,10 +129,18 @@ cm_device_enter_any(cm_runtime *rt, int device, cm_device_guard *guard)
     if (context != 0) {
         return cm_ok();
     }
-    for (int i = 0; i < rt->device_count && !cm_device_was_entered(rt, device); i++) {
-        device = cm_device_was_entered(rt, i) ? i : device;
-    }
-    return cm_device_enter(rt, device, guard);
+    int other = cm_device_with_context(rt, device);
+    return cm_device_enter(rt, other < 0 ? device : other, guard);
+}
+
+cm_status
+cm_host_may_be_locked(cm_runtime *rt, bool *out)
+{
+    uint64_t context = 0;
+    *out = true;
+    CM_TRY(cm_rt_context_get(rt, &context));
+    *out = context != 0 || cm_device_with_context(rt, -1) >= 0;
+    return cm_ok();
 }
 
 bool

@@ -29,7 +29,7 @@ MAX_DELAY_US = 150
 #: and a short copy on an idle stream. tests/test_gil.py says who may make the latter.
 ANSWERED_AT_ONCE = {
     *("device_attribute", "pointer_attributes", "context_get", "context_set"),
-    "context_device",
+    *("context_device", "context_is_active"),
     "capture_mode_exchange",
     *("stream_is_capturing", "stream_query", "copy_async", "copy_peer_async"),
     *("event_create", "event_record", "event_query"),

@@ -393,11 +393,18 @@ ask_about_arrays(many_call *self)
     if (rt == NULL) {
         return -1;
     }
+    bool may_be_locked;
+    cm_status status = cm_host_may_be_locked(rt, &may_be_locked);
+    if (cm_is_ok(status) && !may_be_locked) {
+        return 0; /* all of them are ordinary, and no context is made to hear that */
+    }
     int device = cm_state_device(self->state);
     cm_registry *registry = self->state->registry;
     cm_page_shares locked = {.count = 0};
-    cm_status status =
-        CM_WITHOUT_GIL(CM_ON_ANY_DEVICE(rt, device, ask_all(self, registry, &locked)));
+    if (cm_is_ok(status)) {
+        status = CM_WITHOUT_GIL(
+            CM_ON_ANY_DEVICE(rt, device, ask_all(self, registry, &locked)));
+    }
     if (locked.count > 0 && keep_locked(self, registry, &locked) < 0) {
         return -1;
     }

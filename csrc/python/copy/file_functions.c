@@ -246,11 +246,8 @@ static PyObject *
 run_call(file_call *call)
 {
     cm_state *state = call->call.state;
-    uint64_t devices = call->devices;
-    if (devices == 0) { /* one has to page-lock its chunks */
-        devices = UINT64_C(1) << cm_state_device(state);
-    }
-    cm_engine *engine = cm_call_engine(state, devices);
+    /* Ranges of the host alone need no page-locked chunks, so no device to lock them. */
+    cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || open_file(call) < 0) {
         return NULL;
     }

@@ -40,8 +40,8 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     cm_region region;
     cm_pending before;
     cm_buffer_region(self, &region);
-    cm_engine *engine =
-        cm_state_engine(self->state, filler < 0 ? region.device : filler);
+    int user = filler < 0 ? region.device : filler;
+    cm_engine *engine = cm_state_engine(self->state, stream == NULL ? -1 : user);
     if (engine == NULL || cm_pending_take(storage, &before) < 0) {
         return -1;
     }
@@ -100,12 +100,36 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     return 0;
 }
 
+/* Is it ordinary memory, to be filled in the order of a current stream whose device has
+ * no context yet, so that nothing can have been given to it? The host fills it then,
+ * and no context is made to have a stream that it could come after. */
+static cm_status
+is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, bool *out)
+{
+    bool has_context = cm_device_was_entered(stream->rt, stream->device);
+    *out = false;
+    if (named || has_context || !cm_kind_is_pageable(self->storage->residency)) {
+        return cm_ok();
+    }
+    CM_TRY(cm_rt_context_is_active(stream->rt, stream->device, &has_context));
+    *out = !has_context;
+    return cm_ok();
+}
+
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
     cm_storage *storage = self->storage;
     if (cm_storage_wait_pending(storage) < 0 || cm_buffer_check_open(self) < 0) {
         return -1;
+    }
+    bool is_alone;
+    cm_status status = is_of_host_alone(self, stream, named, &is_alone);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while filling a buffer");
+    }
+    if (is_alone) {
+        return queue_fill(self, element, NULL, -1);
     }
     int filler = choose_filler(self, stream, named);
     if (filler < -1 || cm_buffer_note_side(self, filler >= 0) < 0

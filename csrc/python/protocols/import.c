@@ -123,6 +123,19 @@ is_inside_emulated(const cm_runtime *rt, const cm_import *import)
            || cm_runtime_host_alias(rt, import->first, import->nbytes) != NULL;
 }
 
+/* Ordinary memory, without a question, where no context is there that could have made
+ * it anything else: none is to be created to hear that. Whose memory a device pointer
+ * is must be asked. */
+static cm_status
+is_surely_ordinary(cm_runtime *rt, const cm_import *import, bool *out)
+{
+    bool may_be_locked = true;
+    cm_status status =
+        import->host ? cm_host_may_be_locked(rt, &may_be_locked) : cm_ok();
+    *out = !may_be_locked;
+    return status;
+}
+
 int
 cm_import_probe(cm_state *state, cm_import *import, const char *what,
                 cm_pointer_info *info)
@@ -134,15 +147,24 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     cm_registry *registry = state->registry;
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
+    bool is_ordinary;
+    cm_status status = is_surely_ordinary(rt, import, &is_ordinary);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while asking about a foreign pointer");
+    }
+    if (is_ordinary) {
+        *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
+        return 0;
+    }
+    int device = cm_state_device(state); /* which takes the GIL */
     cm_state_enter(state);
     /* The answer comes sooner than the GIL would from a thread that computes. */
     bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? cm_gil_give() : NULL;
     /* On a thread without a context the driver knows no pointer. */
-    cm_status status =
-        CM_ON_ANY_DEVICE(rt, cm_state_device(state),
-                         cm_registry_probe(registry, import->first, import->nbytes,
-                                           &shares, info, &last));
+    status = CM_ON_ANY_DEVICE(rt, device,
+                              cm_registry_probe(registry, import->first, import->nbytes,
+                                                &shares, info, &last));
     if (thread != NULL) {
         cm_gil_take(thread);
     }
