@@ -2288,6 +2288,7 @@ def copy_many(
     pairs: Iterable[Sequence[object]],
     *,
     stream: object = None,
+    casting: _Casting | None = None,
     progress: _Progress = None,
 ) -> None:
     """Make many copies with one call, and wait until all the data is there.
@@ -2303,6 +2304,8 @@ def copy_many(
     stream : stream, optional
         Where to copy, of a device whose memory is an end; by default the current stream
         of the first such device.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each pair; by default the dtypes of a pair must be equal.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all pairs.
 
@@ -2336,7 +2339,10 @@ def copy_many(
     """
 
 def copy_many_async(
-    pairs: Iterable[Sequence[object]], *, stream: object = None
+    pairs: Iterable[Sequence[object]],
+    *,
+    stream: object = None,
+    casting: _Casting | None = None,
 ) -> Transfer:
     """Start many copies with one call.
 
@@ -2348,6 +2354,8 @@ def copy_many_async(
         Copy in the order of this stream, of a device whose memory is an end: once the
         stream is done, the bytes are at all targets. Without one the copies run in the
         background, and only their handle says when they are complete.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy_many`.
 
     Returns
     -------
@@ -2655,6 +2663,7 @@ def _copy_part(
     after: tuple[object, ...],
     number: int,
     before: int,
+    casting: str | None,
     /,
 ) -> list[Transfer]:
     """As copy_async(), to all of `dsts` by one copy: a Transfer for each. It does not come

@@ -10,12 +10,13 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import hinting, read_dtype, refuse_dtype
-from cumem.extension.casting import hint
+from cumem.extension.casting import check
 from cumem.extension.filling import (
     as_array,
     as_value_of,
     copy_as,
     fill,
+    is_memory,
     make_like,
     read_source,
     read_value,
@@ -136,7 +137,8 @@ def full(
         that fits, else the kind's default pool. Without `kind` and `device` it says
         these as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        What may be converted to `dtype` if it does not fit, as in `copy`.
+        Whether the dtype of an array may become `dtype`, as ``numpy.can_cast`` has it;
+        default: ``"same_kind"``. For scalars that do not fit, too.
 
     Returns
     -------
@@ -267,10 +269,10 @@ def array(
     obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         Where the values come from.
     dtype : dtype_like, optional
-        Default: the dtype of `obj`. Values that the host can read take another one as
-        Python's numbers do: they stay the same kind and come back equal, floats
-        rounded. Else it is a TypeError (reals for integers) or an OverflowError (300 in
-        ``uint8``), unless `casting` allows it.
+        Default: the dtype of `obj`. What has another one is converted as `casting` says.
+        Python's numbers, NumPy's scalars and lists of them stay the same kind and come
+        back equal, floats rounded; else it is a TypeError (reals for integers) or an
+        OverflowError (300 in ``uint8``).
     kind : str
         What memory, as in `empty`; default device memory.
     order : {'C', 'F', 'A', 'K'}
@@ -288,8 +290,9 @@ def array(
         that fits, else the kind's default pool. Without `kind` and `device` it says
         these as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        What may be converted to `dtype` if it does not fit, or lies on a device, as in
-        `copy`; from device memory to device memory by way of the host.
+        Which dtypes of `obj` may become `dtype`, as ``numpy.can_cast`` has it; default:
+        ``"same_kind"``. The copy threads convert; from device memory to device memory by
+        way of the host. For values that do not fit, too.
 
     Returns
     -------
@@ -322,20 +325,22 @@ def array(
     """
     place = _place(kind, device, stream, pool)
     source = read_source(obj, _first_stream(place))
-    if casting is not None and dtype is not None:
-        source = read_value(source, _usable(dtype))
-        buffer = make_like(source, dtype, order=order, **_apart(place))
-        copy_as(buffer, source, stream, casting)
+    wanted = None if dtype is None else _usable(dtype)
+    has_dtype = _has_dtype(source)
+    if has_dtype or wanted is None:
+        source = source if isinstance(source, _core.Buffer) else as_array(source)
+    elif casting is None:
+        source = as_value_of(source, wanted)
+    else:
+        source = read_value(source, wanted)
+    if wanted is not None and wanted != source.dtype:
+        rule = "same_kind" if casting is None else casting
+        check("array: ", source.dtype, wanted, rule)
+        buffer = make_like(source, wanted, order=order, **_apart(place))
+        copy_as(buffer, source, stream, rule)
         return buffer
-    if not isinstance(source, _core.Buffer):
-        source = as_array(obj) if dtype is None else as_value_of(obj, _usable(dtype))
-    elif dtype is not None and source.dtype != _usable(dtype):
-        if is_on_device(source.kind):
-            raise TypeError(
-                f"dtype {np.dtype(dtype)} is asked for but the source on the device has "
-                f"{source.dtype}; {hint(source.dtype, np.dtype(dtype))}"
-            )
-        source = as_value_of(source.numpy(), np.dtype(dtype))
+    if casting is not None:
+        check("array: ", source.dtype, source.dtype, casting)
     buffer = make_like(source, order=order, **_apart(place))
     _core.copy(buffer, source, stream=stream)
     return buffer
@@ -461,7 +466,8 @@ def full_like(
         that fits, else the kind's default pool. Without `kind` and `device` it says
         these as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        What may be converted to the dtype if it does not fit, as in `copy`.
+        Whether the dtype of an array may become this one, as ``numpy.can_cast`` has it;
+        default: ``"same_kind"``. For scalars that do not fit, too.
 
     Returns
     -------
@@ -580,7 +586,7 @@ def asarray(
     wanted = None if dtype is None else _usable(dtype)
     is_fit = found is not None and (
         _fits(found, kind, device, pool)
-        and wanted in (None, found.dtype)
+        and (wanted is None or wanted == found.dtype)
         and _is_laid_out(found, order)
     )
     if is_fit and not copy:
@@ -671,7 +677,16 @@ def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> N
     if isinstance(value, (int, float)) and casting is None:
         buffer.fill(value, stream=stream)
     else:
-        fill(buffer, value, stream, casting, takes_fitting=True)
+        source = read_source(value, stream)
+        if casting is None and is_memory(source) and source.dtype != buffer.dtype:  # type: ignore[attr-defined]
+            casting = "same_kind"
+        fill(buffer, source, stream, casting)
+
+
+def _has_dtype(source: object) -> bool:
+    """Is it memory, whose dtype a rule of casting is about, and no value?"""
+    is_plain = isinstance(source, (bytes, str, list, tuple))
+    return is_memory(source) or (not is_plain and _core._is_memory(source))
 
 
 def _memory(

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.extension.casting import Casting, hint
+from cumem.extension.casting import check as check_casting
 from cumem.kinds import is_on_device
 from cumem.progress import Parts, Progress
 from cumem.units import read_integer
@@ -32,6 +34,7 @@ class _Call(NamedTuple):
     stream: object
     blocking: bool
     progress: Progress
+    casting: Casting | None  #: None: dtypes must be equal
 
     def refuse(self, text: str) -> ValueError:
         return ValueError(f"{self.name}: {text}")
@@ -218,10 +221,16 @@ def _check(call: _Call, one: _End, many: Sequence[_End]) -> None:
         if target.is_readonly:
             raise call.refuse(f"target {i} is read-only")
     for i, each in enumerate(many):
-        if each.memory.dtype != one.memory.dtype:
+        ends = (one, each) if call.other == "source" else (each, one)
+        source, target = (end.memory.dtype for end in ends)
+        if call.casting is not None:
+            check_casting(
+                f"{call.name}: {call.noun} {i}: ", source, target, call.casting
+            )
+        elif source != target:
             raise TypeError(
                 f"{call.name}: {call.noun} {i} has dtype {each.memory.dtype}, the "
-                f"{call.other} has dtype {one.memory.dtype}; convert first"
+                f"{call.other} has dtype {one.memory.dtype}; {hint(source, target)}"
             )
 
 
@@ -296,7 +305,11 @@ def _make(
         currents = {end.current_stream for end in (*targets, *sources)}
         after = tuple(currents - {None})
     groups = {i: [i] for i in range(len(targets))}
-    if is_broadcast and not is_captured:
+    converts = any(
+        target.memory.dtype != source.memory.dtype
+        for target, source in zip(targets, sources, strict=True)
+    )
+    if is_broadcast and not is_captured and not converts:
         groups = _group(targets, sources[0])
     made: dict[int, _core.Transfer] = {}
     try:
@@ -304,7 +317,14 @@ def _make(
             several = tuple(targets[i].memory for i in group)
             source = sources[lead].memory
             begun = _core._copy_part(
-                several, source, stream, not on_stream, after, number, before
+                several,
+                source,
+                stream,
+                not on_stream,
+                after,
+                number,
+                before,
+                call.casting,
             )
             made.update(zip(group, begun, strict=True))
     except BaseException:
@@ -480,6 +500,7 @@ def broadcast(
     src: object,
     *,
     stream: object = None,
+    casting: Casting | None = None,
     progress: Progress = None,
 ) -> None:
     """Copy one source to several targets, on all links at the same time.
@@ -496,6 +517,8 @@ def broadcast(
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each part; by default all dtypes must be equal.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all parts; a source that is read once for several
         targets counts once.
@@ -503,7 +526,7 @@ def broadcast(
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -534,7 +557,7 @@ def broadcast(
     >>> targets[1].to_numpy()
     array([0., 1., 2.])
     """
-    call = _Call("broadcast", "target", "source", stream, True, progress)
+    call = _Call("broadcast", "target", "source", stream, True, progress, casting)
     _broadcast(call, dsts, src)
 
 
@@ -543,6 +566,7 @@ def broadcast_async(
     src: object,
     *,
     stream: object = None,
+    casting: Casting | None = None,
 ) -> list[_core.Transfer]:
     """Start copying one source to several targets.
 
@@ -553,6 +577,8 @@ def broadcast_async(
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each part; by default all dtypes must be equal.
 
     Returns
     -------
@@ -563,7 +589,7 @@ def broadcast_async(
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -588,7 +614,7 @@ def broadcast_async(
     >>> targets[1].to_numpy()
     array([0., 1., 2.])
     """
-    call = _Call("broadcast_async", "target", "source", stream, False, None)
+    call = _Call("broadcast_async", "target", "source", stream, False, None, casting)
     return _broadcast(call, dsts, src)
 
 
@@ -598,6 +624,7 @@ def scatter(
     axis: int = 0,
     *,
     stream: object = None,
+    casting: Casting | None = None,
     progress: Progress = None,
 ) -> None:
     """Copy consecutive slices of a source to several targets, on all links at the same
@@ -615,6 +642,8 @@ def scatter(
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each part; by default all dtypes must be equal.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all parts; a source that is read once for several
         targets counts once.
@@ -622,7 +651,7 @@ def scatter(
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -649,7 +678,7 @@ def scatter(
     >>> halves[1].to_numpy()
     array([2., 3.])
     """
-    call = _Call("scatter", "target", "source", stream, True, progress)
+    call = _Call("scatter", "target", "source", stream, True, progress, casting)
     _scatter(call, dsts, src, axis)
 
 
@@ -659,6 +688,7 @@ def scatter_async(
     axis: int = 0,
     *,
     stream: object = None,
+    casting: Casting | None = None,
 ) -> list[_core.Transfer]:
     """Start copying consecutive slices of a source to several targets.
 
@@ -669,6 +699,8 @@ def scatter_async(
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each part; by default all dtypes must be equal.
 
     Returns
     -------
@@ -679,7 +711,7 @@ def scatter_async(
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -701,7 +733,7 @@ def scatter_async(
     >>> halves[1].to_numpy()
     array([2., 3.])
     """
-    call = _Call("scatter_async", "target", "source", stream, False, None)
+    call = _Call("scatter_async", "target", "source", stream, False, None, casting)
     return _scatter(call, dsts, src, axis)
 
 
@@ -711,6 +743,7 @@ def gather(
     axis: int = 0,
     *,
     stream: object = None,
+    casting: Casting | None = None,
     progress: Progress = None,
 ) -> None:
     """Copy several sources one after the other into a target, on all links at the same
@@ -728,6 +761,8 @@ def gather(
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each part; by default all dtypes must be equal.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all parts; a source that is read once for several
         targets counts once.
@@ -735,7 +770,7 @@ def gather(
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -763,7 +798,7 @@ def gather(
     >>> out
     array([1., 2., 3.])
     """
-    call = _Call("gather", "source", "target", stream, True, progress)
+    call = _Call("gather", "source", "target", stream, True, progress, casting)
     _gather(call, dst, srcs, axis)
 
 
@@ -773,6 +808,7 @@ def gather_async(
     axis: int = 0,
     *,
     stream: object = None,
+    casting: Casting | None = None,
 ) -> list[_core.Transfer]:
     """Start copying several sources one after the other into a target.
 
@@ -783,6 +819,8 @@ def gather_async(
     stream : stream, optional
         Come after the work of this stream, of any device, and before what it is
         given next.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        As for `copy`, of each part; by default all dtypes must be equal.
 
     Returns
     -------
@@ -793,7 +831,7 @@ def gather_async(
     Raises
     ------
     TypeError
-        If an end is no memory or the dtypes differ.
+        If an end is no memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -816,5 +854,5 @@ def gather_async(
     >>> out
     array([1., 2., 3.])
     """
-    call = _Call("gather_async", "source", "target", stream, False, None)
+    call = _Call("gather_async", "source", "target", stream, False, None, casting)
     return _gather(call, dst, srcs, axis)

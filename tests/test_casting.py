@@ -685,11 +685,10 @@ def test_array_full_and_fill_convert_by_casting(runtime, kind, source) -> None:
     assert same_bytes(values.get(made), was[::-1].astype("f4"))
 
 
-def test_array_names_casting_for_what_lies_on_a_device(runtime) -> None:
-    with pytest.raises(
-        TypeError, match=r'float64; convert first, or pass casting="same'
-    ):
-        cumem.array(cumem.zeros(3), "f4")
+def test_array_converts_what_lies_on_a_device(runtime) -> None:
+    assert values.get(cumem.array(cumem.full(3, 1.5), "f4")).tolist() == [1.5] * 3
+    with pytest.raises(TypeError, match="casting='unsafe' does"):
+        cumem.array(cumem.zeros(3), "i4")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,10 +39,10 @@ def test_value_on_the_device_is_converted_as_any_other(runtime, kind, shape) -> 
     buffer.fill(cumem.full(shape, 8, "i2"), casting="safe")
     assert values.get(buffer).tolist() == [8.0] * 3
     whole = cumem.zeros(3, "i4", kind)
-    with pytest.raises(TypeError, match="would change in a target of dtype int32"):
+    with pytest.raises(TypeError, match="casting='unsafe' does"):
         cumem.full(3, cumem.full(shape, 1.5), "i4", kind)
-    with pytest.raises(OverflowError, match="does not fit into dtype int32"):
-        cumem.full(3, cumem.full(shape, 2**40), "i4", kind)
+    wrapped = cumem.full(3, cumem.full(shape, 2**40 + 5), "i4", kind)
+    assert values.get(wrapped).tolist() == [5] * 3  # as NumPy's astype makes it
     with pytest.raises(TypeError, match=r'target has dtype int32; .*casting="unsafe"'):
         whole.fill(cumem.full(shape, 1.5))
     with pytest.raises(

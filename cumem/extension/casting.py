@@ -20,6 +20,11 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     return dtype.name if dtype.isnative and dtype.name in NUMBERS else None
 
 
+def is_converted(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Do the copy threads convert the one to the other?"""
+    return name_of(source) is not None and name_of(target) is not None
+
+
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     """What to do about two dtypes that differ."""
     if name_of(source) is None or name_of(target) is None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import hinting, read_dtype
-from cumem.extension.casting import check, name_of, refuse_dtypes
+from cumem.extension.casting import check, is_converted, refuse_dtypes
 from cumem.extension.values import as_value, refuse_objects
 from cumem.kinds import is_on_device
 
@@ -22,12 +24,10 @@ def fill(
     value: object,
     stream: object,
     casting: Any = None,
-    takes_fitting: bool = False,
 ) -> None:
     """What `Buffer.fill` does with a value that is no number of Python's.
 
-    Values on the device stay there unless they must be converted. `takes_fitting`: also
-    memory of another dtype, whose values come back equal, floats rounded.
+    Values on the device stay there unless they must be converted.
     """
     device = 0 if buffer.device is None else buffer.device
     on = _core.current_stream(device) if stream is None else stream
@@ -35,7 +35,7 @@ def fill(
     if casting is not None:
         copy_as(buffer, read_value(source, buffer.dtype), on, casting)
         return
-    if _is_memory(source) and not takes_fitting:
+    if is_memory(source):
         source = source if isinstance(source, _core.Buffer) else as_array(source)
         if source.dtype != buffer.dtype:
             refuse_dtypes("fill: ", source.dtype, buffer.dtype)
@@ -67,8 +67,8 @@ def asnumpy(obj: Any, *, stream: Any = None, progress: Any = None) -> Array:
     if isinstance(obj, _core.Buffer):
         return obj.to_numpy(stream=stream, progress=progress)
     if not isinstance(obj, np.ndarray):
-        is_memory = _core._is_memory(obj)
-        source = _core.asbuffer(obj, stream=stream) if is_memory else as_array(obj)
+        has_memory = _core._is_memory(obj)
+        source = _core.asbuffer(obj, stream=stream) if has_memory else as_array(obj)
     array: Array = np.empty(source.shape, source.dtype)
     _core.copy(array, source, stream=stream, progress=progress)
     return array
@@ -127,7 +127,7 @@ def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
     change."""
     if isinstance(value, _core.Buffer):
         return value
-    if _is_memory(value):
+    if is_memory(value):
         return as_array(value)
     try:
         return as_value_of(value, dtype)
@@ -137,7 +137,11 @@ def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
 
 def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
     """A copy that may convert, in the order of `stream`; from device memory to device
-    memory by way of the host."""
+    memory by way of the host. What the copy threads do not convert NumPy does."""
+    if source.dtype != target.dtype and not is_converted(source.dtype, target.dtype):
+        check("", source.dtype, target.dtype, casting)
+        _copy_by_numpy(target, source, stream)
+        return
     is_far = _is_on_device(source) and _is_on_device(target)
     if is_far and source.dtype != target.dtype:
         there: Array = np.empty(source.shape, target.dtype)
@@ -147,6 +151,99 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
         _core.copy(target, source, stream=stream, casting=casting)
     else:
         _copy_after(target, source, stream, casting)
+
+
+def copy_by_numpy(target: Any, source: Any, stream: Any, casting: Any) -> bool:
+    """Make a copy that waits and converts what the copy threads do not; False: those do.
+
+    Only for two ends that tell their dtypes, as buffers and arrays do.
+    """
+    to, was = getattr(target, "dtype", None), getattr(source, "dtype", None)
+    if not (isinstance(to, np.dtype) and isinstance(was, np.dtype)):
+        return False
+    if to == was or is_converted(was, to):
+        return False
+    check("copy: ", was, to, casting)
+    if getattr(target, "readonly", False):
+        raise ValueError(f"copy: the target ({type(target)!r}) is read-only")
+    _copy_by_numpy(target, source, stream)
+    return True
+
+
+def _copy_by_numpy(target: Any, source: Any, stream: Any) -> None:
+    """A copy between dtypes that NumPy alone converts: those of other packages, complex
+    numbers, times, text, records and the other byte order.
+
+    In pieces, so that no second array of the whole is made: NumPy converts one into
+    page-locked memory while the one before goes to the device.
+    """
+    source = (
+        source if isinstance(source, (_core.Buffer, np.ndarray)) else as_array(source)
+    )
+    if source.shape != target.shape:
+        source = np.broadcast_to(_fetch(source, stream), target.shape)
+    if target.ndim > 1 and not target.flags.c_contiguous and target.flags.f_contiguous:
+        source, target = source.transpose(), target.transpose()  # pieces are runs
+    if not _is_on_device(target):
+        if stream is not None:
+            _core.Stream.from_external(stream).synchronize()
+        array = target if isinstance(target, np.ndarray) else target.numpy()
+        if not _is_on_device(source) and np.may_share_memory(
+            array, _fetch(source, None)
+        ):
+            source = np.array(_fetch(source, stream))  # read whole first
+        for index in _pieces(target.shape, _PIECE_NBYTES // _widest(source, target)):
+            _cast(array[index], _fetch(source[index], stream))
+        return
+    slots: list[_core.Buffer] = []
+    coming: list[_core.Transfer] = []
+    on = _core.current_stream(target.device) if stream is None else stream
+    for index in _pieces(target.shape, _PIECE_NBYTES // _widest(source, target)):
+        piece = target[index]
+        if len(slots) < 2:
+            slots.append(_core.empty_pinned(piece.size, target.dtype))
+        else:
+            coming.pop(0).wait()
+        slot = slots[-1][: piece.size].reshape(piece.shape)
+        _cast(slot.numpy(), _fetch(source[index], stream))
+        coming.append(_core.copy_async(piece, slot, stream=on))
+        slots.reverse()
+    for transfer in coming:
+        transfer.wait()
+
+
+#: What NumPy converts at a time.
+_PIECE_NBYTES = 4 << 20
+
+
+def _widest(source: Any, target: Any) -> int:
+    return max(int(source.dtype.itemsize), int(target.dtype.itemsize))
+
+
+def _pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
+    """Indices that cut an array of `shape` into pieces of at most `most` elements, which
+    lie side by side in C order; one that is empty has none."""
+    count = math.prod(shape)
+    if count <= max(most, 1):
+        if count > 0:
+            yield (...,)
+        return
+    inner = count // shape[0]
+    rows = most // inner
+    if rows > 0:
+        for first in range(0, shape[0], rows):
+            yield (slice(first, first + rows),)
+        return
+    for row in range(shape[0]):
+        for index in _pieces(shape[1:], most):
+            yield (slice(row, row + 1), *index)
+
+
+def _cast(target: Array, source: Array) -> None:
+    """The rule was looked at before. NumPy would warn of what becomes infinite, which
+    the copy threads do not."""
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
 
 
 def astype(
@@ -164,10 +261,7 @@ def astype(
     is_pageable = buffer.kind == "pageable"
     make: Any = _make_ordinary if is_pageable else make_like
     result: _core.Buffer = make(buffer, wanted, order=order)
-    source: Any = buffer
-    if name_of(buffer.dtype) is None or name_of(wanted) is None:
-        source = buffer.to_numpy().astype(wanted)  # what only NumPy converts
-    copy_as(result, source, None, casting)
+    copy_as(result, buffer, None, casting)
     return result
 
 
@@ -188,7 +282,7 @@ def _make_ordinary(
     return _core.asbuffer(np.empty_like(buffer.numpy(), dtype, order))
 
 
-def _is_memory(source: object) -> bool:
+def is_memory(source: object) -> bool:
     """Has it a dtype of its own, which is compared and not converted?"""
     return isinstance(source, (_core.Buffer, np.ndarray)) or (
         hasattr(source, "__array__") and not isinstance(source, np.generic)

@@ -47,7 +47,9 @@ typedef struct many_call {
     uint64_t devices;     /* of ends that are a device's, by index */
     uint64_t any_devices; /* of ends that are not ordinary memory */
     int first_device;     /* of the first end that is a device's; -1: there is none */
-    cm_operand dst;       /* of the pair being read */
+    PyObject *casting;    /* borrowed; NULL, None: dtypes must be equal */
+    cm_convert convert;   /* of the pair being read, as are the next */
+    cm_operand dst;
     cm_operand src;
 } many_call;
 
@@ -195,7 +197,10 @@ read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
                    || cm_operand_init(self->state, &self->src, src, self->dst.dtype,
                                       self->stream, asking)
                           < 0
-                   || cm_check_dtypes("", &self->dst, &self->src) < 0
+                   || cm_check_casting("", &self->dst, &self->src,
+                                       (cm_casting){.casting = self->casting},
+                                       &self->convert)
+                          < 0
                ? -1
                : 0;
 }
@@ -219,7 +224,8 @@ try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
     if (read_ends(self, dst, src, CM_ASK_LATER) < 0) {
         return -1;
     }
-    if (!have_one_shape(&self->dst.region, &self->src.region)
+    if (cm_convert_is_on(&self->convert)
+        || !have_one_shape(&self->dst.region, &self->src.region)
         || !is_run(&self->dst.region, &nbytes) || !is_run(&self->src.region, &same)) {
         return 0;
     }
@@ -244,6 +250,7 @@ add_other(many_call *self, const cm_region *src, uint64_t index)
     cm_piece_regions *other = &self->others[self->other_count++];
     other->dst = self->dst.region;
     other->src = *src;
+    other->convert = self->convert;
     other->index = index;
     return note_ends(self, src);
 }
@@ -263,6 +270,11 @@ add_any(many_call *self, uint64_t index)
     cm_region src;
     if (cm_check_shapes("", &self->dst, &self->src, &src) < 0) {
         return -1;
+    }
+    if (cm_convert_is_on(&self->convert)) {
+        int64_t count = 0;
+        bool is_counted = cm_is_ok(cm_region_count(&self->dst.region, &count));
+        return is_counted && count == 0 ? 0 : add_other(self, &src, index);
     }
     cm_status status = cm_layout_init(&self->dst.region, &src, &layout);
     if (!cm_is_ok(status)) {
@@ -579,10 +591,10 @@ static PyObject *
 copy_with(PyObject *module, const char *function, PyObject *const *args,
           Py_ssize_t nargs, PyObject *kwnames, bool blocking)
 {
-    static const char *const names[] = {"pairs", "stream", "progress", NULL};
-    static const char *const async_names[] = {"pairs", "stream", NULL};
+    static const char *const names[] = {"pairs", "stream", "casting", "progress", NULL};
+    static const char *const async_names[] = {"pairs", "stream", "casting", NULL};
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[3] = {NULL, NULL, NULL};
+    PyObject *values[4] = {NULL, NULL, NULL, NULL};
     if (cm_args_parse(function, args, nargs, kwnames, blocking ? names : async_names, 1,
                       1, values)
         < 0) {
@@ -595,13 +607,14 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     cm_call_frame frame;
     PyObject *result = NULL;
     if (cm_call_enter(&frame, state, values[1],
-                      cm_device_hint(state, values[0], values[1], 2), values[2], "copy")
+                      cm_device_hint(state, values[0], values[1], 2), values[3], "copy")
         == 0) {
         self->call = (cm_call){.state = state,
                                .blocking = blocking,
                                .has_ticket = true,
                                .progress = &frame.progress};
         self->state = state;
+        self->casting = values[2];
         self->stream = frame.stream;
         result = init_call(self, values[0]) < 0 ? NULL : run(self);
         fini_call(self);

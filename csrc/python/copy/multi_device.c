@@ -158,19 +158,24 @@ begin_parts(PyObject *module, PyObject *args)
 static PyObject *
 copy_part(PyObject *module, PyObject *args)
 {
-    PyObject *dsts, *src, *stream, *after;
+    PyObject *dsts, *src, *stream, *after, *casting;
     int beside;
     unsigned long long number, before;
-    if (!PyArg_ParseTuple(args, "O!OOpOKK", &PyTuple_Type, &dsts, &src, &stream,
-                          &beside, &after, &number, &before)) {
+    if (!PyArg_ParseTuple(args, "O!OOpOKKO", &PyTuple_Type, &dsts, &src, &stream,
+                          &beside, &after, &number, &before, &casting)) {
         return NULL;
     }
     cm_call_frame frame;
     PyObject *transfers = NULL;
     cm_state *state = cm_state_of_module(module);
     if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0) {
-        cm_copy_how how = {frame.stream,     .after = after,   .targets = dsts,
-                           .before = before, .number = number, .beside = beside};
+        cm_copy_how how = {frame.stream,
+                           .after = after,
+                           .targets = dsts,
+                           .before = before,
+                           .number = number,
+                           .beside = beside,
+                           .casting = {.casting = casting}};
         transfers = cm_copy_objects(state, PyTuple_GetItem(dsts, 0), src, how);
     }
     return cm_call_leave(&frame, transfers);

@@ -128,6 +128,7 @@ set_piece(batch *b, const cm_piece *piece)
 {
     b->part.dst = cm_piece_end_region(&piece->dst, piece->nbytes);
     b->part.src = cm_piece_end_region(&piece->src, piece->nbytes);
+    b->part.convert = (cm_convert){.from = CM_NUMBER_NONE};
 }
 
 static void
@@ -135,6 +136,7 @@ set_other(batch *b, const cm_piece_regions *other)
 {
     b->part.dst = other->dst;
     b->part.src = other->src;
+    b->part.convert = other->convert;
 }
 
 /* Pieces that have become one by joining go as that, and rows as the copy they are. */
@@ -150,6 +152,7 @@ set_group(batch *b, uint32_t group)
     if (many->count > 1 && !is_rows) {
         b->part.dst = b->request->common.dst;
         b->part.src = b->request->common.src;
+        b->part.convert = (cm_convert){.from = CM_NUMBER_NONE};
         b->part.many = many;
         return cm_ok();
     }

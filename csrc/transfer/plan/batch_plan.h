@@ -4,6 +4,7 @@
  * comes in as plain facts. Locks: none. */
 #pragma once
 
+#include "base/convert.h"
 #include "transfer/plan/plan.h"
 
 /* One end of a piece: the first of its bytes. */
@@ -23,10 +24,11 @@ typedef struct cm_piece {
     uint64_t index; /* which copy it is, of all that are asked for */
 } cm_piece;
 
-/* A copy that is no run; never empty. */
+/* A copy that is no run, or one that converts; never empty. */
 typedef struct cm_piece_regions {
     cm_region dst;
-    cm_region src; /* broadcast to dst's shape, same itemsize */
+    cm_region src; /* broadcast to dst's shape; the same itemsize unless it converts */
+    cm_convert convert; /* what elements become on the way, if anything */
     uint64_t index;
 } cm_piece_regions;
 

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which dtypes may become which others: every call that has room for it, against NumPy.
+
+Two ends that have dtypes must agree unless casting= says otherwise. A call that names
+the dtype converts by "same_kind" unless told otherwise, astype() by "unsafe".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, get_args
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import values
+
+import cumem
+from cumem.extension.casting import NUMBERS, Casting
+
+RULES = get_args(Casting)
+BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
+#: Pairs of which each rule allows some: numbers that the copy threads convert, and others.
+PAIRS = [
+    (np.dtype(source), np.dtype(target))
+    for source, target in [
+        ("f4", "f4"),
+        ("f4", ">f4"),
+        ("f4", "f8"),
+        ("f8", "f4"),
+        ("f8", "i4"),
+        ("i4", "f8"),
+        ("i8", "i2"),
+        ("i4", "u4"),
+        ("?", "u1"),
+        ("u1", "?"),
+        ("f4", BF16),
+        (BF16, "f2"),
+        ("f4", F8),
+        (F8, "f4"),
+        ("f4", "c8"),
+        ("c8", "f4"),
+        ("M8[ms]", "M8[s]"),
+        ("S4", "S2"),
+    ]
+]
+IDS = [f"{source}-{target}" for source, target in PAIRS]
+
+
+def numbers(dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "S":
+        return np.array([b"a", b"bc", b"defg"], dtype)
+    wide = np.array([0, 1, 3, 5, 100], "i8")
+    return wide.astype(dtype)
+
+
+def make(target: np.dtype, count: int) -> cumem.Buffer:
+    return cumem.empty(count, target, "pinned")
+
+
+def copied(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
+    buffer = make(to, a.size)
+    cumem.copy(buffer, a, **how)
+    return buffer
+
+
+def filled(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
+    buffer = make(to, a.size)
+    buffer.fill(a, **how)
+    return buffer
+
+
+def assigned(a: Any, to: np.dtype) -> cumem.Buffer:
+    buffer = make(to, a.size)
+    buffer[...] = a
+    return buffer
+
+
+#: Calls, what they do without `casting`, and whether they have it.
+CALLS: dict[str, tuple[Callable[..., Any], str, bool]] = {
+    "array": (
+        lambda a, to, **how: cumem.array(a, to, "pinned", **how),
+        "same_kind",
+        True,
+    ),
+    "array device": (lambda a, to, **how: cumem.array(a, to, **how), "same_kind", True),
+    "array managed": (
+        lambda a, to, **how: cumem.array(a, to, "managed", **how),
+        "same_kind",
+        True,
+    ),
+    "array of a buffer": (
+        lambda a, to, **how: cumem.array(cumem.array(a), to, **how),
+        "same_kind",
+        True,
+    ),
+    "asarray": (lambda a, to, **how: cumem.asarray(a, to), "same_kind", False),
+    "full": (lambda a, to, **how: cumem.full(a.shape, a, to, **how), "same_kind", True),
+    "full_like": (
+        lambda a, to, **how: cumem.full_like(a, a, to, **how),
+        "same_kind",
+        True,
+    ),
+    "astype": (
+        lambda a, to, **how: cumem.array(a, kind="pinned").astype(to, **how),
+        "unsafe",
+        True,
+    ),
+    "astype device": (
+        lambda a, to, **how: cumem.array(a).astype(to, **how),
+        "unsafe",
+        True,
+    ),
+    "fill": (filled, "equal", True),
+    "assignment": (assigned, "equal", False),
+    "copy": (copied, "equal", True),
+}
+
+
+def check(call: str, pair: tuple[np.dtype, np.dtype], rule: str | None) -> None:
+    function, default, has_casting = CALLS[call]
+    source, target = pair
+    array = numbers(source)
+    how = {} if rule is None else {"casting": rule}
+    if rule is not None and not has_casting:
+        return
+    allowed = default if rule is None else rule
+    fits = (
+        source == target
+        if allowed == "equal"
+        else bool(np.can_cast(source, target, allowed))
+    )
+    if not fits:
+        with pytest.raises(TypeError, match="dtype"):
+            function(array, target, **how)
+        return
+    found = values.get(function(array, target, **how))
+    assert found.dtype == target
+    with np.errstate(all="ignore"):
+        assert found.tobytes() == array.astype(target).tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("pair", PAIRS, ids=IDS)
+def test_call_allows_what_numpy_can_cast(runtime, call, pair) -> None:
+    for rule in (None, *RULES):
+        check(call, pair, rule)
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name][2]])
+def test_rule_that_there_is_not_is_refused(runtime, call) -> None:
+    function = CALLS[call][0]
+    for dtype in ("f4", "f8"):
+        with pytest.raises(ValueError, match="casting must be one of 'no', 'equiv'"):
+            function(np.ones(3), np.dtype(dtype), casting="samekind")
+
+
+SCALARS = [
+    (300, "u1", OverflowError),
+    (-1, "u4", OverflowError),
+    (2**40, "i4", OverflowError),
+    (1.5, "i4", TypeError),
+    (float("nan"), "i4", TypeError),
+    (1e39, "f4", OverflowError),
+    (1j, "f8", TypeError),
+    (np.int64(300), "u1", OverflowError),
+    (np.float64(1e39), "f4", OverflowError),
+    (np.float32(1.5), "i8", TypeError),
+]
+
+
+@pytest.mark.parametrize(("value", "dtype", "error"), SCALARS, ids=repr)
+def test_number_that_does_not_fit_raises_in_every_call(
+    runtime, value, dtype, error
+) -> None:
+    buffer = cumem.zeros(3, dtype, "pinned")
+    for call in (
+        lambda: cumem.array(value, dtype),
+        lambda: cumem.array([value, value], dtype),
+        lambda: cumem.full(3, value, dtype),
+        lambda: cumem.full_like(buffer, value),
+        lambda: buffer.fill(value),
+        lambda: buffer.__setitem__(..., value),
+        lambda: cumem.copy(buffer, value),
+    ):
+        with pytest.raises(error):
+            call()
+    assert not buffer.numpy().any()
+
+
+# -- what NumPy converts -------------------------------------------------------------------
+
+#: Beyond the numbers of the copy threads, so that NumPy converts in pieces.
+OTHERS = [("f8", ">f4"), (">f8", "f4"), ("f4", F8), (F8, BF16), ("f4", "c8")]
+
+
+@pytest.mark.parametrize("kind", ["pinned", "managed", "device"])
+@pytest.mark.parametrize(("source", "to"), OTHERS, ids=str)
+def test_long_arrays_are_converted_in_pieces(
+    runtime, monkeypatch, kind, source, to
+) -> None:
+    monkeypatch.setattr("cumem.extension.filling._PIECE_NBYTES", 3000)
+    rng = np.random.default_rng(3)
+    array = rng.integers(-9, 9, (7, 5, 403)).astype(source)
+    views = (array, array.T, array[::-1, :, ::2], array.transpose(1, 0, 2), array[:1])
+    for view, order in itertools.product(views, "CFK"):
+        expected = view.astype(to)
+        made = cumem.array(view, to, kind, order=order)
+        assert values.get(made).tobytes() == expected.tobytes()
+        far = cumem.array(cumem.array(view), to, kind, order=order)
+        assert values.get(far).tobytes() == expected.tobytes()
+
+
+def test_conversion_by_numpy_keeps_no_second_array(runtime, monkeypatch) -> None:
+    array = np.ones((1 << 18, 4), ">f8")
+    made = cumem.array(array, ml_dtypes.float8_e4m3fn)
+    assert values.get(made).astype("f8").sum() == array.size
+
+
+def test_infinities_and_integers_out_of_range_are_numpys(runtime) -> None:
+    floats = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 1e-300])
+    integers = np.array([2**40 + 5, -1, 2**63 - 1, -(2**63)])
+    with np.errstate(all="ignore"):
+        for to in ("f4", "f2", BF16, F8):
+            found = values.get(cumem.array(floats, to))
+            assert found.tobytes() == floats.astype(to).tobytes()
+        for to in ("i1", "i2", "i4"):
+            found = values.get(cumem.array(integers, to))
+            assert found.tolist() == integers.astype(to).tolist()
+
+
+# -- several copies ------------------------------------------------------------------------
+
+#: Of what the copy threads convert.
+NUMBER_PAIRS = [pair for pair in PAIRS if all(e.name in NUMBERS for e in pair)]
+
+
+def several(name: str, a: np.ndarray, to: np.dtype, kind: str, **how: Any) -> Any:
+    """The elements, in order, after copies of this name."""
+    if name.startswith("broadcast"):
+        targets: Any = [cumem.empty(a.shape, to, kind) for _ in range(2)]
+        job = getattr(cumem, name)(targets, a, **how)
+    elif name.startswith("scatter"):
+        targets = [cumem.empty(n, to, kind) for n in (2, a.size - 2)]
+        job = getattr(cumem, name)(targets, a, **how)
+    elif name.startswith("gather"):
+        targets = [cumem.empty(a.size, to, kind)]
+        job = getattr(cumem, name)(targets[0], [a[:1], a[1:]], **how)
+    else:
+        targets = [cumem.empty(n, to, kind) for n in (2, a.size - 2)]
+        pairs = [(targets[0], a[:2]), (targets[1], a[2:])]
+        job = getattr(cumem, name)(pairs, **how)
+    for each in job if isinstance(job, list) else [job]:
+        if each is not None:
+            each.wait()
+    found = [values.get(target) for target in targets]
+    return found[1] if name.startswith("broadcast") else np.concatenate(found)
+
+
+SEVERAL = [
+    f"{name}{suffix}"
+    for name in ("copy_many", "broadcast", "scatter", "gather")
+    for suffix in ("", "_async")
+]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_copies_allow_what_numpy_can_cast(runtime, name, kind) -> None:
+    for source, to in NUMBER_PAIRS:
+        array = numbers(source)
+        for rule in (None, *RULES):
+            how = {} if rule is None else {"casting": rule}
+            fits = source == to if rule is None else np.can_cast(source, to, rule)
+            if not fits:
+                with pytest.raises(TypeError, match="dtype"):
+                    several(name, array, to, kind, **how)
+                continue
+            found = several(name, array, to, kind, **how)
+            assert found.tobytes() == array.astype(to).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_pairs_that_convert_go_beside_those_that_do_not(runtime, kind) -> None:
+    sources = [
+        np.arange(9.0),
+        np.arange(9, dtype="f4"),
+        np.arange(12.0).reshape(3, 4).T,
+    ]
+    targets = [cumem.empty(source.shape, "f4", kind) for source in sources]
+    cumem.copy_many(zip(targets, sources, strict=True), casting="same_kind")
+    for target, source in zip(targets, sources, strict=True):
+        assert np.array_equal(values.get(target), source.astype("f4"))
+
+
+def test_broadcast_converts_for_targets_of_several_dtypes(runtime) -> None:
+    targets = [cumem.empty(5, dtype) for dtype in ("f4", "f8", "f2", "f4")]
+    cumem.broadcast(targets, np.arange(5.0), casting="same_kind")
+    assert [values.get(target).tolist() for target in targets] == [
+        [*map(float, range(5))]
+    ] * 4
