@@ -599,7 +599,9 @@ def test_what_cannot_be_cast_is_refused_and_nothing_is_written(runtime) -> None:
     for dtype in ("c8", "M8[s]", "S4", ">f4", [("a", "f4")]):
         odd = np.zeros(3, dtype)
         match = "is not one that a copy converts|does not allow"
-        assert_refused(TypeError, match, f4, odd, casting="unsafe")
+        assert_refused(TypeError, match, f4, odd, casting="unsafe", scale=2)
+        with pytest.raises(TypeError, match=match):
+            cumem.copy_async(f4, odd, casting="unsafe")
     assert_refused(
         ValueError, "does not fit the target", f4, np.ones(4), casting="unsafe"
     )
@@ -615,8 +617,9 @@ def test_what_cannot_be_cast_is_refused_and_nothing_is_written(runtime) -> None:
         far[0][...] = f8
     with pytest.raises(TypeError, match="casting"):
         cumem.copy_many([(f4, f8)])
-    with pytest.raises(TypeError, match="casting"):
-        cumem.copy_many([(f4, f8)], casting="unsafe")
+    with pytest.raises(TypeError, match="pair 1.*casting"):
+        cumem.copy_many([(f4, f4 + 1), (i4, f8)], casting="same_kind")
+    assert not f4.any()
 
 
 def test_same_dtype_with_casting_is_a_plain_copy(runtime) -> None:

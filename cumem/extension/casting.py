@@ -91,7 +91,8 @@ def plan(
         other = source if names[0] is None else target
         raise TypeError(
             f"{before}dtype {other} is not one that a copy converts: those are "
-            f"{', '.join(NUMBERS)}, in this machine's byte order"
+            f"{', '.join(NUMBERS)}, in this machine's byte order; copy() without scale "
+            "and offset, array() and astype() leave others to NumPy"
         )
     if between_devices:
         raise TypeError(
