@@ -376,6 +376,44 @@ def same_files(one: Path, two: Path) -> bool:
     )
 
 
+def headers(folder: Path, count: int, rounds: int) -> dict[str, Any]:
+    """Best seconds of reading names, types and shapes of many tensors: by cumem, and by
+    ``safe_open``, which gives them one by one, with its names alone beside it."""
+    path = cumem.save_safetensors(
+        folder / "header.safetensors",
+        {
+            f"model.layers.{i // 100}.mlp.experts.{i % 100}.down_proj.weight": np.zeros(
+                (4, 2), "f2"
+            )
+            for i in range(count)
+        },
+    )
+    calls: dict[str, Call] = {"cumem": lambda: cumem.read_safetensors_header(path)}
+    if importlib.util.find_spec("safetensors") is not None:
+        safe_open = importlib.import_module("safetensors").safe_open
+
+        def names() -> list[str]:
+            with safe_open(path, "np") as file:
+                return list(file.keys())
+
+        def shapes() -> list[Any]:
+            with safe_open(path, "np") as file:
+                slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+                return [(one.get_dtype(), one.get_shape()) for one in slices]
+
+        calls |= {"safe_open, names": names, "safe_open, names and shapes": shapes}
+    best = dict.fromkeys(calls, math.inf)
+    for _ in range(rounds):
+        for key, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            best[key] = min(best[key], time.perf_counter() - begun)
+    path.unlink()
+    for key, seconds in best.items():
+        print(f"header of {count} tensors: {seconds * 1000:.0f} ms, {key}")
+    return {"tensors": count, "seconds": best}
+
+
 def line(case: Case, links: dict[str, float]) -> str:
     """Rows of the table."""
     what = "loaded" if case.direction == "up" else "saved"
@@ -425,6 +463,9 @@ def main() -> int:
             link_bytes_per_second=links,
             missing=bench.missing,
             types_compared=types,
+            headers=headers(
+                Path(folder), 1000 if bench.little else 100_000, options.rounds
+            ),
         )
         for key, make in files.items():
             run.show(bench.cases(key, make()), lambda case: line(case, links))

@@ -141,8 +141,9 @@ class Replacement:
         self.temporary = target.with_name(f".cumem-{os.urandom(8).hex()}.tmp")
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[io.BufferedWriter]:
-        """Make the file: it is its owner's alone until all is written."""
+    def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:
+        """Make the file: it is its owner's alone until all is written. With `fsync` its
+        bytes are on the disk in the end, before it gets its name."""
         before = self.check()
         new_mode = self._new_mode() if before is None else 0
         with open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file:
@@ -152,10 +153,14 @@ class Replacement:
                 os.fchmod(file.fileno(), new_mode)
             else:
                 _give_rights(file.fileno(), before, self.target)
+            if fsync:
+                os.fsync(file.fileno())
 
-    def place(self) -> None:
-        """Give it its name."""
+    def place(self, fsync: bool = False) -> None:
+        """Give it its name; with `fsync` that is on the disk as well."""
         os.replace(self.temporary, self.target)
+        if fsync:
+            sync_folder(self.target)
 
     def check(self) -> os.stat_result | None:
         """What is there, but for a link, which is replaced itself. OSError: something else
@@ -207,6 +212,18 @@ def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
         made.temporary.unlink(missing_ok=True)
 
 
+def sync_folder(path: str | bytes | os.PathLike[str]) -> None:
+    """Have the name of a file on the disk: its folder is what says so."""
+    folder = os.open(os.path.dirname(os.path.abspath(os.fsdecode(path))), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:  # some file systems have no such thing for folders
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(folder)
+
+
 #: No Python in between: Ctrl-C after the opening would leave a descriptor to nobody.
 _OPEN_PRIVATE = functools.partial(os.open, mode=0o600)
 
@@ -256,6 +273,12 @@ class _Opened:
         if self.owned is None:
             self.owned = _open(self.name, os.O_WRONLY | os.O_CREAT)
         return self.owned.fileno()
+
+    def sync(self) -> None:
+        """Have the file on the disk, and its name where that was given."""
+        os.fsync(self.descriptor())
+        if self.owned is not None:
+            sync_folder(os.path.realpath(self.name))  # type: ignore[type-var]
 
     def nbytes(self) -> int | None:
         """Bytes of the file; None: it does not say, as what is made up as it is read."""
@@ -738,7 +761,9 @@ def tofile(
     stream : stream, optional
         Where device memory is read, by default its current stream.
     fsync : bool, optional
-        Return only when the file is on the disk.
+        Return only when the file is on the disk, and with it, for a path, its name in its
+        folder. By default the system writes it some time later, and a loss of power may
+        lose it.
     direct : {True, False, "auto"}, optional
         Whether to go past the page cache (``O_DIRECT``); "auto": not. Default: the
         environment variable ``CUMEM_DIRECT``, else "auto".
@@ -786,7 +811,7 @@ def tofile(
             if stat.S_ISREG(info.st_mode) and info.st_size != end:
                 os.ftruncate(opened.descriptor(), end)
         if fsync:
-            os.fsync(opened.descriptor())
+            opened.sync()
         opened.move(end)
 
 
@@ -801,16 +826,9 @@ def _replace(
     """Write a new file in place of one that `buf` has mapped: the old one stays as it is
     for as long as it is mapped, where cutting it would take pages from under the map."""
     with replacing(pathlib.Path(os.fsdecode(path))) as new:
-        with new.open() as file:
-            tofile(
-                file,
-                buf,
-                stream=stream,
-                fsync=fsync,
-                direct=direct,
-                progress=progress,
-            )
-        new.place()
+        with new.open(fsync) as file:
+            tofile(file, buf, stream=stream, direct=direct, progress=progress)
+        new.place(fsync)
 
 
 def read_ranges(
@@ -890,7 +908,9 @@ def write_ranges(
     stream : stream, optional
         Where device memory is read; without it each device's current stream.
     fsync : bool, optional
-        Return only when the file is on the disk.
+        Return only when the file is on the disk, and with it, for a path, its name in its
+        folder. By default the system writes it some time later, and a loss of power may
+        lose it.
     direct, progress : optional
         As for `tofile`.
 
@@ -915,7 +935,7 @@ def write_ranges(
     with _opened(file, True) as opened:
         _move(opened, ranges, True, stream, number, progress)
         if fsync:
-            os.fsync(opened.descriptor())
+            opened.sync()
 
 
 @contextlib.contextmanager

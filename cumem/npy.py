@@ -531,7 +531,7 @@ def save(
     stream : stream, optional
         Where device memory is read, by default its current stream.
     fsync : bool, optional
-        Return only when the file is on the disk.
+        As for `tofile`. A file that is replaced stays until the new one is on the disk.
     direct, progress : optional
         As for `tofile`.
 
@@ -563,23 +563,23 @@ def save(
     array([1., 2.])
     """
     head, data = _saved(arr, stream)
-    options: Any = {"stream": stream, "fsync": fsync, "direct": direct}
+    options: Any = {"stream": stream, "direct": direct, "progress": progress}
     start = np.frombuffer(head, "u1")
     if isinstance(file, int) and not isinstance(file, bool):
         ranges = [(0, start), (len(head), data)]
-        write_ranges(file, ranges, progress=progress, **options)
+        write_ranges(file, ranges, fsync=fsync, **options)
         return
-    with _written(file, ".npy") as opened:
+    with _written(file, ".npy", fsync) as opened:
         if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
             opened.seek(0, os.SEEK_END)  # where a write would go
         at = opened.tell()
         # in one call: the header must not change a map of the file that is the source
         ranges = [(at, start), (at + len(head), data)]
-        write_ranges(opened, ranges, progress=progress, **options)
+        write_ranges(opened, ranges, **options)
         opened.seek(at + len(head) + data.nbytes)
 
 
-def savez(file: File, /, *args: object, **named: object) -> None:
+def savez(file: File, /, *args: object, fsync: bool = False, **named: object) -> None:
     """Save several arrays of any memory as an ``.npz`` file, not compressed.
 
     Parameters
@@ -589,14 +589,16 @@ def savez(file: File, /, *args: object, **named: object) -> None:
         ``open(..., "wb")`` made.
     *args : Buffer, array, exporter or value
         As for `save`; they are called ``arr_0``, ``arr_1``, ….
+    fsync : bool, optional
+        As for `save`; so no array can have this name.
     **named : Buffer, array, exporter or value
         By their names.
 
     Raises
     ------
     TypeError, ValueError
-        If elements are Python objects, or two arrays have one name; no file is then made
-        or changed.
+        If elements are Python objects, two arrays have one name, or `fsync` is an array; no
+        file is then made or changed.
     OSError, CudaError
         As by `save`.
 
@@ -615,6 +617,11 @@ def savez(file: File, /, *args: object, **named: object) -> None:
     >>> numpy.load("points.npz")["x"]
     array([1., 2.])
     """
+    if not isinstance(fsync, (bool, np.bool_)):
+        raise TypeError(
+            "fsync is whether to wait for the disk, True or False, and can be no array's "
+            f"name; not {type(fsync).__name__}"
+        )
     arrays = dict(named)
     for index, array in enumerate(args):
         if f"arr_{index}" in arrays:
@@ -622,7 +629,7 @@ def savez(file: File, /, *args: object, **named: object) -> None:
         arrays[f"arr_{index}"] = array
     saved = {name: _saved(array, None) for name, array in arrays.items()}
     with (
-        _written(file, ".npz") as opened,
+        _written(file, ".npz", bool(fsync)) as opened,
         zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED) as archive,
     ):
         if os.fstat(opened.fileno()).st_size > 0:  # the arrays may be maps of it
@@ -635,16 +642,20 @@ def savez(file: File, /, *args: object, **named: object) -> None:
 
 
 @contextlib.contextmanager
-def _written(file: Any, suffix: str) -> Iterator[Any]:
+def _written(file: Any, suffix: str, fsync: bool) -> Iterator[Any]:
     """The file to write: of a path one that takes its place at the end."""
     if not isinstance(file, (str, bytes, os.PathLike)):
-        yield unwrapped(file)
+        plain = unwrapped(file)
+        yield plain
+        if fsync:
+            plain.flush()
+            os.fsync(plain.fileno())
         return
     path = os.fsdecode(file)
     with replacing(Path(path if path.endswith(suffix) else path + suffix)) as new:
-        with new.open() as opened:
+        with new.open(fsync) as opened:
             yield opened
-        new.place()
+        new.place(fsync)
 
 
 def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:

@@ -40,6 +40,8 @@ def test_benchmark_of_safetensors_runs_and_says_that_it_is_emulated(
     assert done.stdout.startswith("EMULATED DEVICE")
     results = json.loads(path.read_text(encoding="utf-8"))
     assert results["emulated"] is True
+    assert results["headers"]["tensors"] == 1000
+    assert results["headers"]["seconds"]["cumem"] > 0
     assert results["missing"]["safetensors.torch"] == "needs a GPU"
     assert [(case["key"], case["direction"]) for case in results["cases"]] == [
         ("model", "up"),

@@ -367,3 +367,86 @@ def test_readers_refuse_devices(emulated, name) -> None:
         pytest.skip("there is none")
     with pytest.raises(OSError, match=f"not a regular file.*{name}"):
         cumem.read_safetensors_header(name)
+
+
+# -- headers of several files, and lists of files ----------------------------------------
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """Make a checkpoint of three files, and give its index."""
+    tensors = {f"w{i}": np.full((4, 2), i, "f8") for i in range(6)}
+    return cumem.save_safetensors(
+        tmp_path / "m.safetensors", tensors, {"k": "v"}, max_shard_nbytes=128
+    )
+
+
+@pytest.mark.parametrize("by", ["index", "folder"])
+def test_header_of_a_checkpoint_has_the_tensors_of_all_files(
+    runtime, sharded, by
+) -> None:
+    header = cumem.read_safetensors_header(sharded if by == "index" else sharded.parent)
+    assert header.path == sharded
+    assert list(header.tensors) == [f"w{i}" for i in range(6)]
+    assert header.metadata == {"k": "v"}
+    files = sorted(sharded.parent.glob("*.safetensors"))
+    assert header.nbytes == sum(file.stat().st_size for file in files)
+    assert sorted(set(header.files.values())) == files
+    for i in range(6):
+        assert header.tensors[f"w{i}"].shape == (4, 2)
+        assert (header.memmap(f"w{i}") == i).all()
+    loaded = cumem.load_safetensors(sharded)
+    assert loaded.infos == header.tensors
+
+
+def test_header_of_one_file_has_no_others(runtime, sharded) -> None:
+    file = sharded.parent / "m-00001-of-00003.safetensors"
+    header = cumem.read_safetensors_header(file)
+    assert (header.path, header.files) == (file, {})
+
+
+def test_header_of_a_checkpoint_with_damage_is_refused(runtime, sharded) -> None:
+    texts = json.loads(sharded.read_text())
+    texts["weight_map"]["w0"] = texts["weight_map"]["w5"]
+    sharded.write_text(json.dumps(texts))
+    with pytest.raises(cumem.SafetensorsError, match="no tensor 'w0', as this says"):
+        cumem.read_safetensors_header(sharded)
+    (sharded.parent / "m-00003-of-00003.safetensors").unlink()
+    with pytest.raises(cumem.SafetensorsError, match=r"00003.safetensors is missing"):
+        cumem.read_safetensors_header(sharded)
+
+
+def test_list_of_files_is_loaded_as_one_checkpoint(runtime, sharded) -> None:
+    files = sorted(sharded.parent.glob("*.safetensors"))
+    forms = [
+        files,
+        tuple(map(str, files)),
+        iter(files),
+        sharded.parent.glob("*.safetens*s"),
+    ]
+    for paths in forms:
+        loaded = cumem.load_safetensors(paths, kind="pinned")
+        assert sorted(loaded) == [f"w{i}" for i in range(6)]
+        for i in range(6):
+            assert (loaded[f"w{i}"].numpy() == i).all()
+        assert loaded.metadata == {"k": "v"}
+    part = cumem.load_safetensors(files, names=["w5", "w0"], kind="pinned")
+    assert list(part) == ["w5", "w0"]
+    assert (part["w5"].numpy() == 5).all()
+    mixed = cumem.save_safetensors(sharded.parent / "x.safetensors", {"x": np.ones(1)})
+    assert "x" in cumem.load_safetensors([sharded, mixed])
+
+
+def test_list_that_is_no_checkpoint_is_refused(runtime, sharded) -> None:
+    files = sorted(sharded.parent.glob("*.safetensors"))
+    with pytest.raises(ValueError, match="the list has no files"):
+        cumem.load_safetensors([])
+    with pytest.raises(ValueError, match=r"'w\d' is in two of the files.*one by one"):
+        cumem.load_safetensors([*files, files[0]])
+    with pytest.raises(KeyError, match="none of the 3 files has a tensor 'no'"):
+        cumem.load_safetensors(files, names=["w0", "no"])
+    with pytest.raises(TypeError, match="path must be a str or path-like, not int"):
+        cumem.load_safetensors([3])  # type: ignore[list-item]
+    sharded.unlink()
+    with pytest.raises(ValueError, match=r"name one: .*takes a list of files"):
+        cumem.load_safetensors(sharded.parent)

@@ -294,10 +294,12 @@ def test_what_the_reference_implementation_refuses_is_refused(tmp_path: Path) ->
     assert accepted <= ours_alone
 
 
-def test_file_that_is_missing_or_a_folder_is_an_oserror(tmp_path: Path) -> None:
+def test_file_that_is_missing_is_an_oserror_and_a_folder_without_one_an_error(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(FileNotFoundError):
         cumem.read_safetensors_header(tmp_path / "none.safetensors")
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ValueError, match=r"holds no \*.safetensors"):
         cumem.read_safetensors_header(tmp_path)
 
 
@@ -480,6 +482,93 @@ def test_index_of_more_than_100_mb_is_refused(tmp_path: Path) -> None:
         file.truncate(form.MAX_HEADER_NBYTES + 1)
     with pytest.raises(cumem.SafetensorsError, match="more than 100000000 bytes"):
         form.read_index(path)
+
+
+# -- the two ways to read a header --------------------------------------------------------
+
+SEPARATORS = [(",", ":"), (", ", ": "), (",", ": ")]
+
+
+def both_ways(path: Path) -> tuple[object, object, bool]:
+    """What is read, what the scanner alone reads or says, and whether it was not asked."""
+    answers: list[object] = []
+    usual: list[bool] = []
+    own = form._usual_header
+
+    def watched(*arguments: Any) -> Any:
+        found = own(*arguments)
+        usual.append(found is not None)
+        return found
+
+    for way in (watched, lambda *arguments: None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(form, "_usual_header", way)
+            try:
+                header = cumem.read_safetensors_header(path)
+                answers.append((list(header.tensors.items()), header.metadata))
+            except cumem.SafetensorsError as error:
+                answers.append(str(error))
+    return answers[0], answers[1], usual == [True]
+
+
+@pytest.mark.parametrize("separators", SEPARATORS)
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "k": "\N{BULLET}"}])
+@pytest.mark.parametrize("padding", ["", "     "])
+def test_usual_header_is_read_as_the_scanner_reads_it(
+    tmp_path: Path, separators, metadata, padding
+) -> None:
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    at = 0
+    for index in range(200):
+        name = list(form.TYPES)[index % len(form.TYPES)]
+        shape = [[], [8], [0, 4], [2, 3, 4]][index % 4] or [8]
+        nbytes = form.tensor_nbytes(form.TYPES[name], shape)
+        header[f"layer.{index}.\N{BULLET}"] = tensor(name, shape, [at, at + nbytes])
+        at += nbytes
+    text = json.dumps(header, separators=separators, ensure_ascii=False) + padding
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(blob(text, bytes(at)))
+    one, other, is_usual = both_ways(path)
+    assert one == other
+    assert len(one[0]) == 200  # type: ignore[index]
+    assert is_usual == (separators in SEPARATORS[:2])
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_header_is_refused_in_both_ways(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(REFUSED[what][0])
+    one, other, is_usual = both_ways(path)
+    assert one == other
+    assert not is_usual
+
+
+@settings(max_examples=300)
+@given(st.data(), headers(), st.sampled_from(SEPARATORS), st.integers(0, 3))
+def test_header_with_any_change_is_the_same_in_both_ways(
+    tmp_path_factory: pytest.TempPathFactory, data, made, separators, changes
+) -> None:
+    header, size = made
+    text = list(json.dumps(header, separators=separators))
+    for _ in range(changes):
+        at = data.draw(st.integers(0, len(text)))
+        text[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.text(st.sampled_from('{}[],:" 0129ade-.\\'), max_size=2)
+        )
+    path = tmp_path_factory.mktemp("both") / "t.safetensors"
+    path.write_bytes(blob("".join(text), bytes(size)))
+    one, other, _ = both_ways(path)
+    assert one == other
+
+
+def test_header_of_several_windows_is_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(form, "_WINDOW", 100)
+    header = {f"t{i}": tensor("U8", [1], [i, i + 1]) for i in range(50)}
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(blob(json.dumps(header, separators=(",", ":")), bytes(50)))
+    one, other, is_usual = both_ways(path)
+    assert one == other
+    assert is_usual
 
 
 # -- how much is read of what comes from anywhere ------------------------------------------

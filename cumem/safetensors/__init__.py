@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,18 +19,19 @@ from cumem.files import open_regular, read_ranges
 from cumem.kinds import DEVICE_FIRST, is_on_device
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
-    INDEX_SUFFIX,
     TORCH_CARRIED,
     TYPES,
-    SafetensorsError,
     SafetensorsHeader,
     SafetensorsInfo,
+    check_shard,
     checked_path,
     dtype_of,
     is_carried,
+    opened_shard,
     packed_shape,
+    read_groups,
     read_header,
-    read_index,
+    resolved,
 )
 
 __all__ = ["SafetensorsDict", "load_safetensors"]
@@ -88,7 +89,7 @@ class SafetensorsDict(dict[str, Any]):
 
 
 def load_safetensors(
-    path: _Path,
+    path: _Path | Iterable[_Path],
     *,
     names: Iterable[str] | None = None,
     kind: _core._Kind | Literal["host"] | None = None,
@@ -101,9 +102,10 @@ def load_safetensors(
 
     Parameters
     ----------
-    path : str or path-like
-        A file; the index of a checkpoint in several files (``*.index.json``); or a folder
-        that holds one ``*.safetensors.index.json`` or else one ``*.safetensors``.
+    path : str or path-like, or an iterable of them
+        A file; the index of a checkpoint in several files (``*.index.json``); a folder
+        that holds one ``*.safetensors.index.json`` or else one ``*.safetensors``; or a
+        list of such, whose tensors all have names of their own.
     names : iterable of str, optional
         Tensors to load, and their order; all of them in the order of their bytes by
         default.
@@ -142,8 +144,9 @@ def load_safetensors(
     KeyError
         If the file has no tensor of one of the `names`.
     ValueError
-        If a folder holds no checkpoint or more than one, or `kind` or `framework` is
-        unknown; if JAX would cut elements of 64 bits (``jax_enable_x64``).
+        If a folder holds no checkpoint or more than one, a list none or one tensor twice;
+        if `kind` or `framework` is unknown; if JAX would cut elements of 64 bits
+        (``jax_enable_x64``).
     BufferError
         If `framework` has no type for that of a tensor.
     TypeError
@@ -183,7 +186,7 @@ def load_safetensors(
     buffers: dict[str, _core.Buffer] = {}
     ranges: list[tuple[int, _core.Buffer]] = []
     with contextlib.ExitStack() as stack:
-        parts = _parts(stack, _resolved(checked_path(path)), names)
+        parts = _parts(stack, path, names)
         for header, members, _ in parts:
             loaded.infos.update({name: header.tensors[name] for name in members})
             loaded.metadata.update(header.metadata)
@@ -225,24 +228,6 @@ def _checked_names(names: Iterable[str] | None) -> list[str] | None:
     return names
 
 
-def _resolved(path: Path) -> Path:
-    """The file or index that a path stands for."""
-    if not path.is_dir():
-        return path
-    indexes = sorted(path.glob("*" + INDEX_SUFFIX))
-    files = sorted(path.glob("*.safetensors"))
-    if indexes:  # a file with the stem of an index is a checkpoint of its own
-        stems = {index.name.removesuffix(INDEX_SUFFIX) for index in indexes}
-        files = [file for file in files if file.stem in stems]
-    found = indexes + files
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise ValueError(f"the folder {path} holds no *.safetensors")
-    named = ", ".join(file.name for file in found[:4])
-    raise ValueError(f"the folder {path} holds several checkpoints, name one: {named}")
-
-
 class _Part(NamedTuple):
     """One file: its header, which of its tensors are wanted, in order, and the file."""
 
@@ -252,44 +237,79 @@ class _Part(NamedTuple):
 
 
 def _parts(
-    stack: contextlib.ExitStack, path: Path, names: list[str] | None
+    stack: contextlib.ExitStack, path: Any, names: list[str] | None
 ) -> list[_Part]:
     """The files that are needed, open: what is read later is what was checked."""
+    if _is_list(path):
+        return _parts_of_list(stack, list(path), names)
+    path = resolved(checked_path(path))
     if path.suffix != ".json":
-        return [_part(stack, path, names)]
-    places = read_index(path)
-    groups: dict[Path, list[str]] = {}
-    for name in places if names is None else names:
-        if name not in places:
-            raise KeyError(f"{path} has no tensor {name!r}")
-        groups.setdefault(places[name], []).append(name)
-    return [_shard(stack, path, file, groups[file]) for file in sorted(groups)]
+        header, file = _opened(stack, path)
+        for name in names or ():
+            if name not in header.tensors:
+                raise KeyError(f"{path} has no tensor {name!r}")
+        return [_part(header, file, names)]
+    parts = []
+    for place, members in read_groups(path, names).items():
+        file = stack.enter_context(opened_shard(path, place, members[0]))
+        header = read_header(file, place)
+        check_shard(path, header, members)
+        parts.append(_part(header, file, members))
+    return parts
 
 
-def _part(stack: contextlib.ExitStack, path: Path, names: list[str] | None) -> _Part:
+def _is_list(path: object) -> bool:
+    """Several paths, and neither one nor something else that can be gone through."""
+    single = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, np.ndarray)
+    is_file = hasattr(path, "read")
+    return isinstance(path, Iterable) and not is_file and not isinstance(path, single)
+
+
+def _parts_of_list(
+    stack: contextlib.ExitStack, paths: list[Any], names: list[str] | None
+) -> list[_Part]:
+    """Of files that make one checkpoint without an index that says so."""
+    if not paths:
+        raise ValueError("path: the list has no files")
+    parts = [part for path in paths for part in _parts(stack, path, None)]
+    found: dict[str, Path] = {}
+    for header, members, _ in parts:
+        for name in members:
+            if name in found:
+                raise ValueError(
+                    f"the tensor {name!r} is in two of the files, {found[name]} and "
+                    f"{header.path}: load them one by one"
+                )
+            found[name] = header.path
+    if names is None:
+        return parts
+    for name in names:
+        if name not in found:
+            raise KeyError(f"none of the {len(paths)} files has a tensor {name!r}")
+    wanted = set(names)
+    kept = [
+        _Part(header, [name for name in members if name in wanted], file)
+        for header, members, file in parts
+    ]
+    return [part for part in kept if part.members]
+
+
+def _opened(
+    stack: contextlib.ExitStack, path: Path
+) -> tuple[SafetensorsHeader, BufferedReader]:
     file = stack.enter_context(open_regular(path))
-    header = read_header(file, path)
+    return read_header(file, path), file
+
+
+def _part(
+    header: SafetensorsHeader, file: BufferedReader, names: list[str] | None
+) -> _Part:
+    """Of some tensors, which the file has."""
     tensors = header.tensors
     if names is None:
         return _Part(header, list(tensors), file)
-    for name in names:
-        if name not in tensors:
-            raise KeyError(f"{path} has no tensor {name!r}")
     ordered = sorted(set(names), key=lambda name: tensors[name].offset)
     return _Part(header, ordered, file)
-
-
-def _shard(
-    stack: contextlib.ExitStack, index: Path, path: Path, names: list[str]
-) -> _Part:
-    try:
-        return _part(stack, path, names)
-    except FileNotFoundError:
-        raise SafetensorsError(
-            f"{index}: tensor {names[0]!r}: its file {path.name} is missing"
-        ) from None
-    except KeyError as error:
-        raise SafetensorsError(f"{index}: {error.args[0]}, as this says") from None
 
 
 def _maker(

@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
 import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -39,16 +41,20 @@ __all__ = [
     "SafetensorsError",
     "SafetensorsHeader",
     "SafetensorsInfo",
+    "check_shard",
     "check_text",
     "checked_path",
     "dtype_of",
     "header_bytes",
     "index_bytes",
     "is_carried",
+    "opened_shard",
     "packed_shape",
+    "read_groups",
     "read_header",
     "read_index",
     "read_safetensors_header",
+    "resolved",
     "tensor_nbytes",
     "type_of",
 ]
@@ -116,18 +122,20 @@ class SafetensorsInfo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SafetensorsHeader(Answer):
-    """What a file says of itself.
+    """What a file, or a checkpoint in several files, says of itself.
 
     Attributes
     ----------
     path : Path
-        The file.
+        The file, or the index of several.
     tensors : dict
-        A `SafetensorsInfo` for each name, in the order of their bytes.
+        A `SafetensorsInfo` for each name, in the order of their bytes, file by file.
     metadata : dict
-        Texts by name; empty where the file has none.
+        Texts by name; empty where there are none. Of several files the last one counts.
     nbytes : int
-        Size of the file.
+        Size of the file, or of all.
+    files : dict
+        The file of each tensor of a checkpoint in several files; empty for one file.
 
     Examples
     --------
@@ -140,9 +148,10 @@ class SafetensorsHeader(Answer):
     tensors: dict[str, SafetensorsInfo]
     metadata: dict[str, str]
     nbytes: int
+    files: dict[str, Path] = dataclasses.field(default_factory=dict)
 
     def memmap(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """One tensor of the file, mapped: nothing is read before its bytes are used.
+        """One tensor, mapped from its file: nothing is read before its bytes are used.
 
         Parameters
         ----------
@@ -172,9 +181,10 @@ class SafetensorsHeader(Answer):
         """
         info = self.tensors[name]
         shape, dtype = packed_shape(info), dtype_of(info.dtype)
-        with open_regular(self.path) as file:
+        path = self.files.get(name, self.path)
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size < info.offset + info.nbytes:
-                raise OSError(f"{self.path} is shorter than its header says")
+                raise OSError(f"{path} is shorter than its header says")
             if info.nbytes == 0:
                 return np.empty(shape, dtype)
             mapped = np.memmap(file, dtype, "r", info.offset, shape)
@@ -327,17 +337,17 @@ def tensor_nbytes(kind: ElementType, shape: Sequence[int]) -> int:
 
 
 def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
-    """Read and check the header of a safetensors file; no tensor is read.
+    """Read and check what safetensors files say of their tensors; no tensor is read.
 
     Parameters
     ----------
     path : str or path-like
-        A safetensors file.
+        A file, an index or a folder, as for `load_safetensors`.
 
     Returns
     -------
     SafetensorsHeader
-        Its tensors with types, shapes and offsets, and its metadata.
+        The tensors with types, shapes and offsets, and the metadata.
 
     Raises
     ------
@@ -347,9 +357,12 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
         one that 65,536 characters do not describe; if a tensor has an element type that the
         format does not know, a shape or offsets that are not whole numbers from 0 on, a
         size that does not fit in 63 bits, in its bytes or in the file; if tensors
-        overlap; if bytes belong to no tensor.
+        overlap; if bytes belong to no tensor. If an index is wrong, names a file outside
+        its folder or one that is missing, or a tensor that is not in its file.
+    ValueError
+        If a folder holds no checkpoint or more than one.
     OSError
-        If the file cannot be read, or is a FIFO, a device or the like.
+        If a file cannot be read, or is a FIFO, a device or the like.
     TypeError
         If `path` is something else, such as a descriptor.
 
@@ -364,9 +377,81 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     >>> cumem.read_safetensors_header("a.safetensors").tensors["w"].shape
     (3,)
     """
-    path = checked_path(path)
-    with open_regular(path) as file:
-        return read_header(file, path)
+    path = resolved(checked_path(path))
+    if path.suffix != ".json":
+        with open_regular(path) as file:
+            return read_header(file, path)
+    tensors: dict[str, SafetensorsInfo] = {}
+    metadata: dict[str, str] = {}
+    files: dict[str, Path] = {}
+    nbytes = 0
+    for place, names in read_groups(path).items():
+        with opened_shard(path, place, names[0]) as file:
+            header = read_header(file, place)
+        check_shard(path, header, names)
+        wanted = set(names)
+        for name, info in header.tensors.items():
+            if name in wanted:
+                tensors[name], files[name] = info, place
+        metadata.update(header.metadata)
+        nbytes += header.nbytes
+    return SafetensorsHeader(path, tensors, metadata, nbytes, files)
+
+
+def resolved(path: Path) -> Path:
+    """The file or index that a path stands for."""
+    if not path.is_dir():
+        return path
+    indexes = sorted(path.glob("*" + INDEX_SUFFIX))
+    files = sorted(path.glob("*.safetensors"))
+    if indexes:  # a file with the stem of an index is a checkpoint of its own
+        stems = {index.name.removesuffix(INDEX_SUFFIX) for index in indexes}
+        files = [file for file in files if file.stem in stems]
+    found = indexes + files
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"the folder {path} holds no *.safetensors")
+    named = ", ".join(file.name for file in found[:4])
+    raise ValueError(
+        f"the folder {path} holds several checkpoints, name one: {named}; "
+        "load_safetensors() takes a list of files, too, which belong together"
+    )
+
+
+def read_groups(
+    index: Path, names: Iterable[str] | None = None
+) -> dict[Path, list[str]]:
+    """The files of an index, sorted, and which tensors are in each, of `names` alone.
+
+    KeyError: the index has no such tensor. Else as `read_index`.
+    """
+    places = read_index(index)
+    groups: dict[Path, list[str]] = {}
+    for name in places if names is None else names:
+        if name not in places:
+            raise KeyError(f"{index} has no tensor {name!r}")
+        groups.setdefault(places[name], []).append(name)
+    return {file: groups[file] for file in sorted(groups)}
+
+
+def opened_shard(index: Path, path: Path, name: str) -> BufferedReader:
+    """A file of which an index says that this tensor is in it."""
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        raise SafetensorsError(
+            f"{index}: tensor {name!r}: its file {path.name} is missing"
+        ) from None
+
+
+def check_shard(index: Path, header: SafetensorsHeader, names: Iterable[str]) -> None:
+    """See that what an index says to be in a file is there."""
+    for name in names:
+        if name not in header.tensors:
+            raise SafetensorsError(
+                f"{index}: {header.path} has no tensor {name!r}, as this says"
+            )
 
 
 def checked_path(path: object) -> Path:
@@ -439,6 +524,9 @@ def _header(
     text: str, start: int, size: int
 ) -> tuple[dict[str, SafetensorsInfo], dict[str, str]]:
     """Tensors and metadata of a header whose data begin at `start`."""
+    found = _usual_header(text, start, size)
+    if found is not None:
+        return found
     scan = _Scan(text)
     metadata: dict[str, str] = {}
     tensors: dict[str, SafetensorsInfo] = {}
@@ -451,6 +539,111 @@ def _header(
     ordered = sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes))
     _check_cover(ordered, start, size)
     return dict(ordered), metadata
+
+
+class _Layout(NamedTuple):
+    """How a writer sets the entries of a header."""
+
+    entry: re.Pattern[str]
+    rest_length: int  # characters of an entry beside its groups
+    end: str  # of an entry
+
+
+def _layout(colon: str, comma: str) -> _Layout:
+    number = "(0|[1-9][0-9]{0,18})"
+    groups = (r'([^"\\\x00-\x1f]*)', "([A-Z0-9_]*)", f"([0-9{comma}]*)", number, number)
+    marks = (
+        f'"{colon}{{"dtype"{colon}"',
+        f'"{comma}"shape"{colon}[',
+        f']{comma}"data_offsets"{colon}[',
+        comma,
+        f"]}}{comma}",
+    )
+    pattern = '"' + "".join(
+        group + re.escape(mark) for group, mark in zip(groups, marks, strict=True)
+    )
+    return _Layout(re.compile(pattern), 1 + sum(map(len, marks)), marks[-1])
+
+
+#: As safetensors writes a header, and as Python's json does.
+_LAYOUTS = (_layout(":", ","), _layout(": ", ", "))
+_LENGTH = re.compile("0|[1-9][0-9]{0,18}")
+_METADATA_FIRST = re.compile(r'\{"__metadata__":[ ]?(?=\{)')
+#: characters of a header that are looked at at a time
+_WINDOW = 1 << 20
+
+
+def _usual_header(
+    text: str, start: int, size: int
+) -> tuple[dict[str, SafetensorsInfo], dict[str, str]] | None:
+    """The same for headers as nearly all are, several times as fast; None for another,
+    which may be as good or may be damaged: `_Scan` reads it and says what is wrong.
+
+    Such a header has all entries set in one way, in the order of their bytes. A regular
+    expression finds them, a window at a time, so that what is made of a window stays
+    small, and they are believed if together they are as long as the window.
+    """
+    metadata: dict[str, str] = {}
+    at = 1
+    first = _METADATA_FIRST.match(text)
+    try:
+        if first is not None:
+            scan = _Scan(text, first.end())
+            metadata = _texts(scan)
+            at = scan.skip_comma()
+        length = len(text.rstrip(" "))
+        if not text.startswith("}}", length - 2):
+            return None
+        for layout in _LAYOUTS:
+            body = text[at : length - 1] + layout.end[2:]
+            tensors = _usual_entries(body, layout, start, size)
+            if tensors is not None:
+                return tensors, metadata
+    except ValueError:
+        pass
+    return None
+
+
+def _usual_entries(
+    body: str, layout: _Layout, start: int, size: int
+) -> dict[str, SafetensorsInfo] | None:
+    tensors: dict[str, SafetensorsInfo] = {}
+    shapes: dict[tuple[str, str], tuple[str, tuple[int, ...], int]] = {}
+    make, info_type = tuple.__new__, SafetensorsInfo
+    count, at, offset = 0, 0, start
+    while at < len(body):
+        cut = body.find(layout.end + '"', at + _WINDOW)
+        cut = len(body) if cut < 0 else cut + len(layout.end)
+        if cut - at > 4 * _WINDOW:
+            return None
+        found = layout.entry.findall(body, at, cut)
+        count += len(found)
+        length = sum(map(len, itertools.chain.from_iterable(found)))
+        if length + len(found) * layout.rest_length != cut - at or count > MAX_NAMES:
+            return None
+        for name, dtype, lengths, begin, end in found:
+            known = shapes.get((dtype, lengths))
+            if known is None:
+                known = _usual_shape(dtype, lengths)
+                if len(shapes) < MAX_NAMES >> 6:
+                    shapes[dtype, lengths] = known
+            kind, shape, nbytes = known
+            if int(begin) != offset - start or int(end) != offset - start + nbytes:
+                return None
+            tensors[name] = make(info_type, (kind, shape, offset, nbytes))
+            offset += nbytes
+        at = cut
+    is_whole = len(tensors) == count and METADATA not in tensors and offset == size
+    return tensors if is_whole else None
+
+
+def _usual_shape(dtype: str, lengths: str) -> tuple[str, tuple[int, ...], int]:
+    """Type, shape and bytes of a tensor. ValueError: it is not as usual, or wrong."""
+    parts = lengths.replace(", ", ",").split(",") if lengths else []
+    if dtype not in TYPES or not all(map(_LENGTH.fullmatch, parts)):
+        raise ValueError(lengths)
+    shape = tuple(map(int, parts))
+    return TYPES[dtype].name, shape, tensor_nbytes(TYPES[dtype], shape)
 
 
 def _texts(scan: _Scan) -> dict[str, str]:
@@ -591,9 +784,9 @@ class _Scan:
     All of it at once may take thirty times the memory of the text.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, at: int = 0) -> None:
         self._text = text
-        self._at = 0
+        self._at = at
 
     def names(self) -> Iterator[str]:
         """The names in the object that comes next; who asks takes the value of each."""
@@ -638,6 +831,12 @@ class _Scan:
             else:
                 self._at += end
                 return value
+
+    def skip_comma(self) -> int:
+        """Where what comes behind the comma begins."""
+        self._take(",")
+        self._sign()
+        return self._at
 
     def at_object(self) -> bool:
         return self._sign() == "{"

@@ -15,7 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.carried import Note, find
-from cumem.files import Replacement, replacing, write_ranges
+from cumem.files import Replacement, replacing, sync_folder, write_ranges
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
     INDEX_SUFFIX,
@@ -58,6 +58,7 @@ def save_safetensors(
     *,
     dtypes: Mapping[str, str | SafetensorsInfo] | None = None,
     max_shard_nbytes: int | str | None = None,
+    fsync: bool = False,
     progress: Progress = None,
 ) -> Path:
     """Save tensors by name as a safetensors file, or as a checkpoint in several files.
@@ -84,6 +85,10 @@ def save_safetensors(
         ``model.safetensors.index.json``. Files of an earlier checkpoint of this name that
         the new one does not replace are removed: those in the same folder that its index
         names, that are called so and that are no links.
+    fsync : bool, optional
+        Return only when the files and their names are on the disk; files that are replaced
+        stay until then, and an index is placed after the files that it names are there. By
+        default the system writes them some time later, and a loss of power may lose them.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all tensors; what a callable raises ends the call
         as Ctrl-C does.
@@ -122,8 +127,7 @@ def save_safetensors(
     take their own names, an index last. A file that is replaced hands down its
     permissions, access list and, where the system lets us, owner and group; a link is
     followed, and what it leads to is replaced. What was written is removed when something
-    fails before that, and an older checkpoint stays. Files are not flushed to the disk:
-    see `os.fsync`.
+    fails before that, and an older checkpoint stays.
 
     **Blocks** until the files are written.
 
@@ -174,19 +178,24 @@ def save_safetensors(
             for part, members in zip(parts, shards, strict=True):
                 new = stack.enter_context(replacing(part))
                 nbytes = sum(source.data.nbytes for source in members)
-                _write(new, members, metadata, told.next(nbytes))
+                _write(new, members, metadata, told.next(nbytes), fsync)
                 written.append(new)
         if len(shards) > 1:
             new = stack.enter_context(replacing(index))
-            with new.open() as file:
+            with new.open(fsync) as file:
                 file.write(_index(parts, shards))
             written.append(new)
         if len({new.target for new in written}) < len(written):
             raise ValueError(f"links in {path.parent} lead to one file from several")
         for new in (*written, merged):
             new.check()
-        for new in written:
+        for new in written[: len(shards)]:
             new.place()
+        if fsync:
+            for folder in {new.target.parent for new in written}:
+                sync_folder(folder / "any")
+        for new in written[len(shards) :]:
+            new.place(fsync)
     result = index if len(shards) > 1 else path
     if len(shards) > 1:
         stale.add(path)
@@ -463,6 +472,7 @@ def _write(
     sources: list[_Source],
     metadata: Mapping[str, str] | None,
     progress: Progress,
+    fsync: bool,
 ) -> None:
     head, infos = header_bytes(
         ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
@@ -470,7 +480,7 @@ def _write(
     )
     data = {source.name: source.data for source in sources}
     ranges = [(info.offset, data[name]) for name, info in infos.items()]
-    with new.open() as file:
+    with new.open(fsync) as file:
         file.write(head)
         file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
         write_ranges(file, ranges, progress=progress)
