@@ -209,3 +209,74 @@ def test_buffers_outlive_tracing(runtime) -> None:
     tracemalloc.start()
     assert traced() == []
     tracemalloc.stop()
+
+
+# -- who holds memory that live() lists --------------------------------------------------
+
+
+def row_of(address: int) -> Any:
+    return next(each for each in cumem.live() if each.address == address)
+
+
+def test_holders_of_a_row_are_those_of_the_memory(runtime) -> None:
+    buffer = cumem.empty_pinned(1 << 16, "u1")
+    held["array"] = [buffer.numpy()[100:]]
+    address = buffer.ptr
+    row = row_of(address)
+    held["row"] = row
+    del buffer
+    where = f"{__name__}.held['array'][0]"
+    for asked in (row, address, address + 1000):
+        found = cumem.who_holds(asked)
+        assert [holder.path for holder in found] == [where], str(found)
+        assert found.unseen_count == 0
+    held.clear()
+    assert str(cumem.who_holds(row)) == "nobody holds it"
+    with pytest.raises(ValueError, match=r"print\(cumem.live\(\)\) lists"):
+        cumem.who_holds(address)
+
+
+@pytest.mark.parametrize("kind", POOL_KINDS)
+def test_holders_of_memory_are_found_whatever_lies_over_it(runtime, kind) -> None:
+    buffer = cumem.zeros(1 << 16, "u1", kind)
+    address = buffer.ptr
+    held["view"] = (buffer[5:],)
+    if kind != "device":
+        held["memoryview"] = memoryview(buffer)
+        held["nested"] = {"x": (buffer.numpy()[::-1],)}
+    del buffer
+    found = {holder.path for holder in cumem.who_holds(row_of(address))}
+    assert f"{__name__}.held['view'][0]" in found
+    if kind != "device":
+        assert f"{__name__}.held['memoryview']" in found
+        assert f"{__name__}.held['nested']['x'][0]" in found
+    held.clear()
+
+
+def test_tensor_over_memory_is_a_holder_of_it(emulated) -> None:
+    torch = pytest.importorskip("torch")
+    buffer = cumem.zeros(1 << 16, "u1", "pinned")
+    address = buffer.ptr
+    held["tensor"] = torch.from_dlpack(buffer)
+    del buffer
+    assert f"{__name__}.held['tensor']" in {
+        holder.path for holder in cumem.who_holds(row_of(address))
+    }
+    held.clear()
+
+
+def test_pages_that_were_registered_are_held_by_their_array(runtime) -> None:
+    held["mine"] = np.zeros(1 << 16, "u1")
+    with cumem.register(held["mine"]):
+        (row,) = (each for each in cumem.live() if each.kind == "registered")
+        assert f"{__name__}.held['mine']" in {h.path for h in cumem.who_holds(row)}
+    held.clear()
+
+
+def test_live_without_a_record_says_how_to_get_lines(runtime) -> None:
+    kept = cumem.empty_pinned(100)
+    assert "CUMEM_RECORD=FILE" in str(cumem.live())
+    with cumem.record():
+        later = cumem.empty_pinned(100)
+        assert "CUMEM_RECORD" not in str(cumem.live())
+    assert kept.nbytes == later.nbytes

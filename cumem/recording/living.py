@@ -25,6 +25,9 @@ from cumem.recording.stacks import format_frame
 from cumem.units import format_nbytes, format_seconds
 
 _LONGEST: Final = 40  # lines that are shown
+_NO_LINES: Final = """\
+  where they were made: run the program with CUMEM_RECORD=FILE, or make them inside
+  `with cumem.record():` and ask there; who holds one: cumem.who_holds(row)"""
 
 
 # -- what is alive ---------------------------------------------------------------------
@@ -114,7 +117,14 @@ class LivingBuffers(Answer):
             lines.append(f"  {size:>10}  {place:<12}  {age:>8}  {where}".rstrip())
         if count > _LONGEST:
             lines.append(f"  and {count - _LONGEST} more")
+        if self.has_no_lines:
+            lines.append(_NO_LINES)
         return "\n".join(lines)
+
+    @property
+    def has_no_lines(self) -> bool:
+        """Was no record running that would have noted where these were made?"""
+        return bool(self.buffers) and all(each.seconds is None for each in self.buffers)
 
 
 def live() -> LivingBuffers:
@@ -285,7 +295,9 @@ def who_holds(obj: object) -> Holders:
     Parameters
     ----------
     obj : object
-        A buffer, or anything else.
+        A buffer, or anything else. A row of `live` or an address stands for the memory
+        there: then all buffers, NumPy arrays, memoryviews and tensors of PyTorch and CuPy
+        over it are looked for.
 
     Returns
     -------
@@ -293,6 +305,11 @@ def who_holds(obj: object) -> Holders:
         Globals of modules, locals of running functions and of generators, the way from
         there through attributes, containers and closures; a notebook's history (``Out``,
         ``_``) and the error that was shown last (``sys.last_exc``) are told as such.
+
+    Raises
+    ------
+    ValueError
+        If `obj` is an int and no memory that is handed out has that address.
 
     Notes
     -----
@@ -310,7 +327,82 @@ def who_holds(obj: object) -> Holders:
     batch['x'] in train
     """
     gc.collect()  # what only a cycle holds is gone then
+    if isinstance(obj, Living):
+        return _who_holds_memory(obj.address, max(obj.nbytes, 1))
+    if isinstance(obj, int) and not isinstance(obj, bool):
+        for address, nbytes, *_ in _core._living():
+            if address <= obj < address + max(nbytes, 1):
+                return _who_holds_memory(address, max(nbytes, 1))
+        raise ValueError(
+            f"no memory that is handed out has the address {obj}: print(cumem.live()) "
+            "lists what there is, and an int is taken for an address"
+        )
     return _Search(obj, _count_own()).run()
+
+
+def _who_holds_memory(address: int, nbytes: int) -> Holders:
+    """Who holds a buffer, an array or a tensor that lies there."""
+    targets = _objects_at(address, address + nbytes)
+    found: dict[str, Holder] = {}
+    own = _count_own()
+    for each in targets:
+        search = _Search(each, own)
+        search.ignored.add(id(targets))
+        found |= {holder.path: holder for holder in search.run()}
+    # What the search of a buffer calls an object is an array, which has its own search.
+    named = tuple(each for each in found.values() if each.kind != "object")
+    holders = named or tuple(found.values())
+    is_alive = any(each == address for each, *_ in _core._living())
+    return Holders(holders, int(is_alive and not holders))
+
+
+def _objects_at(begin: int, end: int) -> list[Any]:
+    """Buffers, arrays, memoryviews and tensors over a byte of these.
+
+    The collector does not know arrays, nor dicts and tuples that hold nothing it knows:
+    they are found in what refers to them.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    todo = _roots()
+    own = {id(found), id(seen), id(todo)}
+    for each in todo:  # which grows
+        if id(each) in own:
+            continue
+        for inner in (each, *gc.get_referents(each)):
+            if id(inner) in seen or id(inner) in own:
+                continue
+            seen.add(id(inner))
+            if type(inner) in (dict, tuple) and not gc.is_tracked(inner):
+                todo.append(inner)
+            span = _span_of(inner)
+            if span is not None and span[0] < end and begin < span[1]:
+                found[id(inner)] = inner
+    return list(found.values())
+
+
+def _span_of(obj: Any) -> tuple[int, int] | None:
+    """Where the memory of an array begins and ends; None: it has none, or is none."""
+    try:
+        if isinstance(obj, _core.Buffer):
+            return (obj.ptr, obj.ptr + max(obj.nbytes, 1))
+        if isinstance(obj, memoryview):
+            obj = np.asarray(obj)
+        if isinstance(obj, np.ndarray):
+            low = high = obj.__array_interface__["data"][0]
+            for length, step in zip(obj.shape, obj.strides, strict=True):
+                low += min((length - 1) * step, 0)
+                high += max((length - 1) * step, 0)
+            return (low, high + max(obj.itemsize, 1)) if obj.size else None
+        library = type(obj).__module__.partition(".")[0]
+        if library == "torch" and isinstance(obj, sys.modules["torch"].Tensor):
+            begin = obj.data_ptr()
+            return (begin, begin + max(obj.untyped_storage().nbytes(), 1))
+        if library == "cupy" and isinstance(obj, sys.modules["cupy"].ndarray):
+            return (obj.data.ptr, obj.data.ptr + max(obj.nbytes, 1))
+    except Exception:  # closed, released, sparse, or of another library's own kind
+        return None
+    return None
 
 
 def _count_own() -> int:
@@ -333,6 +425,8 @@ class _Search:
                 if name == getattr(module, "__name__", None):
                     self.globals.setdefault(id(value), []).append(f"{name}.{key}")
         self.ignored: set[int] = set()  # copies of locals
+        #: By the number of what they hold.
+        self.untracked: dict[int, list[Any]] = {}
         self.queue: deque[tuple[int, str, int]] = deque([(id(obj), "", 0)])
         self.start = id(obj)
         self.known_count = 0
@@ -353,31 +447,29 @@ class _Search:
         return max(sys.getrefcount(obj) - self.known_count - self.own_count, 0)
 
     def look_at_untracked(self, obj: object) -> None:
-        """The collector leaves out dicts and tuples of nothing that it knows: they are
-        found in what holds them."""
-        found: dict[int, Any] = {}
-        everything = gc.get_objects()  # without itself: a list of it would never go
-        everything += [_space_of(module) for module in list(sys.modules.values())]
-        # Functions that run are not among them.
-        everything += [list(frame.f_locals.values()) for frame in _running_frames()]
-        for each in everything:
+        """The collector leaves out dicts and tuples of nothing that it knows, and those
+        of such ones: they are found in what holds them."""
+        todo = _roots()
+        met: set[int] = {id(self.seen), id(self.untracked)}
+        for each in todo:  # which grows
             for inner in gc.get_referents(each):
                 if (
                     type(inner) in (dict, tuple)
+                    and id(inner) not in met
                     and not gc.is_tracked(inner)
-                    and inner is not self.seen
-                    and id(inner) not in self.seen
-                    and any(
-                        value is obj
-                        for value in (inner.values() if type(inner) is dict else inner)
-                    )
                 ):
-                    found[id(inner)] = inner
-        for inner in found.values():
-            steps = self.steps(inner, self.start)
-            self.known_count += len(steps)
-            for step in steps:
-                self.go_on(inner, step, 0)
+                    met.add(id(inner))
+                    todo.append(inner)
+                    for value in inner.values() if type(inner) is dict else inner:
+                        # Whatever leads on to it: the object, or one more of these.
+                        if value is obj or type(value) in (dict, tuple):
+                            self.untracked.setdefault(id(value), []).append(inner)
+        for inner in self.untracked.get(self.start, ()):
+            if id(inner) not in self.seen:
+                steps = self.steps(inner, self.start)
+                self.known_count += len(steps)
+                for step in steps:
+                    self.go_on(inner, step, 0)
 
     def add(self, path: str, kind: str, hint: str = "") -> None:
         if kind == "global":
@@ -401,8 +493,11 @@ class _Search:
             self.add(name + path, "global")
             self.known_count += number == self.start
         gone_on = False
-        own = {id(self.seen), id(self.__dict__), id(self)}
+        own = {id(self.seen), id(self.__dict__), id(self), id(self.untracked)}
+        own |= {id(each) for each in self.untracked.values()}
         referrers = gc.get_referrers(self.seen[number])
+        if number != self.start:
+            referrers += self.untracked.get(number, ())
         for each in referrers:
             if id(each) in self.ignored:
                 self.known_count += number == self.start
@@ -482,6 +577,16 @@ class _Search:
             local = {} if frame is None else frame.f_locals
             return [f".{k}" for k, v in local.items() if id(v) == number] or ["()"]
         return [f".{name}" for name in _attributes(holder, number)] or [".?"]
+
+
+def _roots() -> list[Any]:
+    """From where all objects are found; a program may have told the collector to forget
+    its modules, and functions that run are not among what it knows.
+    """
+    found: list[Any] = gc.get_objects()  # without itself: a list of it would never go
+    found += [_space_of(module) for module in list(sys.modules.values())]
+    found += [list(frame.f_locals.values()) for frame in _running_frames()]
+    return found
 
 
 def _running_frames() -> list[types.FrameType]:
