@@ -21,6 +21,7 @@ from cumem.extension.arguments import hinting, read_flag
 from cumem.gpus import gpus_hidden, visible
 from cumem.structures import is_tensor
 from cumem.units import format_count, read_size
+from cumem.variables import advice, misspelt
 
 _Backend = Literal["cuda", "emulated"]
 
@@ -543,6 +544,7 @@ def read_settings() -> tuple[
             raise TypeError(f"there is no setting {name!r}")
         if value is not None:
             settings[name] = value
+    warn_of_variables()
     if settings["nvtx"]:
         from cumem.extension import nvtx
 
@@ -601,6 +603,21 @@ def _uuid_text(uuid: bytes) -> str:
     digits = uuid.hex()
     parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
     return f"GPU-{'-'.join(parts)}"
+
+
+#: Variables that were told of already: once a process, and once for each name.
+_told: set[str] = set()
+
+
+def warn_of_variables() -> None:
+    """Of those that look like cumem's and that nothing reads; of each of them once."""
+    found = {name: near for name, near in misspelt().items() if name not in _told}
+    if found:
+        warn_caller(
+            f"cumem reads no such variable of the environment: {advice(found)}",
+            UserWarning,
+        )
+        _told.update(found)  # not where the warning was made an error
 
 
 def warn_of_emulation(reason: str) -> None:

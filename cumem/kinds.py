@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from cumem import _core
 
 
@@ -43,6 +45,58 @@ def check_kind(kind: object) -> None:
         return
     *first, last = (f'"{each}"' for each in KINDS)
     expected = f"{', '.join(first)} or {last}"
+    hint = kind_hint(kind)
+    more = "" if hint is None else f": {hint}"
     if not isinstance(kind, str):
-        raise TypeError(f"kind must be {expected}, not {type(kind).__name__}")
-    raise ValueError(f"kind must be {expected}, not {kind!r}")
+        raise TypeError(f"kind must be {expected}, not {type(kind).__name__}{more}")
+    raise ValueError(f"kind must be {expected}, not {kind!r}{more}")
+
+
+#: What else the memory of a kind is called.
+_NAMES = {
+    "cpu": "pinned",
+    "host": "pinned",
+    "page-locked": "pinned",
+    "pageable": "pinned",
+    "pin": "pinned",
+    "cuda": "device",
+    "gpu": "device",
+    "unified": "managed",
+    "uvm": "managed",
+    "zero-copy": "mapped",
+    "zerocopy": "mapped",
+}
+
+
+def kind_named(value: object) -> str | None:
+    """The kind of memory that somebody means, by whatever name; None: no kind is meant."""
+    text = value if isinstance(value, str) else ""
+    if type(value).__name__ == "device" and hasattr(value, "type"):  # PyTorch's
+        text = str(value)
+    text = text.strip().lower().replace("_", "-")
+    if text in KINDS:
+        return text
+    return _NAMES.get(text.partition(":")[0])
+
+
+def kind_hint(value: object) -> str | None:
+    """What to type where something that is no kind was given as one."""
+    kind = kind_named(value)
+    if kind is not None:
+        which = str(value).strip()
+        place = f', and device="{which}"' if which.startswith("cuda:") else ""
+        return f'write kind="{kind}"{place}'
+    if isinstance(value, bool):
+        return None
+    if type(value).__name__ in ("Device", "int"):
+        return "a device is given by device="
+    if type(value).__name__ in ("Pool", "Stream"):
+        return f"it is given by {type(value).__name__.lower()}="
+    if type(value).__module__ != "torch":
+        if not isinstance(value, (str, type, np.dtype)):
+            return None
+        try:
+            np.dtype(value)
+        except TypeError:
+            return None
+    return "a dtype is given by dtype="

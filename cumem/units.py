@@ -18,11 +18,12 @@ __all__ = [
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
-_FACTORS = (
-    {unit.lower(): 1024**power for power, unit in enumerate(_BINARY)}
-    | {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)}
-    | {"": 1}
-)
+#: With an i a power of 1024, without one a power of 1000, whether there is a B or not: as
+#: Kubernetes and Dask write memory limits. Case does not matter.
+_FACTORS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtpe", 1):
+    _FACTORS |= dict.fromkeys((f"{_letter}i", f"{_letter}ib"), 1024**_power)
+    _FACTORS |= dict.fromkeys((_letter, f"{_letter}b"), 1000**_power)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*|%)\s*", re.ASCII)
 _EXPECTED = "a text such as '4096', '512 KiB', '1.5GB' or '50%'"
 _EXPECTED_WHOLE = "a text such as '4096', '512 KiB' or '1.5GB'"
@@ -34,9 +35,9 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
     Parameters
     ----------
     size : int or str
-        A count of bytes, or a text with a unit: ``KiB`` to ``EiB`` are powers of 1024,
-        ``KB`` to ``EB`` powers of 1000, case does not matter. ``"50%"`` is a share of
-        `total`.
+        A count of bytes, or a text with a unit. With an ``i`` (``10Gi``, ``10 GiB``) it
+        is a power of 1024, without (``10G``, ``512m``, ``1.5 GB``) one of 1000; case does
+        not matter. ``"50%"`` is a share of `total`.
     total : int, optional
         What 100 % is, in bytes.
 
@@ -72,8 +73,10 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
         return int(number * total / 100)
     factor = _FACTORS.get(unit.lower())
     if factor is None:
-        known = ", ".join(_BINARY + _DECIMAL[1:])
-        raise ValueError(f"unknown unit {unit!r} in {size!r}; use one of {known}, %")
+        raise ValueError(
+            f"unknown unit {unit!r} in {size!r}; use Ki to Ei or KiB to EiB (powers of "
+            "1024), K to E or KB to EB (powers of 1000), B or %"
+        )
     return int(number * factor)
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,3 +300,105 @@ def test_device_may_be_given_in_any_way(runtime, device) -> None:
             buffers = [cumem.empty_pinned(3, device=each) for _ in range(100)]
             assert pool.stats().live_count == 100
         assert {buffer.device.index for buffer in buffers} == {0}
+
+
+# -- what was meant ----------------------------------------------------------------------
+
+PLACES: dict[str, str] = {
+    "pinned": 'a kind of memory, not a dtype: write kind="pinned"',
+    "managed": 'a kind of memory, not a dtype: write kind="managed"',
+    "cuda": 'a place, not a dtype: write kind="device"',
+    "cuda:1": 'write kind="device" and device="cuda:1"',
+    "cpu": 'a place, not a dtype: write kind="pinned"',
+    "host": 'a place, not a dtype: write kind="pinned"',
+}
+TAKES_DTYPE: dict[str, Callable[[Any], object]] = {
+    "empty": lambda dtype: cumem.empty(4, dtype),
+    "zeros": lambda dtype: cumem.zeros(4, dtype),
+    "full": lambda dtype: cumem.full(4, 0, dtype),
+    "array": lambda dtype: cumem.array([1], dtype),
+    "asarray": lambda dtype: cumem.asarray([1], dtype),
+    "ascontiguousarray": lambda dtype: cumem.ascontiguousarray([1], dtype),
+    "empty_like": lambda dtype: cumem.empty_like(np.zeros(3), dtype),
+    "zeros_like": lambda dtype: cumem.zeros_like(np.zeros(3), dtype),
+    "full_like": lambda dtype: cumem.full_like(np.zeros(3), 1, dtype),
+    "empty_pinned": lambda dtype: cumem.empty_pinned(4, dtype),
+    "empty_mapped": lambda dtype: cumem.empty_mapped(4, dtype),
+    "empty_managed": lambda dtype: cumem.empty_managed(4, dtype),
+    "empty_device": lambda dtype: cumem.empty_device(4, dtype),
+    "astype": lambda dtype: cumem.zeros(3).astype(dtype),
+    "view": lambda dtype: cumem.zeros(3).view(dtype),
+    "fromfile": lambda dtype: cumem.fromfile("/dev/null", dtype),
+    "chunks": lambda dtype: next(cumem.chunks(np.zeros(3), dtype=dtype)),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_DTYPE)
+def test_kind_given_as_a_dtype_says_what_to_type(emulated, name: str) -> None:
+    for place, text in PLACES.items():
+        with pytest.raises(TypeError, match=re.escape(text)):
+            TAKES_DTYPE[name](place)
+
+
+def test_devices_and_pools_given_as_a_dtype_say_what_to_type(emulated) -> None:
+    for given, text in (
+        (cumem.Device(0), "write device="),
+        (cumem.Stream(), "write stream="),
+        (cumem.default_pool("pinned"), "write pool="),
+    ):
+        with pytest.raises(TypeError, match=text):
+            cumem.empty(4, given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("cuda", ValueError, 'write kind="device"'),
+        ("cuda:1", ValueError, 'write kind="device", and device="cuda:1"'),
+        ("GPU", ValueError, 'write kind="device"'),
+        ("cpu", ValueError, 'write kind="pinned"'),
+        ("Pinned", ValueError, 'write kind="pinned"'),
+        ("page_locked", ValueError, 'write kind="pinned"'),
+        ("unified", ValueError, 'write kind="managed"'),
+        ("f8", ValueError, "a dtype is given by dtype="),
+        (np.float32, TypeError, "a dtype is given by dtype="),
+        (0, TypeError, "a device is given by device="),
+        ("nowhere", ValueError, "or \"device\", not 'nowhere'"),
+        (None, TypeError, "not NoneType"),
+    ],
+)
+def test_kind_of_another_name_says_what_to_type(
+    emulated, kind: Any, error: type[Exception], text: str
+) -> None:
+    for call in (
+        lambda: cumem.empty(4, "f4", kind),
+        lambda: cumem.zeros(4, "f4", kind=kind),
+        lambda: cumem.full(4, 0, kind=kind),
+        lambda: cumem.Pool(kind),
+        lambda: cumem.set_limit(kind, None),
+    ):
+        with pytest.raises(error, match=re.escape(text) + "$"):
+            call()
+
+
+@pytest.mark.parametrize("device", ["cpu", "host", "pinned", "managed"])
+def test_device_that_is_a_kind_says_so(emulated, device: str) -> None:
+    kind = device if device == "managed" else "pinned"
+    for call in (cumem.empty, cumem.zeros, cumem.empty_device):
+        with pytest.raises(ValueError, match=f'that is memory of kind="{kind}"'):
+            call(4, "f4", device=device)
+
+
+def test_torch_device_in_place_of_a_dtype_or_kind_says_what_to_type(emulated) -> None:
+    torch = pytest.importorskip("torch")
+    for place, kind in (("cpu", "pinned"), ("cuda:0", "device")):
+        for call in (
+            lambda device: cumem.empty(4, device),
+            lambda device: cumem.empty(4, "f4", device),
+        ):
+            with pytest.raises(TypeError, match=f'write kind="{kind}"'):
+                call(torch.device(place))
+    with pytest.raises(ValueError, match='kind="pinned"'):
+        cumem.empty(4, device=torch.device("cpu"))
+    with pytest.raises(TypeError, match="a dtype is given by dtype="):
+        cumem.empty(4, "f4", torch.float32)

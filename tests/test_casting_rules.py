@@ -234,7 +234,9 @@ def test_infinities_and_integers_out_of_range_are_numpys(runtime) -> None:
 # -- several copies ------------------------------------------------------------------------
 
 #: Of what the copy threads convert.
-NUMBER_PAIRS = [pair for pair in PAIRS if all(e.name in NUMBERS and e.isnative for e in pair)]
+NUMBER_PAIRS = [
+    pair for pair in PAIRS if all(e.name in NUMBERS and e.isnative for e in pair)
+]
 
 
 def several(name: str, a: np.ndarray, to: np.dtype, kind: str, **how: Any) -> Any:

@@ -74,6 +74,7 @@ HEALTHY: Facts = {
     },
     "environment": dict.fromkeys(doctor_facts._ENVIRONMENT),
     "visible_at_opening": None,
+    "misspelt": {},
     "tool_listens": False,
     "kernel": {
         "module": "580.65.06",

@@ -24,7 +24,7 @@ SUB_LAYERS = {
     "python": ["core", "device", "buffer", "pool", "protocols", "copy", "module"],
 }
 PACKAGE_LAYERS = [
-    {"_core", "error_codes", "units"},
+    {"_core", "error_codes", "units", "variables"},
     {"notebook", "notebook.html"},
     {"notebook.objects", "recording", "recording.events"},
     {"recording.lives"},

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from cumem.answers import Answer
 from cumem.units import format_count, format_nbytes
+from cumem.variables import advice
 
 __all__ = ["CHECKS", "Finding"]
 
@@ -868,6 +869,20 @@ def check_copies(facts: Facts) -> Findings:
         yield Finding("fast paths", "copies", "note", text, cure, values=values)
 
 
+def check_variables(facts: Facts) -> Findings:
+    """Are there variables that look like cumem's and that nothing reads?"""
+    found = facts["misspelt"]
+    if found:
+        yield Finding(
+            "driver",
+            "variables",
+            "problem" if any(found.values()) else "note",
+            f"nothing reads {', '.join(found)}, which then changes nothing",
+            advice(found),
+            values={"variables": dict(found)},
+        )
+
+
 def check_nvtx(facts: Facts) -> Findings:
     """Is anyone listening to the ranges that were asked for?"""
     env = facts["environment"]
@@ -945,7 +960,14 @@ def _pair(version: str) -> tuple[int, ...]:
 
 #: In the order in which they are told.
 CHECKS: Final[tuple[Callable[[Facts], Findings], ...]] = (
-    *(check_driver, check_libraries, check_visibility, check_nodes, check_mig),
+    *(
+        check_driver,
+        check_libraries,
+        check_variables,
+        check_visibility,
+        check_nodes,
+        check_mig,
+    ),
     *(check_emulated, check_link, check_bandwidth, check_managed, check_peers),
     *(check_iommu, check_numa, check_cpus, check_memlock, check_cgroup, check_shm),
     *(check_huge_pages, check_growth, check_registering, check_calls, check_copies),

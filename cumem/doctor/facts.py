@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import cumem
-from cumem import _core, _testing, devices, info
+from cumem import _core, _testing, devices, info, variables
 from cumem.control_groups import folders
 from cumem.extension import nvtx
 from cumem.gpus import pci_gpus
@@ -59,7 +59,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     -------
     dict
         Plain data: what `cumem.info.collect` gives, and ``environment``,
-        ``visible_at_opening``, ``tool_listens``, ``kernel``, ``container``, ``calls``,
+        ``visible_at_opening``, ``misspelt``, ``tool_listens``, ``kernel``, ``container``, ``calls``,
         ``copies`` and ``frameworks``; each of ``devices`` has ``link``, ``iommu`` and
         ``bandwidth`` as well. Where the driver cannot be opened the backend's name is None
         and its reason the driver's error.
@@ -72,6 +72,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     facts = _from_info()
     facts["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
     facts["visible_at_opening"] = devices.opened_with
+    facts["misspelt"] = variables.misspelt()
     facts["tool_listens"] = nvtx.listens()
     facts["kernel"] = kernel(base)
     facts["container"] = _container(base)

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core, errors
 from cumem.extension import driver, hints
-from cumem.kinds import ATTACH_HOST, KINDS, PORTABLE, WRITE_COMBINED
+from cumem.kinds import ATTACH_HOST, KINDS, PORTABLE, WRITE_COMBINED, kind_named
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,7 +144,11 @@ def read_device(device: Any, name: str, current: int) -> int:
         raise wrong_type(name, 'an int, a Device, "cuda:N" or None', device)
     match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
     if match is None:
-        raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}')
+        kind = kind_named(text)
+        hint = (
+            f': that is memory of kind="{kind}"' if kind not in (None, "device") else ""
+        )
+        raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}{hint}')
     return current if match[1] is None else int(match[1])
 
 
@@ -178,7 +182,7 @@ def read_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         hint = hints.dtype_hint(dtype)
         if hint is None:
             raise
-        raise TypeError(f"dtype {dtype} {hint}") from error
+        raise TypeError(f"dtype {dtype!r} {hint}") from error
 
 
 def refuse_dtype(given: DTypeLike) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cumem import _core
-from cumem.kinds import is_on_device
+from cumem.kinds import is_on_device, kind_named
 
 _COMPUTES = "buffers do not compute: "
 _PINNED = 'cumem.array(buf, kind="pinned")'
@@ -90,7 +90,19 @@ ARGUMENTS = {
 
 
 def dtype_hint(dtype: object) -> str | None:
-    """What to type for a dtype that is not NumPy's; None: there is nothing."""
+    """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea."""
+    kind = kind_named(dtype)
+    if kind is not None:
+        is_kind = str(dtype).strip().lower() == kind
+        what = "a kind of memory" if is_kind else "a place"
+        place = f'kind="{kind}"'
+        if str(dtype).startswith("cuda:"):
+            place += f' and device="{dtype}"'
+        call = f"cumem.empty(shape, dtype, {place.replace(' and', ',')})"
+        return f"is {what}, not a dtype: write {place}, as in {call}"
+    if isinstance(dtype, _core.Stream) or type(dtype).__name__ in ("Device", "Pool"):
+        name = type(dtype).__name__.lower()
+        return f"is a {name}, not a dtype: write {name}="
     library = type(dtype).__module__.partition(".")[0]
     if library not in ("numba", "torch"):
         return None
