@@ -19,7 +19,7 @@ from cumem.devices import Device
 from cumem.extension import driver
 from cumem.files import open_regular
 from cumem.memory import get_limit, memory_info
-from cumem.units import format_nbytes, format_seconds, read_count, read_size
+from cumem.units import fit, format_nbytes, format_seconds, read_count, read_size
 
 _Reuse = Literal["once", "many"]
 _Access = Literal["host", "host-writes", "host-reads", "device", "both"]
@@ -91,7 +91,7 @@ class Recommendation(Answer):
         rows += [("or", f"{kind}, {when}") for kind, when in self.alternatives]
         rows += [(k, format_seconds(seconds)) for k, seconds in self.figures.items()]
         lines = "\n".join(f"  {name:<14} {text}" for name, text in rows)
-        return f"cumem.Recommendation: {self.kind}\n{lines}"
+        return fit(f"cumem.Recommendation: {self.kind}\n{lines}")
 
 
 @dataclasses.dataclass(frozen=True)

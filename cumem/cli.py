@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import cumem
 from cumem.kinds import DEVICE_FIRST
-from cumem.units import parse_nbytes
+from cumem.units import fit, parse_nbytes
 
 __all__ = ["main"]
 
@@ -124,7 +124,7 @@ def _info(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
-        print(info.render(facts))
+        print(fit(info.render(facts)))
     return 0
 
 

@@ -10,7 +10,7 @@ from cumem import _core
 from cumem.answers import Answer
 from cumem.extension.arguments import read_flag
 from cumem.kinds import is_on_device
-from cumem.units import format_nbytes
+from cumem.units import format_nbytes, terminal_width
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -81,9 +81,13 @@ class Explanation(Answer):
         import textwrap
 
         indent = " " * 12
+        width = min(terminal_width(), 92)
         lines = (
             textwrap.fill(
-                text, 92, initial_indent=f"  {name:<9} ", subsequent_indent=indent
+                text,
+                width,
+                initial_indent=f"  {name:<9} ",
+                subsequent_indent=indent,
             )
             for name, text in self._rows()
         )

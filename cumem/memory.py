@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import (
     Any,
     Literal,
@@ -25,7 +25,7 @@ from cumem.devices import Device
 from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.limits import enter, leave, lock, put, read_limit
 from cumem.pool_stats import stats
-from cumem.units import format_nbytes
+from cumem.units import fit, format_nbytes
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -87,8 +87,7 @@ class DeviceMemory(tuple[int, int], Answer):
 
     def __repr__(self) -> str:
         names = ("free", "total", "reserved", "live", "staging", "outside")
-        sizes = (f"{name}={format_nbytes(getattr(self, name))}" for name in names)
-        return f"DeviceMemory({', '.join(sizes)})"
+        return _shown(self, names)
 
     def _repr_html_(self) -> str:
         from cumem.notebook.objects import memory
@@ -138,6 +137,19 @@ class HostMemory(Answer):
         *("memlock_limit_nbytes", "pinned_limit_nbytes", "reserved_nbytes"),
         *("live_nbytes", "staging_nbytes"),
     )
+
+    def __repr__(self) -> str:
+        return _shown(self, [each.name for each in dataclasses.fields(self)])
+
+
+def _shown(memory: DeviceMemory | HostMemory, names: Iterable[str]) -> str:
+    """Sizes with their units; None stays, of what there is not."""
+    sizes = [(name, getattr(memory, name)) for name in names]
+    said = (
+        f"{name}={size if size is None else format_nbytes(size)}"
+        for name, size in sizes
+    )
+    return fit(f"{type(memory).__name__}({', '.join(said)})")
 
 
 @overload

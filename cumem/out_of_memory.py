@@ -183,7 +183,8 @@ def explain(
     error.largest_free = stats.largest_free_nbytes
     error.fragmentation = stats.fragmentation
     error.advice = advice
-    error.args = (f"{error.args[0]}; {_describe(numbers)}. Advice: {advice}",)
+    facts = [*_describe(numbers), f"Advice: {advice}"]
+    error.args = ("\n  ".join([str(error.args[0]), *facts]),)
 
 
 def refuse_locking(
@@ -345,24 +346,24 @@ def _size(nbytes: int | None) -> str:
     return "none" if nbytes is None else format_nbytes(nbytes)
 
 
-def _describe(numbers: _Numbers) -> str:
+def _describe(numbers: _Numbers) -> list[str]:
+    """A line for each of those that memory may be short at."""
     stats = numbers.stats
-    beyond = ""
+    against = "" if numbers.limit is None else " against the same limit"
+    lines = [
+        f"asked for {_size(numbers.requested)} ({numbers.requested} bytes) of "
+        f"{numbers.kind} memory on device {numbers.device}; limit {_size(numbers.limit)}",
+        f"the pool has {_size(stats.live_nbytes)} live, {_size(stats.cached_nbytes)} "
+        f"cached, {_size(stats.in_flight_nbytes)} in flight, largest free "
+        f"{_size(stats.largest_free_nbytes)}, fragmentation {stats.fragmentation:.0%}",
+        f"other pools hold {_size(numbers.others)}{against}",
+    ]
     if numbers.driver_free is not None:
-        beyond = (
-            f", the driver has {_size(numbers.driver_free)} free of "
+        lines.append(
+            f"the driver has {_size(numbers.driver_free)} free of "
             f"{_size(numbers.driver_total)}, {_size(numbers.outside)} are held outside "
             "cumem"
         )
     elif numbers.available is not None:
-        beyond = f", the host can still give {_size(numbers.available)}"
-    against = "" if numbers.limit is None else " against the same limit"
-    return (
-        f"asked for {_size(numbers.requested)} ({numbers.requested} bytes) of "
-        f"{numbers.kind} memory on device {numbers.device}; limit {_size(numbers.limit)}; "
-        f"the pool has {_size(stats.live_nbytes)} live, {_size(stats.cached_nbytes)} "
-        f"cached, {_size(stats.in_flight_nbytes)} in flight, largest free "
-        f"{_size(stats.largest_free_nbytes)}, fragmentation {stats.fragmentation:.0%}, "
-        f"other pools hold {_size(numbers.others)}{against}{beyond}. "
-        f"Tried: {'; '.join(numbers.tried)}"
-    )
+        lines.append(f"the host can still give {_size(numbers.available)}")
+    return [*lines, f"Tried: {'; '.join(numbers.tried)}"]

@@ -20,7 +20,7 @@ from cumem.kinds import (
     WRITE_COMBINED,
 )
 from cumem.locks import make_lock
-from cumem.units import format_nbytes, format_seconds, format_table
+from cumem.units import fit, format_nbytes, format_seconds, format_table
 
 if TYPE_CHECKING:
     from cumem.notebook.html import Raw
@@ -558,7 +558,7 @@ def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
         return "no pool yet"
     cells = [["pool", *_COLUMNS, "allocations", "hits"]]
     cells += [_cells(*row, _COLUMNS) for row in rows]
-    return "\n".join(format_table(cells)) + more
+    return "\n".join(format_table(cells)) + fit(more)
 
 
 def _lines(pool: PoolStats) -> str:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from cumem.answers import Answer
 from cumem.pool_stats import pool_name
-from cumem.units import format_count, format_nbytes, parse_nbytes
+from cumem.units import (
+    fit,
+    format_count,
+    format_nbytes,
+    parse_nbytes,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,8 +173,10 @@ class Snapshot(Answer):
 
         return plot_pool(self, ax)
 
-    def __str__(self) -> str:
-        return self.map()
+    def __repr__(self) -> str:
+        return fit(self.map(min(64, terminal_width())))
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
         from cumem.notebook.objects import snapshot

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import operator
 import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import SupportsIndex
@@ -205,8 +207,38 @@ def format_count(number: int, noun: str, ending: str = "s") -> str:
     return f"{number} {noun}{ending * (number != 1)}"
 
 
+#: The number of a size, a rate or a time, with its space.
+_OF_A_SIZE = re.compile(r"(\d) (?=(?:[KMGTPE]i?)?B\b|[nµm]?s\b)")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of ``COLUMNS``; 80 where neither says."""
+    return max(shutil.get_terminal_size().columns, 20)
+
+
+def fit(text: str) -> str:
+    """Break lines that are wider than the terminal, and indent what follows.
+
+    What lines up in a line stays so as far as the line goes.
+    """
+    width = terminal_width()
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        start = len(line) - len(line.lstrip())
+        indent = " " * min(start + 4, width // 3)
+        whole = _OF_A_SIZE.sub("\\1\0", line)  # a size is one word
+        broken = textwrap.wrap(
+            whole, width, subsequent_indent=indent, break_on_hyphens=False
+        )
+        lines += [each.replace("\0", " ") for each in broken]
+    return "\n".join(lines)
+
+
 def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a table.
+    """Lines of a table, no wider than the terminal.
 
     Parameters
     ----------
@@ -218,12 +250,28 @@ def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     Returns
     -------
     list of str
+        Columns for which there is no room follow in further tables below, each with the
+        first column again.
     """
+    if not rows:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    width = terminal_width()
+    groups: list[list[int]] = [[]]
+    used = widths[0]
+    for i in range(1, len(widths)):
+        if used + 2 + widths[i] > width and groups[-1]:
+            groups.append([])
+            used = widths[0]
+        groups[-1].append(i)
+        used += 2 + widths[i]
+    lines: list[str] = []
+    for group in groups:
+        lines += [""] if lines else []
+        for row in rows:
+            cells = [
+                row[i].ljust(widths[i]) if i < left else row[i].rjust(widths[i])
+                for i in (0, *group)
+            ]
+            lines += fit("  ".join(cells).rstrip()).split("\n")
+    return lines

@@ -19,6 +19,10 @@ pytest.register_assert_rewrite("support")
 
 from support import session  # noqa: E402
 
+# Texts are broken at the terminal's width, of which tests know nothing: those that look at
+# it set it themselves (test_width.py).
+os.environ["COLUMNS"] = "200"
+
 hypothesis.settings.register_profile(
     "quick",
     deadline=None,  # emulated streams are late on purpose

@@ -27,7 +27,7 @@ from cumem import calibration, info
 from cumem.bench import cases
 from cumem.bench.cases import KIB, MIB, Plan, Result
 from cumem.bench.report import PLOT_FORMATS, Report, save_plot
-from cumem.units import format_nbytes
+from cumem.units import fit, format_nbytes
 
 __all__ = ["Options", "UsageError", "main", "make_plan"]
 
@@ -145,7 +145,7 @@ def main(options: Options) -> int:
 
 def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
     device = cumem.Device(options.device)
-    print(_title(device, facts))
+    print(fit(_title(device, facts)))
     if plan.sizes[-1] < max(_sizes(options)):
         print(f"copies end at {format_nbytes(plan.sizes[-1])}: not enough free memory")
     print(flush=True)
@@ -153,10 +153,10 @@ def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
     results = _with_progress(cases.run(plan), cases.count(plan))
     report = Report(results, advises=not device.emulated)
     seconds = (datetime.now(UTC) - started).total_seconds()
-    print(report.render(options.verbose))
+    print(fit(report.render(options.verbose)))
     _save(options, report, facts, plan, started)
     more = "" if options.verbose else "; --verbose prints all sizes and spreads"
-    print(f"took {seconds:.1f} s{more}")
+    print(fit(f"took {seconds:.1f} s{more}"))
     if report.is_mostly_missing:
         print(f"cumem bench: most figures are missing; {_cure()}", file=sys.stderr)
     return 1 if report.failures or report.is_mostly_missing else 0
@@ -247,15 +247,15 @@ def _said_to_be_emulated() -> Iterator[None]:
     warning = (
         f"EMULATED DEVICE: no GPU took part, these figures are not a GPU's ({reason})"
     )
-    print(warning, flush=True)
+    print(fit(warning), flush=True)
     try:
         yield
     except BrokenPipeError:
         raise  # nobody reads on
     except BaseException:
-        print(warning, flush=True)
+        print(fit(warning), flush=True)
         raise
-    print(warning)
+    print(fit(warning))
 
 
 def _title(device: cumem.Device, facts: dict[str, Any]) -> str:

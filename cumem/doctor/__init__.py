@@ -12,10 +12,11 @@ import cumem
 from cumem.answers import Answer
 from cumem.doctor import facts as _facts
 from cumem.doctor.checks import CHECKS, Finding
+from cumem.units import fit, terminal_width
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "main"]
 
-_WIDTH: Final = 92
+_WIDTH: Final = 92  #: at most: longer lines are harder to read
 _MARK: Final = 9  # columns of "problem", and two
 _NAME: Final = 12  # of "huge pages", and two
 
@@ -58,7 +59,7 @@ class Diagnosis(Answer):
                 group = finding.group
                 lines += ["", group]
             lines += _lines(finding)
-        return "\n".join([*lines, "", self._summary()])
+        return fit("\n".join([*lines, "", self._summary()]))
 
     def _summary(self) -> str:
         if not self.problems + self.notes:
@@ -71,10 +72,11 @@ class Diagnosis(Answer):
 
 
 def _lines(finding: Finding) -> list[str]:
+    width = min(terminal_width(), _WIDTH)
     mark = f"  {finding.status:<{_MARK}}{finding.check:<{_NAME}}"
     lines = textwrap.wrap(
         finding.text,
-        _WIDTH,
+        width,
         initial_indent=mark,
         subsequent_indent=" " * len(mark),
         break_on_hyphens=False,
@@ -82,7 +84,7 @@ def _lines(finding: Finding) -> list[str]:
     if finding.cure is not None:
         lines += textwrap.wrap(
             finding.cure,
-            _WIDTH,
+            width,
             initial_indent=" " * len(mark) + "→ ",
             subsequent_indent=" " * (len(mark) + 2),
             break_on_hyphens=False,

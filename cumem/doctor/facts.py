@@ -178,7 +178,9 @@ def bandwidth(
             return _rates(index, seconds, nbytes, *pools)
         except cumem.CudaError as error:
             is_short = isinstance(error, cumem.OutOfMemoryError)
-            return {"error": str(error).splitlines()[0], "is_short": is_short}
+            said = str(error).splitlines()[:2]  # what failed, and what was asked for
+            text = "; ".join(line.strip() for line in said)
+            return {"error": text, "is_short": is_short}
 
 
 def _rates(

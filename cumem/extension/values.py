@@ -291,7 +291,8 @@ def is_harmless(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 def _or_cast(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     """What else is to be done about numbers."""
     both = name_of(source) is not None and name_of(target) is not None
-    return ', or pass casting="unsafe", as to fill()' if both else ""
+    taken = "copy(), fill(), array() and full() take it"
+    return f', or pass casting="unsafe" ({taken})' if both else ""
 
 
 def convert(

@@ -346,7 +346,9 @@ def value(key: str, item: Any) -> str:
     if isinstance(item, bool):
         return "yes" if item else "no"
     if isinstance(item, (int, float)):
-        if isinstance(item, int) and (key.endswith("nbytes") or key in KIND_COLOURS):
+        # Kinds are names of sums of bytes, but "device" is that of a device's number.
+        is_sum = key in KIND_COLOURS and key != "device"
+        if isinstance(item, int) and (key.endswith("nbytes") or is_sum):
             return format_nbytes(item)
         if key.endswith("_ns") and item >= 0:
             return format_seconds(item * 1e-9)

@@ -24,6 +24,7 @@ from cumem.recording.lives import Lives, pair
 from cumem.recording.reading import copies, of_op
 from cumem.recording.stacks import format_frame
 from cumem.units import (
+    fit,
     format_count,
     format_nbytes,
     format_rate,
@@ -141,7 +142,12 @@ class Summary(Answer):
     prefetch_nbytes: int
     out_of_memory_count: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         events = format_count(self.event_count, "event")
         text = f"{events} in {format_seconds(self.seconds)}"
         if self.lost_count:
@@ -224,7 +230,12 @@ class Leaks(Answer):
     def __bool__(self) -> bool:
         return bool(self.groups)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         lines = ["nothing is left"]
         if self.groups:
             lines = [
@@ -251,7 +262,12 @@ class Top(Answer):
     by: str
     groups: tuple[Group, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         head = [self.by, "peak", "allocations", "bytes", "live"]
         rows = [
             [
@@ -287,7 +303,12 @@ class Peak(Answer):
     kinds: dict[str, int]
     groups: tuple[Group, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         parts = ", ".join(f"{k} {format_nbytes(n)}" for k, n in self.kinds.items())
         text = f"{format_nbytes(self.nbytes)} live {format_seconds(self.seconds)} in"
         return "\n".join([f"{text}: {parts}" if parts else text, *_living(self.groups)])
@@ -349,7 +370,12 @@ class Difference(Answer):
     kinds: tuple[Change, ...]
     lines: tuple[Change, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         lines = [f"peak {_signed(self.peak_nbytes)}"]
         for name, changes in (("kind", self.kinds), ("line", self.lines)):
             rows = [

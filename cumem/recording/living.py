@@ -22,7 +22,7 @@ from cumem.recording.events import ALLOCATE, KINDS, Log
 from cumem.recording.lives import address_keys
 from cumem.recording.reading import of_op
 from cumem.recording.stacks import format_frame
-from cumem.units import format_nbytes, format_seconds
+from cumem.units import fit, format_nbytes, format_seconds
 
 _LONGEST: Final = 40  # lines that are shown
 _NO_LINES: Final = """\
@@ -104,7 +104,12 @@ class LivingBuffers(Answer):
     def __bool__(self) -> bool:
         return bool(self.buffers)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         if not self.buffers:
             return "nothing is alive"
         count = len(self.buffers)
@@ -266,7 +271,12 @@ class Holders(Answer):
     def __bool__(self) -> bool:
         return bool(self.holders) or self.unseen_count > 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return fit(self._text())
+
+    __str__ = __repr__
+
+    def _text(self) -> str:
         lines = [
             f"{each.path}: {each.hint}" if each.hint else each.path
             for each in self.holders

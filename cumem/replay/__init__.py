@@ -26,7 +26,7 @@ from cumem.replay.allocators import ALLOCATORS, Allocator, Held
 from cumem.replay.hold import Gates, open_gates
 from cumem.replay.report import Replayed, Waste, as_data, render, render_comparison
 from cumem.replay.trace import Hold, Trace, load_trace, parse_late
-from cumem.units import format_nbytes
+from cumem.units import fit, format_nbytes
 
 __all__ = ["Options", "Replayed", "Waste", "main", "replay", "time_loop"]
 
@@ -455,11 +455,11 @@ def main(options: Options, trace: Trace) -> int:
         rounds=options.rounds,
         warm=options.repeat,
     )
-    print(render(result, options.device))
+    print(fit(render(result, options.device)))
     compared = _compare(options)
     if compared:
         print()
-        print(render_comparison(result, compared))
+        print(fit(render_comparison(result, compared)))
     if options.json is not None:
         info.save(as_data(result, compared, options.device), options.json)
         print(f"wrote {options.json}")

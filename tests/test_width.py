@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is printed keeps to the width of the terminal, and says its units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support import programs
+
+import cumem
+from cumem.notebook import html
+from cumem.units import fit, format_table
+
+WIDTHS = (40, 60, 80)
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request, monkeypatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return int(request.param)
+
+
+def check(text: str, width: int) -> None:
+    wide = [line for line in text.splitlines() if len(line) > width]
+    assert not wide, wide
+
+
+def test_answers_keep_to_the_width(emulated, width: int) -> None:
+    with cumem.record() as rec, cumem.tag("a rather long tag for a loader of images"):
+        host = [cumem.empty_pinned(1 << 20, "u1") for _ in range(3)]
+        device = cumem.zeros(1 << 20, "u1")
+        cumem.copy(device, host[0])
+        found: list[object] = [cumem.live()]
+    pool = cumem.default_pool("pinned")
+    found += [cumem.live(), cumem.stats(), pool.stats(), pool.snapshot()]
+    found += [rec.summary(), rec.leaks(), rec.top(), rec.peak(), cumem.diff(rec, rec)]
+    found += [cumem.memory_info(), cumem.memory_info("host"), cumem.who_holds(device)]
+    found += [cumem.explain(device, host[0]), cumem.recommend(1 << 20)]
+    found += [cumem.configure()]
+    for each in found:
+        check(str(each), width)
+        check(repr(each), width)
+
+
+@pytest.mark.parametrize(
+    "command", [("info",), ("doctor",), ("bench", "--quick")], ids=" ".join
+)
+def test_commands_keep_to_the_width(width: int, command: tuple[str, ...]) -> None:
+    if command[0] == "bench" and width != 60:
+        pytest.skip("takes seconds: one width is enough")
+    done = programs.run("-W", "ignore", "-m", "cumem", *command, COLUMNS=str(width))
+    assert done.stdout
+    check(done.stdout, width)
+
+
+def test_table_that_is_too_wide_goes_on_below_with_its_names(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    rows = [["name", "one", "two", "three"], ["a", "1" * 6, "2" * 6, "3" * 6]]
+    assert format_table(rows) == [
+        *("name     one     two", "a     111111  222222", "", "name   three"),
+        "a     333333",
+    ]
+
+
+def test_broken_lines_are_indented_and_sizes_stay_whole(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "  held by other libraries now: 12.5 GiB\nshort"
+    assert fit(text) == "  held by other libraries now:\n      12.5 GiB\nshort"
+
+
+# -- units -------------------------------------------------------------------------------
+
+
+def test_number_of_a_device_is_no_number_of_bytes(emulated) -> None:
+    assert html.value("device", 1) == "1"
+    assert html.value("pinned", 1 << 20) == "1 MiB"
+    kept = cumem.zeros(10)
+    assert ">0 B<" not in re.sub(r"<th.*?</th>", "", cumem.live()._repr_html_())
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_device(1 << 50, "u1")
+    shown = re.search(
+        r"device</th>\s*<td[^>]*>([^<]*)", caught.value._repr_html_() or ""
+    )
+    assert shown is not None
+    assert shown[1] == "0"
+    assert kept.nbytes == 80
+
+
+def test_memory_info_prints_units(emulated) -> None:
+    for info in (cumem.memory_info("host"), cumem.memory_info()):
+        assert re.search(r"total=[\d.]+ [GMT]iB", repr(info))
+        assert not re.search(r"=\d+[,)]", repr(info))
+    assert "=None" in repr(cumem.HostMemory(None, None, None, None, None, 0, 0))
+
+
+def test_out_of_memory_says_each_fact_on_a_line(emulated) -> None:
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_device(1 << 50, "u1")
+    first, *facts = str(caught.value).splitlines()
+    assert first.endswith("out of memory")
+    assert len(facts) >= 5
+    assert facts[0].startswith("  asked for 1 PiB")
+    assert facts[-2].startswith("  Tried: ")
+    assert facts[-1] == f"  Advice: {caught.value.advice}"
+
+
+@pytest.mark.parametrize("call", [cumem.array, cumem.asarray])
+def test_errors_name_the_call_that_was_made(
+    emulated, call: Callable[..., object]
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call(np.array([1.5]), dtype="u1", kind="pinned")
+    assert "as to fill" not in str(caught.value)
+    assert 'casting="unsafe" (copy(), fill(), array()' in str(caught.value)
