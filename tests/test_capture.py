@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -520,3 +522,116 @@ def test_torchs_capture_may_use_our_memory(cuda) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert (buffer.to_numpy() == 7).all()
+
+
+# -- memory runs short while something captures ------------------------------------------
+
+MIB = 1 << 20
+FENCED = ("pinned", "mapped", "managed", "device")
+
+
+def exported(kind: str, pool: cumem.Pool | None = None) -> object:
+    """Memory that others may be working on once it is dropped: only a fence, or a wait
+    for the device, could tell when they are done."""
+    return cumem.empty(4 * MIB, "u1", kind, pool=pool).__dlpack__()
+
+
+def run_out(kind: str, _: list[object]) -> None:
+    with cumem.limit(kind, "8MiB"), pytest.raises(cumem.OutOfMemoryError):
+        cumem.empty(16 * MIB, "u1", kind)
+
+
+def collect_and_run_out(kind: str, held: list[object]) -> None:
+    cycle: list[object] = [*held]
+    cycle.append(cycle)
+    held.clear()
+    del cycle
+    run_out(kind, held)
+
+
+def call_back(kind: str, held: list[object]) -> None:
+    with cumem.on_out_of_memory(lambda *_: cumem.trim()):
+        run_out(kind, held)
+
+
+def drop_and_allocate(kind: str, held: list[object]) -> None:
+    """More than may wait for a fence."""
+    while held:
+        held.pop()
+        cumem.empty(4 * MIB, "u1", kind)
+
+
+def lower(kind: str, _: list[object]) -> None:
+    cumem.set_limit(kind, "1MiB")
+
+
+def register_too_much(_kind: str, _: list[object]) -> None:
+    with cumem.limit("pinned", "1MiB"), pytest.raises(cumem.OutOfMemoryError):
+        cumem.register(np.zeros(8 * MIB, "u1"))
+
+
+SHORTAGES: dict[str, Callable[[str, list[object]], object]] = {
+    "out of memory": run_out,
+    "collection": collect_and_run_out,
+    "callback": call_back,
+    "many": drop_and_allocate,
+    "trim": lambda *_: cumem.trim(),
+    "trim without waiting": lambda *_: cumem.trim(wait=False),
+    "lowered limit": lower,
+    "registration": register_too_much,
+}
+
+
+@pytest.mark.parametrize("kind", FENCED)
+@pytest.mark.parametrize("shortage", SHORTAGES.values(), ids=SHORTAGES)
+@pytest.mark.parametrize("non_blocking", [True, False])
+def test_shortage_beside_a_capture_leaves_the_graph_whole(
+    emulated, kind, shortage, non_blocking
+) -> None:
+    exported(kind)
+    pool = cumem.Pool(kind)
+    held: list[object] = [pool, *(exported(kind, pool) for _ in range(24))]
+    del pool
+    stream = cumem.Stream(non_blocking=non_blocking)
+    cumem.synchronize()
+    with capture(stream), stream:
+        shortage(kind, held)
+    held.clear()
+    cumem.trim()  # and afterwards all of it comes back, but for what the graph was given
+    if kind != "device":
+        assert in_flight_nbytes() == 0
+
+
+@pytest.mark.parametrize("kind", FENCED)
+def test_pool_that_ends_beside_a_capture_leaves_the_graph_whole(emulated, kind) -> None:
+    stream = cumem.Stream()
+    pool = cumem.Pool(kind)
+    exported(kind, pool)
+    with capture(stream):
+        pool.close()
+        del pool
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+@pytest.mark.parametrize("shortage", ["out of memory", "trim", "trim without waiting"])
+def test_capture_of_another_library_is_asked_about(
+    emulated, monkeypatch, library, shortage
+) -> None:
+    """Of its current stream, which cumem was never told of."""
+    current = types.SimpleNamespace(is_capturing=lambda: True)
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        is_current_stream_capturing=lambda: True,
+        get_current_stream=lambda: current,
+    )
+    for name in ("torch", "cupy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    exported("pinned")
+    monkeypatch.setitem(sys.modules, library, types.SimpleNamespace(cuda=cuda))
+    session.testing.plan_fault(None, 0)
+    SHORTAGES[shortage]("pinned", [])
+    for call in ("context_record_event", "device_synchronize"):
+        assert session.testing.fault_count(call) == 0
+    monkeypatch.delitem(sys.modules, library)
+    cumem.trim()
+    assert in_flight_nbytes() == 0

@@ -734,21 +734,29 @@ cm_status
 cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
              uint64_t *released_nbytes)
 {
+    return cm_pool_trim_as(pool, keep_nbytes, hooks, hooks != NULL, true,
+                           released_nbytes);
+}
+
+cm_status
+cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
+                bool waits, bool may_fence, uint64_t *released_nbytes)
+{
     *released_nbytes = 0;
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
     }
     cm_status first = cm_ok();
-    if (hooks != NULL) {
+    if (waits) {
         first = cm_pool_wait(pool, hooks, false);
         if (first.code == CM_ECANCELLED) {
             return first;
         }
     }
     else { /* what cannot be asked about is not what was asked for */
-        cm_ignore(cm_pool_poll(pool, true));
+        cm_ignore(cm_pool_poll(pool, may_fence));
     }
-    if (cm_mutex_take(&pool->polling, hooks != NULL)) {
+    if (cm_mutex_take(&pool->polling, waits)) {
         cm_pool_drop_slots(pool, false);
         cm_mutex_unlock(&pool->polling);
     }

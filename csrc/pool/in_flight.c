@@ -240,8 +240,9 @@ needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
                                       && (orders || cm_list_is_empty(&slot->marks));
 }
 
-/* Inside a cm_scope of its device. No fence is taken while the legacy stream says that
- * a capture runs: recording over the context would break it. */
+/* Inside a cm_scope of its device. No fence is taken while any stream that we know
+ * captures, or the legacy stream says that one does: recording over the context would
+ * break the capture. */
 static cm_status
 poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -257,6 +258,7 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
     if (needed) {
         CM_TRY(ask_capturing(pool, handle, &capturing));
         slot->is_capturing = stream != NULL && capturing;
+        capturing = capturing || (stream == NULL && cm_streams_capture(pool->rt));
     }
     if (!needed || capturing) {
         return cm_ok();
@@ -478,6 +480,18 @@ cm_pool_fenced_nbytes_locked(const cm_pool *pool)
     return nbytes;
 }
 
+bool
+cm_pool_is_fence_due(cm_pool *pool)
+{
+    bool due = false;
+    cm_spin_lock_take(&pool->lock);
+    for (uint32_t i = CM_STREAMS_MAX; i < CM_EPOCHS_MAX; i++) {
+        due = due || is_late_locked(pool, i);
+    }
+    cm_spin_lock_give(&pool->lock);
+    return due;
+}
+
 static bool
 is_idle_locked(const cm_pool *pool, const cm_flight *flight)
 {
@@ -581,9 +595,9 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
 /* False: nothing of the goal is left that can be asked about, or asking fails. A wait
  * that nobody interrupts sits in the runtime, without fences: it waits for devices. */
 static bool
-is_pending(cm_pool *pool, bool can_interrupt, const uint64_t *goal)
+is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *goal)
 {
-    cm_status status = cm_pool_poll(pool, can_interrupt);
+    cm_status status = cm_pool_poll(pool, can_interrupt && may_fence);
     if (!cm_is_ok(status)) {
         return false;
     }
@@ -656,7 +670,8 @@ wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
 {
     uint64_t start = cm_now_ns();
     uint64_t asked = start;
-    while (is_pending(pool, hooks->interrupted != NULL, goal)) {
+    bool may_fence = !cm_others_capture(hooks);
+    while (is_pending(pool, hooks->interrupted != NULL, may_fence, goal)) {
         CM_TRY(cm_wait_ask(hooks, &asked));
         cm_nap_after(cm_now_ns() - start);
     }
@@ -676,6 +691,10 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
     cm_spin_lock_give(&pool->lock);
     if (!fences_only) {
         CM_TRY(wait_events(pool, hooks, goal));
+    }
+    if (cm_streams_capture(pool->rt) || cm_others_capture(hooks)) {
+        return cm_pool_poll(pool, false); /* a wait for a device would end the capture
+                                           */
     }
     cm_mutex_lock(&pool->polling);
     uint64_t due = find_due(pool, fences_only, goal);

@@ -57,6 +57,11 @@ destroy(cm_pool *pool)
     cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
     /* Giving back does not wait for all kinds. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
+    if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
+        /* Others may still work on some of it, and to wait for their device would end a
+         * capture: the memory stays as it is for good, charged to its limits. */
+        return;
+    }
     cm_scope scope;
     bool entered = pool->source != NULL
                    && CM_TRY_TWICE(cm_scope_enter(pool->rt, pool->config.device,
@@ -261,8 +266,9 @@ take_ended(cm_pool *pool, const alloc_request *r)
     pool->unasked_nbytes = 0;
     cm_pool_raise(&most_fenced, pool->counters.live_nbytes / 4);
     cm_spin_lock_give(&pool->lock);
-    bool may_fence =
-        !r->capturing && (must_fence || fenced > pool->config.fence_limit_nbytes);
+    bool may_fence = !r->capturing
+                     && (must_fence || fenced > pool->config.fence_limit_nbytes)
+                     && !cm_others_capture(r->hooks);
     if (any) {
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
@@ -365,7 +371,7 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
     if (r->hooks != NULL && (*out = take_ordered(pool, r)) != NULL) {
         return cm_ok();
     }
-    if (!r->capturing && r->hooks != NULL) {
+    if (!r->capturing && r->hooks != NULL) { /* beside a capture it waits for events */
         cm_status waited = cm_pool_wait(pool, r->hooks, false);
         if (waited.code == CM_ECANCELLED) {
             return waited;
@@ -375,7 +381,8 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
         return cm_ok();
     }
     uint64_t released_nbytes = 0;
-    cm_ignore(cm_pool_trim(pool, 0, NULL, &released_nbytes));
+    /* What could be waited for was: no fence is taken beside a capture. */
+    cm_ignore(cm_pool_trim_as(pool, 0, NULL, false, false, &released_nbytes));
     cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
     if (!cm_is_ok(status)) {
         cm_spin_lock_take(&pool->lock);
@@ -410,7 +417,8 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
     r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
     if (is_over(pool)) {
-        cm_pool_obey_limits(pool, !r.capturing); /* what has landed since */
+        bool may_fence = !r.capturing && !cm_others_capture(hooks);
+        cm_pool_obey_limits(pool, may_fence); /* what has landed since */
     }
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {

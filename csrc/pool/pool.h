@@ -121,7 +121,18 @@ typedef struct cm_wait_hooks {
     /* Wait for all that a device is doing; false: ends the wait likewise. NULL: where
      * the wait cannot be interrupted. */
     bool (*wait_device)(void *argument, int device, cm_status *out);
+    /* Does another library capture, on a stream that the runtime cannot be asked about?
+     * Then no fence is taken and no device waited for, which would end the capture.
+     * NULL: nobody knows. */
+    bool (*others_capture)(void *argument);
 } cm_wait_hooks;
+
+static inline bool
+cm_others_capture(const cm_wait_hooks *hooks)
+{
+    return hooks != NULL && hooks->others_capture != NULL
+           && hooks->others_capture(hooks->argument);
+}
 
 enum { CM_ASK_NS = 50 * 1000 * 1000 };
 /* Ask whether to go on, if that was last done, at *asked_ns, so long ago.
@@ -163,8 +174,8 @@ cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_
  * back soon.
  * Blocks: behind a growth or a trim, and in the runtime; waits for no work. */
 void cm_pool_obey_limits(cm_pool *pool, bool may_fence);
-/* The same of all pools of a runtime, with fences. */
-void cm_pools_obey_limits(const cm_runtime *rt);
+/* The same of all pools of a runtime. */
+void cm_pools_obey_limits(const cm_runtime *rt, bool may_fence);
 
 /* Bytes that the limits leave it, free ones of its own included, whole or in pieces;
  * UINT64_MAX: there is no limit. */
@@ -202,7 +213,8 @@ bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 
 /* Return cached memory to the runtime until at most `keep_nbytes` stay cached, after
  * waiting for all that is in flight; `hooks` NULL: after a look at it. Whole chunks
- * only.
+ * only. While a capture is known of, what only a fence or a whole device tells of is
+ * not waited for.
  * Fails: CM_ECANCELLED by the hooks, nothing is returned then; else the first failing
  * operation, the rest is still tried. */
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
@@ -235,6 +247,7 @@ typedef struct cm_trim_request {
     const cm_pool *only;  /* NULL: any */
     const cm_pool *other; /* NULL, or of which the others are meant: see below */
     uint64_t keep_nbytes; /* of all together; lowered by what each has kept */
+    bool only_looks;      /* waits for nothing; the hooks say whether others capture */
     uint64_t released_nbytes;
     int count;         /* of pools */
     cm_status refused; /* the first failure */

@@ -29,6 +29,8 @@ cm_status
 cm_pools_trim(const cm_runtime *rt, cm_trim_request *r, const cm_wait_hooks *hooks)
 {
     cm_pool *pool = NULL;
+    bool waits = hooks != NULL && !r->only_looks;
+    bool may_fence = waits || !cm_others_capture(hooks);
     while ((pool = cm_pool_next(rt, pool)) != NULL) {
         if (pool == r->other || (r->only != NULL && pool != r->only)
             || !is_asked(r, &pool->config)) {
@@ -36,7 +38,8 @@ cm_pools_trim(const cm_runtime *rt, cm_trim_request *r, const cm_wait_hooks *hoo
         }
         uint64_t released = 0;
         cm_pool_counters counters;
-        cm_status status = cm_pool_trim(pool, r->keep_nbytes, hooks, &released);
+        cm_status status =
+            cm_pool_trim_as(pool, r->keep_nbytes, hooks, waits, may_fence, &released);
         if (status.code == CM_ECANCELLED) {
             cm_pool_release(pool);
             return status;
@@ -63,10 +66,10 @@ cm_pool_trim_others(cm_pool *pool, cm_status status, const cm_wait_hooks *hooks,
 }
 
 void
-cm_pools_obey_limits(const cm_runtime *rt)
+cm_pools_obey_limits(const cm_runtime *rt, bool may_fence)
 {
     cm_pool *pool = NULL;
     while ((pool = cm_pool_next(rt, pool)) != NULL) {
-        cm_pool_obey_limits(pool, true);
+        cm_pool_obey_limits(pool, may_fence);
     }
 }

@@ -244,6 +244,8 @@ cm_flight *cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const 
                             uint32_t use_count, unsigned flags);
 /* Bytes of blocks that wait for a device, of which no event tells. */
 uint64_t cm_pool_fenced_nbytes_locked(const cm_pool *pool);
+/* Does a block in flight wait for all that a device was doing? */
+bool cm_pool_is_fence_due(cm_pool *pool);
 /* What waits for a graph, or could not be waited for, goes back to the heap as well.
  * When the pool ends. */
 void cm_pool_abandon_work(cm_pool *pool);
@@ -269,6 +271,11 @@ CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size,
 /* Give whole free chunks back until at most `keep_nbytes` are cached. By the grower. */
 CM_NODISCARD cm_status cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes,
                                               uint64_t *released_nbytes);
+/* As cm_pool_trim(); `waits`: for all that is in flight, by the hooks, which may be
+ * NULL where it does not. `may_fence` where it does not: fences may be taken. */
+CM_NODISCARD cm_status cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes,
+                                       const cm_wait_hooks *hooks, bool waits,
+                                       bool may_fence, uint64_t *released_nbytes);
 /* If idle trim is on and its window has passed: trim what was not needed in it. */
 void cm_pool_trim_idle(cm_pool *pool);
 

@@ -9,8 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/list.h"
 #include "base/recorder.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "runtime/ops.h"
 
 /* An address that the host may not be allowed to touch. */
@@ -229,6 +231,10 @@ struct cm_runtime {
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
     _Atomic uint64_t primary[CM_MAX_DEVICES]; /* each device's context; 0: none known */
     _Atomic uint64_t context_count; /* of those that were found there so far */
+    cm_mutex capturable_lock;
+    /* stream.c's: every kept stream that other code may begin to capture. All zero
+     * until there is one. */
+    cm_list capturable;
 };
 
 /* What ops.h says of an operation; of CM_OP_none nothing. */

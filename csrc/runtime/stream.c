@@ -71,6 +71,7 @@ stream_new(cm_runtime *rt, int device, uint64_t handle, uint64_t id, cm_stream *
     stream->id = id;
     stream->device = device;
     stream->rt = rt;
+    cm_list_init(&stream->capturable);
     *out = stream;
     return cm_ok();
 }
@@ -123,6 +124,35 @@ read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
     return CM_ON_DEVICE(rt, device, ask_id(rt, handle, id));
 }
 
+/* Have it asked when somebody needs to know whether anything captures. */
+static void
+enlist(cm_stream *stream)
+{
+    cm_runtime *rt = stream->rt;
+    if (!cm_stream_is_kept(stream) || cm_stream_is_legacy(stream)
+        || cm_runtime_is_forked(rt)) {
+        return;
+    }
+    cm_mutex_lock(&rt->capturable_lock);
+    if (rt->capturable.next == NULL) {
+        cm_list_init(&rt->capturable);
+    }
+    if (cm_list_is_empty(&stream->capturable)) {
+        cm_list_push_back(&rt->capturable, &stream->capturable);
+    }
+    cm_mutex_unlock(&rt->capturable_lock);
+}
+
+static void
+delist(cm_stream *stream)
+{
+    if (!cm_list_is_empty(&stream->capturable) && !cm_runtime_is_forked(stream->rt)) {
+        cm_mutex_lock(&stream->rt->capturable_lock);
+        cm_list_remove(&stream->capturable);
+        cm_mutex_unlock(&stream->rt->capturable_lock);
+    }
+}
+
 cm_status
 cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
                void (*drop_owner)(void *), cm_stream **out)
@@ -134,6 +164,7 @@ cm_stream_wrap(cm_runtime *rt, int device, uint64_t handle, void *owner,
                 handle > CM_STREAM_LEGACY ? CAPTURE_FOR_GOOD : 0);
     (*out)->owner = owner;
     (*out)->drop_owner = owner != NULL ? drop_owner : NULL;
+    enlist(*out);
     return cm_ok();
 }
 
@@ -162,8 +193,45 @@ cm_stream_check_not_capturing(const cm_stream *stream)
 static void
 may_capture_for_good(cm_stream *stream)
 {
-    atomic_fetch_or_explicit(&stream->capture_refs, CAPTURE_FOR_GOOD,
-                             memory_order_relaxed);
+    unsigned before = atomic_fetch_or_explicit(&stream->capture_refs, CAPTURE_FOR_GOOD,
+                                               memory_order_relaxed);
+    if ((before & CAPTURE_FOR_GOOD) == 0) {
+        enlist(stream);
+    }
+}
+
+/* Whether blocking streams of the device that is current capture. */
+static bool
+legacy_waits_for_capture(cm_runtime *rt)
+{
+    bool capturing = false;
+    cm_status status = cm_rt_stream_is_capturing(rt, CM_STREAM_LEGACY, &capturing);
+    return capturing || status.code == CM_CUDA_CAPTURE_IMPLICIT;
+}
+
+bool
+cm_streams_capture(cm_runtime *rt)
+{
+    bool found = false;
+    if (cm_runtime_is_forked(rt)) {
+        return false;
+    }
+    for (int device = 0; device < rt->device_count && !found; device++) {
+        cm_device_guard guard;
+        if (cm_device_was_entered(rt, device)
+            && cm_is_ok(cm_device_enter(rt, device, &guard))) {
+            found = legacy_waits_for_capture(rt);
+            cm_device_leave(rt, &guard);
+        }
+    }
+    cm_mutex_lock(&rt->capturable_lock); /* the questions wait for nothing */
+    for (cm_list *n = rt->capturable.next; n != NULL && n != &rt->capturable && !found;
+         n = n->next) {
+        const cm_stream *stream = CM_LIST_ENTRY(n, cm_stream, capturable);
+        cm_ignore(cm_stream_ask_capturing(rt, stream->device, stream->handle, &found));
+    }
+    cm_mutex_unlock(&rt->capturable_lock);
+    return found;
 }
 
 /* A wait for an event of a capture takes the stream into it: ask whether it did. */
@@ -288,6 +356,7 @@ cm_stream_release(cm_stream *stream)
     if (atomic_fetch_sub_explicit(&stream->refs, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    delist(stream);
     if (stream->owns_handle) {
         destroy_handle(stream->rt, stream->device, stream->handle);
     }

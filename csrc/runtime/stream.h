@@ -24,6 +24,8 @@ typedef struct cm_stream {
     void (*drop_owner)(void *owner); /* called once at the end; must not need any lock
                                         of the core; NULL when owner is NULL */
     cm_runtime *rt;                  /* borrowed */
+    cm_list capturable; /* in the runtime's list once other code may capture it, and
+                           kept; its lock */
 } cm_stream;
 
 /* Make a stream of our own on `device`. Fails: stream_create, stream_get_id, CM_ENOMEM. */
@@ -97,6 +99,14 @@ CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
 /* Fails: CM_ECAPTURING while it is captured; stream_is_capturing. A stream that no
  * other code can have begun to capture is not asked. */
 CM_NODISCARD cm_status cm_stream_check_not_capturing(const cm_stream *stream);
+
+/* Is a capture going on that can be known of? Of the streams that cumem was ever told
+ * of and keeps, its own included, each is asked, and of each device in use the legacy
+ * stream, which knows of blocking streams that capture. A capture on a stream that
+ * nobody told of no driver tells. For what would end a capture in any mode: events over
+ * a context, waits for devices. Asks only; a stream that cannot be asked counts as not
+ * capturing. */
+bool cm_streams_capture(cm_runtime *rt);
 
 /* Let `stream` wait for `event`, whichever device is current: the default streams'
  * handles mean those of the current one. Fails: stream_wait_event, what cm_device_enter does. */

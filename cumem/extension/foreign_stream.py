@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from cumem import _core
@@ -105,3 +107,29 @@ def refuse_device(function: str, device: int, devices: int) -> NoReturn:
         f"{function}: stream is of device {device}, but the memory is of "
         f"device{'s' * (len(places) > 1)} {' and '.join(places)}"
     )
+
+
+def is_captured() -> bool:
+    """Whether PyTorch or CuPy capture on the stream that is current in this thread.
+
+    Only libraries that are imported already are asked, and of PyTorch only what has
+    initialised CUDA. What cannot be asked does not capture, but for a default stream that
+    answers that a stream which blocks it does.
+    """
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and _asks(lambda: cuda.is_initialized()):
+        asked = _asks(lambda: cuda.is_current_stream_capturing())
+        if asked:
+            return True
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return False
+    return _asks(lambda: cupy.cuda.get_current_stream().is_capturing())
+
+
+def _asks(question: Callable[[], object]) -> bool:
+    try:
+        return bool(question())
+    except Exception as error:  # of whatever version of the library
+        return "StreamCaptureImplicit" in str(error)

@@ -7,6 +7,7 @@
 
 #include "base/backoff.h"
 #include "base/nvtx.h"
+#include "python/core/errors.h"
 #include "runtime/scope.h"
 
 /* -- signals ----------------------------------------------------------------------- */
@@ -268,9 +269,38 @@ wait_for_device(void *argument, int device, cm_status *out)
     return done;
 }
 
+/* Libraries that were never imported are not asked; what cannot be asked does not
+ * capture. An exception of ours, that of a signal's handler, is kept. */
+static bool
+others_capture(void *argument)
+{
+    cm_pool_waiter *waiter = argument;
+    cm_gil_take(waiter->thread);
+    bool captures = cm_library_captures();
+    waiter->thread = cm_gil_give();
+    return captures;
+}
+
+bool
+cm_library_captures(void)
+{
+    cm_kept_error kept = cm_error_keep();
+    PyObject *answer =
+        cm_package_call("extension.foreign_stream", "is_captured", PyTuple_New(0));
+    bool captures = answer == Py_True;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    cm_error_restore(kept);
+    return captures;
+}
+
 cm_wait_hooks
 cm_wait_hooks_of(cm_pool_waiter *waiter)
 {
-    return cm_sees_signals() ? (cm_wait_hooks){is_interrupted, waiter, wait_for_device}
-                             : (cm_wait_hooks){NULL, NULL, NULL};
+    cm_wait_hooks hooks = {.argument = waiter, .others_capture = others_capture};
+    if (cm_sees_signals()) {
+        hooks.interrupted = is_interrupted;
+        hooks.wait_device = wait_for_device;
+    }
+    return hooks;
 }

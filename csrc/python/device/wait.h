@@ -52,3 +52,6 @@ typedef struct cm_pool_waiter {
 } cm_pool_waiter;
 
 cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
+/* Does the current stream that PyTorch or CuPy have in this thread capture? Of streams
+ * that cumem was told of the runtime knows. GIL. */
+bool cm_library_captures(void);

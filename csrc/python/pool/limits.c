@@ -5,6 +5,7 @@
 #include "base/machine.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/device/wait.h"
 
 /* -- budgets ----------------------------------------------------------------------- */
 
@@ -136,8 +137,9 @@ obey(cm_state *state)
         return; /* nothing is held */
     }
     cm_state_enter(state);
+    bool may_fence = !cm_library_captures();
     PyThreadState *thread = cm_gil_give();
-    cm_pools_obey_limits(rt);
+    cm_pools_obey_limits(rt, may_fence);
     cm_gil_take(thread);
     cm_state_leave(state);
 }

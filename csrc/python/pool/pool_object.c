@@ -186,7 +186,8 @@ cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
     cm_state_enter(state);
     cm_pool_waiter waiter = {state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    cm_status status = cm_pools_trim(rt, r, wait ? &hooks : NULL);
+    r->only_looks = !wait;
+    cm_status status = cm_pools_trim(rt, r, &hooks);
     cm_gil_take(waiter.thread);
     cm_state_leave(state);
     return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal's handler */

@@ -302,8 +302,9 @@ pool_set_limit(PyObject *op, PyObject *value)
         return NULL;
     }
     atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
+    bool may_fence = !cm_library_captures();
     PyThreadState *thread = cm_gil_give();
-    cm_pool_obey_limits(pool, true);
+    cm_pool_obey_limits(pool, may_fence);
     cm_gil_take(thread);
     cm_pool_object_give(op, pool);
     Py_RETURN_NONE;
