@@ -19,6 +19,7 @@ from typing import (
     Self,
     SupportsFloat,
     SupportsIndex,
+    TypeVar,
     final,
 )
 
@@ -30,6 +31,7 @@ from cumem.extension.flags import Flags
 from cumem.managed import Residency
 from cumem.pools import Pool
 
+_T = TypeVar("_T")
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
 _LikeOrder = Literal["C", "F", "A", "K"]
@@ -146,6 +148,9 @@ class Buffer:
         Ctrl-C works). Ordered after: those transfers; not after kernels of other
         libraries on managed or mapped memory, for which a stream must be synchronised.
         """
+    def _read_by(self, function: Callable[[NDArray[Any]], _T], /) -> _T:
+        """Of the package: what `function` answers to `numpy`. The memory does not count as
+        exported by that, unless it kept the array."""
     def to_numpy(
         self, *, stream: object = None, progress: _Progress = None
     ) -> NDArray[Any]:

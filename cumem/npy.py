@@ -11,7 +11,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
@@ -637,8 +637,7 @@ def savez(file: File, /, *args: object, fsync: bool = False, **named: object) ->
         for name, (head, data) in saved.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 member.write(head)
-                for piece in _pieces(data):
-                    member.write(piece)
+                _write_pieces(data, member.write)
 
 
 @contextlib.contextmanager
@@ -718,8 +717,8 @@ def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
     return npy.MAGIC_PREFIX + b"\x03\x00" + struct.pack("<I", len(body)) + body
 
 
-def _pieces(data: _core.Buffer) -> Iterator[memoryview]:
-    """The bytes in C order, as the host reads them."""
+def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> None:
+    """Write the bytes in C order, as the host reads them."""
     if data.nbytes == 0:
         return
     if not data.flags.c_contiguous:
@@ -734,4 +733,4 @@ def _pieces(data: _core.Buffer) -> Iterator[memoryview]:
         if stage is not None:
             _core.copy(stage[: part.size], part)
             part = stage[: part.size]
-        yield part.numpy().data
+        part._read_by(lambda array: write(array.data))

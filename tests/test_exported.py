@@ -4,8 +4,15 @@ after all that their devices were doing by then."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import ctypes
+import gc
+import pickle
+import signal
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -238,3 +245,286 @@ def test_what_another_librarys_copy_writes_late_is_nobody_elses(runtime, kind) -
         del target
         others = [cumem.full(NBYTES, 9, "u1", kind) for _ in range(16)]
     assert all((other.numpy() == 9).all() for other in others)
+
+
+# -- what never left us is no export -----------------------------------------------------
+
+
+def read_back(buffer: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cumem.tofile(f"{folder}/x", buffer)
+        cumem.save(f"{folder}/x.npy", buffer)
+        cumem.savez(f"{folder}/x.npz", x=buffer)
+
+
+OWN_READS: dict[str, Callable[[Any], object]] = {
+    "str": str,
+    "str of a view": lambda buffer: str(buffer[:1]),
+    "repr": repr,
+    "format": lambda buffer: f"{buffer[0]:3d} {buffer}",
+    "item": lambda buffer: buffer.item(0),
+    "int": lambda buffer: int(buffer[:1].reshape(())),
+    "bool": lambda buffer: bool(buffer[:1]),
+    "element": lambda buffer: buffer[0],
+    "tolist": lambda buffer: buffer.tolist(),
+    "to_numpy": lambda buffer: buffer.to_numpy(),
+    "astype": lambda buffer: buffer.astype("f4"),
+    "array of another dtype": lambda buffer: cumem.array(buffer, dtype="i4"),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer, 4)),
+    "files": read_back,
+    "assignment": lambda buffer: buffer.__setitem__(slice(3), 1),
+    "to bytes": lambda buffer: cumem.copy(bytearray(NBYTES), buffer),
+    "numpy.array": np.array,
+    "numpy.array of another dtype": lambda buffer: np.array(buffer, "f8"),
+    "numpy.sum": np.sum,
+    "iteration": list,
+    "contains": lambda buffer: buffer.__array__("f4"),
+}
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+@pytest.mark.parametrize("read", OWN_READS.values(), ids=OWN_READS)
+def test_block_that_never_left_us_is_reused_at_once(emulated, kind, read) -> None:
+    """Also while the device is busy."""
+    pool = cumem.Pool(kind)
+    stream = cumem.Stream()
+    scratch = cumem.empty_device(NBYTES, "u1")
+    with session.gate(stream):
+        scratch.fill(1, stream=stream)
+        for _ in range(2):
+            buffer = pool.allocate(NBYTES)
+            read(buffer)
+            del buffer
+            assert pool.stats().in_flight_count == 0
+
+
+def test_read_that_keeps_the_array_is_an_export(emulated) -> None:
+    pool = cumem.Pool("pinned")
+    kept: list[object] = []
+    for keep in (
+        kept.append,
+        lambda a: kept.append(a[1:]),
+        lambda a: kept.append(a.base),
+    ):
+        buffer = pool.allocate(NBYTES)
+        buffer._read_by(keep)
+        del buffer
+        assert pool.stats().live_count == 1
+        kept.clear()
+        assert (pool.stats().live_count, pool.stats().in_flight_count) == (0, 1)
+        fenced(pool)
+
+
+def test_read_beside_an_export_leaves_it_one(emulated) -> None:
+    pool = cumem.Pool("pinned")
+    buffer = pool.allocate(NBYTES)
+    door = buffer.__dlpack__
+    buffer._read_by(lambda array: door())
+    del door
+    del buffer
+    assert pool.stats().in_flight_count == 1
+
+
+def hold_back(buffer: Any) -> object:
+    return np.asarray(buffer)
+
+
+def drop_later(buffer: Any) -> None:
+    array = np.asarray(buffer)
+    assert array.size
+    del array
+
+
+def drop_in_a_loop(buffer: Any) -> None:
+    array = None
+    for _ in range(3):
+        array = np.asarray(buffer)
+    del array
+
+
+def drop_within_a_call(buffer: Any) -> None:
+    len(np.asarray(buffer))  # as stranger.copy(..., np.asarray(buffer)) does
+
+
+def drop_by_a_collection(buffer: Any) -> None:
+    """Within the very call that began it: garbage ends at any allocation."""
+    for _ in range(2):
+        array = np.asarray(buffer)
+        cycle: list[object] = [array]
+        cycle.append(cycle)
+        del array, cycle
+        gc.collect()
+
+
+def ask_simply(buffer: Any) -> None:
+    """As torch.frombuffer and bindings of CUDA do: the view ends with the call, and what
+    they have begun goes on."""
+    ctypes.c_char.from_buffer(buffer)
+    bytes(buffer)
+
+
+LEFT_US: dict[str, Callable[[Any], object]] = {
+    "dropped later": drop_later,
+    "loop": drop_in_a_loop,
+    "within a call": drop_within_a_call,
+    "returned": hold_back,
+    "collection": drop_by_a_collection,
+    "simple": ask_simply,
+    "memoryview": lambda buffer: len(memoryview(buffer)),
+    "numpy": lambda buffer: buffer.numpy().sum(),
+}
+
+
+@pytest.mark.parametrize("kind", HOST_KINDS)
+@pytest.mark.parametrize("use", LEFT_US.values(), ids=LEFT_US)
+def test_block_that_others_may_have_used_waits_for_a_fence(emulated, kind, use) -> None:
+    pool = cumem.Pool(kind)
+    stream = cumem.Stream()
+    scratch = cumem.empty_device(NBYTES, "u1")
+    buffer = pool.allocate(NBYTES)
+    with session.gate(stream):
+        scratch.fill(1, stream=stream)
+        use(buffer)
+        del buffer
+        gc.collect()
+        assert fenced(pool) == 1
+    pool.trim()
+    assert pool.stats().in_flight_count == 0
+
+
+def test_array_that_a_strangers_copy_reads_late_is_not_overwritten(runtime) -> None:
+    """It is of numpy.asarray() and died before the copy was made."""
+    with Stranger() as stranger:
+        target = cumem.empty_device(NBYTES, "u1")
+        source = cumem.full(NBYTES, 7, "u1", "pinned")
+        stranger.copy(target.ptr, np.asarray(source).ctypes.data, NBYTES)
+        del source
+        for _ in range(16):
+            np.array(cumem.full(NBYTES, 9, "u1", "pinned"))
+    assert (values.get(target) == 7).all()
+
+
+# -- a bound on what waits ---------------------------------------------------------------
+
+MIB = 1 << 20
+BOUND = 256 * MIB  #: in flight, before a growth waits
+A_WAIT = 40  #: questions: a growth that does not wait looks for 50 us at most
+
+
+@contextlib.contextmanager
+def pile_up(pool: cumem.Pool, nbytes: int = BOUND) -> Iterator[cumem.Stream]:
+    """So much and some more is in flight, with fences that are recorded, on a device that
+    does not end its work within the block."""
+    stream = cumem.Stream()
+    scratch = cumem.empty_device(NBYTES, "u1")
+    with session.gate(stream):
+        scratch.fill(1, stream=stream)
+        held = [pool.allocate(32 * MIB) for _ in range(nbytes // (32 * MIB) + 1)]
+        capsules = [each.__dlpack__() for each in held]
+        del held
+        capsules.clear()
+        pool.trim(wait=False)  # takes a fence
+        assert pool.stats().in_flight_nbytes > nbytes
+        yield stream
+    del scratch
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_growth_waits_for_fences_once_much_is_in_flight(newest, kind) -> None:
+    pool = cumem.Pool(kind)
+    with pile_up(pool) as stream:
+        before = pool.stats().growth_count
+        with session.when_waiting(lambda: testing.gate_open(stream)):
+            pool.allocate(32 * MIB)
+        assert pool.stats().growth_count == before
+
+
+def test_growth_after_a_wait_in_vain_does_not_wait_until_a_fence_passes(newest) -> None:
+    pool = cumem.Pool("pinned")
+    with pile_up(pool):
+        asked = []
+        for _ in range(3):
+            testing.plan_fault(None, 0)
+            pool.allocate(48 * MIB)
+            asked.append(testing.fault_count("event_query"))
+        assert asked[0] > A_WAIT  # for a second
+        assert max(asked[1:]) < A_WAIT
+    pool.trim()
+    with pile_up(pool) as stream:  # one has passed: the next waits again
+        before = pool.stats().growth_count
+        with session.when_waiting(lambda: testing.gate_open(stream)):
+            pool.allocate(32 * MIB)
+        assert pool.stats().growth_count == before
+
+
+def test_growth_does_not_wait_below_the_bound(newest) -> None:
+    pool = cumem.Pool("pinned")
+    with pile_up(pool, 128 * MIB):
+        testing.plan_fault(None, 0)
+        pool.allocate(64 * MIB)
+        assert testing.fault_count("event_query") < A_WAIT
+
+
+def test_growth_does_not_wait_for_half_of_what_lives(newest) -> None:
+    pool = cumem.Pool("pinned")
+    living = pool.allocate(640 * MIB)
+    with pile_up(pool):
+        testing.plan_fault(None, 0)
+        pool.allocate(64 * MIB)
+        assert testing.fault_count("event_query") < A_WAIT
+    del living
+
+
+def test_growth_takes_no_fence_for_the_wait(newest) -> None:
+    pool = cumem.Pool("pinned")
+    with pile_up(pool):
+        testing.plan_fault(None, 0)
+        pool.allocate(32 * MIB)
+        assert testing.fault_count("context_record_event") == 0
+        assert testing.fault_count("device_synchronize") == 0
+
+
+def test_wait_for_fences_ends_with_a_signal(newest) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    pool = cumem.Pool("pinned")
+    me = threading.get_ident()
+    old = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pile_up(pool):
+            before = pool.stats().live_count
+            with (
+                session.when_waiting(lambda: signal.pthread_kill(me, signal.SIGUSR1)),
+                pytest.raises(Interrupted),
+            ):
+                pool.allocate(32 * MIB)
+            assert pool.stats().live_count == before
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_growth_does_not_wait_beside_a_capture(newest) -> None:
+    pool = cumem.Pool("pinned")
+    capturing = cumem.Stream()
+    with pile_up(pool):
+        testing.set_capturing(capturing, True)
+        testing.plan_fault(None, 0)
+        pool.allocate(32 * MIB)
+        assert testing.fault_count("event_query") < A_WAIT
+        testing.set_capturing(capturing, False)
+
+
+def test_arrays_of_numpy_do_not_wait(newest) -> None:
+    pool = cumem.Pool("pinned")
+    with pile_up(pool):
+        testing.plan_fault(None, 0)
+        with cumem.numpy_pinned(pool=pool):
+            array = np.empty(32 * MIB, "u1")
+        assert testing.fault_count("event_query") < A_WAIT
+        del array

@@ -107,6 +107,7 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 {
     cm_spin_lock_take(&pool->lock);
     cm_pool_raise(&pool->done[i], epoch);
+    pool->waited_in_vain = pool->waited_in_vain && i < CM_STREAMS_MAX;
     cm_spin_lock_give(&pool->lock);
 }
 
@@ -478,6 +479,16 @@ cm_pool_fenced_nbytes_locked(const cm_pool *pool)
         nbytes += fenced ? flight->span->block.nbytes : 0;
     }
     return nbytes;
+}
+
+bool
+cm_pool_has_fence_locked(const cm_pool *pool)
+{
+    bool found = false;
+    for (uint32_t i = CM_STREAMS_MAX; i < CM_EPOCHS_MAX && !found; i++) {
+        found = !cm_list_is_empty(&pool->epochs[i].marks);
+    }
+    return found;
 }
 
 bool

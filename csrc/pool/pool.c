@@ -4,6 +4,7 @@
 
 #include "base/backoff.h"
 #include "base/checked_math.h"
+#include "base/nvtx.h"
 #include "pool/private.h"
 #include "runtime/scope.h"
 
@@ -289,6 +290,61 @@ take_ended(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
+/* -- a wait before growing ----------------------------------------------------------------- */
+/* What was exported may be used by others on any stream, so it waits for a fence, an
+ * event over all that its device was doing. A device that is never idle lets fences
+ * pass late, and a loop that makes one array a round would take new memory in each of
+ * them: 6.6 GB for arrays of 2.5 MB were seen, of which one lived. So above a bound the
+ * pool waits for fences that are recorded already, and takes none for this. A device
+ * whose work takes longer than the wait is not waited for a second time before a fence
+ * has passed: then memory is what the loop needs. */
+
+#define FLIGHT_BOUND (UINT64_C(256) << 20)
+#define FENCE_WAIT_NS UINT64_C(1000000000)
+
+/* Is so much in flight that a growth is to wait? */
+static bool
+is_piled_up(cm_pool *pool)
+{
+    uint64_t most = FLIGHT_BOUND;
+    cm_spin_lock_take(&pool->lock);
+    cm_pool_raise(&most, pool->counters.live_nbytes / 2);
+    bool piled_up = pool->counters.in_flight_nbytes > most && !pool->waited_in_vain
+                    && cm_pool_has_fence_locked(pool);
+    cm_spin_lock_give(&pool->lock);
+    return piled_up;
+}
+
+/* Wait, if it is time to, until something fits or no fence is left that could pass;
+ * *out
+ * stays NULL where nothing did. Fails: CM_ECANCELLED by the hooks. */
+static cm_status
+await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
+{
+    if (r->hooks == NULL || r->hooks->grows_at_once || r->capturing
+        || !is_piled_up(pool) || cm_streams_capture(pool->rt)
+        || cm_others_capture(r->hooks)) {
+        return cm_ok();
+    }
+    CM_NVTX("wait for fences", r->size);
+    uint64_t start = cm_now_ns();
+    uint64_t asked = start;
+    bool may_pass = true;
+    while (*out == NULL && may_pass && cm_now_ns() - start < FENCE_WAIT_NS) {
+        CM_TRY(cm_wait_ask(r->hooks, &asked));
+        cm_nap_after(cm_now_ns() - start);
+        cm_ignore(cm_pool_poll(pool, false)); /* what cannot be asked about stays */
+        *out = take_thoroughly(pool, r);
+        cm_spin_lock_take(&pool->lock);
+        may_pass = cm_pool_has_fence_locked(pool);
+        cm_spin_lock_give(&pool->lock);
+    }
+    cm_spin_lock_take(&pool->lock);
+    pool->waited_in_vain = *out == NULL && may_pass;
+    cm_spin_lock_give(&pool->lock);
+    return cm_ok();
+}
+
 static bool
 is_over(cm_pool *pool)
 {
@@ -421,6 +477,9 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         cm_pool_obey_limits(pool, may_fence); /* what has landed since */
     }
     cm_heap_span *span = take_ended(pool, &r);
+    if (span == NULL) {
+        CM_TRY(await_fences(pool, &r, &span));
+    }
     if (span == NULL) {
         cm_status status = grow(pool, &r, &span);
         if (cm_pool_is_short(status)) {

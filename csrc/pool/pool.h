@@ -125,6 +125,9 @@ typedef struct cm_wait_hooks {
      * Then no fence is taken and no device waited for, which would end the capture.
      * NULL: nobody knows. */
     bool (*others_capture)(void *argument);
+    /* Grow without waiting for fences first (cm_pool_alloc()): by allocators of others,
+     * whose callers do not expect a wait where there is memory. */
+    bool grows_at_once;
 } cm_wait_hooks;
 
 static inline bool
@@ -151,6 +154,8 @@ cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
 /* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any) from now on.
  * `hooks` NULL: no wait for work of unknown length, neither for memory in flight nor
  * for another stream's. It still grows, after a growth that another thread has begun.
+ * Where more is in flight than the larger of 256 MiB and half of what lives, it waits
+ * for fences that are recorded, at most a second, before it grows.
  * Owns:   the caller owns *out until cm_pool_free.
  * Blocks: may wait in the runtime on a miss, without the lock.
  * Fails:  the allocating operation; CM_ELIMIT (the budget); CM_EFORKED; CM_EOVERFLOW;

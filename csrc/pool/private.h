@@ -89,6 +89,7 @@ struct cm_pool {
     bool is_over;
     uint64_t window_ns;      /* idle trim: when this window began, */
     uint64_t window_cached;  /* and the least that was cached in it */
+    bool waited_in_vain;     /* for fences: until one passes nobody does so again */
     uint64_t unasked_nbytes; /* given back with a fence since that was last asked for */
     atomic_uint_fast64_t lost_count;
     cm_mutex polling;  /* the poller looks at what is in flight, and at events */
@@ -244,6 +245,8 @@ cm_flight *cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const 
                             uint32_t use_count, unsigned flags);
 /* Bytes of blocks that wait for a device, of which no event tells. */
 uint64_t cm_pool_fenced_nbytes_locked(const cm_pool *pool);
+/* Is a fence recorded that has not passed yet? */
+bool cm_pool_has_fence_locked(const cm_pool *pool);
 /* Does a block in flight wait for all that a device was doing? */
 bool cm_pool_is_fence_due(cm_pool *pool);
 /* What waits for a graph, or could not be waited for, goes back to the heap as well.

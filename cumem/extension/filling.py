@@ -279,7 +279,8 @@ def _make_ordinary(
     buffer: _core.Buffer, dtype: np.dtype[Any], order: Any
 ) -> _core.Buffer:
     """Such memory has no pool: it is NumPy's, and page-locked in `numpy_pinned`."""
-    return _core.asbuffer(np.empty_like(buffer.numpy(), dtype, order))
+    made = buffer._read_by(lambda array: np.empty_like(array, dtype, order))
+    return _core.asbuffer(made)
 
 
 def is_memory(source: object) -> bool:

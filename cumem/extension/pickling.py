@@ -24,13 +24,20 @@ def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]
             "a device buffer cannot be pickled: copy it to host memory first, e.g. to a "
             "buffer of empty_pinned()"
         )
-    array = buffer.numpy()
-    order = "F" if array.flags.fnc else "C"
-    flat = _flat(array if array.flags.forc else array.copy())
-    data = pickle.PickleBuffer(cast("Any", flat)) if protocol >= 5 else flat.tobytes()
+    order = "F" if buffer.flags.fnc else "C"
+    data: Any
+    if protocol < 5:
+        data = buffer._read_by(lambda array: _in_order(array).tobytes())
+    else:
+        data = pickle.PickleBuffer(cast("Any", _in_order(buffer.numpy())))
     flags = tuple(buffer.flags) if pooled else None
     form = (buffer.kind, buffer.dtype, buffer.shape, order, flags)
     return rebuild, (*form, data, buffer.readonly)
+
+
+def _in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Its bytes as they lie in memory, copied where they are not side by side."""
+    return _flat(array if array.flags.forc else array.copy())
 
 
 def rebuild(
@@ -47,7 +54,7 @@ def rebuild(
     given = np.frombuffer(data, np.uint8)
     if given.size != buffer.nbytes:
         raise ValueError(f"data has {given.size} bytes, the buffer {buffer.nbytes}")
-    _flat(buffer.numpy())[:] = given
+    buffer._read_by(lambda array: np.copyto(_flat(array), given))
     if readonly:
         _core._freeze(buffer)
     return buffer

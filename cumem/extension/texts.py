@@ -57,7 +57,7 @@ def buffer_str(buffer: _core.Buffer) -> str:
         return buffer_repr(buffer)
     try:
         if not is_on_device(buffer.kind):
-            return str(buffer.numpy())
+            return buffer._read_by(str)
         device = buffer.device
         if _core.current_stream(0 if device is None else device).is_capturing:
             return f"{buffer_repr(buffer)}: values cannot be read during a capture"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from cumem.kinds import is_on_device
 MAX_NDIM = 64
 
 Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
 
 
 # -- views -----------------------------------------------------------------------------
@@ -214,12 +215,11 @@ def as_array(buffer: _core.Buffer, dtype: Any = None, *, copy: object = None) ->
             "the host cannot read device memory; copy it first, with buf.to_numpy() or "
             f"cumem.asnumpy(buf); to compute, {compute_hint(buffer)}"
         )
-    array = buffer.numpy()
-    if dtype is not None and array.dtype != dtype:
+    if dtype is not None and not buffer.closed and buffer.dtype != dtype:
         if copy is not None and not copy:
             raise ValueError("another dtype needs a copy")
-        return array.astype(dtype)
-    return array.copy() if copy else array
+        return buffer._read_by(lambda array: array.astype(dtype))
+    return buffer._read_by(np.copy) if copy else buffer.numpy()
 
 
 def refuse_host(buffer: _core.Buffer) -> NoReturn:
@@ -230,9 +230,12 @@ def refuse_host(buffer: _core.Buffer) -> NoReturn:
     )
 
 
-def on_host(buffer: _core.Buffer) -> Array:
-    """What the host reads: device memory is copied, on the current stream."""
-    return buffer.to_numpy() if is_on_device(buffer.kind) else buffer.numpy()
+def on_host(buffer: _core.Buffer, read: Callable[[Array], _T]) -> _T:
+    """What `read` answers to the values, of which it keeps nothing: device memory is
+    copied, on the current stream."""
+    if is_on_device(buffer.kind):
+        return read(buffer.to_numpy())
+    return buffer._read_by(read)
 
 
 def as_number(buffer: _core.Buffer, kind: type) -> object:
@@ -246,13 +249,13 @@ def as_number(buffer: _core.Buffer, kind: type) -> object:
         raise TypeError(
             f"only a buffer of one element is a number, and this has {buffer.size}"
         )
-    return kind(on_host(buffer))
+    return on_host(buffer, kind)
 
 
 def item(buffer: _core.Buffer, /, *index: Any) -> object:
     """See `Buffer.item`."""
     if not is_on_device(buffer.kind):
-        return buffer.numpy().item(*index)
+        return buffer._read_by(lambda array: array.item(*index))
     _ = buffer.ptr  # a closed one says so
     np.broadcast_to(np.zeros((), "u1"), buffer.shape).item(*index)  # NumPy's errors
     if len(index) == 1 and isinstance(index[0], tuple):
@@ -266,7 +269,7 @@ def item(buffer: _core.Buffer, /, *index: Any) -> object:
 
 def tolist(buffer: _core.Buffer) -> object:
     """See `Buffer.tolist`."""
-    return on_host(buffer).tolist()
+    return on_host(buffer, lambda array: array.tolist())
 
 
 def format_values(buffer: _core.Buffer, spec: str, /) -> str:
@@ -278,7 +281,7 @@ def format_values(buffer: _core.Buffer, spec: str, /) -> str:
             f"{spec!r} formats one element, as of buf[0]; "
             "np.array2string(buf.to_numpy()) formats many"
         )
-    return format(on_host(buffer)[()], spec)
+    return on_host(buffer, lambda array: format(array[()], spec))
 
 
 def as_complex(buffer: _core.Buffer) -> object:

@@ -40,6 +40,7 @@ export_for_numpy(cm_buffer *self)
     }
     if (owner != NULL) {
         self->storage->view_count--; /* counted while it lives, not merely remembered */
+        self->storage->only_view = NULL;
     }
     return owner;
 }
@@ -68,6 +69,41 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
                       cm_buffer_shape(self), cm_buffer_strides(self), self->readonly);
     Py_DECREF(owner);
     return array;
+}
+
+/* Only whoever asked refers to an object: nobody has kept it. */
+static bool
+is_alone(PyObject *object)
+{
+    return Py_REFCNT(object) == 1;
+}
+
+/* What `function` answers to numpy(), for reads of our own: where it kept nothing of
+ * the array, and nothing else was exported meanwhile, the memory never left us. */
+PyObject *
+cm_buffer_read_by(PyObject *object, PyObject *function)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    cm_storage *storage = self->storage;
+    bool was_exported = storage->was_exported;
+    PyObject *array = cm_buffer_numpy(object, NULL);
+    if (array == NULL) {
+        return NULL;
+    }
+    uint64_t number = self->state->export_total;
+    PyObject *view = PyObject_GetAttrString(array, "base");
+    PyObject *answer =
+        view == NULL ? NULL : PyObject_CallFunctionObjArgs(function, array, NULL);
+    bool was_kept = !is_alone(array);
+    Py_DECREF(array);
+    was_kept = was_kept || view == NULL || !is_alone(view);
+    if (!was_exported && !was_kept && number == self->state->export_total) {
+        storage->was_exported = false;
+    }
+    cm_kept_error kept = cm_error_keep();
+    Py_XDECREF(view);
+    cm_error_restore(kept);
+    return answer;
 }
 
 /* -- record_stream -------------------------------------------------------------------- */

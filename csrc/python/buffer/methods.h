@@ -24,6 +24,7 @@ PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
 /* METH_O */
+PyObject *cm_buffer_read_by(PyObject *self, PyObject *function);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);

@@ -463,7 +463,33 @@ void
 cm_storage_begin_export(cm_storage *storage)
 {
     storage->was_exported = true;
+    if (storage->state != NULL) {
+        storage->state->export_total++;
+    }
     add_hold(storage, CM_HOLD_EXPORT);
+}
+
+void
+cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs)
+{
+    storage->only_view = view;
+    storage->only_number = storage->state->export_total;
+    storage->only_refs = refs;
+    storage->only_moment = cm_moment_now();
+}
+
+bool
+cm_storage_unwatch_view(cm_storage *storage, const void *view, Py_ssize_t refs)
+{
+    if (storage->only_view != view || view == NULL) {
+        return false;
+    }
+    storage->only_view = NULL;
+    bool was_none =
+        storage->state != NULL && storage->only_number == storage->state->export_total
+        && storage->only_refs == refs && cm_moment_lasts(&storage->only_moment);
+    storage->was_exported = !was_none;
+    return was_none;
 }
 
 void

@@ -6,6 +6,7 @@
 
 #include "base/address_map.h"
 #include "docstrings.h"
+#include "python/core/errors.h"
 
 /* What the limited API leaves out, but every CPython since 3.11 has. */
 typedef struct internals {
@@ -70,6 +71,58 @@ cm_tracing_init(void)
     if (recording.python.current_thread == NULL) {
         find_functions(&newer, 1, &recording.python);
     }
+}
+
+/* -- moments ----------------------------------------------------------------------------- */
+
+/* gc.get_count()[0], which a collection sets to 0; -1: not known. */
+static long
+count_young(void)
+{
+    static PyObject *get_count; /* owned, for as long as the process; GIL */
+    if (get_count == NULL) {
+        PyObject *module = PyImport_ImportModule("gc");
+        get_count = module == NULL ? NULL : PyObject_GetAttrString(module, "get_count");
+        Py_XDECREF(module);
+    }
+    PyObject *counts = get_count == NULL ? NULL : PyObject_CallNoArgs(get_count);
+    PyObject *young = counts == NULL ? NULL : PyTuple_GetItem(counts, 0);
+    long count = young == NULL ? -1 : PyLong_AsLong(young);
+    Py_XDECREF(counts);
+    return count;
+}
+
+cm_moment
+cm_moment_now(void)
+{
+    cm_moment now = {.frame = NULL};
+    if (recording.python.place_in_code == NULL) {
+        return now;
+    }
+    cm_kept_error kept = cm_error_keep();
+    int collects = PyGC_Disable(); /* which would run what it finds, in this place */
+    PyFrameObject *at = PyEval_GetFrame();
+    long young = at == NULL ? -1 : count_young();
+    if (young >= 0) {
+        now = (cm_moment){at, recording.python.place_in_code(at), young};
+    }
+    if (collects) {
+        (void)PyGC_Enable();
+    }
+    PyErr_Clear();
+    cm_error_restore(kept);
+    return now;
+}
+
+bool
+cm_moment_lasts(const cm_moment *then)
+{
+    if (then->frame == NULL) {
+        return false;
+    }
+    cm_moment now = cm_moment_now();
+    return now.frame == then->frame && now.place == then->place
+           && now.young >= then->young;
 }
 
 /* -- stacks ------------------------------------------------------------------------------ */

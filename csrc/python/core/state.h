@@ -28,7 +28,8 @@ enum {
 #define CM_NUMBER_STAGING (UINT64_MAX - 1)
 #define CM_NUMBER_CLOSED UINT64_MAX
 enum { CM_REASON_NBYTES = 512 }; /* of a text that says why devices are emulated */
-#define CM_NUMBER_REGISTERED (UINT64_MAX - 2) /* no pool: what register() has locked */
+#define CM_NUMBER_REGISTERED (UINT64_MAX - 2) /* no pool: what register() has locked   \
+                                               */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
@@ -137,6 +138,7 @@ typedef struct cm_state {
     void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
     Py_ssize_t call_count;    /* see cm_state_enter() */
     uint64_t many_count;      /* calls of copy_many() so far */
+    uint64_t export_total;    /* times that memory was given to others, ever */
     uint64_t writer_total;    /* the number of the next that a storage remembers; > 0 */
     uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
     cm_list storages;    /* every live cm_storage of this generation */

@@ -79,7 +79,7 @@ end_loan(loan *ended)
 static cm_status
 fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segment)
 {
-    static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    static const cm_wait_hooks uninterrupted = {.grows_at_once = true};
     cm_stream *record;
     CM_TRY(wrap(rt, cm_pool_get_config(new->pool)->device, stream, &record));
     new->uses[new->use_count++] = record;

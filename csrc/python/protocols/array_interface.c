@@ -71,6 +71,7 @@ cm_array_interface_dict(PyObject *self)
     }
     /* the consumer's work cannot be seen from here on */
     buffer->storage->was_exported = true;
+    buffer->state->export_total++;
     buffer->storage->was_named = true;
     PyObject *stream = address == 0 ? Py_NewRef(Py_None)
                                     : stream_entry(buffer->state, buffer->storage);

@@ -93,6 +93,8 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         }
     }
     /* counted before the wait, so that free() refuses meanwhile */
+    bool is_first = !buffer->storage->was_exported;
+    Py_ssize_t refs = Py_REFCNT(self);
     cm_storage_begin_export(buffer->storage);
     buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
     if (cm_storage_wait(buffer->storage, false) < 0
@@ -104,6 +106,9 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     fill_view(buffer, &region, view, flags);
+    if (is_first && flags == PyBUF_FULL_RO) { /* what memoryviews ask for, and NumPy */
+        cm_storage_watch_view(buffer->storage, view, refs);
+    }
     view->internal = format;
     view->obj = Py_NewRef(self);
     return 0;
@@ -115,6 +120,9 @@ cm_buffer_releasebuffer(PyObject *self, Py_buffer *view)
     cm_buffer *buffer = (cm_buffer *)(void *)self;
     Py_XDECREF((PyObject *)view->internal);
     view->internal = NULL;
+    if (cm_storage_unwatch_view(buffer->storage, view, Py_REFCNT(self) - 1)) {
+        buffer->storage->view_count--;
+    }
     cm_storage_unpin(buffer->storage);
 }
 
