@@ -678,7 +678,7 @@ def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> N
         buffer.fill(value, stream=stream)
     else:
         source = read_source(value, stream)
-        if casting is None and is_memory(source) and source.dtype != buffer.dtype:  # type: ignore[attr-defined]
+        if casting is None and is_memory(source) and source.dtype != buffer.dtype:
             casting = "same_kind"
         fill(buffer, source, stream, casting)
 

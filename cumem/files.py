@@ -278,7 +278,7 @@ class _Opened:
         """Have the file on the disk, and its name where that was given."""
         os.fsync(self.descriptor())
         if self.owned is not None:
-            sync_folder(os.path.realpath(self.name))  # type: ignore[type-var]
+            sync_folder(os.path.realpath(str(self.name)))
 
     def nbytes(self) -> int | None:
         """Bytes of the file; None: it does not say, as what is made up as it is read."""

@@ -320,10 +320,12 @@ def test_read_that_keeps_the_array_is_an_export(emulated) -> None:
 def test_read_beside_an_export_leaves_it_one(emulated) -> None:
     pool = cumem.Pool("pinned")
     buffer = pool.allocate(NBYTES)
-    door = buffer.__dlpack__
-    buffer._read_by(lambda array: door())
-    del door
-    del buffer
+
+    def export(array: object, door: Any = buffer.__dlpack__) -> object:
+        return door()
+
+    buffer._read_by(export)
+    del export, buffer
     assert pool.stats().in_flight_count == 1
 
 

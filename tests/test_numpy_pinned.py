@@ -182,7 +182,7 @@ def test_blocks_that_overlap_do_not_keep_each_other(runtime) -> None:
 
 
 def numpy_core() -> Any:
-    """NumPy's own modules, which 1.26 has under their old name; ``_core`` is empty there."""
+    """NumPy's own modules, which 1.26 has under their old name, its `_core` empty."""
     return np._core if int(np.__version__.partition(".")[0]) >= 2 else np.core
 
 

@@ -59,10 +59,10 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     -------
     dict
         Plain data: what `cumem.info.collect` gives, and ``environment``,
-        ``visible_at_opening``, ``misspelt``, ``tool_listens``, ``kernel``, ``container``, ``calls``,
-        ``copies`` and ``frameworks``; each of ``devices`` has ``link``, ``iommu`` and
-        ``bandwidth`` as well. Where the driver cannot be opened the backend's name is None
-        and its reason the driver's error.
+        ``visible_at_opening``, ``misspelt``, ``tool_listens``, ``kernel``, ``container``,
+        ``calls``, ``copies`` and ``frameworks``; each of ``devices`` has ``link``,
+        ``iommu`` and ``bandwidth`` as well. Where the driver cannot be opened the
+        backend's name is None and its reason the driver's error.
 
     Notes
     -----

@@ -144,10 +144,9 @@ def read_device(device: Any, name: str, current: int) -> int:
         raise wrong_type(name, 'an int, a Device, "cuda:N" or None', device)
     match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
     if match is None:
-        kind = kind_named(text)
-        hint = (
-            f': that is memory of kind="{kind}"' if kind not in (None, "device") else ""
-        )
+        meant = kind_named(text)
+        is_other = meant not in (None, "device")
+        hint = f': that is memory of kind="{meant}"' if is_other else ""
         raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}{hint}')
     return current if match[1] is None else int(match[1])
 

@@ -339,7 +339,7 @@ def _carried(
         element, shape, packed = TYPES[info.dtype], info.shape, packed_shape(info)
     else:
         return None
-    if own is not type_of(np.dtype(element.numpy)):
+    if own is None or own is not type_of(np.dtype(element.numpy)):
         return None
     is_whole = is_itself or note is None or data.flags.c_contiguous
     if data.shape == packed and is_whole:
