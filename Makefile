@@ -22,7 +22,7 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	calibration layout results replay replay_trace safetensors_format stubs \
 	site fuzz_protocols corruption_hunt exported torch_allocator casting \
 	files_own_map files_hints files_fsync \
-	notebooks recording_page bench progress docs doctor nvtx plots)
+	notebooks recording_page bench progress docs doctor nvtx plots first_calls)
 # What packaging can change.
 PACKAGING := $(patsubst %,tests/test_%.py,import cli errors copy buffer pool stats files \
 	dlpack foreign fork)
@@ -41,7 +41,7 @@ WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wconversion -Wundef -Werror
 C_FLAGS := -std=c17 -D_GNU_SOURCE -fvisibility=hidden -Icsrc -Ibuild
 LIMITED := -DPy_LIMITED_API=0x030B0000
-MADE := build/docstrings.h build/ptx.h
+MADE := build/docstrings.h build/ptx.h build/gil_checks.h
 CUDA12 := -isystem build/cuda12/nvidia/cuda_runtime/include \
 	-isystem build/cuda12/nvidia/cu13/include
 CUDA13 := -isystem build/cuda13/nvidia/cu13/include

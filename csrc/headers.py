@@ -4,13 +4,16 @@
 docstrings.h is made of the stub, which holds the docstrings of the extension too, so that
 editors show them: a macro CM_DOC_Type_method for each, with the signature that
 `inspect.signature` reads. ptx.h is made of the kernels: a macro CM_PTX_name for each
-name.ptx, without comments.
+name.ptx, without comments. gil_checks.h is made of the sources: a macro for each function of
+Python's that they call, which ends the process where the caller has not the GIL; debug
+builds include it.
 """
 
 import ast
 import inspect
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -94,7 +97,11 @@ def replace(header: Path, prefix: str, texts: dict[str, str]) -> None:
             json.dumps(line, ensure_ascii=False) for line in text.splitlines(True)
         ]
         lines.append(" \\\n    ".join([f"#define {prefix}{name}", *quoted]))
-    made = "\n".join(lines) + "\n"
+    replace_text(header, "\n".join(lines) + "\n")
+
+
+def replace_text(header: Path, made: str) -> None:
+    """Make it hold this text; where it does, its time stays."""
     if not header.exists() or header.read_text() != made:
         header.parent.mkdir(parents=True, exist_ok=True)
         new = header.with_suffix(f".{os.getpid()}")
@@ -102,13 +109,51 @@ def replace(header: Path, prefix: str, texts: dict[str, str]) -> None:
         new.replace(header)  # others may read it now
 
 
+#: What may be called without the GIL, or is no call.
+WITHOUT_GIL = {
+    *("PyEval_SaveThread", "PyEval_RestoreThread", "PyThread_get_thread_ident"),
+    *("PyGILState_Ensure", "PyGILState_Release", "PyGILState_GetThisThreadState"),
+    *("PyGILState_Check", "Py_IsInitialized", "Py_AddPendingCall"),
+    *("PyErr_SetInterrupt", "PyDoc_STRVAR", "PyInit__core", "PyObject_New"),
+    *("Py_UNUSED", "Py_TYPE", "Py_IS_TYPE", "Py_REFCNT", "Py_VISIT", "Py_CLEAR"),
+}
+#: Macros of Python.h over functions of the same names.
+OVER_FUNCTIONS = ("Py_INCREF", "Py_DECREF", "Py_XINCREF", "Py_XDECREF")
+
+
+def gil_checks(sources: list[str]) -> str:
+    """A macro for each function of Python's that the sources call by its name.
+
+    What Python.h has as a macro stays what it is, but for counting references.
+    """
+    called: set[str] = set()
+    for text in sources:
+        bare = re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', " ", text, flags=re.S)
+        called |= set(re.findall(r"\b(Py[A-Z_]\w*)\s*\(", bare))
+    text = "/* Made by csrc/headers.py. */\n"
+    for name in OVER_FUNCTIONS:
+        text += f"#undef {name}\n#define {name}(object) \\\n"
+        text += f"    (cm_gil_check(__FILE__, __LINE__), ({name})((PyObject *)(object)))\n"
+    numpy = ("PyArray_", "PyDataType_", "PyDataMem_")  # macros over a table
+    for name in sorted(called - WITHOUT_GIL - set(OVER_FUNCTIONS)):
+        if not name.startswith(numpy):
+            text += f"#ifndef {name}\n#define {name}(...) \\\n"
+            text += "    (cm_gil_check(__FILE__, __LINE__), "
+            text += f"({name})(__VA_ARGS__))\n#endif\n"
+    return text
+
+
 def write(folder: Path) -> None:
-    """Both, from the root of the tree."""
+    """All three, from the root of the tree."""
     stub = Path("cumem/_core.pyi").read_text()
     replace(folder / "docstrings.h", "CM_DOC_", docstrings(stub))
     kernels = sorted(Path("csrc/transfer/device").glob("*.ptx"))
     texts = {path.stem: kernel(path.read_text()) for path in kernels}
     replace(folder / "ptx.h", "CM_PTX_", texts)
+    sources = sorted(Path("csrc/python").rglob("*.[ch]"))
+    replace_text(
+        folder / "gil_checks.h", gil_checks([path.read_text() for path in sources])
+    )
 
 
 if __name__ == "__main__":

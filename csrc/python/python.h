@@ -14,6 +14,32 @@
 #    error "cumem needs Python 3.11 or newer"
 #endif
 
+/* In debug builds each function of Python's that these folders call looks first whether
+ * its thread has the GIL, and ends the process with the place of the call where it has
+ * not. Without the GIL such a call is a race that crashes rarely, and elsewhere: one
+ * that read the current device after the GIL was given up was found only after months.
+ */
+#ifdef CM_DEBUG
+#    include <stdio.h>
+#    include <stdlib.h>
+#    ifdef Py_LIMITED_API
+PyAPI_FUNC(int) PyGILState_Check(void); /* there, though the limited API leaves it out
+                                         */
+#    endif
+
+static inline void
+cm_gil_check(const char *file, int line)
+{
+    if (PyGILState_Check() == 0) {
+        (void)fprintf(stderr, "cumem: %s:%d calls Python without the GIL\n", file,
+                      line);
+        abort();
+    }
+}
+
+#    include "gil_checks.h"
+#endif
+
 /* PyEval_SaveThread(): what is noted without the GIL is noted on behalf of its caller.
  */
 static inline PyThreadState *

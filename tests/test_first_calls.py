@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public call as the first of its process, inside every kind of block.
+
+A call that comes first opens the driver, and a block changes what is current: where the two
+meet, code runs that no other test reaches. Each call is made in a child of its own, forked
+from a process that has imported the package and opened nothing. It may succeed or raise;
+the child must not die of a signal.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+from support import programs
+
+import cumem
+
+#: Of the functions, and of the types that users make. `a` is an array of 1,000 floats,
+#: `n()` another, `t` a folder with the files that are read.
+CALLS = {
+    "array": "cumem.array(a, kind='pinned')",
+    "asarray": "cumem.asarray(a)",
+    "asbuffer": "cumem.asbuffer(a)",
+    "ascontiguousarray": "cumem.ascontiguousarray(a[::2])",
+    "asnumpy": "cumem.asnumpy(a)",
+    "backend": "cumem.backend()",
+    "broadcast": "cumem.broadcast([n()], a)",
+    "broadcast_async": "[each.wait() for each in cumem.broadcast_async([n()], a)]",
+    "calibrate": "cumem.calibrate",  # takes seconds; it begins with a device's question
+    "chunk_size": "cumem.chunk_size(1000, '1MiB')",
+    "chunks": "list(cumem.chunks(a))",
+    "collate_pinned": "cumem.collate_pinned([a, a])",
+    "configure": "cumem.configure(threads=1)",
+    "copy": "cumem.copy(n(), a)",
+    "copy_async": "cumem.copy_async(n(), a).wait()",
+    "copy_many": "cumem.copy_many([(n(), a), (n(), a)])",
+    "copy_many_async": "cumem.copy_many_async([(n(), a)]).wait()",
+    "current_device": "cumem.current_device()",
+    "current_stream": "cumem.current_stream()",
+    "default_pool": "cumem.default_pool('pinned')",
+    "device_count": "cumem.device_count()",
+    "diff": "cumem.diff",  # of two records
+    "driver_version": "cumem.driver_version()",
+    "empty": "cumem.empty(10)",
+    "empty_device": "cumem.empty_device(10)",
+    "empty_like": "cumem.empty_like(a)",
+    "empty_managed": "cumem.empty_managed(10)",
+    "empty_mapped": "cumem.empty_mapped(10)",
+    "empty_pinned": "cumem.empty_pinned(10)",
+    "emulation_reason": "cumem.emulation_reason()",
+    "explain": "cumem.explain(n(), a)",
+    "fromfile": "cumem.fromfile(t + '/y.bin', out=n())",
+    "full": "cumem.full(10, 3)",
+    "full_like": "cumem.full_like(a, 3)",
+    "gather": "cumem.gather(np.empty(2000), [a, a])",
+    "gather_async": "[x.wait() for x in cumem.gather_async(np.empty(2000), [a, a])]",
+    "get_limit": "cumem.get_limit('pinned')",
+    "is_available": "cumem.is_available()",
+    "limit": "cumem.limit('device', '50%').__enter__()",
+    "live": "cumem.live()",
+    "load": "cumem.load(t + '/y.npy', out=n())",
+    "load_record": "cumem.load_record(t + '/y.npz')",
+    "load_safetensors": "cumem.load_safetensors(t + '/y.safetensors')",
+    "measure": "cumem.measure().__enter__()",
+    "memory_info": "cumem.memory_info()",
+    "offload": "cumem.offload({'x': a})",
+    "offload_activations": "cumem.offload_activations()",
+    "on_out_of_memory": "cumem.on_out_of_memory(print)",
+    "pipeline": "cumem.pipeline(lambda x, y, s: 1, a)",
+    "pool_counters": "cumem.pool_counters()",
+    "prefetch": "list(cumem.prefetch([a]))",
+    "prefetch_many": "cumem.prefetch_many([cumem.empty_managed(10)], 0)",
+    "read_ranges": "cumem.read_ranges(t + '/y.bin', [(0, n())])",
+    "read_safetensors_header": "cumem.read_safetensors_header(t + '/y.safetensors')",
+    "recommend": "cumem.recommend('1MiB')",
+    "record": "cumem.record().start()",
+    "register": "cumem.register(a)",
+    "report_leaks_at_exit": "cumem.report_leaks_at_exit()",
+    "restore": "cumem.restore(cumem.offload({'x': a}))",
+    "runtime_version": "cumem.runtime_version()",
+    "save": "cumem.save(t + '/z.npy', a)",
+    "save_safetensors": "cumem.save_safetensors(t + '/z.safetensors', {'a': a})",
+    "savez": "cumem.savez(t + '/z.npz', a=a)",
+    "scatter": "cumem.scatter([np.empty(500), np.empty(500)], a)",
+    "scatter_async": "[x.wait() for x in cumem.scatter_async([n()[:500], n()[500:]], a)]",
+    "set_current_device": "cumem.set_current_device(0)",
+    "set_limit": "cumem.set_limit('pinned', '50%')",
+    "shutdown": "cumem.shutdown()",
+    "stats": "cumem.stats()",
+    "synchronize": "cumem.synchronize()",
+    "tag": "cumem.tag('x').__enter__()",
+    "tiles": "list(cumem.tiles(cumem.empty_managed(1000), 100))",
+    "to_device": "cumem.to_device([a])",
+    "to_host": "cumem.to_host([a])",
+    "tofile": "cumem.tofile(t + '/z.bin', a)",
+    "trim": "cumem.trim()",
+    "who_holds": "cumem.who_holds(a)",
+    "write_ranges": "cumem.write_ranges(t + '/z.bin', [(0, a)])",
+    "zeros": "cumem.zeros(10)",
+    "zeros_like": "cumem.zeros_like(a)",
+    # types
+    "Device": "cumem.Device(0).name",
+    "Event": "cumem.Event().record()",
+    "PinnedCollate": "cumem.PinnedCollate()([a, a])",
+    "Pool": "cumem.Pool('device').allocate(100)",
+    "Stream": "cumem.Stream().synchronize()",
+    "Workspace": "cumem.Workspace('1MiB', 'pinned')",
+    "numpy_pinned": "cumem.numpy_pinned(1).__enter__(); np.ones(1000)",
+}
+
+#: The same by other doors.
+OTHERS = {
+    "mapped file": "cumem.copy(n(), np.memmap(t + '/y.bin', 'f8', 'r'))",
+    "memoryview": "cumem.asbuffer(memoryview(a))",
+    "array interface": "cumem.asbuffer(Interface(a))",
+    "capsule": "cumem.asbuffer(Exporter(a))",
+    "assignment": "b = cumem.empty_pinned(1000); b[...] = a",
+    "pickle": "import pickle; pickle.loads(pickle.dumps(cumem.asbuffer(a)))",
+    "conversion": "cumem.copy(np.empty(1000, 'f4'), a, casting='same_kind')",
+    "of host": "cumem.memory_info('host')",
+    "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
+}
+
+#: What is refused, in whatever block: no record, and ordinary memory that poses as CUDA's.
+RAISE = {"load_record", "array interface"}
+
+BLOCKS = (
+    *("cumem.Device(0)", "cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),
+    *("cumem.Pool('device')", "cumem.numpy_pinned(1)", "cumem.limit('pinned', '1GiB')"),
+    *("cumem.measure()", "cumem.tag('a')", "nothing()"),
+)
+
+PROGRAM = """
+import contextlib, faulthandler, json, os, sys, threading, warnings
+import numpy as np
+import cumem
+
+block, calls, t = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+warnings.simplefilter("ignore")
+nothing = contextlib.nullcontext
+a = np.arange(1000.0)
+n = lambda: np.empty(1000)
+
+class Interface:
+    def __init__(self, array):
+        self.array = array
+        self.__cuda_array_interface__ = dict(
+            shape=(4,), typestr="<f8", data=(array.ctypes.data, False), version=3
+        )
+
+class Exporter:
+    def __init__(self, array):
+        self.array = array
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__(**how)
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+def aside(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(9):
+        cumem.asbuffer(a)
+    thread.join()
+
+def make(call):
+    try:
+        with eval(block):
+            exec(call)
+    except Exception as error:
+        print(f"{call}: {error!r}")
+
+bad = {}
+for name, call in calls.items():
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        make(call)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status):
+        bad[name] = os.waitstatus_to_exitcode(status)
+print(json.dumps(bad))
+"""
+
+
+def public_calls() -> set[str]:
+    """Functions, and types that are made by calling them."""
+    found = set()
+    for name in cumem.__all__:
+        value = getattr(cumem, name)
+        if inspect.isroutine(value):
+            found.add(name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import numpy as np
+
+    path = tmp_path_factory.mktemp("first")
+    array = np.arange(1000.0)
+    array.tofile(path / "y.bin")
+    np.save(path / "y.npy", array)
+    np.savez(path / "y.npz", a=array)
+    header = json.dumps(
+        {"a": {"dtype": "F64", "shape": [1000], "data_offsets": [0, 8000]}}
+    )
+    text = header.encode()
+    (path / "y.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + array.tobytes()
+    )
+    return path
+
+
+def test_every_public_function_is_among_the_first_calls() -> None:
+    assert public_calls() - set(CALLS) == set()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_first_call_of_a_process_inside_a_block_does_not_crash(folder, block) -> None:
+    calls = json.dumps(CALLS | OTHERS)
+    done = programs.run("-c", PROGRAM, block, calls, str(folder))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}, done.stderr
+
+
+def test_calls_that_come_first_are_right_without_a_block(folder) -> None:
+    """None of them is written in a way that always raises, which would show nothing."""
+    program = PROGRAM.replace('print(f"{call}: {error!r}")', "os._exit(3)")
+    right = {name: call for name, call in (CALLS | OTHERS).items() if name not in RAISE}
+    done = programs.run("-c", program, "nothing()", json.dumps(right), str(folder))
+    assert json.loads(done.stdout.splitlines()[-1]) == {}, done.stderr
