@@ -139,6 +139,10 @@ def keeps_kind(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     return was == to == Kind.TEXT
 
 
+#: NumPy 1.26 turns -1 into the largest number without sign, and only warns of it.
+_WRAPS = int(np.__version__.partition(".")[0]) < 2
+
+
 # -- reading ------------------------------------------------------------------------
 
 
@@ -165,6 +169,8 @@ def read_numbers(
         try:
             return np.asarray(value, np.int64)
         except OverflowError:
+            if _WRAPS and min(np.asarray(value, object).flat) < 0:
+                raise
             return np.asarray(value, np.uint64)
     except OverflowError:
         raise OverflowError(
