@@ -401,6 +401,10 @@ def read_and_write_files() -> None:
         cumem.tofile(file, source)
         cumem.write_ranges(file, [(4, source[1:2000:2])])
         cumem.write_ranges(file, [(0, content[:1001])])
+        mapped = np.memmap(file, "i4", "r+")  # of the file itself: by way of a copy
+        cumem.write_ranges(file, [(0, mapped[999::-1])])
+        cumem.read_ranges(file, [(0, mapped[999::-1])])
+        del mapped
         stream = cumem.Stream()
         row = cumem.empty_device(content.shape, "i4")
         rows = cumem.empty_device((1000, 2), "i4")
