@@ -246,7 +246,8 @@ static PyObject *
 run_call(file_call *call)
 {
     cm_state *state = call->call.state;
-    /* Ranges of the host alone need no page-locked chunks, so no device to lock them. */
+    /* Ranges of the host alone need no page-locked chunks, so no device to lock them.
+     */
     cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || open_file(call) < 0) {
         return NULL;
