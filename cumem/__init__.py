@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from cumem.explanation import Explanation, explain
     from cumem.files import fromfile, read_ranges, tofile, write_ranges
+    from cumem.kinds import Kind
     from cumem.loading import prefetch
     from cumem.managed import (
         ManagedThrashWarning, Residency, prefetch_many, tiles,
@@ -119,6 +120,7 @@ __all__ = [
     "Holders",
     "HostBuffer",
     "HostMemory",
+    "Kind",
     "LimitBlock",
     "Living",
     "LivingBuffers",
@@ -360,7 +362,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.streams": (),
     "extension.texts": (),
     "limits": (),
-    "kinds": (),
+    "kinds": ("Kind",),
     "safetensors": ("SafetensorsDict", "load_safetensors"),
     "safetensors.format": (
         "SafetensorsError",

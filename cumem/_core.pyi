@@ -21,6 +21,7 @@ from typing import (
     SupportsIndex,
     TypeVar,
     final,
+    overload,
 )
 
 import numpy as np
@@ -1751,15 +1752,135 @@ class _Pool:
             if it was not entered.
         """
 
+@overload
 def empty(
     shape: _Shape,
-    dtype: DTypeLike = "float64",
-    kind: _Kind = "device",
+    dtype: DTypeLike = ...,
     *,
-    order: _Order = "C",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: None = ...,
+) -> DeviceBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool,
+) -> Buffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["pinned"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["pinned"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["mapped"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["mapped"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["managed"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["managed"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["device"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["device"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: _Kind,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> Buffer: ...
+@overload
+def empty(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: _Kind,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
 ) -> Buffer:
     """Allocate a buffer from the pool of its kind, without setting its bytes.
 

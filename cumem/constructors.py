@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,13 +21,147 @@ from cumem.extension.filling import (
     read_source,
     read_value,
 )
-from cumem.kinds import is_on_device
+from cumem.kinds import Kind, is_on_device
 from cumem.pools import Pool
+
+
+class _Place(TypedDict, total=False):
+    """What all constructors take by name beside a kind and a pool."""
+
+    device: object
+    stream: object
+
+
+class _New(_Place, total=False):
+    order: _core._Order
+
+
+class _Filled(_New, total=False):
+    casting: _core._Casting | None
+
+
+class _Like(_Place, total=False):
+    order: _core._LikeOrder | None
+
+
+class _LikeFilled(_Like, total=False):
+    casting: _core._Casting | None
+
+
+class _Shared(_Like, total=False):
+    copy: bool | None
+
 
 # Reads as "device", but tells those who give no kind, whose pool may say it, apart.
 _DEVICE: Any = str(b"device", "ascii")
 
 
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    pool: None = ...,
+    **options: Unpack[_New],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    pool: Pool,
+    **options: Unpack[_New],
+) -> _core.Buffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Kind,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.Buffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Kind,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.Buffer: ...
 @hinting
 def zeros(
     shape: _core._Shape,
@@ -92,13 +226,131 @@ def zeros(
     >>> cumem.zeros(3, "i4", "pinned").numpy()
     array([0, 0, 0], dtype=int32)
     """
-    buffer = _core.empty(
+    buffer: _core.Buffer = _core.empty(
         shape, dtype, order=order, **_place(kind, device, stream, pool)
     )
     _core._fill(buffer, np.zeros((), buffer.dtype), stream)
     return buffer
 
 
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: None = ...,
+    **options: Unpack[_Filled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: Pool,
+    **options: Unpack[_Filled],
+) -> _core.Buffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.MappedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.MappedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Kind,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.Buffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.Buffer: ...
 @hinting
 def full(
     shape: _core._Shape,
@@ -175,11 +427,110 @@ def full(
     if dtype is None:
         source = read_source(fill_value, _first_stream(place))
         dtype = (source if isinstance(source, _core.Buffer) else as_array(source)).dtype
-    buffer = _core.empty(shape, dtype, order=order, **place)
+    buffer: _core.Buffer = _core.empty(shape, dtype, order=order, **place)
     _set(buffer, source, stream, casting)
     return buffer
 
 
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
 @hinting
 def empty_like(
     prototype: object,
@@ -250,6 +601,112 @@ def empty_like(
     return make_like(prototype, dtype, kind, order, device, stream, pool)
 
 
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: Pool,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Kind,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
 @hinting
 def array(
     obj: object,
@@ -346,6 +803,105 @@ def array(
     return buffer
 
 
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
 @hinting
 def zeros_like(
     prototype: object,
@@ -425,6 +981,116 @@ def zeros_like(
     return buffer
 
 
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
 @hinting
 def full_like(
     prototype: object,
@@ -511,6 +1177,105 @@ def full_like(
     return buffer
 
 
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.Buffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.PinnedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.PinnedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.MappedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.MappedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.ManagedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.ManagedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.DeviceBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.DeviceBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.Buffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.Buffer: ...
 @hinting
 def asarray(
     obj: object,
@@ -602,9 +1367,109 @@ def asarray(
     place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
     if kind is not None:
         place["kind"] = kind
-    return array(source, dtype, order=order, **place)
+    made: _core.Buffer = array(source, dtype, order=order, **place)
+    return made
 
 
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.Buffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.PinnedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.PinnedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.MappedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.MappedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.ManagedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.ManagedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.DeviceBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.DeviceBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.Buffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.Buffer: ...
 @hinting
 def ascontiguousarray(
     obj: object,

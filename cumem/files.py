@@ -622,7 +622,8 @@ def _made(
         nbytes = math.prod(whole) * items.itemsize
         asked = f"count={count}" if shape is None else f"shape={shape}"
         _check_length(opened, size, begin, nbytes, asked)
-    return _core.empty(lengths, items, **memory)
+    made: _core.Buffer = _core.empty(lengths, items, **memory)
+    return made
 
 
 def fromfile(

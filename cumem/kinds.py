@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from cumem import _core
+
+#: Names of the kinds of memory, as the constructors take them.
+Kind = Literal["pinned", "mapped", "managed", "device"]
 
 
 class KindFacts(NamedTuple):

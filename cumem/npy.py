@@ -263,7 +263,8 @@ class _Array(NamedTuple):
 
     def make(self, memory: dict[str, Any]) -> _core.Buffer:
         order: Any = "F" if self.fortran else "C"
-        return _core.empty(self.shape, self.dtype, order=order, **memory)
+        made: _core.Buffer = _core.empty(self.shape, self.dtype, order=order, **memory)
+        return made
 
     def check(self, out: Any, kind: str | None) -> _core.Buffer:
         """`out` as a buffer, which has to be like the array."""

@@ -540,7 +540,7 @@ def test_rows_of_a_tensor_are_not_taken_for_targets(runtime) -> None:
 def test_every_call_with_targets_and_sources_names_targets_first() -> None:
     for name in cumem.__all__:
         call = getattr(cumem, name)
-        if isinstance(call, type) or not callable(call):
+        if isinstance(call, type) or not callable(call) or name == "Kind":
             continue
         names = list(inspect.signature(call).parameters)
         targets = [names.index(n) for n in ("dst", "dsts") if n in names]

@@ -324,7 +324,11 @@ def _maker(
 
     def pooled(info: SafetensorsInfo) -> _core.Buffer:
         shape, dtype = packed_shape(info), find(info.dtype)
-        return _core.empty(shape, dtype, kind, device=device, stream=stream)  # type: ignore[arg-type]
+        place: Any = kind  # one of the kinds, or `_finisher` has refused it
+        made: _core.Buffer = _core.empty(
+            shape, dtype, place, device=device, stream=stream
+        )
+        return made
 
     return host if kind == "host" else pooled
 
