@@ -1871,16 +1871,16 @@ def empty(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload
+@overload  # the last one is the signature that the extension shows
 def empty(
     shape: _Shape,
-    dtype: DTypeLike,
-    kind: _Kind,
+    dtype: DTypeLike = "float64",
+    kind: _Kind = "device",
     *,
-    order: _Order = ...,
-    device: object = ...,
-    stream: object = ...,
-    pool: Pool | None = ...,
+    order: _Order = "C",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
 ) -> Buffer:
     """Allocate a buffer from the pool of its kind, without setting its bytes.
 
