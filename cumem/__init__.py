@@ -23,6 +23,7 @@ from cumem._core import (
     empty_device, empty_managed, empty_mapped, empty_pinned,
     set_current_device,
 )
+from cumem.forking import after_fork_in_child, before_fork
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -240,9 +241,13 @@ del _each
 
 
 def _watch() -> None:
-    """What the environment asks for. It ends after `_at_exit`, whose transfers it sees."""
+    """Watch forks, and what the environment asks for. That ends after `_at_exit`, whose
+    transfers it sees."""
     import os
 
+    os.register_at_fork(
+        before=lambda: before_fork(_load, _LATER), after_in_child=after_fork_in_child
+    )
     if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):
         _load("recording.living").report_leaks_at_exit()
     if path := os.environ.get("CUMEM_RECORD"):

@@ -39,7 +39,7 @@ PACKAGE_LAYERS = [
         "extension.flags",
         "kinds",
     }
-    | {"file_hints", "locks", "structures"},
+    | {"file_hints", "forking", "locks", "structures"},
     {"extension.hints"},
     {
         "extension.arguments",

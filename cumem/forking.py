@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forked child finds of the package's own modules.
+
+Most modules are loaded at the first use of a name. A thread that loads one holds its import
+lock. Where another thread forks meanwhile, the child inherits the lock without the thread
+that would let go of it, and an import there would wait for ever. So whatever a child may
+need is loaded before a process with several threads forks. Where a thread does not finish
+loading a module of ours, the child drops the lock and what there is of the module, and
+loads it anew.
+"""
+
+import sys
+import time
+from _thread import get_ident
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+#: What a fork waits for a thread that is loading one of our modules. Loading takes
+#: milliseconds; a thread that takes longer may be waiting for the one that forks.
+_PATIENCE_S = 1.0
+#: Before these a child has nothing to gain: they measure devices, or draw.
+_NOT_FOR_CHILDREN = ("calibration", "choosing", "notebook.objects")
+#: What functions of the package import where they need it.
+_WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
+
+_is_loaded = False
+
+
+def before_fork(load: Callable[[str], object], modules: Iterable[str]) -> None:
+    """Load `modules` of the package by `load`, once, if there are threads that might be
+    loading one when the process forks.
+    """
+    global _is_loaded
+    if _is_loaded or len(sys._current_frames()) == 1:
+        return
+    end = time.monotonic() + _PATIENCE_S
+    while _held_by_others():
+        if time.monotonic() > end:
+            return
+        time.sleep(0.001)
+    for module in modules:
+        if module not in _NOT_FOR_CHILDREN:
+            _try(load, module)
+    for module in _WITHIN_FUNCTIONS:
+        _try(__import__, module)
+    _is_loaded = True
+
+
+def after_fork_in_child() -> None:
+    """Let go of what threads that are not here were loading."""
+    for name in _held_by_others():
+        _locks().pop(name, None)
+        half_loaded = getattr(sys.modules.get(name), "__spec__", None)
+        if half_loaded is not None and getattr(half_loaded, "_initializing", False):
+            del sys.modules[name]
+
+
+def _try(load: Callable[[str], object], module: str) -> None:
+    # The fork goes on after an error: whoever uses the module is told by the import there.
+    with suppress(Exception):
+        load(module)
+
+
+def _locks() -> dict[str, Callable[[], object]]:
+    """The import locks of modules that are being loaded: name to weak reference."""
+    return getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
+
+
+def _held_by_others() -> list[str]:
+    """Names of our modules that threads other than this one are loading."""
+    return [
+        name
+        for name, reference in list(_locks().items())
+        if name.startswith("cumem.")
+        and getattr(reference(), "owner", None) not in (None, get_ident())
+    ]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forked children of processes in which another thread loads a module of the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork")
+
+#: Begins a process in which `hold(names)` has threads load these modules, each of which
+#: stops before its module is made, or before it is executed, until `go_on` is set.
+HOLD = """
+import importlib.machinery, os, signal, sys, threading, warnings
+import numpy as np
+import cumem
+
+warnings.simplefilter("ignore")
+go_on, names, failures = threading.Event(), set(), []
+
+class Loader(importlib.machinery.SourceFileLoader):
+    def create_module(self, spec):
+        if not IN_THE_MIDDLE:
+            stop_here(spec.name)  # the lock is held, and nothing is in sys.modules
+
+    def exec_module(self, module):
+        if IN_THE_MIDDLE:
+            stop_here(module.__name__)
+        super().exec_module(module)
+
+class Finder:
+    # It may not stop itself: a fork waits for finders, as for the global import lock.
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name not in names:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec.loader = Loader(name, spec.origin)
+        return spec
+
+def stop_here(name):
+    if threading.current_thread().name == name:
+        at_it[name].set()
+        go_on.wait()
+
+def load(name):
+    try:
+        __import__(name)
+    except BaseException as error:
+        failures.append(error)
+
+def hold(held):
+    for name in held:
+        assert name not in sys.modules, name
+        names.add(name)
+        at_it[name] = threading.Event()
+        threads.append(threading.Thread(target=load, args=(name,), name=name, daemon=True))
+        threads[-1].start()
+        assert at_it[name].wait(20), name
+
+at_it, threads = {}, []
+sys.meta_path.insert(0, Finder)
+
+def work():
+    import pickle
+    source, target = np.arange(1000.0), np.zeros(1000)
+    cumem.copy(target, source)
+    assert (target == source).all()
+    cumem.copy_many([(target, source)])
+    buffer = cumem.asbuffer(source)
+    assert repr(buffer) and str(buffer)
+    assert (pickle.loads(pickle.dumps(buffer)).numpy() == source).all()
+    buffer.reshape(10, 100)[1:].fill(3)
+    buffer[:4] = [1, 2, 3, 4]
+    pinned = cumem.array(target, kind="pinned")
+    assert (cumem.zeros_like(pinned).numpy() == 0).all()
+    assert cumem.explain(target, source) and str(cumem.memory_info("host"))
+    assert cumem.collate_pinned([source, source]).shape == (2, 1000)
+    cumem.save("a.npy", target)
+    assert (cumem.load("a.npy", kind="pinned").numpy() == target).all()
+    cumem.tofile("a.bin", target)
+    assert cumem.fromfile("a.bin", kind="pinned").nbytes == 8000
+    cumem.save_safetensors("a.safetensors", {"a": target})
+    cumem.load_safetensors("a.safetensors", kind="pinned")
+    with cumem.record() as rec:
+        cumem.empty_pinned(10)
+    assert rec.summary() and cumem.live() is not None and cumem.stats()
+    cumem.set_limit("pinned", None)
+    with cumem.limit("pinned", "1GiB"), cumem.numpy_pinned(1):
+        np.ones(100)
+    try:
+        cumem.empty_pinned(-1)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError
+
+def fork_and_work(check=lambda: None):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(40)
+            work()
+            check()
+            status = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert status == 0, status
+"""
+#: Modules that `work` needs, of which none is loaded for another.
+HELD = ["cumem.extension.pickling", "cumem.devices", "cumem.npy"]
+
+
+def run(tmp_path, in_the_middle: bool, code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"IN_THE_MIDDLE = {in_the_middle}\n{HOLD}{code}"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("in_the_middle", [False, True])
+def test_child_of_a_process_whose_thread_does_not_finish_loading_loads_anew(
+    tmp_path, in_the_middle: bool
+) -> None:
+    run(tmp_path, in_the_middle, f"hold({HELD})\nfork_and_work()")
+
+
+def test_fork_waits_for_a_thread_that_loads_and_the_child_loads_nothing(
+    tmp_path,
+) -> None:
+    run(
+        tmp_path,
+        False,
+        """
+loaded = []
+def note(event, args):
+    # An import of what is there already takes no lock.
+    is_ours = event == "import" and args[0].startswith("cumem.")
+    if is_ours and args[0] not in sys.modules:
+        loaded.append(args[0])
+
+def check():
+    assert not loaded, loaded
+os.register_at_fork(before=go_on.set, after_in_child=lambda: sys.addaudithook(note))
+hold(["cumem.devices"])
+fork_and_work(check)
+""",
+    )
+
+
+def test_fork_of_a_process_without_threads_loads_nothing(tmp_path) -> None:
+    run(
+        tmp_path,
+        False,
+        """
+before = set(sys.modules)
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+assert {name for name in set(sys.modules) - before if name.startswith("cumem")} == set()
+""",
+    )
