@@ -18,8 +18,12 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     if (rt == NULL) {
         return NULL;
     }
+    /* From here on no shutdown() takes the runtime away, as a collection during the
+     * allocation could. */
+    cm_state_enter(state);
     PyObject *op = PyType_GenericAlloc(state->event_type, 0);
     if (op == NULL) {
+        cm_state_leave(state);
         return NULL;
     }
     cm_event_object *self = (cm_event_object *)(void *)op;
@@ -30,7 +34,6 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     cm_list_init(&self->node);
     unsigned flags = (timing ? 0u : CM_EVENT_DISABLE_TIMING)
                      | (blocking ? CM_EVENT_BLOCKING_SYNC : 0u);
-    cm_state_enter(state);
     cm_status status = CM_WITHOUT_GIL(
         CM_ON_DEVICE(rt, device, cm_rt_event_create(rt, flags, &self->handle)));
     cm_state_leave(state);
@@ -229,11 +232,15 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     return waited ? cm_py_answer(self->state, status, NULL, Py_NewRef(Py_None)) : NULL;
 }
 
-/* cumem/extension/events.py checks that both are events that tell the time, and waits
- * for them. */
+/* cumem/extension/events.py checks that both events tell the time, and waits for them.
+ */
 static PyObject *
 event_elapsed(PyObject *op, PyObject *other)
 {
+    if (Py_TYPE(other) != Py_TYPE(op)) { /* events have no subclasses */
+        (void)cm_arg_refuse(other, "start", "an Event");
+        return NULL;
+    }
     cm_event_object *self = (cm_event_object *)(void *)op;
     cm_event_object *start = (cm_event_object *)(void *)other;
     if (check_open(start) < 0 || check_open(self) < 0) {
@@ -315,8 +322,7 @@ follow(cm_event_object *self)
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, "while awaiting an event");
     }
-    return cm_transfer_object_new(self->state, ticket, Py_None, Py_None,
-                                  self->device);
+    return cm_transfer_object_new(self->state, ticket, Py_None, Py_None, self->device);
 }
 
 /* Asking first makes that of most events cheap, and refuses one that a capture

@@ -33,7 +33,10 @@ cm_stream_give(cm_state *state, cm_stream *stream)
 PyObject *
 cm_stream_object_new(cm_state *state, cm_stream *stream)
 {
+    /* A collection may run Python code, which may not shut down meanwhile. */
+    cm_state_enter(state);
     PyObject *op = PyType_GenericAlloc(state->stream_type, 0);
+    cm_state_leave(state);
     cm_stream_object *self = (cm_stream_object *)(void *)op;
     if (self == NULL) {
         return NULL;

@@ -416,9 +416,38 @@ at_exit(PyObject *module, PyObject *others_run)
 
 /* -- the module's end --------------------------------------------------------------------- */
 
+/* The interpreter's last collection frees objects in any order. Pools, streams and
+ * events that are still open use the state when they die, so they are closed while it
+ * is there; afterwards they do not look for it. A registrar that did not run has left
+ * its list as zeros. */
+static void
+close_objects(cm_state *state)
+{
+    while (state->pool_objects.next != NULL
+           && !cm_list_is_empty(&state->pool_objects)) {
+        cm_pool_object_close(
+            CM_LIST_ENTRY(state->pool_objects.next, cm_pool_object, node));
+    }
+    while (state->streams.next != NULL && !cm_list_is_empty(&state->streams)) {
+        cm_stream_object_close(
+            CM_LIST_ENTRY(state->streams.next, cm_stream_object, node));
+    }
+    size_t event_count = state->events.next == NULL ? 0 : cm_list_count(&state->events);
+    cm_detached_event *events =
+        event_count == 0 ? NULL : calloc(event_count, sizeof(*events));
+    if (events != NULL) {
+        size_t count = cm_events_collect(state, events);
+        for (size_t i = 0; i < count; i++) {
+            (void)CM_WITHOUT_GIL(cm_detached_event_free(&events[i]));
+        }
+        free(events);
+    }
+}
+
 void
 cm_state_fini(cm_state *state)
 {
+    close_objects(state);
     /* Storages may outlive the module in the hands of C consumers: they must not look
      * for a state that is gone. */
     while (!cm_list_is_empty(&state->storages)) {

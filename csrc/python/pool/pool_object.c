@@ -11,8 +11,8 @@
 
 /* -- one ---------------------------------------------------------------------------- */
 
-PyObject *
-cm_pool_object_new(cm_state *state, cm_pool *pool)
+static PyObject *
+alloc_object(cm_state *state)
 {
     if (state->pool_type == NULL) { /* it is told of as it is made */
         PyObject *pools = cm_package_load("pools");
@@ -21,7 +21,16 @@ cm_pool_object_new(cm_state *state, cm_pool *pool)
             return NULL;
         }
     }
-    PyObject *op = PyType_GenericAlloc(state->pool_type, 0);
+    return PyType_GenericAlloc(state->pool_type, 0);
+}
+
+PyObject *
+cm_pool_object_new(cm_state *state, cm_pool *pool)
+{
+    /* Loading and a collection run Python code, which may not shut down meanwhile. */
+    cm_state_enter(state);
+    PyObject *op = alloc_object(state);
+    cm_state_leave(state);
     cm_pool_object *self = (cm_pool_object *)(void *)op;
     if (self == NULL) {
         return NULL;

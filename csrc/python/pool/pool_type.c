@@ -121,14 +121,18 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     }
     config.number = ++state->pool_count;
     cm_pool *pool = NULL;
+    PyObject *self = NULL;
+    /* Making the object may run a collection, and with it Python code: a shutdown()
+     * there would not find the pool and would take its runtime away. */
+    cm_state_enter(state);
     cm_status status = cm_pool_create(runtime, &config, &pool);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(state, status, "while making a pool");
+    if (cm_is_ok(status)) {
+        atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
+        self = cm_pool_object_new(state, pool);
+        cm_pool_release(pool); /* the object holds it; without one it was never used */
     }
-    atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
-    PyObject *self = cm_pool_object_new(state, pool);
-    cm_pool_release(pool); /* the object holds it; without one it was never used */
-    return self;
+    cm_state_leave(state);
+    return cm_is_ok(status) ? self : cm_py_raise(state, status, "while making a pool");
 }
 
 static void
