@@ -241,13 +241,17 @@ del _each
 
 
 def _watch() -> None:
-    """Watch forks, and what the environment asks for. That ends after `_at_exit`, whose
-    transfers it sees."""
+    """Watch forks, after which the parent's threads and its driver are not in the child,
+    and what the environment asks for. That ends after `_at_exit`, whose transfers it sees.
+    """
     import os
+
+    from cumem._core import _after_fork
 
     os.register_at_fork(
         before=lambda: before_fork(_load, _LATER), after_in_child=after_fork_in_child
     )
+    os.register_at_fork(after_in_child=_after_fork)
     if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):
         _load("recording.living").report_leaks_at_exit()
     if path := os.environ.get("CUMEM_RECORD"):
@@ -278,6 +282,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.awaiting": (),
     "extension.blocks": (),
     "extension.casting": (),
+    "extension.counting": (),
     "extension.events": (),
     "calibration": ("Calibration", "calibrate"),
     "choosing": ("Recommendation", "recommend"),

@@ -2824,6 +2824,9 @@ def _at_exit(others_run: bool, /) -> None:
     right now, end the worker threads.
     """
 
+def _after_fork() -> None:
+    """In a forked child: leave what the parent has opened, and open what works here."""
+
 def _allocate(
     shape: object,
     like: Buffer | np.ndarray[Any, Any] | None,

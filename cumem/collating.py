@@ -13,6 +13,7 @@ from typing import Any, NoReturn, SupportsIndex, final
 import numpy as np
 
 from cumem import _core
+from cumem.errors import is_of_fork
 from cumem.ring import Ring
 from cumem.structures import (
     has_own_memory,
@@ -112,8 +113,15 @@ class _Stack:
         return _stacked(self.samples)
 
     def pooled(self) -> Any:
-        """In page-locked memory of the pool."""
-        raw = _core.empty_pinned(self.nbytes, "uint8", device=_device()).numpy()
+        """In page-locked memory of the pool; in a forked child, which has none, in
+        ordinary memory.
+        """
+        try:
+            raw = _core.empty_pinned(self.nbytes, "uint8", device=_device()).numpy()
+        except RuntimeError as error:
+            if not is_of_fork(error):
+                raise
+            return self.plain()
         self.write(raw)
         return _array_over(raw, self.made, self.shape)
 

@@ -225,6 +225,11 @@ _TYPES: dict[str, type[Exception]] = {
 }
 
 
+def is_of_fork(error: BaseException) -> bool:
+    """Whether it says that a forked child cannot use what its parent's driver made."""
+    return getattr(error, "name", None) == "CM_EFORKED"
+
+
 #: How an operation's telling argument is written, and 2**(bits - 1) of one with a sign.
 _ARGUMENTS: dict[str | None, tuple[str, int]] = {
     None: ("", 0),

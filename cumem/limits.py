@@ -78,6 +78,15 @@ def leave(block: object, kind: str, index: int) -> None:
     _core._limit(kind, index, left[-1][1] if left else _said[place])
 
 
+def has_shares() -> bool:
+    """Whether a limit of the environment is a share of a device's memory."""
+    return any(
+        "%" in os.environ.get(f"CUMEM_LIMIT_{kind.upper()}", "")
+        for kind in KINDS
+        if kind not in PAGE_LOCKED
+    )
+
+
 def begin(usable: int | None, totals: list[int]) -> None:
     """By the extension, for a driver that opens, with all limits as at first: those of
     the environment hold, all or none, and those of blocks that are open still.

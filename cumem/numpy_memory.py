@@ -9,6 +9,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, final
 
 from cumem import _core
+from cumem.errors import is_of_fork
 from cumem.extension.arguments import wrong_type
 from cumem.kinds import PAGE_LOCKED, WRITE_COMBINED
 from cumem.pools import Pool, default_pool
@@ -132,6 +133,6 @@ def _default_pool() -> Pool | None:
     try:
         return default_pool("pinned")
     except RuntimeError as error:
-        if getattr(error, "name", None) == "CM_EFORKED":
+        if is_of_fork(error):
             return None
         raise

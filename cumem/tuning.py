@@ -165,9 +165,6 @@ def configure(
     ValueError
         If an argument, or a variable, cannot be read or is out of range; nothing is
         changed then.
-    RuntimeError
-        If something is to be changed in a forked child of a process that has opened the
-        driver; the end of a block changes something too.
 
     Examples
     --------

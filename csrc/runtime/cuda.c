@@ -6,7 +6,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
-#include <limits.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -417,12 +417,23 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
     return CM_OK;
 }
 
+/* Asleep it is known otherwise; see cm_cuda_open(). */
+static int32_t
+count_devices(const cm_runtime *rt, int *out)
+{
+    if (cm_runtime_is_awake(rt)) {
+        return FIND(int, cudaGetDeviceCount(&found));
+    }
+    *out = rt->device_count;
+    return CM_OK;
+}
+
 /* ---- the table --------------------------------------------------------------------- */
 
 /* What each operation does, in the words of its row in ops.h: a call, or the above. */
-#define DO_driver_version cudaDriverGetVersion(out)
-#define DO_runtime_version cudaRuntimeGetVersion(out)
-#define DO_device_count FIND(int, cudaGetDeviceCount(&found))
+#define DO_driver_version (*out = rt->driver_version, CM_OK)
+#define DO_runtime_version (*out = CUDART_VERSION, CM_OK)
+#define DO_device_count count_devices(rt, out)
 #define DO_device_set cudaSetDevice(device)
 #define DO_context_get FIND(CUcontext, DRIVER(cuCtxGetCurrent, &found))
 #define DO_context_device context_device(rt, out)
@@ -526,9 +537,20 @@ failed(int32_t code, cm_op op, uint64_t arg)
     return (cm_status){.code = code, .op = (uint16_t)op, .arg = arg};
 }
 
+/* The first operation starts the driver, but for what is known without it. */
+static inline cm_status
+wake_for(cm_runtime *rt, cm_op op)
+{
+    bool asks_of_all = op == CM_OP_driver_version || op == CM_OP_runtime_version
+                       || op == CM_OP_device_count;
+    return asks_of_all || CM_LIKELY(cm_runtime_is_awake(rt)) ? cm_ok()
+                                                             : cm_runtime_wake(rt);
+}
+
 #define CALL(name, cuda, oldest, arg, params, args)                                    \
     static cm_status call_##name CM_OP_PARAMS params                                   \
     {                                                                                  \
+        CM_TRY(wake_for(rt, CM_OP_##name));                                            \
         int32_t code = CM_LIKELY(rt->driver_version >= (oldest))                       \
                            ? (int32_t)(DO_##name)                                      \
                            : CM_ENOTSUP;                                               \
@@ -545,6 +567,8 @@ static const cm_ops_table cuda_ops = {
 #undef ENTRY
 };
 
+enum { OLDEST_DRIVER = 12000 }; /* that a runtime of CUDA 12 works on */
+
 /* ---- open and close -------------------------------------------------------------- */
 
 static void
@@ -554,40 +578,78 @@ close_runtime(cm_runtime *rt)
     free(rt);
 }
 
-/* The questions that need no context. A missing driver answers version 0. */
-static cm_status
-identify(cm_runtime *rt)
+/* The driver's library, asked without cudart, whose every call starts the driver: after
+ * that no forked child could use it. It is never closed, so that nothing which others
+ * have of it goes away. NULL: there is none. */
+static void *
+driver_function(const char *name)
 {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    return library == NULL ? NULL : dlsym(library, name);
+}
+
+int
+cm_cuda_find_driver(void)
+{
+    CUresult (*get_version)(int *);
+    void *address = driver_function("cuDriverGetVersion");
     int version = 0;
+    memcpy(&get_version, &address, sizeof(address));
+    bool is_there = address != NULL && get_version(&version) == CUDA_SUCCESS;
+    return is_there && version >= OLDEST_DRIVER ? version : 0;
+}
+
+/* It counts nothing before it was started, by whomever. */
+static bool
+is_driver_started(const cm_runtime *rt CM_UNUSED)
+{
+    CUresult (*get_count)(int *);
+    void *address = driver_function("cuDeviceGetCount");
     int count = 0;
-    rt->driver_version = INT_MAX; /* until it is known these may be asked of any */
-    CM_TRY(cm_rt_driver_version(rt, &version));
-    if (version == 0) {
-        return failed(CM_CUDA_INSUFFICIENT_DRIVER, CM_OP_driver_version, 0);
+    memcpy(&get_count, &address, sizeof(address));
+    return address != NULL && get_count(&count) == CUDA_SUCCESS;
+}
+
+/* Of the driver itself, so that what was thought before is right from here on. */
+static cm_status
+start_driver(cm_runtime *rt)
+{
+    int count = 0;
+    int32_t code = (int32_t)cudaGetDeviceCount(&count);
+    if (code != CM_OK) {
+        return failed(code, CM_OP_device_count, 0);
     }
-    CM_TRY(cm_rt_device_count(rt, &count));
     if (count == 0) {
         return failed(CM_CUDA_NO_DEVICE, CM_OP_device_count, 0);
     }
-    rt->driver_version = version;
     rt->device_count = count < CM_MAX_DEVICES ? count : CM_MAX_DEVICES;
+    find_functions((cm_cuda *)(void *)rt);
     return cm_ok();
 }
 
 cm_status
-cm_cuda_open(cm_runtime **out)
+cm_cuda_open(int device_count, cm_runtime **out)
 {
+    int version = cm_cuda_find_driver();
+    if (version == 0) {
+        return failed(CM_CUDA_INSUFFICIENT_DRIVER, CM_OP_driver_version, 0);
+    }
     cm_cuda *cuda = calloc(1, sizeof(*cuda));
     CM_TRY(cm_allocated(cuda != NULL, sizeof(*cuda)));
     cm_runtime *rt = &cuda->base;
     rt->ops = &cuda_ops;
     rt->backend = CM_BACKEND_CUDA;
+    rt->driver_version = version;
+    rt->runtime_version = CUDART_VERSION;
+    rt->device_count = device_count < CM_MAX_DEVICES ? device_count : CM_MAX_DEVICES;
     rt->reason = "";
+    rt->wake = start_driver;
+    rt->is_started = is_driver_started;
     rt->close = close_runtime;
-    cm_status status = identify(rt);
-    if (cm_is_ok(status)) {
-        find_functions(cuda);
-        status = cm_alive_page_create(&rt->alive);
+    cm_status status = cm_alive_page_create(&rt->alive);
+    if (cm_is_ok(status) && (device_count < 0 || is_driver_started(rt))) {
+        status = cm_runtime_wake(rt); /* where somebody started it, it is as well asked
+                                       */
     }
     if (!cm_is_ok(status)) {
         close_runtime(rt);

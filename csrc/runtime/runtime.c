@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "base/machine.h"
@@ -32,7 +33,9 @@ cm_alive_page_create(const volatile uint32_t **out)
     if (page == MAP_FAILED) {
         return cm_fail(CM_ESYSTEM, (uint64_t)errno);
     }
-    if (madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) != 0) {
+    /* That the kernel can do it is seen now; it is asked to when the page is armed. */
+    if (madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) != 0
+        || madvise(page, cm_page_nbytes(), MADV_KEEPONFORK) != 0) {
         uint64_t error = (uint64_t)errno;
         (void)munmap(page, cm_page_nbytes());
         return cm_fail(CM_ESYSTEM, error);
@@ -45,11 +48,253 @@ cm_alive_page_create(const volatile uint32_t **out)
 }
 
 void
+cm_alive_page_arm(const volatile uint32_t *page)
+{
+    (void)madvise((void *)(uintptr_t)page, cm_page_nbytes(), MADV_WIPEONFORK);
+}
+
+cm_status
+cm_alive_page_reset(const volatile uint32_t *page)
+{
+    void *place = (void *)(uintptr_t)page;
+    if (mprotect(place, cm_page_nbytes(), PROT_READ | PROT_WRITE) != 0
+        || madvise(place, cm_page_nbytes(), MADV_KEEPONFORK) != 0) {
+        return cm_fail(CM_ESYSTEM, (uint64_t)errno);
+    }
+    *(volatile uint32_t *)place = 1;
+    (void)mprotect(place, cm_page_nbytes(), PROT_READ);
+    return cm_ok();
+}
+
+void
 cm_alive_page_destroy(const volatile uint32_t *page)
 {
     if (page != NULL) {
         (void)munmap((void *)(uintptr_t)page, cm_page_nbytes());
     }
+}
+
+/* ---- from sleep to work -------------------------------------------------------------- */
+
+/* The one under any fault wrappers, which has no state of its own. */
+static cm_runtime *
+innermost(cm_runtime *rt)
+{
+    while (rt->inner != NULL) {
+        rt = rt->inner;
+    }
+    return rt;
+}
+
+void
+cm_runtime_bind(cm_runtime *rt)
+{
+    rt = innermost(rt);
+    if (!atomic_load_explicit(&rt->is_bound, memory_order_relaxed)) {
+        cm_alive_page_arm(rt->alive); /* twice does no harm */
+        atomic_store(&rt->is_bound, true);
+    }
+}
+
+cm_status
+cm_runtime_revive(cm_runtime *rt)
+{
+    rt = innermost(rt);
+    rt->waking = (cm_mutex)PTHREAD_MUTEX_INITIALIZER; /* a thread may hold it */
+    atomic_store(&rt->is_bound, false);
+    return cm_alive_page_reset(rt->alive);
+}
+
+cm_status
+cm_runtime_wake(cm_runtime *rt)
+{
+    rt = innermost(rt);
+    if (rt->is_host_only) {
+        return rt->wake(rt); /* refuses, and other threads need not wait for that */
+    }
+    /* First: a child that is forked while another thread holds the lock finds itself
+     * forked, and never waits for it. */
+    cm_runtime_bind(rt);
+    cm_status status = cm_ok();
+    cm_mutex_lock(&rt->waking);
+    if (!atomic_load(&rt->is_awake)) {
+        status = rt->wake(rt);
+        atomic_store_explicit(&rt->is_awake, cm_is_ok(status), memory_order_release);
+    }
+    cm_mutex_unlock(&rt->waking);
+    return status;
+}
+
+bool
+cm_runtime_is_of_use(cm_runtime *rt)
+{
+    rt = innermost(rt);
+    return cm_runtime_is_awake(rt)
+           || (rt->is_started != NULL && rt->is_started(rt)
+               && cm_is_ok(cm_runtime_wake(rt)));
+}
+
+/* ---- for the host alone ----------------------------------------------------------- */
+/* A device on which nothing ever runs. What would put work there is refused, as is all
+ * memory, so every stream is idle and every event has happened: copies from host to
+ * host, which also come after what they are told to, ask about both and need no driver.
+ */
+
+#define HOST_ONLY_BODY(name, cuda, driver, arg, params, args)                          \
+    static cm_status host_only_##name CM_OP_PARAMS params                              \
+    {                                                                                  \
+        (void)sizeof(cm_rt_##name CM_OP_ARGS args); /* which uses them all */          \
+        return rt->wake(rt);                                                           \
+    }
+CM_OPS(HOST_ONLY_BODY)
+#undef HOST_ONLY_BODY
+
+static const cm_ops_table refusing_ops = {
+#define HOST_ONLY_FIELD(name, cuda, driver, arg, params, args) .name = host_only_##name,
+    CM_OPS(HOST_ONLY_FIELD)
+#undef HOST_ONLY_FIELD
+};
+
+static cm_status
+refuse_in_child(cm_runtime *rt CM_UNUSED)
+{
+    return cm_fail(CM_EFORKED, 0);
+}
+
+static cm_status
+device_set(cm_runtime *rt CM_UNUSED, int device CM_UNUSED)
+{
+    return cm_ok();
+}
+
+static cm_status
+context_get(cm_runtime *rt CM_UNUSED, uint64_t *out)
+{
+    *out = 1;
+    return cm_ok();
+}
+
+static cm_status
+keep_handle(cm_runtime *rt CM_UNUSED, uint64_t handle CM_UNUSED)
+{
+    return cm_ok();
+}
+
+static cm_status
+keep_handles(cm_runtime *rt CM_UNUSED, uint64_t first CM_UNUSED,
+             uint64_t second CM_UNUSED)
+{
+    return cm_ok();
+}
+
+static cm_status
+say_done(cm_runtime *rt CM_UNUSED, uint64_t handle CM_UNUSED, bool *out)
+{
+    *out = true;
+    return cm_ok();
+}
+
+static cm_status
+say_not_capturing(cm_runtime *rt CM_UNUSED, uint64_t stream CM_UNUSED, bool *out)
+{
+    *out = false;
+    return cm_ok();
+}
+
+static cm_status
+exchange_mode(cm_runtime *rt CM_UNUSED, int *mode CM_UNUSED)
+{
+    return cm_ok();
+}
+
+static cm_status
+event_create(cm_runtime *rt CM_UNUSED, unsigned flags CM_UNUSED, uint64_t *out)
+{
+    *out = 1; /* as good as any other, and 0 would be none */
+    return cm_ok();
+}
+
+static cm_status
+stream_get_id(cm_runtime *rt CM_UNUSED, uint64_t stream, uint64_t *out)
+{
+    *out = stream;
+    return cm_ok();
+}
+
+/* What the parent knew is as true in the child. */
+static cm_status
+tell_driver_version(cm_runtime *rt, int *out)
+{
+    *out = rt->driver_version;
+    return cm_ok();
+}
+
+static cm_status
+tell_device_count(cm_runtime *rt, int *out)
+{
+    *out = rt->device_count;
+    return cm_ok();
+}
+
+static cm_status
+tell_runtime_version(cm_runtime *rt, int *out)
+{
+    *out = rt->runtime_version;
+    return cm_ok();
+}
+
+typedef struct host_only {
+    cm_runtime base; /* first: a cm_runtime * is a host_only * */
+    cm_ops_table ops;
+} host_only;
+
+static void
+host_only_close(cm_runtime *rt)
+{
+    cm_alive_page_destroy(rt->alive);
+    free(rt);
+}
+
+cm_status
+cm_host_only_open(const cm_runtime *parent, cm_runtime **out)
+{
+    host_only *made = calloc(1, sizeof(*made));
+    CM_TRY(cm_allocated(made != NULL, sizeof(*made)));
+    cm_runtime *rt = &made->base;
+    made->ops = refusing_ops;
+    made->ops.device_set = device_set;
+    made->ops.context_get = context_get;
+    made->ops.context_set = keep_handle;
+    made->ops.capture_mode_exchange = exchange_mode;
+    made->ops.stream_get_id = stream_get_id;
+    made->ops.stream_query = say_done;
+    made->ops.stream_synchronize = keep_handle;
+    made->ops.stream_is_capturing = say_not_capturing;
+    made->ops.stream_wait_event = keep_handles;
+    made->ops.event_create = event_create;
+    made->ops.event_destroy = keep_handle;
+    made->ops.event_record = keep_handles;
+    made->ops.event_query = say_done;
+    made->ops.event_synchronize = keep_handle;
+    made->ops.driver_version = tell_driver_version;
+    made->ops.device_count = tell_device_count;
+    made->ops.runtime_version = tell_runtime_version;
+    rt->ops = &made->ops;
+    rt->backend = parent->backend;
+    rt->driver_version = parent->driver_version;
+    rt->runtime_version = parent->runtime_version;
+    rt->device_count = parent->device_count;
+    rt->reason = parent->reason;
+    rt->wake = refuse_in_child;
+    rt->is_host_only = true;
+    rt->close = host_only_close;
+    cm_status status = cm_alive_page_create(&rt->alive);
+    if (!cm_is_ok(status)) {
+        free(rt);
+        return status;
+    }
+    *out = rt;
+    return status;
 }
 
 /* ---- entering a device without changing it for the caller ------------------------- */
@@ -114,7 +359,8 @@ cm_device_with_context(cm_runtime *rt, int preferred)
 {
     uint64_t entered = cm_devices_in_use(rt, false);
     uint64_t devices = entered != 0 ? entered : cm_devices_in_use(rt, true);
-    if (preferred >= 0 && preferred < CM_MAX_DEVICES && (devices >> preferred & 1) != 0) {
+    if (preferred >= 0 && preferred < CM_MAX_DEVICES
+        && (devices >> preferred & 1) != 0) {
         return preferred;
     }
     return devices == 0 ? -1 : __builtin_ctzll(devices);
@@ -137,6 +383,10 @@ cm_status
 cm_host_may_be_locked(cm_runtime *rt, bool *out)
 {
     uint64_t context = 0;
+    *out = false;
+    if (!cm_runtime_is_of_use(rt)) { /* nobody has started a driver */
+        return cm_ok();
+    }
     *out = true;
     CM_TRY(cm_rt_context_get(rt, &context));
     *out = context != 0 || cm_device_with_context(rt, -1) >= 0;
@@ -154,6 +404,9 @@ uint64_t
 cm_devices_in_use(cm_runtime *rt, bool by_anyone)
 {
     uint64_t devices = 0;
+    if (by_anyone && !cm_runtime_is_of_use(rt)) {
+        return 0; /* without a driver nobody has a context */
+    }
     for (int d = 0; d < rt->device_count; d++) {
         bool active = cm_device_was_entered(rt, d);
         if (!active && by_anyone) {

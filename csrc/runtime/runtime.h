@@ -5,6 +5,7 @@
  * Threads: every operation may be called from any thread without a lock of ours held. */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -216,17 +217,42 @@ typedef struct cm_ops_table {
 enum { CM_MAX_DEVICES = 64 };
 
 /* Embedded first in each implementation's own struct. Set once by the implementation's
- * open(), read-only afterwards, except what cm_device_enter() notes. */
+ * open(), read-only afterwards, except what cm_device_enter() notes and how far it has
+ * come from sleep.
+ *
+ * A runtime opens asleep: it knows its driver's version and how many devices there are,
+ * and that is all that most questions need. Nothing was done in the process yet that a
+ * forked child could not do for itself, so a sleeping runtime goes on in the child as
+ * if it had been opened there. Two steps end that:
+ *
+ *   bound   something of this process stands behind it, such as threads that copy: a
+ *           child must not use it, and cm_runtime_is_forked() is true there. As no
+ *           driver was started, the child may open another one.
+ *   awake   the driver was started (cuInit) by the first operation that needs it. It
+ *           works in no child: what the child opens then is for the host alone, a
+ *           runtime whose `wake` is CM_EFORKED for ever.
+ *
+ * So `set_limit()` or `device_count()` before a fork cost the child nothing, and an
+ * array that a child copies needs no driver. */
 struct cm_runtime {
     const cm_ops_table *ops; /* borrowed, static */
     cm_backend backend;
-    int driver_version; /* CUDA version the driver serves, e.g. 13000 */
-    int device_count;
-    const char *reason; /* emulated: why there is no GPU; borrowed, "" if asked for */
-    const volatile uint32_t *alive; /* one page with MADV_WIPEONFORK: 0 in a forked
-                                       child */
+    int driver_version;  /* CUDA version the driver serves, e.g. 13000 */
+    int runtime_version; /* of the library that is built in */
+    int device_count;    /* asleep: what the driver is sure to say; see `wake` */
+    const char *reason;  /* emulated: why there is no GPU; borrowed, "" if asked for */
+    const volatile uint32_t *alive; /* one page: 0 in a child forked since bound */
     cm_runtime *inner;              /* fault wrapper only: borrowed; else NULL */
-    void (*close)(cm_runtime *rt);  /* frees the runtime; every object of it is gone */
+    /* Start the driver. Sets device_count anew, as only now the driver itself says it.
+     * Called once at a time, by cm_runtime_wake() alone. */
+    cm_status (*wake)(cm_runtime *rt);
+    /* Has anybody in the process started the driver? NULL: only we could. */
+    bool (*is_started)(const cm_runtime *rt);
+    atomic_bool is_awake;
+    atomic_bool is_bound;
+    cm_mutex waking;
+    bool is_host_only;             /* of cm_host_only_open(): it never wakes */
+    void (*close)(cm_runtime *rt); /* frees the runtime; every object of it is gone */
     /* Emulated only: see cm_runtime_host_alias(). */
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
     _Atomic uint64_t primary[CM_MAX_DEVICES]; /* each device's context; 0: none known */
@@ -264,12 +290,46 @@ cm_runtime_has(const cm_runtime *rt, cm_op op)
     return rt->driver_version >= cm_op_facts[op].min_driver;
 }
 
-/* True in a child made by fork(): no operation may be called any more. */
+/* True in a child made by fork() after the runtime was bound to its parent: no
+ * operation may be called any more. */
 static inline bool
 cm_runtime_is_forked(const cm_runtime *rt)
 {
     return *rt->alive == 0;
 }
+
+/* Was its driver started? No memory was page-locked before, no stream and no context
+ * made: who asks about these knows the answer without the driver. */
+static inline bool
+cm_runtime_is_awake(const cm_runtime *rt)
+{
+    while (rt->inner != NULL) {
+        rt = rt->inner;
+    }
+    return atomic_load_explicit(&rt->is_awake, memory_order_acquire);
+}
+
+/* The same, and it wakes where somebody else in the process has started the driver:
+ * their page-locked memory is known to it, and forked children have lost it anyway. */
+bool cm_runtime_is_of_use(cm_runtime *rt);
+
+/* From now on a forked child may not use it. Costs nothing from the second call on. */
+void cm_runtime_bind(cm_runtime *rt);
+
+/* Start the driver if nobody has; the body of each operation does it. Blocks: while
+ * another thread does. Fails: as the driver says; CM_EFORKED where it is for the host
+ * alone. */
+CM_NODISCARD cm_status cm_runtime_wake(cm_runtime *rt);
+
+/* In a forked child whose parent was bound to it and had not woken it: it is the
+ * child's
+ * from now on. Fails: CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_runtime_revive(cm_runtime *rt);
+
+/* For a forked child whose parent had a driver at work: a runtime that looks like
+ * `parent`, knows ordinary memory only and refuses every operation. Fails: CM_ENOMEM,
+ * CM_ESYSTEM. */
+CM_NODISCARD cm_status cm_host_only_open(const cm_runtime *parent, cm_runtime **out);
 
 /* Is it what a call answers while the process, the context or the driver goes away?
  * Whatever was to be given back is gone already, which is no failure. */
@@ -340,12 +400,21 @@ bool cm_device_was_entered(const cm_runtime *rt, int device);
 
 /* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);
+/* From now on it holds 0 in children; then, in one, holds 1 again as at first. */
+void cm_alive_page_arm(const volatile uint32_t *page);
+CM_NODISCARD cm_status cm_alive_page_reset(const volatile uint32_t *page);
 void cm_alive_page_destroy(const volatile uint32_t *page);
 
-/* Open the runtime over the CUDA driver. Makes the first driver call of the process but
- * creates no context. Fails: driver_version, device_count; CM_CUDA_INSUFFICIENT_DRIVER,
- * CM_CUDA_NO_DEVICE mean "no GPU here", anything else a broken installation. */
-CM_NODISCARD cm_status cm_cuda_open(cm_runtime **out);
+/* The newest CUDA version that the installed driver serves, asked without starting it:
+ * 0 where there is none that is new enough. Loads the driver's library for good. */
+int cm_cuda_find_driver(void);
+
+/* Open the runtime over the CUDA driver, asleep, with the `device_count` that it is
+ * sure
+ * to have; -1: not known, so it is woken to say. Creates no context. Fails:
+ * driver_version, device_count; CM_CUDA_INSUFFICIENT_DRIVER, CM_CUDA_NO_DEVICE mean "no
+ * GPU here", anything else a broken installation. */
+CM_NODISCARD cm_status cm_cuda_open(int device_count, cm_runtime **out);
 
 /* The CUDA runtime compiled in, e.g. 12090. Makes no call. */
 int cm_cuda_built_version(void);

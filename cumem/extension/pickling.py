@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from cumem import _core
+from cumem.errors import is_of_fork
 from cumem.kinds import KINDS, is_on_device
 
 
@@ -49,8 +50,19 @@ def rebuild(
     data: Any,
     readonly: bool,
 ) -> _core.Buffer:
-    """Unpickle a buffer: allocate it and copy `data`, a bytes-like object, into it."""
-    buffer = _allocate(kind, dtype, shape, order, flags)
+    """Unpickle a buffer: allocate it and copy `data`, a bytes-like object, into it.
+
+    In a forked child of a process that used the driver it is ordinary memory (the kind
+    "pageable"), as nothing can be page-locked there.
+    """
+    try:
+        buffer = _allocate(kind, dtype, shape, order, flags)
+    except RuntimeError as error:
+        if not is_of_fork(error):
+            raise
+        # A worker without a driver gets the bytes all the same, in ordinary memory: an
+        # error here would end it, and its pool would wait for it for ever.
+        buffer = _core.asbuffer(np.empty(shape, dtype, order))
     given = np.frombuffer(data, np.uint8)
     if given.size != buffer.nbytes:
         raise ValueError(f"data has {given.size} bytes, the buffer {buffer.nbytes}")

@@ -129,6 +129,7 @@ static void
 test_alive_page_is_wiped_by_fork(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
+    cm_runtime_bind(rt);
     CHECK(!cm_runtime_is_forked(rt));
     pid_t child = fork();
     if (child == 0) {
@@ -142,6 +143,90 @@ test_alive_page_is_wiped_by_fork(void)
     CHECK_EQ(how, 0);
     CHECK(!cm_runtime_is_forked(rt));
     close_emulated(rt);
+}
+
+/* What `check` finds in a forked child. */
+static bool
+is_so_in_child(bool (*check)(cm_runtime *rt), cm_runtime *rt)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(check(rt) ? 0 : 1);
+    }
+    int how = -1;
+    return waitpid(child, &how, 0) == child && how == 0;
+}
+
+static bool
+works(cm_runtime *rt)
+{
+    void *host;
+    return !cm_runtime_is_forked(rt) && cm_is_ok(cm_rt_host_alloc(rt, 64, 0, &host))
+           && cm_is_ok(cm_rt_host_free(rt, host));
+}
+
+static bool
+is_forked_and_awake(cm_runtime *rt)
+{
+    return cm_runtime_is_forked(rt) && cm_runtime_is_awake(rt);
+}
+
+static bool
+is_forked_and_asleep(cm_runtime *rt)
+{
+    return cm_runtime_is_forked(rt) && !cm_runtime_is_awake(rt);
+}
+
+static void
+test_sleeping_runtime_goes_on_in_child(void)
+{
+    cm_runtime *rt = open_emulated(13000, 2, 1 << 20);
+    int number;
+    CHECK_OK(cm_rt_device_count(rt, &number));
+    CHECK_OK(cm_rt_driver_version(rt, &number));
+    CHECK_OK(cm_rt_runtime_version(rt, &number));
+    CHECK(!cm_runtime_is_awake(rt));
+    CHECK_EQ(cm_devices_in_use(rt, true), 0);
+    CHECK(!cm_runtime_is_of_use(rt));
+    CHECK(is_so_in_child(works, rt));
+    CHECK(!cm_runtime_is_awake(rt)); /* it was the child's that woke */
+    cm_runtime_bind(rt);
+    CHECK(is_so_in_child(is_forked_and_asleep, rt));
+    CHECK(works(rt));
+    CHECK(cm_runtime_is_awake(rt));
+    CHECK(is_so_in_child(is_forked_and_awake, rt));
+    close_emulated(rt);
+}
+
+static void
+test_runtime_for_the_host_alone_refuses_what_needs_a_driver(void)
+{
+    cm_runtime *parent = open_emulated(12080, 2, 1 << 20);
+    cm_runtime *rt = NULL;
+    CHECK_OK(cm_host_only_open(parent, &rt));
+    int number = 0;
+    bool done = false;
+    void *host = NULL;
+    cm_address address = 0;
+    uint64_t handle = 0;
+    CHECK_OK(cm_rt_device_count(rt, &number));
+    CHECK_EQ(number, 2);
+    CHECK_OK(cm_rt_driver_version(rt, &number));
+    CHECK_EQ(number, 12080);
+    CHECK_OK(cm_rt_stream_query(rt, 0, &done));
+    CHECK(done);
+    CHECK_OK(cm_rt_event_create(rt, 0, &handle));
+    CHECK_OK(cm_rt_event_record(rt, handle, 0));
+    CHECK_OK(cm_rt_event_query(rt, handle, &done));
+    CHECK_OK(cm_rt_event_destroy(rt, handle));
+    CHECK_CODE(cm_rt_host_alloc(rt, 64, 0, &host), CM_EFORKED);
+    CHECK_CODE(cm_rt_device_alloc(rt, 64, &address), CM_EFORKED);
+    CHECK_CODE(cm_rt_stream_create(rt, 0, 0, &handle), CM_EFORKED);
+    CHECK_CODE(cm_rt_copy_async(rt, 1, 2, 3, 0), CM_EFORKED);
+    CHECK(!cm_runtime_is_of_use(rt));
+    CHECK(!cm_runtime_is_forked(rt));
+    rt->close(rt);
+    close_emulated(parent);
 }
 
 static void
@@ -418,6 +503,8 @@ MAIN(RUN(test_op_names_follow_the_list)
      RUN(test_guard_failures_leave_the_context)
      RUN(test_guard_tries_twice_to_put_back)
      RUN(test_alive_page_is_wiped_by_fork)
+     RUN(test_sleeping_runtime_goes_on_in_child)
+     RUN(test_runtime_for_the_host_alone_refuses_what_needs_a_driver)
      RUN(test_operation_newer_than_driver_is_not_supported)
      RUN(test_stream_record_owns_its_handle)
      RUN(test_stream_wrapped_drops_its_owner_once)

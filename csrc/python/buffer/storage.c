@@ -90,6 +90,33 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
     storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
 }
 
+/* Nothing is given back: what blocks, streams and registrations are of is not here. The
+ * unfinished transfers stay, which tell that nobody knows what they have written. */
+void
+cm_storage_inherit(cm_storage *storage)
+{
+    bool is_here = storage->block == NULL ? storage->pool == NULL
+                                          : cm_block_is_inherited(storage->block);
+    bool is_late = cm_storage_is_late(storage);
+    void *host = storage->host;
+    cm_kind residency = storage->residency;
+    forget_block(storage);
+    storage->registration = NULL;
+    storage->unlocks = false;
+    storage->is_advised = false;
+    storage->was_exported = false;
+    if (is_here && !is_late && host != NULL
+        && (cm_kind_is_pageable(residency) || cm_kind_is_page_locked(residency))) {
+        storage->host = host;
+        storage->residency = CM_KIND_PAGEABLE;
+        return;
+    }
+    if (storage->nbytes > 0) {
+        storage->is_lost = true;
+        storage->closed = true;
+    }
+}
+
 static unsigned
 free_flags(const cm_storage *detached)
 {
@@ -408,6 +435,9 @@ cm_storage_unlock(cm_storage *storage)
 int
 cm_storage_check_open(const cm_storage *storage)
 {
+    if (CM_UNLIKELY(storage->closed && storage->is_lost)) {
+        return cm_py_raise_int(storage->state, cm_fail(CM_EFORKED, 0), NULL);
+    }
     if (CM_UNLIKELY(storage->closed)) {
         PyErr_SetString(
             PyExc_ValueError,

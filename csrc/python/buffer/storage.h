@@ -70,6 +70,7 @@ typedef struct cm_storage {
     bool side_is_device; /* of managed memory: who used which bytes last */
     int64_t side_low;
     int64_t side_high;   /* 0: nobody any */
+    bool is_lost;        /* a forked child does not have its bytes; closed as well */
     bool is_traced;      /* tracemalloc knows of the block */
     bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
@@ -155,8 +156,12 @@ void cm_storage_retire(cm_storage *storage);
 int cm_storage_unlock(cm_storage *storage);
 /* "cannot <what> with 2 live exports": 0, or -1 with BufferError. */
 int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
-/* 0, or -1 with ValueError "… is closed", or with BufferError where the owner of
- * foreign memory moved it. */
+/* In a forked child, before anything else of the parent's is left: the host's bytes are
+ * ordinary memory from now on, and those that the child has not got are lost to it.
+ * GIL. */
+void cm_storage_inherit(cm_storage *storage);
+/* 0, or -1 with ValueError "… is closed", with BufferError where the owner of foreign
+ * memory moved it, RuntimeError in a child that lost it. */
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. Its index, or -1 with MemoryError. GIL held. */
 int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);

@@ -111,7 +111,9 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     if (named || has_context || !cm_kind_is_pageable(self->storage->residency)) {
         return cm_ok();
     }
-    CM_TRY(cm_rt_context_is_active(stream->rt, stream->device, &has_context));
+    if (cm_runtime_is_of_use(stream->rt)) {
+        CM_TRY(cm_rt_context_is_active(stream->rt, stream->device, &has_context));
+    }
     *out = !has_context;
     return cm_ok();
 }

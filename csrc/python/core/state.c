@@ -81,7 +81,8 @@ int
 cm_state_ask_device(const cm_state *state)
 {
     int device = cm_state_own_device(state);
-    if (device < 0 && state->runtime != NULL && !cm_runtime_is_forked(state->runtime)) {
+    if (device < 0 && state->runtime != NULL && !cm_runtime_is_forked(state->runtime)
+        && cm_runtime_is_of_use(state->runtime)) {
         cm_ignore(cm_rt_context_device(state->runtime, &device));
     }
     return device < 0 ? 0 : device;
@@ -115,8 +116,10 @@ cm_state_runtime(cm_state *state)
         }
     }
     if (CM_UNLIKELY(cm_runtime_is_forked(state->runtime))) {
-        cm_py_raise(state, cm_fail(CM_EFORKED, 0), NULL);
-        return NULL;
+        if (state->when_forked(state) < 0) {
+            return NULL;
+        }
+        return cm_state_runtime(state); /* there may be none now, to be opened afresh */
     }
     if (CM_UNLIKELY(!cm_state_is_quiet(state))) {
         cm_state_enter(state); /* what is deferred or told may be Python code */
@@ -137,7 +140,9 @@ cm_state_runtime(cm_state *state)
 static cm_pool *
 get_pool(cm_state *state, cm_pool **slot, cm_kind kind, unsigned flags, int device)
 {
+    state->wakes = true; /* memory is asked for */
     cm_runtime *runtime = cm_state_runtime(state);
+    state->wakes = false;
     if (runtime == NULL) {
         return NULL;
     }
@@ -200,6 +205,7 @@ cm_state_engine(cm_state *state, int device)
                         "cumem cannot copy any more: the interpreter is exiting");
         return NULL;
     }
+    cm_runtime_bind(state->runtime); /* its threads are this process's */
     /* Portable memory is pinned for every device, so one pool stages for all: that of
      * the first one, as no other may ever get a context. */
     bool has_pools =

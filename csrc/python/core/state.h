@@ -88,6 +88,9 @@ typedef struct cm_state {
     /* How cm_state_runtime() opens the runtime, or waits for the thread that does: 0,
      * or -1 with an exception. */
     int (*when_closed)(struct cm_state *state);
+    /* What a forked child does at its first use with what its parent had opened: leaves
+     * it and opens what works there. 0, or -1 with an exception. */
+    int (*when_forked)(struct cm_state *state);
     /* How all pools' memory is opened to devices that have got a context; a failure
      * goes to the unraisable hook. */
     void (*when_contexts_grow)(struct cm_state *state);
@@ -129,6 +132,7 @@ typedef struct cm_state {
                                                 to */
     bool warned;           /* EmulationWarning was given, or is being given */
     bool exiting;          /* the atexit handler ran: the engine is gone for good */
+    bool wakes;            /* what is opened next is for use, not for a question */
     bool opening;          /* a thread opens the runtime without the GIL */
     pid_t opening_process; /* where that is; a forked child has no such thread */
     bool shares_managed; /* every device lets the host touch managed memory at any time;
@@ -209,9 +213,11 @@ cm_limits_budget(cm_state *state, cm_kind kind, int device)
 }
 
 /* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
- * warns EmulationWarning once when it falls back. NULL with an exception set on
- * failure, in a forked child too. Also polls the engine, drops what was deferred and
- * opens the pools' memory to devices that got a context since. */
+ * warns EmulationWarning once when it falls back. It opens asleep, and in a child that
+ * was forked from a process at work it is a runtime for the host alone, which refuses
+ * what needs the driver. NULL with an exception set on failure. Also polls the engine,
+ * drops what was deferred and opens the pools' memory to devices that got a context
+ * since. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
 /* True when cm_state_runtime() would only look. */

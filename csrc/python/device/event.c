@@ -18,6 +18,9 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     if (rt == NULL) {
         return NULL;
     }
+    if (rt->is_host_only) { /* whose events are there for copies alone */
+        return cm_py_raise(state, cm_fail(CM_EFORKED, 0), "making an event");
+    }
     /* From here on no shutdown() takes the runtime away, as a collection during the
      * allocation could. */
     cm_state_enter(state);

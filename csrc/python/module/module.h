@@ -5,7 +5,8 @@
 
 #include "python/core/state.h"
 
-/* open.c: cm_state.when_closed. */
+/* open.c: cm_state.when_closed, when_forked. */
+int cm_state_leave_parent(cm_state *state);
 int cm_state_open(cm_state *state);
 
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _addresses */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "python/buffer/storage.h"
 #include "python/copy/configure.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
@@ -19,9 +20,12 @@ enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times that */
 /* What to open, decided with the GIL before it is released. */
 typedef struct opening {
     bool tries_cuda;
-    bool may_emulate; /* where CUDA is not tried, or does not open */
-    bool fell_back;   /* emulation was not asked for: CUDA did not open */
-    bool faults;      /* wrapped in cm_faults_open() */
+    bool may_emulate;   /* where CUDA is not tried, or does not open */
+    bool fell_back;     /* emulation was not asked for: CUDA did not open */
+    bool faults;        /* wrapped in cm_faults_open() */
+    int driver_version; /* 0: there is no driver */
+    int device_count;   /* see count_devices() */
+    cm_status counted;  /* why there are none, by one that was asked elsewhere */
     cm_emulated_config emulated;
 } opening;
 
@@ -67,13 +71,40 @@ opening_init(opening *plan)
     return 0;
 }
 
+/* How many devices the driver is sure to have, which cumem/extension/counting.py finds
+ * out without starting it in this process; -1: it is to be started, since it is about
+ * to be used or there is no other way. */
+static int
+count_devices(const cm_state *state, opening *plan)
+{
+    plan->device_count = -1;
+    plan->counted = cm_ok();
+    if (!plan->tries_cuda || state->wakes || plan->driver_version == 0) {
+        return 0;
+    }
+    int code, count;
+    PyObject *found =
+        cm_package_call("extension.counting", "count_devices", PyTuple_New(0));
+    bool known = found != NULL && PyArg_ParseTuple(found, "ii", &code, &count);
+    Py_XDECREF(found);
+    if (!known) {
+        return -1;
+    }
+    if (code != CM_OK || count == 0) {
+        plan->counted = (cm_status){.code = code != CM_OK ? code : CM_CUDA_NO_DEVICE,
+                                    .op = CM_OP_device_count};
+    }
+    plan->device_count = count;
+    return 0;
+}
+
 static cm_status
 opening_run(opening *plan, cm_runtime **out)
 {
     cm_runtime *runtime = NULL;
-    cm_status status = cm_ok();
+    cm_status status = plan->counted;
     if (plan->tries_cuda && !plan->fell_back) {
-        status = cm_cuda_open(&runtime);
+        status = cm_is_ok(status) ? cm_cuda_open(plan->device_count, &runtime) : status;
     }
     else {
         status = cm_emulated_open(&plan->emulated, &runtime);
@@ -192,6 +223,20 @@ adopt(cm_state *state, cm_runtime *runtime)
     return 0;
 }
 
+/* Load the driver's library without the GIL, which may take a while, and count. */
+static int
+find_driver(cm_state *state, opening *plan)
+{
+    plan->driver_version = 0;
+    if (plan->tries_cuda) {
+        state->opening_process = getpid();
+        state->opening = true;
+        plan->driver_version = CM_WITHOUT_GIL(cm_cuda_find_driver());
+        state->opening = false;
+    }
+    return count_devices(state, plan);
+}
+
 /* 0 and the runtime is open, or is being opened by another; or -1. */
 static int
 open_runtime(cm_state *state)
@@ -200,6 +245,12 @@ open_runtime(cm_state *state)
     if (cm_errors_load(state) < 0 || cm_limits_find_groups() < 0
         || cm_configure_open(state) < 0 || opening_init(&plan) < 0) {
         return -1;
+    }
+    if (find_driver(state, &plan) < 0) {
+        return -1;
+    }
+    if (state->runtime != NULL || state->opening) {
+        return 0; /* another thread was faster, while the devices were counted */
     }
     cm_runtime *runtime = NULL;
     cm_status status = opening_run_alone(state, &plan, &runtime);
@@ -242,6 +293,60 @@ open_runtime(cm_state *state)
         runtime->close(runtime);
     }
     return result;
+}
+
+/* -- in a forked child -------------------------------------------------------------------- */
+
+/* Nothing of the parent's is given back or waited for, so all of it leaks: its threads
+ * are not here, and each of its locks may be held by one. */
+static void
+forget_parent(cm_state *state)
+{
+    state->deferred_lock = (cm_mutex)PTHREAD_MUTEX_INITIALIZER;
+    cm_list_init(&state->deferred);
+    atomic_store(&state->has_deferred, false);
+    state->call_pending = false;
+    state->call_count = 0;
+    state->runtime = NULL;
+    state->registry = NULL;
+    state->engine = NULL;
+    cm_configure_close(state);
+}
+
+/* What the parent's driver made is nothing in a child: bytes of the host are ordinary
+ * memory from now on, and everything else is lost. */
+static void
+forget_driver(cm_state *state)
+{
+    for (cm_list *n = state->storages.next; n != &state->storages; n = n->next) {
+        cm_storage_inherit(CM_LIST_ENTRY(n, cm_storage, node));
+    }
+    memset(state->pools, 0, sizeof(state->pools));
+    memset(state->default_streams, 0, sizeof(state->default_streams));
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        Py_CLEAR(state->legacy_streams[device]);
+    }
+}
+
+/* Where the parent's driver was never started its runtime is as good in the child, and
+ * so are pools over it, which hold nothing. Else a runtime for the host alone follows.
+ */
+int
+cm_state_leave_parent(cm_state *state)
+{
+    cm_runtime *parent = state->runtime;
+    cm_runtime *runtime = parent;
+    bool was_awake = cm_runtime_is_awake(parent) || parent->is_host_only;
+    cm_status status =
+        was_awake ? cm_host_only_open(parent, &runtime) : cm_runtime_revive(parent);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "in a forked child");
+    }
+    forget_parent(state);
+    if (was_awake) {
+        forget_driver(state);
+    }
+    return adopt(state, runtime);
 }
 
 int

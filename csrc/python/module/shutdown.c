@@ -351,7 +351,7 @@ shut_down(cm_state *state, bool reset_devices)
     if (state->runtime == NULL) {
         return 0;
     }
-    if (cm_runtime_is_forked(state->runtime)) {
+    if (cm_runtime_is_forked(state->runtime) || state->runtime->is_host_only) {
         return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), "while shutting down");
     }
     if (state->engine == NULL) {
@@ -414,6 +414,20 @@ at_exit(PyObject *module, PyObject *others_run)
     Py_RETURN_NONE;
 }
 
+/* -- after a fork -------------------------------------------------------------------------- */
+
+/* In the child, as soon as it is there: whatever it uses first finds what works. */
+static PyObject *
+after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_state *state = cm_state_of_module(module);
+    if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)
+        && state->when_forked(state) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* -- the module's end --------------------------------------------------------------------- */
 
 /* The interpreter's last collection frees objects in any order. Pools, streams and
@@ -468,6 +482,7 @@ cm_state_fini(cm_state *state)
 PyMethodDef cm_shutdown_methods[] = {
     {"_shutdown", shutdown, METH_O, CM_DOC__shutdown},
     {"_at_exit", at_exit, METH_O, CM_DOC__at_exit},
+    {"_after_fork", after_fork, METH_NOARGS, CM_DOC__after_fork},
     {"_addresses", cm_addresses, METH_NOARGS, CM_DOC__addresses},
     {NULL, NULL, 0, NULL},
 };

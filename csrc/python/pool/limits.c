@@ -44,15 +44,21 @@ put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 
 /* -- the environment --------------------------------------------------------------- */
 
-/* Bytes of the devices: a new list, or NULL with CudaError. */
+/* Bytes of the devices: a new list, or NULL with CudaError. Asking for them starts the
+ * driver, so that is left out, and they are 0, unless a limit is a share of them. */
 static PyObject *
 list_totals(cm_state *state, cm_runtime *runtime)
 {
-    PyObject *list = PyList_New(0);
+    PyObject *shares = cm_package_call("limits", "has_shares", PyTuple_New(0));
+    bool asks = shares == Py_True;
+    PyObject *list = shares == NULL ? NULL : PyList_New(0);
+    Py_XDECREF(shares);
     for (int device = 0; list != NULL && device < runtime->device_count; device++) {
         cm_device_info info = {.total_nbytes = 0};
-        cm_status status =
-            CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
+        cm_status status = cm_ok();
+        if (asks) {
+            status = CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
+        }
         cm_append(&list,
                   cm_py_answer(state, status, "while reading the device's memory size",
                                PyLong_FromUnsignedLongLong(info.total_nbytes)));

@@ -103,7 +103,16 @@ pin(void *ctx, size_t nbytes, bool may_grow)
 static bool
 is_forked(const cm_storage *storage)
 {
-    return storage->state != NULL && cm_runtime_is_forked(storage->state->runtime);
+    return storage->state != NULL
+           && (storage->block == NULL || cm_runtime_is_forked(storage->state->runtime));
+}
+
+/* In a forked child: its bytes are there. */
+static bool
+is_inherited(const cm_storage *storage)
+{
+    return storage->block == NULL ? !storage->is_lost
+                                  : cm_block_is_inherited(storage->block);
 }
 
 /* A pool's last holder waits for it: that is left to a later call into cumem. */
@@ -111,8 +120,8 @@ static void
 give(cm_storage *storage)
 {
     bool is_last =
-        !cm_pool_free_is_quick(storage->pool, NULL, 0, 0) && !is_forked(storage);
-    if (!is_last) {
+        !is_forked(storage) && !cm_pool_free_is_quick(storage->pool, NULL, 0, 0);
+    if (!is_last && storage->block != NULL) {
         cm_pool_free(storage->pool, storage->block, NULL, 0, CM_POOL_FREE_FENCE);
         storage->pool = NULL;
         storage->block = NULL;
@@ -165,7 +174,7 @@ relocate(void *ctx, void *host, size_t nbytes)
     if (storage == NULL) { /* how long it was is not known */
         host = process.numpy.realloc(process.numpy.ctx, host, nbytes);
     }
-    else if (is_forked(storage) && !cm_block_is_inherited(storage->block)) {
+    else if (is_forked(storage) && !is_inherited(storage)) {
         return NULL; /* its bytes are not there */
     }
     else {

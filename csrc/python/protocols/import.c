@@ -147,6 +147,10 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     cm_registry *registry = state->registry;
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
+    if (!cm_runtime_is_of_use(rt)) { /* no driver has locked any memory */
+        *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
+        return 0;
+    }
     bool is_ordinary;
     cm_status status = is_surely_ordinary(rt, import, &is_ordinary);
     if (!cm_is_ok(status)) {

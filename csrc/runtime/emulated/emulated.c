@@ -87,6 +87,21 @@ enter(cm_emulated *emulated, unsigned entry)
     return (entry & HEALTHY) != 0 ? emulated->streams.faults[self->device] : 0;
 }
 
+/* What a driver answers before it is started, too. */
+static inline bool
+asks_of_all(cm_op op)
+{
+    return op == CM_OP_driver_version || op == CM_OP_runtime_version
+           || op == CM_OP_device_count;
+}
+
+/* There is nothing to start: its threads begin with their streams. */
+static cm_status
+emulated_wake(cm_runtime *rt CM_UNUSED)
+{
+    return cm_ok();
+}
+
 /* One wrapper per operation: the driver's age, what stands before it, and which
  * operation failed with what. */
 #define BODY_ARGS(...) (cm_emulated_of(rt) __VA_OPT__(, ) __VA_ARGS__)
@@ -95,6 +110,10 @@ enter(cm_emulated *emulated, unsigned entry)
     {                                                                                  \
         int32_t code = CM_ENOTSUP;                                                     \
         if (cm_runtime_is_forked(rt)) {                                                \
+            code = CM_CUDA_INITIALIZATION;                                             \
+        }                                                                              \
+        else if (!asks_of_all(CM_OP_##name) && !cm_runtime_is_awake(rt)                \
+                 && !cm_is_ok(cm_runtime_wake(rt))) {                                  \
             code = CM_CUDA_INITIALIZATION;                                             \
         }                                                                              \
         else if (rt->driver_version >= (driver)) {                                     \
@@ -178,8 +197,10 @@ cm_emulated_open(const cm_emulated_config *config, cm_runtime **out)
     emulated->base.ops = &emulated_ops;
     emulated->base.backend = CM_BACKEND_EMULATED;
     emulated->base.driver_version = config->driver_version;
+    emulated->base.runtime_version = RUNTIME_VERSION;
     emulated->base.device_count = config->device_count;
     emulated->base.reason = config->reason != NULL ? config->reason : "";
+    emulated->base.wake = emulated_wake;
     emulated->base.close = emulated_close;
     emulated->base.host_alias = host_alias;
     emulated->number = atomic_fetch_add(&opened, 1) + 1;
@@ -232,9 +253,9 @@ cm_emulated_op_driver_version(cm_emulated *emulated, int *out)
 }
 
 int32_t
-cm_emulated_op_runtime_version(cm_emulated *emulated CM_UNUSED, int *out)
+cm_emulated_op_runtime_version(cm_emulated *emulated, int *out)
 {
-    *out = RUNTIME_VERSION;
+    *out = emulated->base.runtime_version;
     return 0;
 }
 
