@@ -567,3 +567,166 @@ assert cumem.asbuffer(there).kind == "pinned"
 assert cumem.asbuffer(there.numpy()).kind == "pinned"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- devices beside each other ---------------------------------------------------------
+
+
+def copies_of_rows(up: bool) -> tuple[list[cumem.Stream], list[cumem.Transfer]]:
+    """One for each device, of a row of one page-locked batch; the first stream is shut."""
+    batch = cumem.zeros((DEVICES, 1024), kind="pinned")
+    parts = [cumem.full(1024, 1.0 + d, device=d) for d in range(DEVICES)]
+    streams = [cumem.Stream(device=d) for d in range(DEVICES)]
+    for d in range(DEVICES):
+        cumem.synchronize(d)
+    session.shut(streams[0])
+    copies = []
+    for d, stream in enumerate(streams):
+        ends = (parts[d], batch[d]) if up else (batch[d], parts[d])
+        copies.append(cumem.copy_async(*ends, stream=stream))
+    return streams, copies
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
+def test_copies_of_rows_by_several_devices_do_not_wait_for_each_other(four, up) -> None:
+    streams, copies = copies_of_rows(up)
+    for each in copies[1:]:
+        each.wait()
+    assert not copies[0].done
+    testing.gate_open(streams[0])
+    copies[0].wait()
+
+
+def test_readers_of_the_same_bytes_do_not_wait_for_each_other(four) -> None:
+    batch = cumem.zeros(1024, kind="pinned")
+    streams = [cumem.Stream(device=d) for d in range(DEVICES)]
+    session.shut(streams[0])
+    copies = [
+        cumem.copy_async(cumem.empty_device(1024, device=d), batch, stream=streams[d])
+        for d in range(DEVICES)
+    ]
+    for each in copies[1:]:
+        each.wait()
+    assert not copies[0].done
+    writer = cumem.Stream(device=1)  # must wait for all of them
+    new = cumem.full(1024, 5.0, device=1, stream=writer)
+    written = cumem.copy_async(batch, new, stream=writer)
+    assert not writer.record().done
+    testing.gate_open(streams[0])
+    written.wait()
+    assert batch.tolist() == [5.0] * 1024
+
+
+def test_readers_wait_for_the_writer_of_their_bytes_alone(four) -> None:
+    batch = cumem.zeros((2, 1024), kind="pinned")
+    writer = cumem.Stream(device=0)
+    source = cumem.full(1024, 7.0, device=0)
+    cumem.synchronize(0)
+    session.shut(writer)
+    cumem.copy_async(batch[0], source, stream=writer)
+    parts, markers = [], []
+    for d, row in ((1, 0), (2, 0), (3, 1)):
+        stream = cumem.Stream(device=d)
+        parts.append(cumem.empty_device(1024, device=d))
+        cumem.copy_async(parts[-1], batch[row], stream=stream)
+        markers.append(stream.record())
+    markers[2].synchronize()  # of the row that nobody writes
+    assert [marker.done for marker in markers] == [False, False, True]
+    testing.gate_open(writer)
+    assert [part.tolist()[0] for part in parts] == [7.0, 7.0, 0.0]
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_a_second_reader_waits_although_the_first_came_after_the_writer(
+    four, again
+) -> None:
+    """What came after a writer, and only reads, does not stand for it."""
+    batch = cumem.zeros(1024, kind="pinned")
+    writer, first, second = (cumem.Stream(device=d) for d in (0, 1, 2))
+    source = cumem.full(1024, 7.0, device=0)
+    cumem.synchronize(0)
+    session.shut(writer)
+    cumem.copy_async(batch, source, stream=writer)
+    one, two = (cumem.empty_device(1024, device=d) for d in (1, 2))
+    for _ in range(again + 1):  # the later ones ask the writer's stream no more
+        cumem.copy_async(one, batch, stream=first)
+    cumem.copy_async(two, batch, stream=second)
+    assert not first.record().done
+    assert not second.record().done
+    testing.gate_open(writer)
+    assert two.tolist() == one.tolist() == [7.0] * 1024
+
+
+def test_a_stream_asks_another_once_for_the_same_work(four) -> None:
+    batch = cumem.zeros(1024, kind="pinned")
+    writer, reader = (cumem.Stream(device=d) for d in (0, 1))
+    there = cumem.empty_device(1024, device=1, stream=reader)
+    cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer).wait()
+    cumem.copy_async(there, batch, stream=reader)
+    session.shut(writer)
+    cumem.empty_device(8, device=0).fill(1, stream=writer)  # which is other work
+    for _ in range(5):
+        cumem.copy_async(there, batch, stream=reader).wait()
+    testing.gate_open(writer)
+    session.shut(writer)  # and again once there is more of it
+    cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer)
+    cumem.copy_async(there, batch, stream=reader)
+    assert not reader.record().done
+    testing.gate_open(writer)
+    cumem.synchronize(1)
+
+
+def test_work_of_others_on_a_buffer_is_in_the_way_of_all(four) -> None:
+    batch = cumem.zeros((2, 1024), kind="pinned")
+    theirs, ours = cumem.Stream(device=0), cumem.Stream(device=1)
+    batch.record_stream(theirs)
+    session.shut(theirs)
+    cumem.empty_device(8, device=0).fill(1, stream=theirs)
+    there = cumem.empty_device(1024, device=1)
+    cumem.copy_async(there, batch[1], stream=ours)
+    assert not ours.record().done
+    testing.gate_open(theirs)
+    cumem.synchronize(1)
+
+
+def test_memory_that_several_devices_read_is_not_reused_before_all_are_done(
+    four,
+) -> None:
+    streams, copies = copies_of_rows(True)
+    pool = cumem.default_pool("pinned")
+    del copies  # and with them the batch
+    again = cumem.empty_pinned((DEVICES, 1024))
+    stats = pool.stats()
+    batch_nbytes = again.nbytes
+    assert stats.live_nbytes + stats.in_flight_nbytes >= 2 * batch_nbytes
+    testing.gate_open(streams[0])
+    cumem.synchronize(0)
+    del again
+
+
+def test_streams_of_one_copy_each_do_not_gather(four) -> None:
+    batch = cumem.zeros(1024, kind="pinned")
+    there = cumem.empty_device(1024, device=1)
+    counts = []
+    for _ in range(100):
+        stream = cumem.Stream(device=1)
+        cumem.copy_async(there, batch, stream=stream).wait()
+        counts.append(testing.counts()["streams"])
+    assert max(counts[50:]) <= max(counts[:50])
+
+
+def test_busy_streams_of_one_copy_each_do_not_gather_for_ever(four) -> None:
+    batch = cumem.zeros(1024, kind="pinned")
+    shut = cumem.Stream(device=1)
+    session.shut(shut)
+    counts = []
+    for _ in range(200):
+        stream = cumem.Stream(device=1)
+        stream.wait(shut)
+        there = cumem.empty_device(1024, device=1, stream=stream)
+        cumem.copy_async(there, batch, stream=stream)
+        counts.append(testing.counts()["streams"])
+    assert len(counts) == 200
+    testing.gate_open(shut)
+    cumem.synchronize(1)
+    assert batch.tolist() == [0.0] * 1024

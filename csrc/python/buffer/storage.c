@@ -67,6 +67,11 @@ forget_block(cm_storage *storage)
     storage->address = 0;
     storage->uses = NULL;
     storage->use_count = storage->use_capacity = storage->lasting_count = 0;
+    if (CM_UNLIKELY(storage->span_capacity > 1)) {
+        free(storage->spans);
+    }
+    storage->spans = NULL;
+    storage->span_count = storage->span_capacity = storage->prune_at = 0;
     storage->first_is_lent = false;
 }
 
@@ -74,6 +79,8 @@ void
 cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
     memcpy((void *)out, storage, sizeof(*out));
+    out->spans = NULL; /* what goes is ordered after all uses alike */
+    out->span_count = out->span_capacity = 0;
     if (storage->uses == &storage->first_use) {
         out->uses = &out->first_use;
     }

@@ -37,6 +37,32 @@ cm_writer_is_in_the_way(const cm_writer *writer, cm_extent extent)
            && extent.low < writer->extent.high;
 }
 
+/* -- what streams do to it ------------------------------------------------------------------ */
+
+/* What one stream was given to do with a storage, beside the stream itself in `uses`.
+ *
+ * Work of two streams need not be ordered if neither writes what the other touches:
+ * four GPUs that read rows of one page-locked batch, or write rows of their own to it,
+ * do so at the same time. So a copy of ours says which bytes it reads and writes, and a
+ * later one comes only after the streams that are in its way. Of each stream the first
+ * and the last byte that it reads, and that it writes, are kept, which may be more than
+ * it touches but never less. All zero is a stream of which nothing is known, as others
+ * queue what they like on it: it may write everything.
+ *
+ * A stream that was come after is forgotten where every later call that it would be in
+ * the way of has to come after the one that came after it. It is not where such a call
+ * only read: a second reader has to wait for the writer too, but not for the first.
+ * That the first need not ask the writer's stream again is what `followed` remembers.
+ */
+typedef struct cm_use_span {
+    cm_extent reads; /* `writes` of the first two says nothing; empty: low == high */
+    cm_extent writes;
+    bool is_known;
+    uint64_t named_at;    /* the storage's use_calls, when it was last given work */
+    cm_extent followed;   /* it came after what was in the way of this … */
+    uint64_t followed_at; /* … and was named by then; 0: after nothing */
+} cm_use_span;
+
 /* -- itself ------------------------------------------------------------------------------- */
 
 /* Counted in one number, so that one of them sees that it was the last. */
@@ -104,6 +130,10 @@ typedef struct cm_storage {
     cm_stream *first_use;   /* uses points here while one is enough */
     uint32_t use_count;
     uint32_t use_capacity;
+    cm_use_span *spans;  /* of as many uses, or NULL: nothing is known of any */
+    uint32_t span_count; /* use_count or 0 */
+    uint32_t prune_at;   /* so many uses: look again which streams are idle */
+    uint32_t span_capacity;
     bool first_is_lent; /* uses[0] is the state's own record, not held */
     void (*free_struct)(struct cm_storage *storage); /* at the end of all */
     cm_writer *pending; /* unfinished transfers of it, and some finished; GIL */
@@ -113,8 +143,9 @@ typedef struct cm_storage {
     uint64_t failed_total; /* the engine's count when it last looked */
     uint64_t many_call; /* the last copy_many() that named it, and which it was there */
     size_t many_index;
-    cm_deferred deferred;  /* so that what is let go without the GIL cannot fail */
-    atomic_bool deferring; /* it waits, with a reference, for the bytes to go */
+    cm_use_span first_span; /* spans points here while one is enough */
+    cm_deferred deferred;   /* so that what is let go without the GIL cannot fail */
+    atomic_bool deferring;  /* it waits, with a reference, for the bytes to go */
 } cm_storage;
 
 /* What tracemalloc knows the block by. */
@@ -165,13 +196,27 @@ void cm_storage_inherit(cm_storage *storage);
 int cm_storage_check_open(const cm_storage *storage);
 /* Remember that `stream` works on it. Its index, or -1 with MemoryError. GIL held. */
 int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
+/* The same where the work is ours, and touches no more than `extent`. */
+int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent extent);
+/* Must work of `extent` on `stream` (NULL: on none that it remembers) come after what
+ * was given to uses[index]? Not what is its own, nor what it came after before. */
+bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
+                              cm_extent extent, const cm_stream *stream);
 /* The same of a stream on which others work on it, now or later. 0 or -1. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
-/* What was remembered when `use_calls` was read came before a call of ours that is done
- * or, if `by` is not NULL, queued there: forget it, but for `by` and lasting ones.
+/* A call of ours of `extent` is done or, if `by` is not NULL, queued there, and came
+ * after what was in its way when `use_calls` was read; `all`: after everything. Forget
+ * what no later call can have to wait for any more, but for `by` and lasting ones.
  * Nothing happens where another was named since. GIL, released for streams that end. */
-void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by,
-                            uint64_t use_calls);
+void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
+                            bool all, uint64_t use_calls);
+/* Forget streams that are idle, where so many have gathered that it is worth asking:
+ * each of them need not have been in the way of another. GIL, released for streams that
+ * end. */
+void cm_storage_prune_uses(cm_storage *storage);
+/* Uses beyond which a call comes after all of them, so that it may forget them: busy
+ * streams that live for one copy would gather otherwise. */
+enum { CM_MOST_USES = 64 };
 /* Wait (GIL released) for unfinished transfers into it, so that the host reads what was
  * written; with `streams` for its streams' work too. 0, or -1 with the failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);

@@ -9,14 +9,76 @@
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 
-int64_t
-cm_storage_add_use(cm_storage *storage, cm_stream *stream)
+/* -- the streams that work on it --------------------------------------------------------- */
+
+static bool
+meets(cm_extent a, cm_extent b)
 {
-    storage->use_calls++;
+    return a.low < b.high && b.low < a.high;
+}
+
+static bool
+contains(cm_extent outer, cm_extent inner)
+{
+    return inner.low >= inner.high
+           || (outer.low <= inner.low && inner.high <= outer.high);
+}
+
+static void
+widen(cm_extent *extent, cm_extent by)
+{
+    if (by.low >= by.high) {
+        return;
+    }
+    bool is_empty = extent->low >= extent->high;
+    extent->low = is_empty || by.low < extent->low ? by.low : extent->low;
+    extent->high = is_empty || by.high > extent->high ? by.high : extent->high;
+}
+
+/* Borrowed, or NULL: nothing is known of that use. */
+static cm_use_span *
+span_of(const cm_storage *storage, uint32_t index)
+{
+    return index < storage->span_count ? &storage->spans[index] : NULL;
+}
+
+/* Have a span for each use, of which nothing is known yet. 0, or -1 with MemoryError.
+ */
+static int
+fill_spans(cm_storage *storage)
+{
+    while (storage->span_count < storage->use_count) {
+        if (cm_reserve(&storage->spans, sizeof(*storage->spans), &storage->first_span,
+                       1, storage->span_count, &storage->span_capacity)
+            < 0) {
+            storage->span_count = 0; /* nothing is known of any */
+            return -1;
+        }
+        storage->spans[storage->span_count++] = (cm_use_span){.is_known = false};
+    }
+    return 0;
+}
+
+static int64_t
+find_use(const cm_storage *storage, const cm_stream *stream)
+{
     for (uint32_t i = 0; i < storage->use_count; i++) {
         if (cm_stream_same(storage->uses[i], stream)) {
             return i;
         }
+    }
+    return -1;
+}
+
+/* Its index, after which *is_new says whether it was not remembered before; or -1. */
+static int64_t
+name_use(cm_storage *storage, cm_stream *stream, bool *is_new)
+{
+    storage->use_calls++;
+    int64_t index = find_use(storage, stream);
+    *is_new = index < 0;
+    if (index >= 0) {
+        return index;
     }
     if (cm_reserve(&storage->uses, sizeof(*storage->uses), &storage->first_use, 1,
                    storage->use_count, &storage->use_capacity)
@@ -24,7 +86,49 @@ cm_storage_add_use(cm_storage *storage, cm_stream *stream)
         return -1;
     }
     storage->uses[storage->use_count] = cm_stream_hold(stream);
-    return storage->use_count++;
+    index = storage->use_count++;
+    return storage->span_count > 0 && fill_spans(storage) < 0 ? -1 : index;
+}
+
+int64_t
+cm_storage_add_use(cm_storage *storage, cm_stream *stream)
+{
+    bool is_new;
+    int64_t index = name_use(storage, stream, &is_new);
+    cm_use_span *span = index < 0 ? NULL : span_of(storage, (uint32_t)index);
+    if (span != NULL) {
+        span->is_known = false;
+        span->named_at = storage->use_calls;
+    }
+    return index;
+}
+
+int64_t
+cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent extent)
+{
+    bool is_new;
+    int64_t index = name_use(storage, stream, &is_new);
+    if (index < 0 || fill_spans(storage) < 0) {
+        return -1;
+    }
+    cm_use_span *span = &storage->spans[index];
+    span->is_known = is_new || span->is_known;
+    span->named_at = storage->use_calls;
+    widen(extent.writes ? &span->writes : &span->reads, extent);
+    return index;
+}
+
+static void
+swap_uses(cm_storage *storage, uint32_t a, uint32_t b)
+{
+    cm_stream *use = storage->uses[a];
+    storage->uses[a] = storage->uses[b];
+    storage->uses[b] = use;
+    if (storage->span_count > 0) {
+        cm_use_span span = storage->spans[a];
+        storage->spans[a] = storage->spans[b];
+        storage->spans[b] = span;
+    }
 }
 
 int
@@ -32,16 +136,95 @@ cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream)
 {
     int64_t index = cm_storage_add_use(storage, stream);
     if (index >= storage->lasting_count) {
-        cm_stream **place = &storage->uses[storage->lasting_count++];
-        cm_stream *other = *place;
-        *place = storage->uses[index];
-        storage->uses[index] = other;
+        swap_uses(storage, storage->lasting_count++, (uint32_t)index);
     }
     return index < 0 ? -1 : 0;
 }
 
+/* Did the work of `own` come after all that `span`, in its way, was given? */
+static bool
+was_followed(const cm_use_span *own, const cm_use_span *span, cm_extent extent)
+{
+    return own != NULL && own->followed_at != 0 && span->named_at <= own->followed_at
+           && contains(own->followed, extent)
+           && (own->followed.writes || !extent.writes);
+}
+
+bool
+cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index, cm_extent extent,
+                         const cm_stream *stream)
+{
+    const cm_use_span *span = span_of(storage, index);
+    if (span == NULL || index < storage->lasting_count) {
+        return true;
+    }
+    bool conflicts = !span->is_known || meets(span->writes, extent)
+                     || (extent.writes && meets(span->reads, extent));
+    if (!conflicts || stream == NULL) {
+        return conflicts;
+    }
+    int64_t own = find_use(storage, stream);
+    return own < 0 || !was_followed(span_of(storage, (uint32_t)own), span, extent);
+}
+
+/* Does whatever uses[index] is in the way of have to come after uses[own] too? That
+ * came after it: so nobody needs to know of it any more. */
+static bool
+is_covered(const cm_storage *storage, uint32_t index, int64_t own)
+{
+    const cm_use_span *span = span_of(storage, index);
+    const cm_use_span *by = own < 0 ? NULL : span_of(storage, (uint32_t)own);
+    if (own < 0) {
+        return false;
+    }
+    if (own < storage->lasting_count || by == NULL || !by->is_known) {
+        return true; /* everybody comes after that */
+    }
+    if (span == NULL || !span->is_known) {
+        return by->writes.low == 0 && by->writes.high >= storage->nbytes;
+    }
+    return contains(by->writes, span->writes)
+           && (contains(by->writes, span->reads) || contains(by->reads, span->reads));
+}
+
+/* `by` stands for it from now on, as it comes after it. */
+static void
+absorb(const cm_storage *storage, int64_t by, uint32_t index)
+{
+    cm_use_span *own = by < 0 ? NULL : span_of(storage, (uint32_t)by);
+    const cm_use_span *span = span_of(storage, index);
+    if (own == NULL || !own->is_known) {
+        return; /* it stands for everything */
+    }
+    if (span == NULL || !span->is_known) {
+        own->is_known = false;
+        return;
+    }
+    widen(&own->reads, span->reads);
+    widen(&own->writes, span->writes);
+}
+
+static void
+remove_use(cm_storage *storage, uint32_t index)
+{
+    swap_uses(storage, index, storage->use_count - 1);
+    storage->use_count--;
+    storage->span_count -= storage->span_count > 0;
+}
+
+/* These let others in. */
+static void
+give_streams(const cm_storage *storage, cm_stream *const *streams, uint32_t count)
+{
+    while (count > 0) {
+        cm_state_enter(storage->state);
+        cm_stream_give(storage->state, streams[--count]);
+    }
+}
+
 void
-cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, uint64_t use_calls)
+cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
+                       bool all, uint64_t use_calls)
 {
     enum { SOME = 16 }; /* the others another time */
     cm_stream *gone[SOME];
@@ -49,19 +232,72 @@ cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, uint64_t use_ca
     if (storage->use_calls != use_calls || storage->was_captured) {
         return;
     }
+    int64_t own = by == NULL ? -1 : find_use(storage, by);
     for (uint32_t i = storage->use_count; i > storage->lasting_count && count < SOME;
          i--) {
         cm_stream *use = storage->uses[i - 1];
-        if (by == NULL || !cm_stream_same(use, by)) {
-            storage->uses[i - 1] = storage->uses[--storage->use_count];
+        bool is_own = by != NULL && cm_stream_same(use, by);
+        bool was_met = all || cm_storage_is_in_the_way(storage, i - 1, extent, NULL);
+        bool is_over = by == NULL || all || is_covered(storage, i - 1, own);
+        if (is_own || !was_met || !is_over) {
+            continue;
+        }
+        if (by != NULL && all) {
+            absorb(storage, own, i - 1);
+        }
+        remove_use(storage, i - 1);
+        gone[count++] = use;
+        own = by == NULL ? -1 : find_use(storage, by); /* it may have been moved */
+    }
+    cm_use_span *span = own < 0 ? NULL : span_of(storage, (uint32_t)own);
+    if (span != NULL) {
+        span->followed = extent;
+        span->followed_at = use_calls;
+    }
+    give_streams(storage, gone, count);
+}
+
+static cm_status
+query_stream(const cm_stream *stream, bool *done, bool *capturing)
+{
+    if (cm_stream_is_here(stream)) { /* nobody else can ask */
+        CM_TRY(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
+                                       capturing));
+    }
+    if (*capturing) {
+        return cm_ok();
+    }
+    return cm_stream_query(stream, done);
+}
+
+void
+cm_storage_prune_uses(cm_storage *storage)
+{
+    enum { FEW = 8 };
+    cm_stream *gone[FEW];
+    uint32_t count = 0;
+    if (CM_LIKELY(storage->use_count < FEW) || storage->use_count < storage->prune_at
+        || storage->was_captured) {
+        return;
+    }
+    for (uint32_t i = storage->use_count; i > storage->lasting_count && count < FEW;
+         i--) {
+        cm_stream *use = storage->uses[i - 1];
+        bool done = false;
+        bool capturing = false;
+        /* another thread's own default stream cannot be asked without more calls */
+        cm_status status =
+            cm_stream_is_here(use) ? query_stream(use, &done, &capturing) : cm_ok();
+        if (cm_is_ok(status) && done && !capturing) {
+            remove_use(storage, i - 1);
             gone[count++] = use;
         }
     }
-    while (count > 0) { /* these let others in */
-        cm_state_enter(storage->state);
-        cm_stream_give(storage->state, gone[--count]);
-    }
+    storage->prune_at = count > 0 ? 0 : 2 * storage->use_count;
+    give_streams(storage, gone, count);
 }
+
+/* -- the transfers of it ------------------------------------------------------------------ */
 
 /* One that failed or was cancelled may have ended before those it covers. */
 static void
@@ -354,19 +590,6 @@ cm_pending_give(cm_pending *pending)
     free((void *)pending->streams);
     cm_state_leave(pending->state);
     *pending = (cm_pending){.state = NULL};
-}
-
-static cm_status
-query_stream(const cm_stream *stream, bool *done, bool *capturing)
-{
-    if (cm_stream_is_here(stream)) { /* nobody else can ask */
-        CM_TRY(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
-                                       capturing));
-    }
-    if (*capturing) {
-        return cm_ok();
-    }
-    return cm_stream_query(stream, done);
 }
 
 cm_status

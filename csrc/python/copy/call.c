@@ -213,6 +213,12 @@ come_after_transfer(cm_call *call, cm_ticket *ticket)
     return 0;
 }
 
+static bool
+is_on_stream(const cm_call *call)
+{
+    return !call->blocking && call->stream != NULL;
+}
+
 /* Was there a use of the storage before, with all that one of `extent` comes after? */
 static bool
 is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
@@ -235,11 +241,16 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     if (RESERVE(call, uses, first_uses, use_count, use_room) < 0) {
         return -1;
     }
+    cm_storage_prune_uses(storage);
     uint64_t seen = call->before != 0 ? call->before : call->state->writer_total;
+    /* One of several that begin together is ordered with the others by its storages. */
+    bool after_all = call->before != 0 || storage->use_count > CM_MOST_USES;
+    const cm_stream *own = is_on_stream(call) ? call->stream : NULL;
     call->uses[call->use_count++] =
-        (cm_call_use){storage, extent, seen, storage->use_calls};
+        (cm_call_use){storage, extent, seen, storage->use_calls, after_all};
     for (uint32_t i = 0; i < storage->use_count; i++) {
-        if (cm_call_come_after_stream(call, storage->uses[i]) < 0) {
+        bool waits = after_all || cm_storage_is_in_the_way(storage, i, extent, own);
+        if (waits && cm_call_come_after_stream(call, storage->uses[i]) < 0) {
             return -1;
         }
     }
@@ -363,12 +374,6 @@ cm_call_ask_capturing(const cm_stream *stream, bool *out)
     return status;
 }
 
-static bool
-is_on_stream(const cm_call *call)
-{
-    return !call->blocking && call->stream != NULL;
-}
-
 /* `use_calls` becomes what it must still be for the others to be forgotten. */
 static int
 add_uses(cm_call *call)
@@ -378,7 +383,8 @@ add_uses(cm_call *call)
         use->use_calls = use->storage->use_calls - use->use_calls; /* of others since */
     }
     for (uint32_t i = 0; i < call->use_count; i++) {
-        if (cm_storage_add_use(call->uses[i].storage, call->stream) < 0) {
+        const cm_call_use *use = &call->uses[i];
+        if (cm_storage_add_use_of(use->storage, call->stream, use->extent) < 0) {
             return -1;
         }
     }
@@ -531,7 +537,7 @@ forget_streams(const cm_call *call)
     for (uint32_t i = 0; i < call->use_count; i++) {
         const cm_call_use *use = &call->uses[i];
         cm_storage_forget_uses(use->storage, is_on_stream(call) ? call->stream : NULL,
-                               use->use_calls);
+                               use->extent, use->after_all, use->use_calls);
     }
 }
 

@@ -23,6 +23,7 @@ typedef struct cm_call_use {
     cm_extent extent;
     uint64_t seen;      /* it comes after writers of lower numbers */
     uint64_t use_calls; /* the storage's, when it was added */
+    bool after_all;     /* it comes after all its streams, not those in the way alone */
 } cm_call_use;
 
 /* What stays alive until the engine is done. */

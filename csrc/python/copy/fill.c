@@ -94,7 +94,8 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
             storage->late_count++;
         }
         if (info.nbytes > 0) {
-            cm_storage_forget_uses(storage, stream, use_calls);
+            cm_storage_forget_uses(storage, stream, CM_EXTENT_ALL(true), true,
+                                   use_calls);
         }
     }
     return 0;

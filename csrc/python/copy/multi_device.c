@@ -199,7 +199,8 @@ end_parts(PyObject *module, PyObject *args)
     for (Py_ssize_t i = 0; entered && i < held->count; i++) {
         cm_storage *storage = held->storages[i];
         if (storage->many_call == number) {
-            cm_storage_forget_uses(storage, frame.stream, storage->many_index);
+            cm_storage_forget_uses(storage, frame.stream, CM_EXTENT_ALL(true), true,
+                                   storage->many_index);
         }
     }
     return cm_call_leave(&frame, entered ? Py_NewRef(Py_None) : NULL);
