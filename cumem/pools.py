@@ -509,6 +509,15 @@ def _other_kind(name: str, kind: str, of: str) -> ValueError:
     return ValueError(f"{name} is for {of} memory, not for {kind} memory")
 
 
+def refuse_block(kind: str, own_device: int, device: int) -> NoReturn:
+    """ValueError: a pool is entered where no constructor would take memory from it."""
+    raise ValueError(
+        f"the {kind} pool is of device {own_device}, but device {device} is current, so "
+        f"that constructors in the block would not use it: write with "
+        f"cumem.Device({own_device}), pool: or pass pool=pool to each"
+    )
+
+
 def refuse_request(own: str, kind: str, own_device: int, device: int) -> NoReturn:
     """ValueError: a pool of that kind and device was given for other memory."""
     if own != kind:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, NoReturn, Self, final
+from typing import Any, NoReturn, Self, SupportsIndex, final
 
 import numpy as np
 
@@ -103,6 +103,17 @@ class Registration:
             finally:
                 if buffer.closed:
                     self._buffer = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        """Raises TypeError: another process has the memory neither at this address nor
+        locked, and a copy of its bytes would be another thing than the registration.
+        """
+        raise TypeError(
+            "a Registration cannot be pickled or copied: its pages are locked in this "
+            "process alone; send the array or registration.buffer, whose bytes are "
+            "copied, and call cumem.register() there, or use cumem.PinnedCollate for "
+            "what workers make"
+        )
 
     def __repr__(self) -> str:
         if self._buffer is None:

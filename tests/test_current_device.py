@@ -730,3 +730,43 @@ def test_busy_streams_of_one_copy_each_do_not_gather_for_ever(four) -> None:
     testing.gate_open(shut)
     cumem.synchronize(1)
     assert batch.tolist() == [0.0] * 1024
+
+
+# -- blocks and what is sent elsewhere -------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device", "mapped", "managed"])
+def test_pool_of_another_device_is_not_entered_without_it(four, kind) -> None:
+    pool = cumem.Pool(kind, device=3, limit="4 MiB")
+    with pytest.raises(
+        ValueError, match=r"device 3.*write with cumem\.Device\(3\), pool"
+    ):
+        pool.__enter__()
+    with pytest.raises(ValueError, match="device 0 is current"), pool:
+        pass
+    with cumem.Device(3), pool:
+        assert cumem.empty(8, kind=kind).device == 3
+        with pytest.raises(cumem.OutOfMemoryError):
+            cumem.empty(8 << 20, "u1", kind=kind)
+        cumem.set_current_device(1)  # which holds after the block
+        assert cumem.empty(8, kind=kind).device == 3
+    assert pool.stats().allocation_count >= 2
+    assert cumem.empty(8, kind=kind).device == 1
+
+
+def test_registration_is_not_pickled_but_refused(four) -> None:
+    array = np.ones(1 << 14)
+    with cumem.register(array) as buffer:
+        kept = cumem.register(np.ones(1 << 14))
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(
+                TypeError, match=r"cannot be pickled.*cumem\.register\(\)"
+            ):
+                pickle.dumps(kept, protocol)
+        for duplicate in copy.copy, copy.deepcopy:
+            with pytest.raises(
+                TypeError, match="Registration cannot be pickled or copied"
+            ):
+                duplicate(kept)
+        assert pickle.loads(pickle.dumps(buffer)).tolist() == array.tolist()
+        kept.close()

@@ -239,11 +239,11 @@ def test_with_makes_a_pool_current_for_its_kind(runtime, kind: str) -> None:
 
 def test_current_pool_is_not_used_for_other_devices_or_flags(emulated) -> None:
     device_pool, pinned_pool = cumem.Pool("device", device=1), cumem.Pool("pinned")
-    with device_pool, pinned_pool:
+    with pinned_pool, cumem.Device(1), device_pool:
         buffers = [
-            cumem.empty_device(1),
+            cumem.empty_device(1, device=0),
             cumem.empty_pinned(1, write_combined=True),
-            cumem.empty_device(1, device=1),
+            cumem.empty_device(1),
         ]
     assert live(device_pool) == 1
     assert live(pinned_pool) == 0

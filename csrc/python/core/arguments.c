@@ -233,8 +233,11 @@ cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
     if (rt == NULL) {
         return -1;
     }
-    int64_t index = cm_state_device(state);
-    if (cm_arg_is_given(object) && read_device(state, object, name, &index) < 0) {
+    int64_t index;
+    if (!cm_arg_is_given(object)) {
+        index = cm_state_device(state);
+    }
+    else if (read_device(state, object, name, &index) < 0) {
         return -1;
     }
     rt = state->runtime; /* reading the argument may have run code that shut it down */

@@ -235,12 +235,16 @@ CM_COLD static PyObject *
 make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
              PyObject **values)
 {
-    int device = given != NULL ? given->config.device : cm_state_device(state);
+    int device = given != NULL ? given->config.device : 0;
     PyObject *place = values[CM_WORD_device];
-    if (cm_arg_is_given(place)
-        && (!find_device(state, place, &device)
-            || (given != NULL && device != given->config.device))) {
-        return NULL;
+    if (cm_arg_is_given(place)) {
+        if (!find_device(state, place, &device)
+            || (given != NULL && device != given->config.device)) {
+            return NULL;
+        }
+    }
+    else if (given == NULL) {
+        device = cm_state_device(state);
     }
     PyObject *stream = NULL;
     if (cm_kind_is_ordered(kind) && !cm_arg_is_given(values[CM_WORD_stream])

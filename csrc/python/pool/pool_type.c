@@ -254,8 +254,18 @@ static PyObject *
 pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     cm_pool_object *self = (cm_pool_object *)(void *)op;
-    return check_open(self) < 0 ? NULL
-                                : cm_override_enter(&self->state->current_pool, op);
+    if (check_open(self) < 0) {
+        return NULL;
+    }
+    /* Constructors that name no device would pass it by, and its limit with it. */
+    int current = cm_state_device(self->state);
+    if (self->config.device != current) {
+        (void)cm_package_refuse("pools", "refuse_block",
+                                Py_BuildValue("(sii)", cm_kinds[self->config.kind].text,
+                                              self->config.device, current));
+        return NULL;
+    }
+    return cm_override_enter(&self->state->current_pool, op);
 }
 
 static PyObject *
