@@ -42,6 +42,17 @@ read_layout(const cm_state *state, PyObject *shape, PyObject *like, cm_region *o
     return like != Py_None ? 0 : cm_arg_shape(shape, "shape", &out->ndim, out->shape);
 }
 
+/* A pool that is given says where, without a question which device is current. */
+static int
+read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
+{
+    if (object == Py_None && pool != NULL) {
+        *out = pool->config.device;
+        return cm_state_runtime(state) == NULL ? -1 : 0;
+    }
+    return cm_arg_device(state, object, "device", out);
+}
+
 /* _allocate(shape, like, dtype, order, kind, flags, device, stream, pool) */
 static PyObject *
 allocate(PyObject *module, PyObject *args)
@@ -64,13 +75,10 @@ allocate(PyObject *module, PyObject *args)
     if (read_layout(state, shape, like, &layout) < 0
         || cm_arg_order(order_object, "order", is_like, is_like ? 'K' : 'C', &order) < 0
         || cm_arg_pool(state, pool_object, &pool) < 0
-        || cm_arg_device(state, device_object, "device", &device) < 0
+        || read_place(state, device_object, pool, &device) < 0
         || cm_arg_kind(kind_object, &kind) < 0
         || read_flags(state, flags_object, kind, &flags) < 0) {
         return NULL;
-    }
-    if (device_object == Py_None && pool != NULL) {
-        device = pool->config.device;
     }
     PyObject *dtype = cm_numpy_dtype(dtype_object);
     bool ordered = cm_kind_is_ordered(kind);
