@@ -280,7 +280,7 @@ def test_pipeline_function_has_its_lane_as_current(four) -> None:
 
     data = np.arange(8.0)
     out = np.empty_like(data)
-    cumem.pipeline(work, data, out, chunk=2, device=2, streams=2)
+    cumem.pipeline(work, data, out, rows=2, device=2, streams=2)
     assert found == [(True, 2, 2)] * 4
     assert out.tolist() == data.tolist()
     assert current() == 0
