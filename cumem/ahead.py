@@ -269,7 +269,12 @@ class Ahead(Generic[T]):
         if not self._is_open:
             raise StopAsyncIteration
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "cumem-ahead")
+            # the context carries the blocks of devices, but not what was chosen for
+            # the thread that asks
+            current = _core.current_device().index
+            self._thread = ThreadPoolExecutor(
+                1, "cumem-ahead", _core.set_current_device, (current,)
+            )
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         try:

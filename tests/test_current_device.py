@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import copy
@@ -770,3 +771,28 @@ def test_registration_is_not_pickled_but_refused(four) -> None:
                 duplicate(kept)
         assert pickle.loads(pickle.dumps(buffer)).tolist() == array.tolist()
         kept.close()
+
+
+@pytest.mark.parametrize("in_block", [True, False], ids=["block", "chosen"])
+def test_threads_of_our_own_have_the_current_device_of_their_caller(
+    four, in_block
+) -> None:
+    found: list[int] = []
+
+    def batches() -> Iterator[np.ndarray]:
+        for _ in range(3):
+            found.append(current())
+            yield np.ones(4)
+
+    async def run() -> None:
+        async for batch in cumem.prefetch(batches()):
+            assert batch.device == 3
+
+    if in_block:
+        with cumem.Device(3):
+            asyncio.run(run())
+    else:
+        cumem.set_current_device(3)
+        asyncio.run(run())
+    assert found == [3] * 3
+    assert contexts() == [3]
