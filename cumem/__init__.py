@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     )
     from cumem.safetensors.save import save_safetensors
     from cumem.snapshot import Block, Segment, Snapshot
+    from cumem.trees import to_device, to_host
     from cumem.tuning import Configuration, configure
     from cumem.workspace import Workspace
 # isort: on
@@ -225,6 +226,8 @@ __all__ = [
     "synchronize",
     "tag",
     "tiles",
+    "to_device",
+    "to_host",
     "tofile",
     "trim",
     "who_holds",
@@ -382,6 +385,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "safetensors.save": ("save_safetensors",),
     "snapshot": ("Block", "Segment", "Snapshot"),
+    "trees": ("to_device", "to_host"),
     "tuning": ("Configuration", "configure"),
     "extension.values": (),
     "extension.views": (),

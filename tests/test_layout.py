@@ -70,7 +70,7 @@ PACKAGE_LAYERS = [
     {"managed", "measuring", "numpy_memory", "npy", "ahead"},
     {"sources"},
     {"pipelines", "loading", "collating"},
-    {"integrations", "integrations.lending"},
+    {"integrations", "integrations.lending", "trees"},
     {"integrations.cupy", "integrations.numba", "integrations.cuda_core"}
     | {"integrations.torch"},
     {"recording.stacks"},

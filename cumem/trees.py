@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A nested structure of arrays and tensors moved to a device and back, by one copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cumem import _core
+from cumem.devices import Device
+from cumem.extension.filling import make_like
+from cumem.kinds import is_on_device
+from cumem.loading import _carried, _like, tensor_over
+from cumem.structures import is_tensor, mapped
+
+_Tree = TypeVar("_Tree")
+
+
+class _Moved:
+    """The leaves of a structure where they go to, and the copies that bring them there.
+
+    A leaf that is there twice is copied once, and so is memory that several leaves see
+    in the same way, such as tied weights; what comes out is shared as it was.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+        self._by_leaf: dict[
+            int, tuple[Any, Any]
+        ] = {}  # with the leaf, so that it lives
+        self._by_memory: dict[tuple[object, ...], Any] = {}
+
+    def once(self, leaf: Any, move: Callable[[Any], Any]) -> Any:
+        """``move(leaf)``, the first time."""
+        if id(leaf) not in self._by_leaf:
+            self._by_leaf[id(leaf)] = leaf, move(leaf)
+        return self._by_leaf[id(leaf)][1]
+
+    def copied(
+        self, source: Any, like: object, make: Callable[[Any], tuple[Any, Any]]
+    ) -> Any:
+        """What `make` answers first; its second is the target of a copy of `source`."""
+        place = _place(source)
+        key = (*place, source.shape, str(source.dtype), like)
+        if place[0] == 0 or key not in self._by_memory:
+            there, target = make(source)
+            self.pairs.append((target, source))
+            self._by_memory[key] = there
+        return self._by_memory[key]
+
+    def copy(self, stream: Any) -> None:
+        """All of them at once; without a stream they are waited for."""
+        if self.pairs and stream is None:
+            _core.copy_many(self.pairs)
+        elif self.pairs:
+            _core.copy_many_async(self.pairs, stream=stream)
+
+
+def _place(source: Any) -> tuple[int, tuple[int, ...]]:
+    """Where memory begins, 0 where there is none, and its strides."""
+    if is_tensor(source):
+        return source.data_ptr(), source.stride()
+    if isinstance(source, _core.Buffer):
+        return source.ptr, source.strides
+    return int(
+        source.__array_interface__["data"][0]
+    ) if source.size else 0, source.strides
+
+
+def to_device(tree: _Tree, device: object = None, *, stream: object = None) -> Any:
+    """Copy the arrays and tensors of a nested structure to a device, by one call.
+
+    Parameters
+    ----------
+    tree : object
+        An array, a CPU tensor or a buffer, or mappings, lists, tuples, named tuples and
+        dataclasses of them, also nested.
+    device : Device, int or str, optional
+        Where to; default: the current device.
+    stream : stream, optional
+        Copy in the order of this stream of the device; default: its current stream, for
+        which the call waits.
+
+    Returns
+    -------
+    object
+        The same structure, of the same types. Arrays of NumPy and buffers have become
+        `DeviceBuffer`, tensors of PyTorch tensors on the device, with the shape, the
+        dtype and the order of axes in memory that they had. Other leaves stay as they
+        are: numbers, text, arrays of Python objects, and what is on the device already.
+
+    Raises
+    ------
+    TypeError
+        If a tensor is sparse, quantised or nested, or wraps others.
+    ValueError
+        If there is no such device.
+    OutOfMemoryError, CudaError
+        If the driver refuses.
+
+    See Also
+    --------
+    to_host : the way back.
+    prefetch : the same for the batches of a loader, ahead of the work on them.
+
+    Notes
+    -----
+    **Blocks** until the copies are done; with a stream as `copy_async` does, where it
+    would for any of them. **Ordered after** all work that cumem knows of on any leaf.
+    A leaf that is in the structure twice, and memory that two leaves see in the same way,
+    is copied once and shared as before; views that only overlap become separate memory.
+    Tensors come without gradients. On the emulated device they are on the CPU, over the
+    memory of the device, as those of `prefetch`.
+
+    Examples
+    --------
+    >>> model = {"weight": numpy.ones((2, 3)), "bias": [numpy.zeros(3)], "name": "first"}
+    >>> there = cumem.to_device(model)
+    >>> there["weight"].kind, there["bias"][0].shape, there["name"]
+    ('device', (3,), 'first')
+    >>> cumem.to_host(there)["weight"].sum()
+    np.float64(6.0)
+    """
+    place = _core.current_device() if device is None else Device(device)  # type: ignore[arg-type]
+    moved = _Moved()
+
+    def make(source: Any) -> tuple[_core.Buffer, _core.Buffer]:
+        like = _core.asbuffer(source) if is_tensor(source) else source
+        made = make_like(like, like.dtype, "device", "K", place, stream)
+        return made, made
+
+    def make_tensor(source: Any) -> tuple[Any, _core.Buffer]:
+        buffer, _ = make(source)
+        return tensor_over(buffer), buffer  # before the copy, for which an export waits
+
+    def move(leaf: Any) -> Any:
+        if is_tensor(leaf):
+            if leaf.device.type != "cpu":
+                is_there = (
+                    leaf.device.type != "cuda" or leaf.device.index == place.index
+                )
+                return leaf if is_there else leaf.to(f"cuda:{place.index}")
+            there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
+            return _like(leaf, there)
+        if isinstance(leaf, np.ndarray):
+            return leaf if leaf.dtype.hasobject else moved.copied(leaf, None, make)
+        if isinstance(leaf, _core.Buffer):
+            is_there = is_on_device(leaf.kind) and leaf.device == place
+            return leaf if is_there else moved.copied(leaf, None, make)
+        return leaf
+
+    there = mapped(tree, lambda leaf: moved.once(leaf, move))
+    moved.copy(stream)
+    return there
+
+
+def to_host(tree: _Tree, *, stream: object = None) -> Any:
+    """Copy the buffers and tensors of a nested structure to the host, by one call.
+
+    Parameters
+    ----------
+    tree : object
+        A buffer or a tensor, or mappings, lists, tuples, named tuples and dataclasses of
+        them, also nested.
+    stream : stream, optional
+        Copy in the order of this stream, of a device whose memory is an end, and wait for
+        it; default: the current stream of the device.
+
+    Returns
+    -------
+    object
+        The same structure, of the same types. Buffers have become arrays of NumPy with
+        memory of their own, tensors on a device tensors on the CPU, and arrays of other
+        libraries on a device arrays of NumPy. Other leaves stay as they are, tensors on
+        the CPU and arrays among them.
+
+    Raises
+    ------
+    TypeError
+        If a tensor on a device is sparse, quantised or nested, or wraps others.
+    ValueError
+        If a buffer is closed.
+    CudaError
+        If a copy failed.
+
+    See Also
+    --------
+    to_device : the way there.
+
+    Notes
+    -----
+    **Blocks** until the copies are done, GIL released. **Ordered after** all work that
+    cumem knows of on any leaf. What is shared is copied once, as by `to_device`. On the
+    emulated device tensors are on the CPU, and so they stay.
+
+    Examples
+    --------
+    >>> host = cumem.to_host([cumem.full(3, 7.0), ("text", cumem.zeros(2, "i4", "pinned"))])
+    >>> host[0]
+    array([7., 7., 7.])
+    >>> host[1]
+    ('text', array([0, 0], dtype=int32))
+    """
+    moved = _Moved()
+
+    def make(source: Any) -> tuple[Any, Any]:
+        layout = np.lib.stride_tricks.as_strided(  # which nobody reads
+            np.empty(1, source.dtype), source.shape, source.strides
+        )
+        made = np.empty_like(layout, order="K", subok=False)
+        return made, made
+
+    def make_tensor(source: Any) -> tuple[Any, Any]:
+        made = sys.modules["torch"].empty_like(source, device="cpu")
+        return made, made
+
+    def move(leaf: Any) -> Any:
+        if is_tensor(leaf):
+            if leaf.device.type != "cuda":
+                return leaf
+            there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
+            return _like(leaf, there)
+        if isinstance(leaf, _core.Buffer):
+            return moved.copied(leaf, None, make)
+        if hasattr(leaf, "__cuda_array_interface__"):
+            return moved.copied(_core.asbuffer(leaf, stream=stream), None, make)
+        return leaf
+
+    there = mapped(tree, lambda leaf: moved.once(leaf, move))
+    if moved.pairs:
+        _core.copy_many(moved.pairs, stream=stream)
+    return there
