@@ -17,11 +17,15 @@ from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.carried import find
 from cumem.errors import warn_caller
-from cumem.extension.filling import as_array
+from cumem.extension.arguments import read_dtype
+from cumem.extension.casting import Casting
+from cumem.extension.casting import check as check_casting
+from cumem.extension.filling import as_array, copy_as
 from cumem.file_hints import (
     HEAD_NBYTES,
     check_is_name,
@@ -115,6 +119,8 @@ def load(
     allow_pickle: Literal[False] = False,
     *,
     names: Iterable[str] | None = None,
+    dtype: DTypeLike | None = None,
+    casting: Casting | None = None,
     kind: _core._Kind | None = None,
     device: object = None,
     stream: object = None,
@@ -137,6 +143,11 @@ def load(
         True is refused: Python objects cannot live in a buffer.
     names : iterable of str, optional
         Of the arrays of an ``.npz`` to load; all by default.
+    dtype : dtype_like, optional
+        Of what is loaded, of each array of an ``.npz``; default: that in the file.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of the file may become `dtype` (default: ``"same_kind"``) or that of
+        `out` (by default they must be equal), as ``numpy.can_cast`` has it.
     kind, device, pool : optional
         What memory, as for `empty`; `kind` is "device" by default.
     stream : stream, optional
@@ -203,6 +214,7 @@ def load(
     if kind is not None or (pool is None and out is None):
         memory["kind"] = "device" if kind is None else kind
     options: Any = {"stream": stream, "direct": direct}
+    wanted = _Wanted(None if dtype is None else read_dtype(dtype), casting)
     with contextlib.ExitStack() as stack:
         source = _open(stack, file)
         begin = source.tell()
@@ -213,7 +225,17 @@ def load(
             if names is not None:
                 raise ValueError(f"{source.name!r} is one array: names cannot be given")
             array = read_array(source, max_header_size)
-            target: Any = array.make(memory) if out is None else array.check(out, kind)
+            target: Any = (
+                wanted.make(array, memory)
+                if out is None
+                else wanted.check_out(array, out, kind)
+            )
+            if target.dtype != array.dtype:
+                with Parts(progress, array.nbytes, "read") as told:
+                    turned = target.T if array.fortran else target
+                    _read_as(source, array, turned, wanted.rule, options, told)
+                source.seek(array.offset + array.nbytes)
+                return target if out is None else out
             ranges = [(array.offset, target.T if array.fortran else target)]
             try:
                 read_ranges(source, ranges, progress=progress, **options)
@@ -235,7 +257,9 @@ def load(
             )
         if out is not None:
             raise ValueError("out is for one array, and this is an .npz of several")
-        return _load_members(source, names, memory, options, progress, max_header_size)
+        return _load_members(
+            source, names, wanted, memory, options, progress, max_header_size
+        )
 
 
 def _open(stack: contextlib.ExitStack, file: Any) -> Any:
@@ -369,9 +393,70 @@ class _Member(NamedTuple):
     packed: zipfile.ZipInfo | None  # None: it lies in the file as it is
 
 
+class _Wanted(NamedTuple):
+    """The dtype that arrays are to have, and which of theirs may become it."""
+
+    dtype: np.dtype[Any] | None
+    casting: Casting | None
+
+    @property
+    def rule(self) -> Casting:
+        return "same_kind" if self.casting is None else self.casting
+
+    def converts(self, array: _Array) -> bool:
+        return self.dtype is not None and self.dtype != array.dtype
+
+    def make(self, array: _Array, memory: dict[str, Any]) -> _core.Buffer:
+        """Memory for the array, of the dtype that it is to have."""
+        if self.dtype is None:
+            return array.make(memory)
+        check_casting(f"{array.name}: ", array.dtype, self.dtype, self.rule)
+        return array._replace(dtype=self.dtype).make(memory)
+
+    def check_out(self, array: _Array, out: Any, kind: object) -> Any:
+        """The memory `out`, whose dtype must be the array's unless casting is given."""
+        if self.casting is None and self.dtype is None:
+            return array.check(out, kind)
+        found = out if isinstance(out, np.ndarray) else _core.asbuffer(out)
+        if self.dtype is not None and self.dtype != found.dtype:
+            raise ValueError(f"dtype {self.dtype} is given, but out has {found.dtype}")
+        rule: Casting = "equiv" if self.casting is None else self.casting
+        check_casting(f"{array.name}: ", array.dtype, found.dtype, rule)
+        return array._replace(dtype=found.dtype).check(out, kind)
+
+
+#: What is read and converted at a time.
+_PIECE_NBYTES = 16 << 20
+
+
+def _read_as(
+    file: Any,
+    array: _Array,
+    target: Any,
+    rule: Casting,
+    options: dict[str, Any],
+    told: Parts,
+) -> None:
+    """Read an array in pieces, each of which is converted into its part of `target`,
+    whose axes are in the order of the file."""
+    shape = target.shape if target.ndim > 0 else (1,)
+    target = target.reshape(1) if target.ndim == 0 else target
+    row_nbytes = math.prod(shape[1:]) * array.dtype.itemsize
+    rows = max(1, _PIECE_NBYTES // max(1, row_nbytes))
+    if row_nbytes * shape[0] == 0:
+        return
+    slot = _core.empty_pinned((min(rows, shape[0]), *shape[1:]), array.dtype)
+    for first in range(0, shape[0], rows):
+        piece = slot[: min(rows, shape[0] - first)]
+        ranges = [(array.offset + first * row_nbytes, piece)]
+        read_ranges(file, ranges, progress=told.next(piece.nbytes), **options)
+        copy_as(target[first : first + len(piece)], piece, options["stream"], rule)
+
+
 def _load_members(
     file: Any,
     names: Iterable[str] | None,
+    wanted: _Wanted,
     memory: dict[str, Any],
     options: dict[str, Any],
     progress: Progress,
@@ -381,12 +466,16 @@ def _load_members(
     ranges: list[tuple[int, _core.Buffer]] = []
     with _archive(file) as archive:
         members = _members(file, archive, names, max_header_size)
-        whole = [member for member in members.values() if member.packed is None]
+        whole = [
+            member
+            for member in members.values()
+            if member.packed is None and not wanted.converts(member.array)
+        ]
         total = sum(member.array.nbytes for member in members.values())
         try:
             with Parts(progress, total, "read") as told:
                 for name, (array, _) in members.items():
-                    loaded[name] = array.make(memory)
+                    loaded[name] = wanted.make(array, memory)
                 targets = {
                     name: loaded[name].T if member.array.fortran else loaded[name]
                     for name, member in members.items()
@@ -394,14 +483,24 @@ def _load_members(
                 ranges += [
                     (array.offset, targets[name])
                     for name, (array, packed) in members.items()
-                    if packed is None
+                    if packed is None and not wanted.converts(array)
                 ]
                 part = told.next(sum(member.array.nbytes for member in whole))
                 read_ranges(file, ranges, progress=part, **options)
                 for name, (array, packed) in members.items():
-                    if packed is not None:
+                    target = targets[name]
+                    if packed is None and wanted.converts(array):
+                        _read_as(file, array, target, wanted.rule, options, told)
+                    elif packed is not None:
                         part = told.next(array.nbytes)
-                        _unpack(archive, packed, array, targets[name], options, part)
+                        converts = wanted.converts(array)
+                        plain = (
+                            np.empty(target.shape, array.dtype) if converts else target
+                        )
+                        into = _core.asbuffer(plain)
+                        _unpack(archive, packed, array, into, options, part)
+                        if converts:
+                            copy_as(target, plain, options["stream"], wanted.rule)
         except BaseException:  # its traceback keeps frames, not the memory
             ranges.clear()
             targets = {}

@@ -304,3 +304,47 @@ def test_broadcast_converts_for_targets_of_several_dtypes(runtime) -> None:
     assert [values.get(target).tolist() for target in targets] == [
         [*map(float, range(5))]
     ] * 4
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+@pytest.mark.parametrize("suffix", ["npy", "npz", "packed.npz"])
+def test_load_converts_by_rule(runtime, tmp_path, monkeypatch, suffix, kind) -> None:
+    monkeypatch.setattr("cumem.npy._PIECE_NBYTES", 1000)
+    path = tmp_path / f"x.{suffix}"
+    save = {"npy": np.save, "npz": np.savez}.get(suffix, np.savez_compressed)
+    for source, to in PAIRS:
+        if source.num >= 256 or source.kind == "S":
+            continue
+        for shape in ((), (0, 3), (5, 200), (200, 3)):
+            array = np.resize(numbers(source), shape)
+            array = array.copy(order="F") if shape == (200, 3) else array
+            save(path, array)
+            for rule in (None, *RULES):
+                how: dict[str, Any] = {"dtype": to, "kind": kind}
+                how |= {} if rule is None else {"casting": rule}
+                if not np.can_cast(source, to, rule or "same_kind"):
+                    with pytest.raises(TypeError, match="does not allow dtype"):
+                        cumem.load(path, **how)
+                    continue
+                found = cumem.load(path, **how)
+                found = values.get(found["arr_0"] if suffix != "npy" else found)
+                assert found.dtype == to
+                assert np.array_equal(found, array.astype(to))
+
+
+def test_load_into_another_dtype_needs_casting(runtime, tmp_path) -> None:
+    array = np.arange(12.0).reshape(3, 4)
+    np.save(tmp_path / "x.npy", array)
+    out = cumem.zeros((3, 4), "f4", "pinned")
+    with pytest.raises(ValueError, match="dtype float32"):
+        cumem.load(tmp_path / "x.npy", out=out)
+    assert cumem.load(tmp_path / "x.npy", out=out, casting="same_kind") is out
+    assert np.array_equal(out.numpy(), array)
+    with pytest.raises(TypeError, match="'safe' does not allow"):
+        cumem.load(tmp_path / "x.npy", out=out, casting="safe")
+    with pytest.raises(ValueError, match="dtype int32 is given"):
+        cumem.load(tmp_path / "x.npy", dtype="i4", out=out)
