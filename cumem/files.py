@@ -21,6 +21,9 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import read_dtype
+from cumem.extension.casting import Casting
+from cumem.extension.casting import check as check_casting
+from cumem.extension.filling import copy_as, read_prototype
 from cumem.file_hints import (
     HEAD_NBYTES,
     check_is_name,
@@ -589,7 +592,9 @@ def _check_length(
         )
 
 
-def _check_out(out: Any, dtype: Any, kind: object, **others: object) -> None:
+def _check_out(
+    out: Any, dtype: Any, casting: Casting | None, kind: object, **others: object
+) -> None:
     """`out` says all of this itself."""
     given = [name for name, value in others.items() if value is not None]
     if given:
@@ -599,8 +604,13 @@ def _check_out(out: Any, dtype: Any, kind: object, **others: object) -> None:
     has = _core.asbuffer(out)
     if kind is not None and kind != has.kind:
         raise ValueError(f"kind is {kind!r}, but out is {has.kind} memory")
-    if dtype is not None and read_dtype(dtype) != has.dtype:
-        raise ValueError(f"dtype {np.dtype(dtype)} is given, but out has {has.dtype}")
+    if dtype is not None and casting is not None:
+        check_casting("fromfile: ", read_dtype(dtype), has.dtype, casting)
+    elif dtype is not None and read_dtype(dtype) != has.dtype:
+        raise ValueError(
+            f"dtype {np.dtype(dtype)} is given, but out has {has.dtype}; pass casting= to "
+            "convert what is read"
+        )
 
 
 def _made(
@@ -638,6 +648,7 @@ def fromfile(
     stream: object = None,
     pool: Pool | None = None,
     out: Any = None,
+    casting: Casting | None = None,
     direct: Direct = None,
     progress: Progress = None,
 ) -> Any:
@@ -667,6 +678,9 @@ def fromfile(
         Writable memory of any sort and strides, all of which is read; it is returned.
         Then `count`, `shape`, `device` and `pool` cannot be given, and `dtype` and `kind`
         must be its own.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Whether items of `dtype` in the file may become those of `out`, as in `copy`; by
+        default the two must be equal.
     direct : {"auto", True, False}, optional
         Whether to go past the page cache (``O_DIRECT``); "auto": where much is read that
         is not in it. Default: the environment variable ``CUMEM_DIRECT``, else "auto".
@@ -719,7 +733,7 @@ def fromfile(
     if out is not None:
         counted = None if count == -1 else count
         others = {"count": counted, "shape": shape, "device": device, "pool": pool}
-        _check_out(out, dtype, kind, **others)
+        _check_out(out, dtype, casting, kind, **others)
     with _opened(file, False) as opened:
         begin = opened.begin + skipped
         size = opened.nbytes()
@@ -730,7 +744,14 @@ def fromfile(
             memory = {"device": device, "stream": stream, "pool": pool}
             memory["kind"] = "device" if kind is None else kind
             out = _made(opened, size, begin, dtype, count, shape, memory)
-        nbytes = _move(opened, [(begin, out)], False, stream, number, progress, "out")
+        into = target = out
+        if dtype is not None and casting is not None:
+            target = read_prototype(out, stream)
+            if read_dtype(dtype) != target.dtype:
+                into = np.empty(target.shape, read_dtype(dtype))
+        nbytes = _move(opened, [(begin, into)], False, stream, number, progress, "out")
+        if into is not out:
+            copy_as(target, into, stream, casting)
         opened.move(begin + nbytes)
     return out
 
@@ -739,6 +760,8 @@ def tofile(
     file: File,
     buf: object,
     *,
+    dtype: DTypeLike | None = None,
+    casting: Casting | None = None,
     offset: int | None = None,
     stream: object = None,
     fsync: bool = False,
@@ -755,6 +778,11 @@ def tofile(
         what was written; the position of a descriptor is neither used nor moved.
     buf : Buffer, array or exporter
         Memory of any sort and strides.
+    dtype : dtype_like, optional
+        Of the items in the file; default: that of `buf`.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of `buf` may become `dtype`, as ``numpy.can_cast`` has it; default:
+        ``"same_kind"``. What is converted is made whole in ordinary memory first.
     offset : int, optional
         Bytes to skip; what a file of that path holds elsewhere is then kept. Without it
         a file of that path is made of `buf` alone; one that is open keeps what lies
@@ -797,6 +825,8 @@ def tofile(
     """
     number = _direct_number(direct)
     skipped = 0 if offset is None else _offset_number(offset)
+    if dtype is not None:
+        buf = _converted(buf, read_dtype(dtype), casting, stream)
     cuts = offset is None and isinstance(file, str | bytes | os.PathLike)
     with _opened(file, True) as opened:
         begin = opened.begin + skipped
@@ -814,6 +844,20 @@ def tofile(
         if fsync:
             opened.sync()
         opened.move(end)
+
+
+def _converted(
+    buf: object, wanted: np.dtype[Any], casting: Casting | None, stream: object
+) -> Any:
+    """What is to be written, of another dtype."""
+    source = read_prototype(buf, stream)
+    rule: Casting = "same_kind" if casting is None else casting
+    check_casting("tofile: ", source.dtype, wanted, rule)
+    if source.dtype == wanted:
+        return buf
+    made: np.ndarray[Any, Any] = np.empty(source.shape, wanted)
+    copy_as(made, source, stream, rule)
+    return made
 
 
 def _replace(

@@ -413,7 +413,7 @@ class _Wanted(NamedTuple):
         check_casting(f"{array.name}: ", array.dtype, self.dtype, self.rule)
         return array._replace(dtype=self.dtype).make(memory)
 
-    def check_out(self, array: _Array, out: Any, kind: object) -> Any:
+    def check_out(self, array: _Array, out: Any, kind: str | None) -> Any:
         """The memory `out`, whose dtype must be the array's unless casting is given."""
         if self.casting is None and self.dtype is None:
             return array.check(out, kind)

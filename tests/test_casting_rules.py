@@ -348,3 +348,25 @@ def test_load_into_another_dtype_needs_casting(runtime, tmp_path) -> None:
         cumem.load(tmp_path / "x.npy", out=out, casting="safe")
     with pytest.raises(ValueError, match="dtype int32 is given"):
         cumem.load(tmp_path / "x.npy", dtype="i4", out=out)
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_plain_files_convert_by_rule(runtime, tmp_path, kind) -> None:
+    path = tmp_path / "x.bin"
+    array = np.arange(1000.0)
+    source = cumem.array(array, kind=kind)
+    cumem.tofile(path, source, dtype=">f4")
+    assert np.array_equal(np.fromfile(path, ">f4"), array)
+    with pytest.raises(TypeError, match="'same_kind' does not allow"):
+        cumem.tofile(path, source, dtype="i4")
+    assert np.array_equal(np.fromfile(path, ">f4"), array)
+    cumem.tofile(path, source, dtype="i4", casting="unsafe")
+    out = cumem.zeros(1000, "f8", kind)
+    with pytest.raises(ValueError, match="pass casting="):
+        cumem.fromfile(path, "i4", out=out)
+    assert cumem.fromfile(path, "i4", out=out, casting="safe") is out
+    assert np.array_equal(values.get(out), array)
+    short = cumem.zeros(1000, "f4", kind)
+    with pytest.raises(TypeError, match="'safe' does not allow"):
+        cumem.fromfile(path, "i4", out=short, casting="safe")
+    assert not values.get(short).any()
