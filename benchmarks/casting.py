@@ -2,6 +2,7 @@
 """Measure copies that convert on the way against copying and converting before or after.
 
     python benchmarks/casting.py --json benchmarks/results/casting-h200.json
+    python benchmarks/casting.py --arrays  # array(x, dtype) beside array(x.astype(dtype))
 
 Large arrays of the host to the device and back, another dtype on each side, each case
 verified bit by bit; in the same run a copy of the wider dtype with a conversion by the
@@ -15,6 +16,8 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import cumem
+from cumem.extension.casting import NUMBERS
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
@@ -244,8 +248,45 @@ def line(case: Case) -> str:
     return "  ".join(cells)
 
 
+#: Dtypes that `array(x, dtype)` is tried from and to, beyond those of the copy threads.
+OTHERS = (">f4", ">i2", "complex64", "float8_e4m3fn")
+
+
+def show_arrays() -> None:
+    """`array(x, dtype)` beside ``array(x.astype(dtype))``, for every pair of dtypes.
+
+    Best times, by turns; above 1 the call with a dtype is the slower one. Prints only, and
+    sorted, so that the pairs where it does not pay come first.
+    """
+    names = (*NUMBERS, *OTHERS)
+    dtypes = [found for found in map(dtype_of, names) if found is not None]
+    rows = []
+    for source in dtypes:
+        array = np.random.default_rng(3).integers(0, 2, 1 << 22).astype(source)
+        for target in dtypes:
+            if source == target or not np.can_cast(source, target, "unsafe"):
+                continue
+            for kind in ("pinned", "managed", "device"):
+                ours, by_hand = [], []
+                for _ in range(3):
+                    begin = time.perf_counter()
+                    cumem.array(array, target, kind, casting="unsafe")
+                    middle = time.perf_counter()
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        cumem.array(array.astype(target), kind=kind)
+                    by_hand.append(time.perf_counter() - middle)
+                    ours.append(middle - begin)
+                rows.append((min(ours) / min(by_hand), str(source), str(target), kind))
+    for ratio, *case in sorted(rows, reverse=True):
+        print(f"{ratio:6.2f} x  {' '.join(case)}")
+
+
 def main() -> int:
     """Measure and print; a file on request."""
+    if "--arrays" in sys.argv:
+        show_arrays()
+        return 0
     run = Run(__doc__)
     bench = Bench(run.options.quick)
     run.begin(bench.emulated)
