@@ -14,7 +14,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.errors import is_of_fork
-from cumem.ring import Ring
+from cumem.ring import Ring, Shortage
 from cumem.structures import (
     has_own_memory,
     is_record,
@@ -27,6 +27,9 @@ from cumem.structures import (
     mapped,
 )
 from cumem.units import read_count, read_size
+
+#: Where page-locked memory ran short, for all batches of this process.
+_shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")
 
 #: What fields of a batch begin at in a slot: vector units and copies like it.
 _ALIGNMENT = 256
@@ -113,15 +116,21 @@ class _Stack:
         return _stacked(self.samples)
 
     def pooled(self) -> Any:
-        """In page-locked memory of the pool; in a forked child, which has none, in
-        ordinary memory.
+        """In page-locked memory of the pool, if there is any to be had; in ordinary
+        memory otherwise, as in a forked child, which has none.
         """
+        device = _device()
         try:
-            raw = _core.empty_pinned(self.nbytes, "uint8", device=_device()).numpy()
+            buffer = _shortage.attempt(
+                lambda: _core.empty_pinned(self.nbytes, "uint8", device=device)
+            )
         except RuntimeError as error:
             if not is_of_fork(error):
                 raise
+            buffer = None
+        if buffer is None:
             return self.plain()
+        raw = buffer.numpy()
         self.write(raw)
         return _array_over(raw, self.made, self.shape)
 
@@ -432,12 +441,12 @@ class PinnedCollate:
     OSError
         If there are no addresses for so many bytes.
 
-    Notes
-    -----
-    Make it in the process that reads the batches, before the workers start. A batch that
-    is larger than a slot, or for which none is free, is stacked as PyTorch does it. Slots
-    of a worker that died come back. Memory is page-locked by way of PyTorch's current
-    device if it has one by then, else cumem's: no other GPU gets a context.
+    Notes ----- Make it in the process that reads the batches, before the workers start.
+    A batch that is larger than a slot, or for which none is free, is stacked as PyTorch
+    does it. Where the limit or the system allows no more page-locked memory, batches
+    come in ordinary memory, with one RuntimeWarning that says why. Slots of a worker
+    that died come back. Memory is page-locked by way of PyTorch's current device if it
+    has one by then, else cumem's: no other GPU gets a context.
 
     In a worker a call answers word of the slot, which is the batch once the loader gives
     it: a ``collate_fn`` that calls this one may change samples before, but not the result.
@@ -478,8 +487,9 @@ class PinnedCollate:
             If they are no list, or of a type that has no batch.
         RuntimeError, ValueError
             If their shapes or lengths differ.
-        OutOfMemoryError, CudaError
-            If there is no page-locked memory.
+        CudaError
+            If the driver fails. Where there is only no page-locked memory to be had, the
+            batch is in ordinary memory.
         """
         if isinstance(samples, (Mapping, str, bytes)) or not (
             isinstance(samples, Iterable) or hasattr(samples, "__getitem__")

@@ -152,6 +152,9 @@ def explain(
     if not isinstance(error, OutOfMemoryError):
         what = f"{requested} bytes of {kind} memory for device {device}"
         error.add_note(f"while allocating {what}")
+        if is_refused(error):
+            advice = advise_on_host(requested, _core._host_memory()[1], True)
+            error.add_note(f"Advice: {advice}")
         return
     rows = {address: row for address, _, row in _core._pools()}
     stats = pool_stats(*rows[pool]) if pool in rows else PoolStats()
@@ -188,7 +191,7 @@ def explain(
 
 
 def refuse_locking(
-    error: OutOfMemoryError,
+    error: CudaError,
     kind: str,
     device: int,
     requested: int,
@@ -198,6 +201,10 @@ def refuse_locking(
 
     `budgets` are limit and use of pinned memory, then of all page-locked memory.
     """
+    if not isinstance(error, OutOfMemoryError):
+        advice = advise_on_host(requested, _core._host_memory()[1], True)
+        error.add_note(f"Advice: {advice}")
+        raise error
     held = dict.fromkeys(("locked", "live", "reserved"), 0)
     for *_, row in _core._pools():
         pool = pool_stats(*row)
@@ -258,12 +265,16 @@ def _advise(numbers: _Numbers, error: OutOfMemoryError) -> str:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether it was the driver that would not page-lock memory, whatever the reason."""
-    return getattr(error, "call", None) in _LOCKING_CALLS
+    """Whether it was the driver that would not page-lock memory, at all or so much."""
+    return (
+        getattr(error, "call", None) in _LOCKING_CALLS
+        and getattr(error, "name", None) in _REFUSALS
+    )
 
 
-#: Of the CUDA runtime, which lock pages.
+#: Calls of the CUDA runtime that lock pages, and what they answer where they do not.
 _LOCKING_CALLS = ("cudaHostRegister", "cudaHostAlloc")
+_REFUSALS = ("cudaErrorMemoryAllocation", "cudaErrorNotSupported")
 
 
 def advise_on_host(requested: int, available: int | None, was_refused: bool) -> str:

@@ -11,12 +11,14 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cumem import _core
+from cumem.errors import CudaError, OutOfMemoryError, warn_caller
 from cumem.locks import make_lock
+from cumem.out_of_memory import is_refused
 from cumem.registering import Registration, register
 
 #: What slots begin at, and pages are locked by: the largest page of any machine.
@@ -26,8 +28,58 @@ _PAGE = 1 << 16
 _FREE, _TAKEN, _HELD = 0, 1, 2
 _STATES = 4
 
+_T = TypeVar("_T")
+
 _lock = make_lock()  # POSIX locks are the process's: they do not part its threads
 _numbers = itertools.count()
+
+
+class Shortage:
+    """Goes on without page-locked memory where there is none to be had.
+
+    An allocation that fails tries much first: it waits, trims, calls callbacks and
+    collects garbage. So after a failure the next ones are left out, and one is tried
+    again now and then. The first failure is told by a warning, the only one.
+    """
+
+    _LEFT_OUT = 100  # as many attempts, after each failure
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._left_out = 0
+        self._was_told = False
+
+    def attempt(self, take: Callable[[], _T]) -> _T | None:
+        """What `take` answers, or None where no page-locked memory is to be had.
+
+        Raises
+        ------
+        CudaError
+            If it is for another reason that it fails.
+        """
+        if self._left_out > 0:
+            self._left_out -= 1
+            return None
+        try:
+            return take()
+        except CudaError as error:
+            if not (isinstance(error, OutOfMemoryError) or is_refused(error)):
+                raise
+            self._left_out = self._LEFT_OUT
+            if not self._was_told:
+                self._was_told = True
+                warn_caller(
+                    f"{self._what}, from where copies are slower, since no more can be "
+                    f"page-locked: {_reason(error)}",
+                    RuntimeWarning,
+                )
+            return None
+
+
+def _reason(error: CudaError) -> str:
+    if isinstance(error, OutOfMemoryError) and error.advice is not None:
+        return error.advice
+    return str(error)
 
 
 class Ring:
@@ -84,6 +136,9 @@ class Ring:
         self._words = np.frombuffer(self._memory, np.int64, slots)
         self._mine: set[int] = set()  # whose locks this child has
         self._locked: dict[int, Registration] = {}
+        self._shortage = Shortage(
+            "cumem.PinnedCollate: slots of the ring stay ordinary memory"
+        )
         self._left: collections.deque[int] = collections.deque()
         self._in_use: collections.deque[tuple[list[int], list[_core.Event]]]
         self._in_use = collections.deque()
@@ -221,11 +276,16 @@ class Ring:
         if found is not None:
             if not found.buffer.closed and found.nbytes >= nbytes:
                 return
+            del self._locked[slot]
             found.close()
         step = max(_PAGE, 1 << (nbytes.bit_length() - 3))  # few steps to a larger size
         size = min(self.slot_nbytes, -(-nbytes // step) * step)
         array = np.frombuffer(self._memory, np.uint8, size, self._begin(slot))
-        self._locked[slot] = register(array, device=self._device())
+        registration = self._shortage.attempt(
+            lambda: register(array, device=self._device())
+        )
+        if registration is not None:
+            self._locked[slot] = registration
 
     def _begin(self, slot: int) -> int:
         return self._head_nbytes + slot * self.slot_nbytes

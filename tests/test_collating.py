@@ -26,7 +26,7 @@ from test_fork import FORK, fork_and_run
 
 import cumem
 from cumem import collating
-from cumem.ring import Ring
+from cumem.ring import Ring, Shortage
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
@@ -633,14 +633,68 @@ def test_batch_outlives_its_ring(emulated) -> None:
         assert np.array_equal(found, arrays(3))
 
 
-def test_pages_that_cannot_be_locked_are_an_error_and_the_slot_is_free(
+@pytest.fixture
+def short(monkeypatch) -> None:
+    """As in a process in which page-locked memory has never run short."""
+    monkeypatch.setattr(collating, "_shortage", Shortage("cumem.PinnedCollate: x"))
+
+
+@pytest.mark.parametrize("code", [2, 801])
+def test_pages_that_cannot_be_locked_are_told_once_and_batches_stay_right(
+    emulated, code
+) -> None:
+    collate = cumem.PinnedCollate(2, SLOT)
+    with workers(collate) as (worker,):
+        testing.plan_fault("host_register", 1, code, repeat=True)
+        with pytest.warns(RuntimeWarning, match="page-locked") as told:
+            found = worker(arrays(3))
+        assert len(told) == 1
+        assert np.array_equal(found, arrays(3))
+        assert not is_locked(found)
+        assert np.array_equal(worker(arrays(3)), arrays(3))  # and no second warning
+        testing.plan_fault(None, 0)
+
+
+def test_pages_are_locked_again_once_there_is_room(emulated) -> None:
+    collate = cumem.PinnedCollate(4, SLOT)
+    with workers(collate) as (worker,):
+        testing.plan_fault("host_register", 1, 2, repeat=True)
+        with pytest.warns(RuntimeWarning):
+            worker(arrays(3))
+        testing.plan_fault(None, 0)
+        collate._ring._shortage._left_out = 0
+        assert is_locked(worker(arrays(3)))
+
+
+def test_pages_that_fail_for_another_reason_are_an_error_and_the_slot_is_free(
     emulated,
 ) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     with workers(collate) as (worker,):
-        testing.plan_fault("host_register", 1, 999)  # none that a second try follows
+        testing.plan_fault("host_register", 1, 999)
         with pytest.raises(cumem.CudaError):
             worker(arrays(3))
         testing.plan_fault(None, 0)
         session.wait_until(lambda: taken(collate._ring) == 0)
         assert is_locked(worker(arrays(3)))
+
+
+def test_batch_without_workers_goes_on_in_ordinary_memory(emulated, short) -> None:
+    """As under WSL, gVisor and confidential computing, however much memory is free."""
+    testing.plan_fault("host_register", 1, 2, repeat=True)
+    samples = [{"x": np.ones(100_000), "y": 1}, {"x": np.zeros(100_000), "y": 2}]
+    with pytest.warns(RuntimeWarning, match="refuses to page-lock") as told:
+        batches = [cumem.collate_pinned(samples) for _ in range(3)]
+    assert len(told) == 1
+    for batch in batches:
+        assert np.array_equal(batch["x"], np.stack([each["x"] for each in samples]))
+        assert [int(each) for each in batch["y"]] == [1, 2]
+
+
+def test_batch_above_a_limit_goes_on_in_ordinary_memory(emulated, short) -> None:
+    samples = [np.ones(1 << 20)] * 2
+    cumem.set_limit("pinned", "1MiB")
+    with pytest.warns(RuntimeWarning, match="set_limit") as told:
+        batches = [cumem.collate_pinned(samples) for _ in range(2)]
+    assert len(told) == 1
+    assert all(np.array_equal(batch, np.stack(samples)) for batch in batches)

@@ -100,6 +100,7 @@ HEALTHY: Facts = {
         "usable_cpus": 16,
         "machine_cpus": 16,
     },
+    "page_locking": {"nbytes": 128 << 20, "error": None, "is_refused": False},
     "calls": [{"name": "cuMemPrefetchBatchAsync", "since": "13.0", "there": True}],
     "copies": {
         "threads": 8,
@@ -318,6 +319,20 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "note",
         "the kernel does not tell its link",
         "measured bandwidth",
+    ),
+    (
+        "page-locking",
+        (("page_locking.error", "out of memory"), ("page_locking.is_refused", True)),
+        "problem",
+        "128 MiB could not be page-locked: out of memory",
+        "although the host has 90 GiB free",
+    ),
+    (
+        "page-locking",
+        (("page_locking.error", "cumem: the limit would be passed"),),
+        "problem",
+        "the limit would be passed",
+        "CUMEM_LIMIT_PINNED",
     ),
     (
         "bandwidth",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import gc
 import pickle
 import signal
@@ -320,12 +321,8 @@ def test_read_that_keeps_the_array_is_an_export(emulated) -> None:
 def test_read_beside_an_export_leaves_it_one(emulated) -> None:
     pool = cumem.Pool("pinned")
     buffer = pool.allocate(NBYTES)
-
-    def export(array: object, door: Any = buffer.__dlpack__) -> object:
-        return door()
-
-    buffer._read_by(export)
-    del export, buffer
+    buffer._read_by(functools.partial(lambda door, _: door(), buffer.__dlpack__))
+    del buffer
     assert pool.stats().in_flight_count == 1
 
 

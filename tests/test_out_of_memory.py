@@ -539,3 +539,40 @@ def test_what_is_far_larger_than_the_limit_is_told_of_the_limit(
     assert (error.requested, error.limit) == (nbytes, 64 * MIB)
     assert "the limit would be passed" in str(error)
     assert error.advice.startswith("more than the limit of 64 MiB can never be had")
+
+
+# -- pinning that the driver refuses -------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pinned", "mapped"])
+@pytest.mark.parametrize("code", [2, 801])
+def test_refused_pinning_is_told_as_that(emulated, kind, code) -> None:
+    """Of a host that has much free memory: WSL, gVisor, confidential computing."""
+    pool = cumem.Pool(kind, segments="auto" if code == 2 else "malloc")
+    call = "host_register" if code == 2 else "host_alloc"
+    session.testing.plan_fault(call, 1, code, repeat=True)
+    with pytest.raises(cumem.CudaError) as caught:
+        pool.allocate(64 << 20)
+    said = "\n".join([str(caught.value), *caught.value.notes])
+    assert "refuses to page-lock 64 MiB although the host has" in said
+    assert "can be had from this machine" not in said
+    assert isinstance(caught.value, cumem.OutOfMemoryError) == (code == 2)
+
+
+@pytest.mark.parametrize("code", [2, 801])
+def test_refused_registration_is_told_as_that(emulated, code) -> None:
+    session.testing.plan_fault("host_register", 1, code, repeat=True)
+    with pytest.raises(cumem.CudaError) as caught:
+        cumem.register(np.zeros(64 << 20, "u1"))
+    said = "\n".join([str(caught.value), *caught.value.notes])
+    assert "refuses to page-lock 64 MiB although the host has" in said
+
+
+def test_more_than_the_host_has_is_told_as_that(emulated, monkeypatch) -> None:
+    available = cumem.memory_info("host").available
+    assert available is not None
+    cumem.set_limit("pinned", None)
+    with pytest.raises(cumem.OutOfMemoryError) as caught:
+        cumem.empty_pinned(available + (64 << 30), "u1")
+    assert caught.value.advice is not None
+    assert "can be had from this machine or container now" in caught.value.advice

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from cumem.answers import Answer
+from cumem.out_of_memory import advise_on_host
 from cumem.units import format_count, format_nbytes
 from cumem.variables import advice
 
@@ -821,6 +822,30 @@ def check_registering(facts: Facts) -> Findings:
             yield Finding("fast paths", "register", "ok", text, None, index)
 
 
+def check_page_locking(facts: Facts) -> Findings:
+    """Does the system let memory be page-locked?"""
+    tried = facts.get("page_locking")
+    if tried is None:
+        return
+    size = format_nbytes(tried["nbytes"])
+    if tried["error"] is None:
+        text = f"{size} could be page-locked"
+        yield Finding("host", "page-locking", "ok", text, values=dict(tried))
+        return
+    free = facts["container"]["available_nbytes"]
+    yield Finding(
+        "host",
+        "page-locking",
+        "problem",
+        f"{size} could not be page-locked: {tried['error']}",
+        advise_on_host(tried["nbytes"], free, True)
+        if tried["is_refused"]
+        else "raise the limit of pinned memory (CUMEM_LIMIT_PINNED, cumem.set_limit), or "
+        "give the container more memory",
+        values=dict(tried),
+    )
+
+
 def check_calls(facts: Facts) -> Findings:
     """Which newer calls of CUDA does the driver have?"""
     missing = [call for call in facts["calls"] if not call["there"]]
@@ -970,6 +995,7 @@ CHECKS: Final[tuple[Callable[[Facts], Findings], ...]] = (
     ),
     *(check_emulated, check_link, check_bandwidth, check_managed, check_peers),
     *(check_iommu, check_numa, check_cpus, check_memlock, check_cgroup, check_shm),
-    *(check_huge_pages, check_growth, check_registering, check_calls, check_copies),
+    *(check_huge_pages, check_growth, check_registering, check_page_locking),
+    *(check_calls, check_copies),
     *(check_nvtx, check_frameworks),
 )

@@ -17,6 +17,7 @@ from cumem.control_groups import folders
 from cumem.extension import nvtx
 from cumem.gpus import pci_gpus
 from cumem.measuring import raw_copies
+from cumem.out_of_memory import is_refused
 
 __all__ = ["collect"]
 
@@ -60,8 +61,8 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     dict
         Plain data: what `cumem.info.collect` gives, and ``environment``,
         ``visible_at_opening``, ``misspelt``, ``tool_listens``, ``kernel``, ``container``,
-        ``calls``, ``copies`` and ``frameworks``; each of ``devices`` has ``link``,
-        ``iommu`` and ``bandwidth`` as well. Where the driver cannot be opened the
+        ``page_locking``, ``calls``, ``copies`` and ``frameworks``; each of ``devices`` has
+        ``link``, ``iommu`` and ``bandwidth`` as well. Where the driver cannot be opened the
         backend's name is None and its reason the driver's error.
 
     Notes
@@ -86,6 +87,9 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
         # at rest a link is slower: it is read while the copies have only just ended
         device["link"] = link(base, bus) if is_real else None
         device["iommu"] = _iommu_type(base, bus) if is_real else None
+    facts["page_locking"] = None
+    if measure and facts["devices"]:
+        facts["page_locking"] = page_locking()
     facts["calls"] = _calls(facts)
     facts["copies"] = _copies()
     facts["frameworks"] = frameworks()
@@ -181,6 +185,18 @@ def bandwidth(
             said = str(error).splitlines()[:2]  # what failed, and what was asked for
             text = "; ".join(line.strip() for line in said)
             return {"error": text, "is_short": is_short}
+
+
+def page_locking(nbytes: int = _PROBE_NBYTES) -> dict[str, Any]:
+    """Whether so much can be page-locked, in a pool of its own; if not, why."""
+    with contextlib.closing(cumem.Pool("pinned")) as pool:
+        try:
+            cumem.empty_pinned(nbytes, "u1", pool=pool)
+        except cumem.CudaError as error:
+            reason = str(error).splitlines()[0].partition(";")[0]
+            refused = is_refused(error)
+            return {"nbytes": nbytes, "error": reason, "is_refused": refused}
+    return {"nbytes": nbytes, "error": None, "is_refused": False}
 
 
 def _rates(

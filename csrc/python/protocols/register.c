@@ -78,12 +78,12 @@ lock_with_room(cm_state *state, const cm_storage *storage, bool read_only,
     return status;
 }
 
-/* Raise what locking pages failed with; the package adds to an OutOfMemoryError what
- * was asked for and what to do. */
+/* Raise what locking pages failed with; where there was no room for them, or the system
+ * does not lock pages, the package adds what was asked for and what to do. */
 static int
 refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
 {
-    if (!cm_pool_is_short(status)) {
+    if (!cm_pool_is_short(status) && status.code != CM_CUDA_NOT_SUPPORTED) {
         return cm_py_raise_int(state, status, "while registering host memory");
     }
     const cm_budget *budget = cm_limits_budget(state, CM_KIND_PINNED, 0);
