@@ -60,7 +60,8 @@ destroy(cm_pool *pool)
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
         /* Others may still work on some of it, and to wait for their device would end a
-         * capture: the memory stays as it is for good, charged to its limits. */
+         * capture: the memory stays as it is for good, and counts no more. */
+        cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
         return;
     }
     cm_scope scope;
