@@ -55,8 +55,9 @@ class Pool(_core._Pool):
         ``cudaIpc`` and older MPI libraries need it; 'auto' may map memory piece by
         piece, which wastes less.
     idle_trim : float, optional
-        Seconds, at most 1e9, after which cached memory that was not needed goes back,
-        looked at when memory is allocated; default: never.
+        Seconds, at most 1e9, after which cached memory that was not needed goes back, also
+        while nobody allocates; default: never. A thread that the copies have as well sees
+        to it, 100 times a second at most.
     portable, write_combined : bool
         Of pinned and mapped memory, as in `empty_pinned`.
     attach : {'global', 'host'}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import pickle
 import threading
 import weakref
@@ -478,7 +479,7 @@ def test_idle_trim_gives_back_what_small_blocks_leave(
     del large
     assert pool.stats().reserved_nbytes >= 64 << 20
     wait_for_trim(pool, 16)
-    assert pool.stats().trimmed_nbytes >= 48 << 20
+    session.wait_until(lambda: pool.stats().trimmed_nbytes >= 48 << 20)
     del small
 
 
@@ -487,6 +488,41 @@ def test_idle_trim_lets_the_long_segments_go_first(emulated) -> None:
     both = pool.allocate(8 << 20), pool.allocate(20 << 20)
     del both
     assert set(wait_for_trim(pool, 8)) <= {28, 8}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("when", ["made", "set later"])
+def test_idle_trim_needs_no_allocation(emulated, kind: str, when: str) -> None:
+    pool = cumem.Pool(kind, idle_trim=IDLE if when == "made" else None)
+    small = pool.allocate(100)
+    pool.allocate(64 << 20)
+    if when == "set later":
+        pool.idle_trim = IDLE
+    allocations = pool.stats().allocation_count
+    session.wait_until(lambda: pool.stats().reserved_nbytes < 64 << 20)
+    assert pool.stats().allocation_count == allocations
+    del small
+
+
+def test_idle_trims_of_many_pools_take_one_thread(emulated) -> None:
+    cumem.copy(cumem.empty_device(100, "u1"), np.zeros(100, "u1"))
+    pools = [cumem.Pool("pinned", idle_trim=IDLE)]
+    before = len(os.listdir("/proc/self/task"))
+    pools += [cumem.Pool("pinned", idle_trim=IDLE) for _ in range(20)]
+    assert len(os.listdir("/proc/self/task")) <= before + 1
+    cumem.shutdown()
+    assert all(pool.closed for pool in pools)
+
+
+def test_idle_trim_beside_a_capture_leaves_the_graph_whole(emulated) -> None:
+    pool = cumem.Pool("pinned", idle_trim=IDLE)
+    small = pool.allocate(100)
+    stream = cumem.Stream()
+    session.testing.set_capturing(stream, True)
+    pool.allocate(64 << 20)
+    session.wait_until(lambda: pool.stats().reserved_nbytes < 64 << 20)
+    session.testing.set_capturing(stream, False)
+    del small
 
 
 def test_idle_trim_of_a_stream_that_works_waits_for_it(emulated) -> None:
@@ -514,6 +550,7 @@ def test_idle_trim_may_be_set_later(emulated, kind: str) -> None:
     wait_for_trim(pool, 63)
     pool.idle_trim = None
     assert pool.idle_trim is None
+    session.wait_until(lambda: pool.stats().trim_count > 0)  # counted when it has ended
     count = pool.stats().trim_count
     let_idle_windows_pass(pool)
     assert pool.stats().trim_count == count

@@ -794,6 +794,16 @@ cm_pool_trim_idle(cm_pool *pool)
     }
 }
 
+uint64_t
+cm_pool_idle_due(cm_pool *pool)
+{
+    cm_spin_lock_take(&pool->lock);
+    uint64_t idle_ns = pool->config.idle_trim_ns;
+    uint64_t due = idle_ns == 0 ? 0 : pool->window_ns + idle_ns;
+    cm_spin_lock_give(&pool->lock);
+    return due;
+}
+
 void
 cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns)
 {
@@ -802,6 +812,6 @@ cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns)
     }
     cm_spin_lock_take(&pool->lock);
     pool->config.idle_trim_ns = ns;
-    pool->window_ns = 0; /* the first window begins with the next allocation */
+    pool->window_ns = 0; /* the first window begins with the next look */
     cm_spin_lock_give(&pool->lock);
 }

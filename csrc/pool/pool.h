@@ -267,6 +267,13 @@ CM_NODISCARD cm_status cm_pool_trim_others(cm_pool *pool, cm_status status,
                                            const cm_wait_hooks *hooks,
                                            cm_trim_request *r);
 
+/* Idle trims of all pools of a runtime whose time has come, for a thread that has
+ * nothing else to do: so memory goes back though nobody allocates. Takes no fence.
+ * Returns when to
+ * come again, by cm_now_ns(); 0: no pool has an idle trim. Blocks: behind growths and
+ * trims, and in the runtime. */
+uint64_t cm_pools_trim_idle(const cm_runtime *rt);
+
 /* The config's idle_trim_ns from now on; 0: never. Callers keep each other and those of
  * cm_pool_get_config() out. Does nothing in a forked child. */
 void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);

@@ -73,3 +73,19 @@ cm_pools_obey_limits(const cm_runtime *rt, bool may_fence)
         cm_pool_obey_limits(pool, may_fence);
     }
 }
+
+uint64_t
+cm_pools_trim_idle(const cm_runtime *rt)
+{
+    uint64_t first = 0;
+    cm_pool *pool = NULL;
+    if (cm_runtime_is_forked(rt)) {
+        return 0;
+    }
+    while ((pool = cm_pool_next(rt, pool)) != NULL) {
+        cm_pool_trim_idle(pool); /* looks at the time itself */
+        uint64_t due = cm_pool_idle_due(pool);
+        first = due != 0 && (first == 0 || due < first) ? due : first;
+    }
+    return first;
+}

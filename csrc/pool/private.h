@@ -281,6 +281,8 @@ CM_NODISCARD cm_status cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes,
                                        bool may_fence, uint64_t *released_nbytes);
 /* If idle trim is on and its window has passed: trim what was not needed in it. */
 void cm_pool_trim_idle(cm_pool *pool);
+/* When the window that is open ends, by cm_now_ns(); 0: idle trim is off. */
+uint64_t cm_pool_idle_due(cm_pool *pool);
 
 /* -- fork.c ------------------------------------------------------------------------------ */
 

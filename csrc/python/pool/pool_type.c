@@ -92,6 +92,18 @@ list_blocks(cm_state *state, cm_pool *pool)
 
 /* -- construction and end ---------------------------------------------------------- */
 
+/* The engine's thread sees to idle trims, from the first pool on that has one. 0 or -1.
+ */
+static int
+see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
+{
+    if (idle_trim_ns == 0 || state->engine == NULL) {
+        return 0;
+    }
+    return cm_py_check(state, cm_engine_need_idle_trims(state->engine),
+                       "while starting the thread that sees to idle trims");
+}
+
 /* cumem/pools.py has read the arguments. */
 static PyObject *
 pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
@@ -130,6 +142,9 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
         atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
         self = cm_pool_object_new(state, pool);
         cm_pool_release(pool); /* the object holds it; without one it was never used */
+    }
+    if (self != NULL && see_to_idle_trims(state, idle_trim_ns) < 0) {
+        Py_CLEAR(self);
     }
     cm_state_leave(state);
     return cm_is_ok(status) ? self : cm_py_raise(state, status, "while making a pool");
@@ -300,7 +315,7 @@ pool_set_idle_trim(PyObject *op, PyObject *number)
     }
     cm_pool_set_idle_trim(self->pool, ns);
     self->config.idle_trim_ns = ns;
-    Py_RETURN_NONE;
+    return see_to_idle_trims(self->state, ns) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *

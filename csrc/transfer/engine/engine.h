@@ -134,6 +134,10 @@ CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *
 CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
                                               uint64_t event, cm_ticket **out);
 
+/* A pool has an idle trim from now on: the watcher sees to those of all pools of the
+ * runtime (cm_pools_trim_idle()), also while nobody allocates. Fails: CM_ETHREAD. */
+CM_NODISCARD cm_status cm_engine_need_idle_trims(cm_engine *engine);
+
 /* Look now which transfers have finished, and drop what they keep; the watcher does the
  * same on its own. Makes runtime calls. */
 void cm_engine_poll(cm_engine *engine);

@@ -94,8 +94,9 @@ struct cm_engine {
     cm_thread threads[CM_MAX_JOB_THREADS];
     bool has_watcher;
     cm_thread watcher;
-    cm_tuning tuning;          /* resolved */
-    uint64_t drain_ns;         /* CM_DRAIN_NS, set once */
+    uint64_t idle_due_ns; /* when the watcher looks at idle pools again; 0: never */
+    cm_tuning tuning;     /* resolved */
+    uint64_t drain_ns;    /* CM_DRAIN_NS, set once */
     uint64_t ring_used_nbytes; /* page-locked blocks that transfers are using */
     cm_pool *pinned_pool;      /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];

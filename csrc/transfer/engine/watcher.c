@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The thread that looks whether submitted transfers are through, so that what they keep
  * alive is dropped and those who sleep on them wake, without anybody asking; and
- * whether jobs that wait for an event can go on. */
+ * whether jobs that wait for an event can go on. As it is the one that looks at things
+ * from time to time, it sees to the idle trims of pools as well. */
 #include "transfer/engine/ticket.h"
 
 enum {
@@ -39,6 +40,39 @@ update_some(cm_engine *engine, int limit)
     return any;
 }
 
+/* Not so often that it would be work: an idle trim may be a nanosecond. */
+#define LEAST_IDLE_NS (UINT64_C(10) * 1000 * 1000)
+
+/* True with the lock let go, and taken again: the time had come. */
+static bool
+trim_idle_locked(cm_engine *engine)
+{
+    if (engine->stop || engine->idle_due_ns == 0 || cm_now_ns() < engine->idle_due_ns) {
+        return false;
+    }
+    engine->idle_due_ns = 0; /* a pool that gets one meanwhile sets it again */
+    cm_mutex_unlock(&engine->lock);
+    uint64_t due = cm_pools_trim_idle(engine->rt);
+    uint64_t least = cm_now_ns() + LEAST_IDLE_NS;
+    cm_mutex_lock(&engine->lock);
+    if (due != 0 && engine->idle_due_ns == 0) {
+        engine->idle_due_ns = due > least ? due : least;
+    }
+    return true;
+}
+
+/* Sleep until there is something to watch, or an idle trim is due. */
+static void
+sleep_locked(cm_engine *engine)
+{
+    if (engine->idle_due_ns == 0) {
+        cm_cond_wait(&engine->watch, &engine->lock);
+    }
+    else {
+        (void)cm_cond_wait_until(&engine->watch, &engine->lock, engine->idle_due_ns);
+    }
+}
+
 static void *
 watch(void *argument)
 {
@@ -50,8 +84,11 @@ watch(void *argument)
     cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
     for (;;) {
         cm_mutex_lock(&engine->lock);
+        (void)trim_idle_locked(engine);
         while (!engine->stop && cm_list_is_empty(&engine->watched)) {
-            cm_cond_wait(&engine->watch, &engine->lock);
+            if (!trim_idle_locked(engine)) {
+                sleep_locked(engine);
+            }
             pause = FIRST_PAUSE_NS;
         }
         bool stop = engine->stop;
@@ -88,6 +125,20 @@ cm_engine_need_watcher(cm_engine *engine)
     }
     cm_mutex_unlock(&engine->lock);
     return status;
+}
+
+cm_status
+cm_engine_need_idle_trims(cm_engine *engine)
+{
+    if (cm_engine_is_forked(engine)) {
+        return cm_ok(); /* nothing goes back there */
+    }
+    CM_TRY(cm_engine_need_watcher(engine));
+    cm_mutex_lock(&engine->lock);
+    engine->idle_due_ns = 1; /* now: it finds out when to come again */
+    cm_cond_signal_all(&engine->watch);
+    cm_mutex_unlock(&engine->lock);
+    return cm_ok();
 }
 
 void
