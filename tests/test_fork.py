@@ -6,6 +6,7 @@ can do on the host alone is in `test_fork_host.py`."""
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -749,14 +750,25 @@ import os, signal, sys, threading, warnings
 import cumem
 
 warnings.simplefilter("ignore")
-thread = threading.Thread(target=cumem.device_count)
+# A fork beside a thread loads modules, among them libraries, which wait for one that is
+# being loaded: so that is over before the driver's is.
+idle = threading.Event()
+beside = threading.Thread(target=idle.wait)
+beside.start()
+first = os.fork()
+if first == 0:
+    os._exit(0)
+os.waitpid(first, 0)
+idle.set()
+beside.join()
+thread = threading.Thread(target=cumem.synchronize)
 thread.start()
 os.read(int(sys.argv[1]), 1)  # the driver's library is being loaded
 child = os.fork()
 if child == 0:
     signal.alarm(20)
     try:
-        cumem.device_count()
+        cumem.synchronize()
     except RuntimeError as error:
         os._exit(0 if "forked child" in str(error) else 2)
     os._exit(3)
@@ -790,4 +802,74 @@ def test_child_that_was_forked_while_the_driver_was_opened_does_not_wait(
     )
     for end in (*inside, *go_on):
         os.close(end)
+    assert done.returncode == 0, done.stderr
+
+
+#: Denies the process one advice of madvise(), as sandboxes do: the number of the error and
+#: of the advice come first.
+DENY = r"""
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int count, char **words)
+{
+    (void)count;
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, atoi(words[2]), 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | atoi(words[1])),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {sizeof rules / sizeof *rules, rules};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+        return 99;
+    }
+    execv(words[3], words + 3);
+    return 98;
+}
+"""
+
+DENIED = """
+import os
+import numpy as np
+import cumem
+
+pinned = cumem.full(1 << 20, 3, "u1", "pinned")
+device = cumem.zeros(1 << 20, "u1")
+cumem.copy(device, pinned)
+assert (device.to_numpy() == 3).all()
+child = os.fork()
+if child == 0:
+    try:
+        cumem.zeros(4)
+    except RuntimeError as error:
+        os._exit(0 if "forked child" in str(error) else 2)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert (device.to_numpy() == 3).all()
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a program")
+@pytest.mark.parametrize("advice", [4, 10, 11, 14, 16, 18, 19, 21, 22, 23])
+def test_advice_that_a_sandbox_refuses_is_done_without(tmp_path, advice) -> None:
+    source, program = tmp_path / "deny.c", tmp_path / "deny"
+    source.write_text(DENY)
+    subprocess.run(["gcc", "-o", program, source], check=True)
+    done = subprocess.run(
+        [program, str(errno.EINVAL), str(advice), sys.executable, "-c", DENIED],
+        env=os.environ | {"CUMEM_BACKEND": "emulated"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if done.returncode == 99:
+        pytest.skip("this kernel lets nobody filter system calls")
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@
 #include "runtime/runtime.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -23,7 +24,86 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 #undef OP_FACT
 };
 
-/* ---- the page that the kernel wipes on fork --------------------------------------- */
+/* ---- the page that is wiped on fork ------------------------------------------------- */
+
+/* Linux wipes such a page itself (MADV_WIPEONFORK), whoever forks and however.
+ * Sandboxes such as gVisor refuse that advice: there a handler of pthread_atfork()
+ * writes the zero in the child. It misses children that are made by the bare system
+ * call. */
+enum { PAGES_BY_HAND = 64 };
+
+static struct {
+    pthread_mutex_t lock;
+    bool watches_forks;
+    const volatile uint32_t *pages[PAGES_BY_HAND];
+} by_hand = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Write to a page that nobody else writes. 0, or -1 with errno. */
+static int
+write_page(const volatile uint32_t *page, uint32_t value)
+{
+    void *place = (void *)(uintptr_t)page;
+    if (mprotect(place, cm_page_nbytes(), PROT_READ | PROT_WRITE) != 0) {
+        return -1;
+    }
+    *(volatile uint32_t *)place = value;
+    (void)mprotect(place, cm_page_nbytes(), PROT_READ);
+    return 0;
+}
+
+static void
+before_fork(void)
+{
+    (void)pthread_mutex_lock(&by_hand.lock);
+}
+
+static void
+after_fork_in_parent(void)
+{
+    (void)pthread_mutex_unlock(&by_hand.lock);
+}
+
+static void
+after_fork_in_child(void)
+{
+    for (int i = 0; i < PAGES_BY_HAND; i++) {
+        if (by_hand.pages[i] != NULL) {
+            (void)write_page(by_hand.pages[i], 0);
+        }
+    }
+    (void)pthread_mutex_unlock(&by_hand.lock);
+}
+
+/* False where the process has no memory for the handlers. */
+static bool
+watch_forks(void)
+{
+    (void)pthread_mutex_lock(&by_hand.lock);
+    if (!by_hand.watches_forks) {
+        by_hand.watches_forks =
+            pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+    }
+    bool watches = by_hand.watches_forks;
+    (void)pthread_mutex_unlock(&by_hand.lock);
+    return watches;
+}
+
+/* Put `page` where `old` stands among those that the handler wipes; NULL is a free
+ * place. False where there is none. */
+static bool
+replace_by_hand(const volatile uint32_t *old, const volatile uint32_t *page)
+{
+    bool found = false;
+    (void)pthread_mutex_lock(&by_hand.lock);
+    for (int i = 0; i < PAGES_BY_HAND && !found; i++) {
+        if (by_hand.pages[i] == old) {
+            by_hand.pages[i] = page;
+            found = true;
+        }
+    }
+    (void)pthread_mutex_unlock(&by_hand.lock);
+    return found;
+}
 
 cm_status
 cm_alive_page_create(const volatile uint32_t **out)
@@ -34,11 +114,11 @@ cm_alive_page_create(const volatile uint32_t **out)
         return cm_fail(CM_ESYSTEM, (uint64_t)errno);
     }
     /* That the kernel can do it is seen now; it is asked to when the page is armed. */
-    if (madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) != 0
-        || madvise(page, cm_page_nbytes(), MADV_KEEPONFORK) != 0) {
-        uint64_t error = (uint64_t)errno;
+    bool wipes = madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) == 0
+                 && madvise(page, cm_page_nbytes(), MADV_KEEPONFORK) == 0;
+    if (!wipes && !watch_forks()) {
         (void)munmap(page, cm_page_nbytes());
-        return cm_fail(CM_ESYSTEM, error);
+        return cm_fail(CM_ENOMEM, 0);
     }
     *(volatile uint32_t *)page = 1;
     /* From here on nobody writes it, which makes reading it without a lock safe. */
@@ -50,19 +130,21 @@ cm_alive_page_create(const volatile uint32_t **out)
 void
 cm_alive_page_arm(const volatile uint32_t *page)
 {
-    (void)madvise((void *)(uintptr_t)page, cm_page_nbytes(), MADV_WIPEONFORK);
+    void *place = (void *)(uintptr_t)page;
+    if (madvise(place, cm_page_nbytes(), MADV_WIPEONFORK) != 0) {
+        (void)replace_by_hand(NULL, page);
+    }
 }
 
 cm_status
 cm_alive_page_reset(const volatile uint32_t *page)
 {
     void *place = (void *)(uintptr_t)page;
-    if (mprotect(place, cm_page_nbytes(), PROT_READ | PROT_WRITE) != 0
-        || madvise(place, cm_page_nbytes(), MADV_KEEPONFORK) != 0) {
+    (void)replace_by_hand(page, NULL);
+    (void)madvise(place, cm_page_nbytes(), MADV_KEEPONFORK);
+    if (write_page(page, 1) != 0) {
         return cm_fail(CM_ESYSTEM, (uint64_t)errno);
     }
-    *(volatile uint32_t *)place = 1;
-    (void)mprotect(place, cm_page_nbytes(), PROT_READ);
     return cm_ok();
 }
 
@@ -70,6 +152,7 @@ void
 cm_alive_page_destroy(const volatile uint32_t *page)
 {
     if (page != NULL) {
+        (void)replace_by_hand(page, NULL);
         (void)munmap((void *)(uintptr_t)page, cm_page_nbytes());
     }
 }

@@ -398,7 +398,7 @@ bool cm_device_was_entered(const cm_runtime *rt, int device);
  * that there is nothing to undo and nobody to tell. */
 #define CM_TRY_TWICE(call) (cm_is_ok(call) || cm_is_ok(call))
 
-/* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM. */
+/* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);
 /* From now on it holds 0 in children; then, in one, holds 1 again as at first. */
 void cm_alive_page_arm(const volatile uint32_t *page);
