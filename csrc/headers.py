@@ -4,9 +4,9 @@
 docstrings.h is made of the stub, which holds the docstrings of the extension too, so that
 editors show them: a macro CM_DOC_Type_method for each, with the signature that
 `inspect.signature` reads. ptx.h is made of the kernels: a macro CM_PTX_name for each
-name.ptx, without comments. gil_checks.h is made of the sources: a macro for each function of
-Python's that they call, which ends the process where the caller has not the GIL; debug
-builds include it.
+name.ptx, without comments. gil_checks.h is made of the sources: a macro for each function
+of Python's that they call, which ends the process where the caller does not have the GIL;
+debug builds include it.
 """
 
 import ast
@@ -133,7 +133,9 @@ def gil_checks(sources: list[str]) -> str:
     text = "/* Made by csrc/headers.py. */\n"
     for name in OVER_FUNCTIONS:
         text += f"#undef {name}\n#define {name}(object) \\\n"
-        text += f"    (cm_gil_check(__FILE__, __LINE__), ({name})((PyObject *)(object)))\n"
+        text += (
+            f"    (cm_gil_check(__FILE__, __LINE__), ({name})((PyObject *)(object)))\n"
+        )
     numpy = ("PyArray_", "PyDataType_", "PyDataMem_")  # macros over a table
     for name in sorted(called - WITHOUT_GIL - set(OVER_FUNCTIONS)):
         if not name.startswith(numpy):

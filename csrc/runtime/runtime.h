@@ -366,9 +366,10 @@ CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
 /* A device that has a context by now, whoever made it: `preferred` if that has one. -1:
  * none has. Creates nothing. */
 int cm_device_with_context(cm_runtime *rt, int preferred);
-/* False: no memory of the host is page-locked or managed, since no context is there that
- * could have made it so, and none need be made to ask. What a context of cuCtxCreate's
- * alone has locked is found where that is current for the calling thread. Creates nothing.
+/* False: no memory of the host is page-locked or managed, since no context is there
+ * that could have made it so, and none need be made to ask. What a context of
+ * cuCtxCreate's alone has locked is found where that is current for the calling thread.
+ * Creates nothing.
  * Fails: context_get. */
 CM_NODISCARD cm_status cm_host_may_be_locked(cm_runtime *rt, bool *out);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);

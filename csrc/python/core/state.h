@@ -28,8 +28,9 @@ enum {
 #define CM_NUMBER_STAGING (UINT64_MAX - 1)
 #define CM_NUMBER_CLOSED UINT64_MAX
 enum { CM_REASON_NBYTES = 512 }; /* of a text that says why devices are emulated */
-#define CM_NUMBER_REGISTERED (UINT64_MAX - 2) /* no pool: what register() has locked   \
-                                               */
+#define CM_NUMBER_REGISTERED                                                           \
+    (UINT64_MAX - 2) /* no pool: what register() has locked                            \
+                      */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
 /* What may be reserved of each kind: pools charge these (see limits.h). */
