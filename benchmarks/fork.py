@@ -3,6 +3,8 @@
 
     python benchmarks/fork.py --json benchmarks/results/fork-h200.json
 
+With four children that live at the same time, what 1.5 GiB cost in pools of each `fork=`.
+
 The child gets a copy of every living block: seconds and GiB of one `os.fork()` for none, 1
 and 16 GiB, beside ordinary memory of the same size, and the seconds of `subprocess.run`,
 which copies nothing. Then forks beside copies both ways, with every byte looked at in the
@@ -34,6 +36,8 @@ from measure import Run, times_of
 MIB, GIB = 1 << 20, 1 << 30
 BLOCK = 256 * MIB
 CHILD_SECONDS = 300  # a child that hangs is killed
+WORKERS = 4
+WAYS = ("copy", "share", "omit")
 
 MADE: dict[str, Callable[[int], cumem.Buffer]] = {
     "pinned": lambda n: cumem.empty_pinned(n, "u1"),
@@ -52,15 +56,17 @@ class Case:
     Parameters
     ----------
     key : str
-        ``"none"``, ``"ordinary"``, a name of `MADE`, or ``"beside copies"``.
+        ``"none"``, ``"ordinary"``, a name of `MADE`, ``"4 workers, copy"`` and so on, or
+        ``"beside copies"``.
     nbytes : int
         Living bytes, or those copied.
     fork_seconds, fork_spread : float
-        `os.fork()` in the parent: the best, and the median over it.
+        `os.fork()` in the parent: the best, and the median over it; of workers all four.
     subprocess_seconds : float
         ``subprocess.run(["true"])``: the best.
     child_nbytes : int
-        What the child has for itself as soon as it runs.
+        What the child has for itself as soon as it runs; of workers what the machine
+        lost, for each.
     huge_before, huge_after : int
         Bytes in huge pages of the parent's mappings, before and after the forks.
     flags : str
@@ -178,6 +184,55 @@ def sized(key: str, nbytes: int, most: float) -> Iterator[Case]:
     cumem.trim()
 
 
+def available() -> int:
+    """Bytes that the machine could give."""
+    text = Path("/proc/meminfo").read_text()
+    return int(text.split("MemAvailable:")[1].split()[0]) << 10
+
+
+def workers(way: str, nbytes: int) -> Case:
+    """Four children at the same time, with so much alive in a pool of one way."""
+    pool = cumem.Pool("pinned", fork=way)  # type: ignore[arg-type]
+    sizes = [min(BLOCK, nbytes - at) for at in range(0, nbytes, BLOCK)]
+    arrays = [cumem.empty(n, "u1", kind="pinned", pool=pool).numpy() for n in sizes]
+    for i, array in enumerate(arrays):
+        array[:] = i + 1
+    case = Case(f"4 workers, {way}", nbytes)
+    case.huge_before, case.flags = mappings(arrays)
+    before = available()
+    (go_end, parent_end), (read_end, write_end) = os.pipe(), os.pipe()
+    children = []
+    start = time.perf_counter()
+    for _ in range(WORKERS):
+        pid = os.fork()
+        if pid == 0:
+            found = 0
+            try:
+                signal.alarm(CHILD_SECONDS)
+                os.close(parent_end)
+                os.write(write_end, b".")  # it has what it gets
+                os.read(go_end, 1)
+                if way != "omit":
+                    found = sum(wrong(array, i + 1) for i, array in enumerate(arrays))
+            finally:
+                os._exit(1 if found else 0)
+        children.append(pid)
+    case.fork_seconds = time.perf_counter() - start
+    case.fork_spread = 1.0
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        case.wrong_nbytes += 0 if len(pipe.read(WORKERS)) == WORKERS else nbytes
+    case.child_nbytes = max(0, before - available()) // WORKERS
+    os.close(parent_end)
+    os.close(go_end)
+    for pid in children:
+        case.wrong_nbytes += nbytes if os.waitpid(pid, 0)[1] != 0 else 0
+    case.forks = WORKERS
+    case.wrong_nbytes += sum(wrong(array, i + 1) for i, array in enumerate(arrays))
+    case.huge_after, _ = mappings(arrays)
+    return case
+
+
 def beside_copies(nbytes: int, rounds: int) -> Case:
     """Forks while copies run both ways; every byte is looked at."""
     count = 4
@@ -232,13 +287,16 @@ def cases(*, quick: bool) -> Iterator[Case]:
     for key, nbytes in (("mapped", sizes[0]), ("malloc", sizes[0])):
         yield from sized(key, nbytes, most)
     yield from sized("write-combined", 16 * MIB if quick else 256 * MIB, most)
+    for way in WAYS:
+        yield workers(way, 64 * MIB if quick else 3 * GIB // 2)
+        cumem.trim()
     yield beside_copies(*((4 * MIB, 3) if quick else (64 * MIB, 50)))
 
 
 def line(case: Case) -> str:
     """A row of the table."""
     return (
-        f"{case.key:<15}{format_nbytes(case.nbytes):>10}"
+        f"{case.key:<17}{format_nbytes(case.nbytes):>10}"
         f"  fork {case.fork_seconds * 1e3:>9.2f} ms ({case.fork_spread:.2f})"
         f"  subprocess {case.subprocess_seconds * 1e3:>7.2f} ms"
         f"  child {format_nbytes(case.child_nbytes):>10}"
@@ -251,6 +309,7 @@ def main() -> int:
     """Measure and print; a file on request. Fails where a byte was wrong."""
     run = Run(__doc__)
     warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork() beside threads
+    warnings.filterwarnings("ignore", "fork='share' has pages", RuntimeWarning)
     emulated = cumem.backend() == "emulated"
     run.begin(emulated)
     run.note(1, kernel=os.uname().release)

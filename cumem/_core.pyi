@@ -1670,14 +1670,15 @@ class _Pool:
         flags: int,
         numa_node: int,
         plain: bool,
+        fork: int,
         idle_trim_ns: int,
         limit: int | None,
         /,
     ) -> Self: ...
     @property
-    def _config(self) -> tuple[_Kind, Device, int, int, bool, int, bool, int]:
-        """Kind, Device, flags, NUMA node or -1, whether segments are plain, idle_trim in
-        ns or 0, whether it is closed, number.
+    def _config(self) -> tuple[_Kind, Device, int, int, bool, int, int, bool, int]:
+        """Kind, Device, flags, NUMA node or -1, whether segments are plain, the way of
+        forks as `cm_fork` numbers them, idle_trim in ns or 0, whether it is closed, number.
         """
     def allocate(self, nbytes: int, stream: object = None) -> Buffer:
         """Allocate a one-dimensional buffer of bytes.

@@ -7,6 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
 
 from cumem import _core
+from cumem.errors import warn_caller
 from cumem.extension.arguments import hinting, read_seconds, wrong_type
 from cumem.kinds import (
     ATTACH_HOST,
@@ -54,6 +55,12 @@ class Pool(_core._Pool):
         'malloc' takes every segment by one allocation of the CUDA runtime, as
         ``cudaIpc`` and older MPI libraries need it; 'auto' may map memory piece by
         piece, which wastes less.
+    fork : {'copy', 'share', 'omit'}
+        What children that are forked get of pinned and mapped memory. 'copy': a copy of
+        their own of what lives, which the fork takes the time and the memory for.
+        'share': the same memory, at no cost, and each side sees what the other writes;
+        a block that lived at a fork is used again only when those children have ended.
+        'omit': nothing, at no cost; a child that touches it is ended by a signal.
     idle_trim : float, optional
         Seconds, at most 1e9, after which cached memory that was not needed goes back, also
         while nobody allocates; default: never. A thread that the copies have as well sees
@@ -94,12 +101,14 @@ class Pool(_core._Pool):
         limit: int | str | None = None,
         numa_node: int | None = None,
         segments: Literal["auto", "malloc"] = "auto",
+        fork: Literal["copy", "share", "omit"] = "copy",
         idle_trim: float | None = None,
         portable: bool = True,
         write_combined: bool = False,
         attach: Literal["global", "host"] = "global",
     ) -> Self:
         check_kind(kind)
+        way = _fork(kind, fork, segments, write_combined)
         index = _core._device(device, "device").index
         return super().__new__(
             cls,
@@ -108,6 +117,7 @@ class Pool(_core._Pool):
             _flags(kind, portable, write_combined, attach),
             _node(kind, numa_node),
             _is_second(segments, "segments", "auto", "malloc"),
+            way,
             _idle_trim_ns(idle_trim),
             _limit_nbytes(kind, index, limit),
         )
@@ -157,11 +167,16 @@ class Pool(_core._Pool):
         return "malloc" if self._config[4] else "auto"
 
     @property
+    def fork(self) -> str:
+        """ "copy", "share" or "omit": what forked children get."""
+        return _FORKS[self._config[5]]
+
+    @property
     def idle_trim(self) -> float | None:
         """Seconds after which cached memory that was not needed goes back, or None; may be
         set, also of a default pool. Raises ValueError if set after close().
         """
-        ns = self._config[5]
+        ns = self._config[6]
         return ns / 1e9 if ns else None  # the nearest to what was given
 
     @idle_trim.setter
@@ -175,7 +190,7 @@ class Pool(_core._Pool):
     @property
     def closed(self) -> bool:
         """True after close() or shutdown(): nothing is allocated any more."""
-        return self._config[6]
+        return self._config[7]
 
     def stats(self) -> PoolStats:
         """Read all counters at one moment.
@@ -470,6 +485,45 @@ def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
         return ATTACH_HOST
     flags = KINDS[kind].flags if portable else KINDS[kind].flags & ~PORTABLE
     return flags | WRITE_COMBINED if write_combined else flags
+
+
+_FORKS = ("copy", "share", "omit")  # as cm_fork numbers them
+
+
+def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:
+    if not isinstance(fork, str):
+        raise wrong_type("fork", "a str", fork)
+    if fork not in _FORKS:
+        raise ValueError(f"fork must be 'copy', 'share' or 'omit', not {fork!r}")
+    if fork != "copy" and kind not in PAGE_LOCKED:
+        raise _other_kind("fork", kind, "pinned and mapped")
+    if fork == "share" and (segments == "malloc" or write_combined):
+        other = "segments='malloc'" if segments == "malloc" else "write_combined=True"
+        raise ValueError(
+            f"fork='share' needs memory that cumem maps itself: leave out {other}"
+        )
+    if fork == "share" and (setting := _small_shared_pages()) is not None:
+        warn_caller(
+            "fork='share' has pages of 4 KiB on this system, where copies and page-locking "
+            f"take longer: {_SHARED_PAGES} says '{setting}'; "
+            f"echo advise | sudo tee {_SHARED_PAGES} gives it huge ones",
+            RuntimeWarning,
+        )
+    return _FORKS.index(fork)
+
+
+_SHARED_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+
+def _small_shared_pages() -> str | None:
+    """The setting by which shared memory has no huge pages; None: it has them."""
+    try:
+        with open(_SHARED_PAGES, encoding="ascii") as file:
+            text = file.read()
+    except OSError:
+        return "nothing"
+    chosen = text.partition("[")[2].partition("]")[0]
+    return None if chosen in ("always", "within_size", "advise", "force") else chosen
 
 
 def _node(kind: str, numa_node: Any) -> int:

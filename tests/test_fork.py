@@ -726,7 +726,8 @@ def test_benchmark_of_forks_finds_no_wrong_byte(tmp_path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     found = {case["key"]: case for case in json.loads(results.read_text())["cases"]}
-    assert set(found) == {"none", "ordinary", *MADE, "beside copies"}
+    workers = {f"4 workers, {way}" for way in ("copy", "share", "omit")}
+    assert set(found) == {"none", "ordinary", *MADE, "beside copies"} | workers
     assert found["none"]["child_nbytes"] < found["pinned"]["nbytes"]
     for made in MADE:
         assert found[made]["child_nbytes"] > found[made]["nbytes"]

@@ -9,6 +9,9 @@
 #include "base/checked_math.h"
 #include "base/thread.h"
 
+#ifndef MAP_FIXED_NOREPLACE
+#    define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
+#endif
 #ifndef MADV_POPULATE_READ /* Linux 5.14 */
 #    define MADV_POPULATE_READ 22
 #    define MADV_POPULATE_WRITE 23
@@ -180,15 +183,16 @@ cm_populate_run(const cm_populate *populate)
 }
 
 cm_status
-cm_host_map(uint64_t nbytes, char **out)
+cm_host_map_as(uint64_t nbytes, bool is_shared, char **out)
 {
     uint64_t whole;
     uint64_t start;
     if (!cm_add_u64(nbytes, CM_HUGE_PAGE_NBYTES, &whole)) {
         return cm_fail(CM_ENOMEM, nbytes);
     }
+    int sharing = is_shared ? MAP_SHARED : MAP_PRIVATE;
     char *raw =
-        mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(NULL, whole, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED
         || !cm_round_up_u64((uint64_t)(uintptr_t)raw, CM_HUGE_PAGE_NBYTES, &start)) {
         return cm_fail(CM_ENOMEM, nbytes);
@@ -221,4 +225,23 @@ cm_host_hide(void *start, uint64_t nbytes)
     }
     (void)madvise(start, nbytes, MADV_DONTFORK);
     return false;
+}
+
+void
+cm_host_omit(void *start, uint64_t nbytes)
+{
+    (void)madvise(start, nbytes, MADV_DONTFORK);
+}
+
+bool
+cm_host_reserve(void *start, uint64_t nbytes)
+{
+    void *at =
+        mmap(start, nbytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (at != start && at != MAP_FAILED) { /* a kernel before 4.17 takes it for a hint
+                                            */
+        (void)munmap(at, nbytes);
+    }
+    return at == start;
 }

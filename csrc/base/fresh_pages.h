@@ -29,8 +29,15 @@ CM_NODISCARD cm_status cm_pages_populate(const void *p, uint64_t nbytes, bool wr
  * short and costs the same whatever memory it is. */
 CM_NODISCARD cm_status cm_pages_look(const void *p, uint64_t nbytes, bool writes);
 
-/* Addresses for `nbytes` of huge pages, where the kernel has any. Fails: CM_ENOMEM. */
-CM_NODISCARD cm_status cm_host_map(uint64_t nbytes, char **out);
+/* Addresses for `nbytes` of huge pages, where the kernel has any; `is_shared`: of
+ * memory
+ * that forked children share. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_host_map_as(uint64_t nbytes, bool is_shared, char **out);
+CM_NODISCARD static inline cm_status
+cm_host_map(uint64_t nbytes, char **out)
+{
+    return cm_host_map_as(nbytes, false, out);
+}
 void cm_host_unmap(char *start, uint64_t nbytes);
 
 typedef struct cm_populate {
@@ -52,3 +59,9 @@ CM_NODISCARD cm_status cm_populate_run(const cm_populate *populate);
  * page, take it away from the device. True: they have the addresses all the same, with
  * nothing but zeros behind; false: not even these, as usual for a driver's mapping. */
 bool cm_host_hide(void *start, uint64_t nbytes);
+/* Leave it out altogether: not even the addresses are there, so that no child reads
+ * zeros, however it was forked. */
+void cm_host_omit(void *start, uint64_t nbytes);
+/* In a child: take addresses that were left out, which nobody may touch. False: other
+ * memory lies there by now, and is left alone. */
+bool cm_host_reserve(void *start, uint64_t nbytes);

@@ -1,34 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a forked child finds in page-locked memory: a copy of its own of the blocks that
- * live, which the parent makes before the fork. The memory itself stays out of the
+/* What a forked child finds in page-locked memory, in one of three ways (cm_fork).
+ * COPY: a copy of its own of the blocks that live, which the parent makes before the
+ * fork. The memory itself stays out of the
  * child: no kernel has to copy pages that a device writes to, and none splits the
  * parent's huge pages over it (docs/decisions/0014). Where the copy finds no room the
  * child may not touch the memory at all: wrong bytes would be worse.
+ * OMIT: the addresses, without access, at no cost.
+ * SHARE: the very memory, at no cost either: it is mapped as shared, so no kernel
+ * copies its pages. What the child sees must stay a block's for as long as it can look,
+ * so a block that lived at a fork is marked with the fork's number, and when the parent
+ * gives it back it is `kept` until no child of that fork or a later one is left, which
+ * their witnesses tell (base/witness.h). It counts as in flight meanwhile. Nothing
+ * wakes for the end of a child: an allocation that finds nothing free looks, as does a
+ * trim. Memory that goes back to the system needs no such care: a child has its own
+ * mapping.
  * Locks: from before a fork to after it the forking thread holds that of the list, then
  * those of all pools, so that a child finds each free and what it guards in order: this
  * file alone holds several. */
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "base/machine.h"
+#include "base/witness.h"
 #include "pool/private.h"
 
-#ifndef MAP_FIXED_NOREPLACE
-#    define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
-#endif
+/* The children of one fork, and theirs. */
+typedef struct family {
+    cm_list node;
+    uint64_t number; /* of the fork, from 1 */
+    cm_witness witness;
+} family;
 
 typedef struct fork_list {
     cm_spin_lock lock;
-    cm_list pools;      /* by `fork_node` */
-    atomic_bool is_set; /* what is below is called at forks */
+    cm_list families; /* of forks that found shared blocks, but those that are over */
+    family *next;     /* owned: of the fork under way, if it is to have one */
+    bool is_numbered; /* the fork under way */
+    uint64_t fork_count;  /* of those forks */
+    uint64_t blind_count; /* the last of which there is no witness; 0: none */
+    cm_list pools;        /* by `fork_node` */
+    atomic_bool is_set;   /* what is below is called at forks */
 } fork_list;
 
 /* The one of the process: what a fork calls gets no argument and stays for ever. */
 static fork_list *
 the_list(void)
 {
-    static fork_list list = {.pools = {&list.pools, &list.pools}};
+    static fork_list list = {.pools = {&list.pools, &list.pools},
+                             .families = {&list.families, &list.families}};
     return &list;
 }
 
@@ -105,8 +126,38 @@ drop_copy(cm_arena *arena)
     }
 }
 
+/* The living blocks are of this fork's children as well. */
 static void
-prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
+mark_living(cm_arena *arena, uint64_t number)
+{
+    for (cm_heap_span *s = arena->first; s != NULL; s = s->next) {
+        if (s->state == CM_SPAN_LIVE && atomic_load(&s->first_fork) == 0) {
+            atomic_store(&s->first_fork, number);
+        }
+    }
+}
+
+/* A fork that finds shared blocks has a number and a witness, made by the first. */
+static uint64_t
+number_fork(fork_list *list)
+{
+    if (!list->is_numbered) {
+        list->is_numbered = true;
+        list->fork_count++;
+        list->next = calloc(1, sizeof(*list->next));
+        if (list->next != NULL) {
+            list->next->number = list->fork_count;
+            cm_witness_create(&list->next->witness);
+        }
+        else {
+            list->blind_count = list->fork_count;
+        }
+    }
+    return list->fork_count;
+}
+
+static void
+prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbytes)
 {
     const cm_heap_span *s = arena->first;
     while (s != NULL && s->state != CM_SPAN_LIVE) {
@@ -115,6 +166,14 @@ prepare_arena(cm_arena *arena, uint64_t *room_nbytes)
     arena->is_living = s != NULL;
     if (!arena->is_living) {
         return; /* and it may be gone: another thread gives it back without the lock */
+    }
+    if (way == CM_FORK_SHARE) {
+        mark_living(arena, number_fork(list));
+        return;
+    }
+    if (way == CM_FORK_OMIT) {
+        cm_host_omit(arena->host, arena->nbytes);
+        return;
     }
     /* Again, since the driver may have advised otherwise when it locked the pages. */
     arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
@@ -141,7 +200,8 @@ prepare(void)
                           && !cm_runtime_is_forked(pool->rt);
         cm_list *arenas = &pool->heap.arenas;
         for (cm_list *a = arenas->next; pool->is_copied && a != arenas; a = a->next) {
-            prepare_arena(CM_LIST_ENTRY(a, cm_arena, node), &memory.available_nbytes);
+            prepare_arena(list, pool->config.fork, CM_LIST_ENTRY(a, cm_arena, node),
+                          &memory.available_nbytes);
         }
     }
 }
@@ -156,16 +216,8 @@ move_in(const cm_arena *arena)
     if (arena->child_copy == NULL) {
         return false;
     }
-    if (!arena->keeps_place) {
-        void *at = mmap(
-            arena->host, arena->nbytes, PROT_NONE,
-            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-        if (at != arena->host) {
-            if (at != MAP_FAILED) { /* a kernel before 4.17 takes it for a hint */
-                (void)munmap(at, arena->nbytes);
-            }
-            return false;
-        }
+    if (!arena->keeps_place && !cm_host_reserve(arena->host, arena->nbytes)) {
+        return false;
     }
     return mremap(arena->child_copy, arena->nbytes, arena->nbytes,
                   MREMAP_MAYMOVE | MREMAP_FIXED, arena->host)
@@ -173,14 +225,46 @@ move_in(const cm_arena *arena)
 }
 
 static void
-settle_child(cm_arena *arena)
+settle_child(cm_fork way, cm_arena *arena)
 {
+    if (way == CM_FORK_SHARE) {
+        arena->is_inherited = arena->is_living;
+        return;
+    }
+    if (way == CM_FORK_OMIT) {
+        (void)(arena->is_living && cm_host_reserve(arena->host, arena->nbytes));
+        return;
+    }
     arena->is_inherited = arena->is_living && move_in(arena);
     if (arena->is_inherited) {
         arena->child_copy = NULL;
     }
     else if (arena->is_living && arena->keeps_place) {
         (void)mprotect(arena->host, arena->nbytes, PROT_NONE);
+    }
+}
+
+/* A child has the page of its own fork's witness for good, and tells of nobody. */
+static void
+settle_families(fork_list *list, bool is_child)
+{
+    family *made = list->next;
+    list->next = NULL;
+    list->is_numbered = false;
+    if (made != NULL && !is_child) {
+        cm_witness_leave(&made->witness);
+        cm_list_push_back(&list->families, &made->node);
+        return;
+    }
+    if (made != NULL) {
+        cm_witness_inherit(&made->witness);
+        free(made);
+    }
+    while (is_child && !cm_list_is_empty(&list->families)) {
+        family *old = CM_LIST_ENTRY(list->families.next, family, node);
+        cm_list_remove(&old->node);
+        cm_witness_close(&old->witness);
+        free(old);
     }
 }
 
@@ -194,12 +278,13 @@ settle(bool is_child)
         for (cm_list *a = arenas->next; pool->is_copied && a != arenas; a = a->next) {
             cm_arena *arena = CM_LIST_ENTRY(a, cm_arena, node);
             if (is_child) {
-                settle_child(arena);
+                settle_child(pool->config.fork, arena);
             }
             drop_copy(arena);
         }
         cm_spin_lock_give(&pool->lock);
     }
+    settle_families(list, is_child);
     cm_spin_lock_give(&list->lock);
 }
 
@@ -243,6 +328,120 @@ cm_pool_unwatch_forks(cm_pool *pool)
     cm_spin_lock_take(&list->lock);
     cm_list_remove(&pool->fork_node);
     cm_spin_lock_give(&list->lock);
+}
+
+/* -- blocks that children share -------------------------------------------------------------- */
+
+/* A block that was given back while children had it. */
+typedef struct kept_block {
+    cm_list node;
+    cm_heap_span *span;
+    unsigned flags; /* of its free */
+} kept_block;
+
+/* Is a child left of that fork or a later one, or one of its own? */
+static bool
+has_child(uint64_t first)
+{
+    fork_list *list = the_list();
+    cm_list over;
+    cm_list_init(&over);
+    cm_spin_lock_take(&list->lock);
+    bool found = list->blind_count >= first;
+    for (cm_list *n = list->families.next; n != &list->families;) {
+        family *each = CM_LIST_ENTRY(n, family, node);
+        n = n->next;
+        if (cm_witness_is_over(&each->witness)) {
+            cm_list_remove(&each->node);
+            cm_list_push_back(&over, &each->node);
+        }
+        else {
+            found = found || each->number >= first;
+        }
+    }
+    cm_spin_lock_give(&list->lock);
+    while (!cm_list_is_empty(&over)) {
+        family *each = CM_LIST_ENTRY(over.next, family, node);
+        cm_list_remove(&each->node);
+        cm_witness_close(&each->witness);
+        free(each);
+    }
+    return found;
+}
+
+bool
+cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **out)
+{
+    if (!has_child(atomic_load(&span->first_fork))) {
+        atomic_store(&span->first_fork, 0);
+        return false;
+    }
+    kept_block *kept = malloc(sizeof(*kept));
+    if (kept == NULL) { /* nobody looks at it again: it stays until the pool ends */
+        atomic_fetch_add(&pool->lost_count, 1);
+        return true;
+    }
+    *kept = (kept_block){.span = span, .flags = flags};
+    *out = &kept->node;
+    return true;
+}
+
+/* Its streams were not kept, so everything that its device was doing is waited for. */
+static void
+go_on(cm_pool *pool, const kept_block *kept)
+{
+    cm_heap_span *span = kept->span;
+    atomic_store(&span->first_fork, 0);
+    cm_flight *flight =
+        cm_flight_create(pool, span, NULL, 0, kept->flags | CM_POOL_FREE_FENCE);
+    if (flight == NULL) {
+        atomic_fetch_add(&pool->lost_count, 1);
+        return;
+    }
+    cm_spin_lock_take(&pool->lock);
+    pool->unasked_nbytes += span->block.nbytes;
+    cm_list_push_back(&pool->in_flight, &flight->node);
+    cm_spin_lock_give(&pool->lock);
+}
+
+/* `any`: whether children are left or not. */
+static void
+look_at_kept(cm_pool *pool, bool any)
+{
+    cm_list looked_at, left;
+    cm_list_init(&looked_at);
+    cm_list_init(&left);
+    cm_spin_lock_take(&pool->lock);
+    cm_list_splice_back(&looked_at, &pool->kept);
+    cm_spin_lock_give(&pool->lock);
+    cm_list *node;
+    while ((node = cm_list_pop_front(&looked_at)) != NULL) {
+        kept_block *kept = CM_LIST_ENTRY(node, kept_block, node);
+        if (any || !has_child(atomic_load(&kept->span->first_fork))) {
+            go_on(pool, kept);
+            free(kept);
+        }
+        else {
+            cm_list_push_back(&left, node);
+        }
+    }
+    cm_spin_lock_take(&pool->lock);
+    cm_list_splice_back(&pool->kept, &left);
+    cm_spin_lock_give(&pool->lock);
+}
+
+void
+cm_pool_look_at_kept(cm_pool *pool)
+{
+    if (pool->config.fork == CM_FORK_SHARE) {
+        look_at_kept(pool, false);
+    }
+}
+
+void
+cm_pool_end_kept(cm_pool *pool)
+{
+    look_at_kept(pool, true);
 }
 
 bool

@@ -36,7 +36,9 @@ typedef struct cm_heap_span {
                              were clean and joined */
     uint32_t tag;         /* 0: nothing runs on it */
     cm_span_state state;
-    bool was_noted; /* LIVE: the recorder was told that it is given back */
+    _Atomic uint64_t first_fork; /* LIVE, FLIGHT: children of that fork and later ones
+                                    share it; 0: none does. fork.c's */
+    bool was_noted;              /* LIVE: the recorder was told that it is given back */
 } cm_heap_span;
 
 /* One range of addresses: a single chunk, or (placed) many side by side with gaps. */

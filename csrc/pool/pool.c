@@ -40,6 +40,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     pool->large = is_host ? LARGE_HOST_NBYTES : LARGE_DEVICE_NBYTES;
     cm_heap_init(&pool->heap);
     cm_list_init(&pool->in_flight);
+    cm_list_init(&pool->kept);
     cm_pool_init_slots(pool);
     cm_status status = cm_pool_watch_forks(pool);
     if (!cm_is_ok(status)) {
@@ -56,6 +57,7 @@ static void
 destroy(cm_pool *pool)
 {
     cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
+    cm_pool_end_kept(pool);
     /* Giving back does not wait for all kinds. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
@@ -470,6 +472,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     if (!round_size(pool, nbytes, &r.size)) {
         return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
     }
+    cm_pool_look_at_kept(pool);
     cm_pool_trim_idle(pool);
     /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
     r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
@@ -509,6 +512,7 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
     if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &r.size)) {
         return NULL;
     }
+    cm_pool_look_at_kept(pool);
     cm_pool_trim_idle(pool);
     if (is_over(pool)) {
         cm_pool_obey_limits(pool, true);
@@ -595,6 +599,10 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
         return false;
     }
     cm_heap_span *span = (cm_heap_span *)(void *)block;
+    if (CM_UNLIKELY(atomic_load_explicit(&span->first_fork, memory_order_relaxed)
+                    != 0)) {
+        return false;
+    }
     cm_stream *stream = use_count == 0 ? NULL : uses[0];
     note_block(pool, CM_EVENT_FREE, span, stream);
     return try_give(pool, span, stream, (cm_due){0, 0});
@@ -619,7 +627,8 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
 enum { FLIGHT_NBYTES = 16 << 10 };
 
 static void
-give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced)
+give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced,
+               cm_list *kept)
 {
     cm_pool_counters *c = &pool->counters;
     cm_spin_lock_take(&pool->lock);
@@ -631,6 +640,9 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced
     cm_pool_note_peaks_locked(pool);
     if (flight != NULL) {
         cm_list_push_back(&pool->in_flight, &flight->node);
+    }
+    if (kept != NULL) {
+        cm_list_push_back(&pool->kept, kept);
     }
     leave(pool);
 }
@@ -646,6 +658,12 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
     if (!span->was_noted) { /* by an attempt at a quick one */
         note_block(pool, CM_EVENT_FREE, span, use_count == 0 ? NULL : uses[0]);
     }
+    cm_list *kept = NULL;
+    if (CM_UNLIKELY(atomic_load_explicit(&span->first_fork, memory_order_relaxed) != 0)
+        && cm_pool_try_keep(pool, span, flags, &kept)) {
+        give_to_flight(pool, span, NULL, false, kept);
+        return;
+    }
     if (flags == 0 && use_count <= 1
         && try_give_asking(pool, span, use_count == 0 ? NULL : uses[0])) {
         return;
@@ -655,7 +673,7 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         /* There is no way to know when it is idle: it stays in flight for ever. */
         atomic_fetch_add(&pool->lost_count, 1);
     }
-    give_to_flight(pool, span, flight, (flags & CM_POOL_FREE_FENCE) != 0);
+    give_to_flight(pool, span, flight, (flags & CM_POOL_FREE_FENCE) != 0, NULL);
 }
 
 const cm_pool_config *

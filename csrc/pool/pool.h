@@ -15,6 +15,13 @@
 
 typedef struct cm_pool cm_pool;
 
+/* What forked children get of the page-locked blocks that live at a fork. */
+typedef enum cm_fork {
+    CM_FORK_COPY,  /* a copy of their own, which the parent makes before the fork */
+    CM_FORK_SHARE, /* the same memory; no block is reused while a child has it */
+    CM_FORK_OMIT,  /* the addresses, which they cannot touch */
+} cm_fork;
+
 typedef enum cm_segments {
     CM_SEGMENTS_AUTO,  /* mapped on demand where the device can, else as below */
     CM_SEGMENTS_PLAIN, /* one allocation of the runtime each: cudaIpc, older MPI */
@@ -25,6 +32,7 @@ typedef struct cm_pool_config {
     int device;     /* whose context allocates, and where device memory lies */
     unsigned flags; /* of cudaHostAlloc or cudaMallocManaged */
     cm_segments segments;
+    cm_fork fork;  /* page-locked memory; SHARE: where it can be registered */
     int numa_node; /* host memory: where its pages belong; -1: nearest to the device */
     /* So much freed memory that someone unknown may still use waits before a miss takes
      * a fence. A fence breaks a capture that another library has going on a stream of

@@ -98,6 +98,7 @@ struct cm_pool {
     cm_arena *range;   /* of a placed source */
     /* Other devices that all chunks are open to, as far as can be; set by the grower */
     _Atomic uint64_t admitted;
+    cm_list kept;      /* of freed blocks that children share: see fork.c */
     cm_list fork_node; /* the rest is fork.c's: among all pools */
     bool is_copied;    /* a fork is under way: the child gets its living blocks */
 };
@@ -290,3 +291,12 @@ uint64_t cm_pool_idle_due(cm_pool *pool);
  * blocks that are page-locked; and no longer. Without the lock. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
+/* Of a block that is given back: children share it, so it is not to be had before they
+ * have ended. *out: for `kept`; NULL: no memory, so nobody looks at it again. False:
+ * none does, or no more. */
+bool cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **out);
+/* What was kept for children that have ended goes on as after a free with a fence. */
+void cm_pool_look_at_kept(cm_pool *pool);
+/* The same of all of it: the pool ends, and memory that goes back to the system is
+ * taken from no child. */
+void cm_pool_end_kept(cm_pool *pool);

@@ -40,6 +40,22 @@ is_host(const cm_source *source)
     return cm_kind_is_page_locked(source->config.kind);
 }
 
+/* Out of forked children: see fork.c. */
+static void
+leave_out(const cm_source *source, void *start, uint64_t nbytes)
+{
+    switch (source->config.fork) {
+    case CM_FORK_COPY:
+        (void)cm_host_hide(start, nbytes);
+        break;
+    case CM_FORK_OMIT:
+        cm_host_omit(start, nbytes);
+        break;
+    case CM_FORK_SHARE:
+        break;
+    }
+}
+
 /* -- one allocation of the runtime ------------------------------------------------------- */
 
 static cm_status
@@ -58,7 +74,7 @@ open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
             return status;
         }
     }
-    (void)cm_host_hide(host, nbytes);
+    leave_out(source, host, nbytes);
     *out = (cm_chunk){host, address, nbytes, MADE_BY_RUNTIME};
     return cm_ok();
 }
@@ -93,7 +109,7 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
         .thread_count = self->world.thread_count,
         .can_not_populate = self->world.can_not_populate,
     };
-    (void)cm_host_hide(start, nbytes);
+    leave_out(&self->base, start, nbytes);
     if (self->node != CM_NUMA_NO_NODE) {
         bool bound =
             !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
@@ -122,7 +138,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     if (nbytes > memory.available_nbytes) { /* the kernel would kill the process */
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
-    CM_TRY(cm_host_map(nbytes, &start));
+    bool is_shared = self->base.config.fork == CM_FORK_SHARE;
+    CM_TRY(cm_host_map_as(nbytes, is_shared, &start));
     cm_status status = populate(self, start, nbytes);
     bool registered = false;
     if (cm_is_ok(status)) {
@@ -159,7 +176,8 @@ open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
         bool may_fall_back =
             status.code == CM_CUDA_NOT_SUPPORTED
             || (status.op == CM_OP_host_register && nbytes > CM_REGISTER_MAX_NBYTES);
-        if (self->is_exact || !may_fall_back) {
+        bool must = self->is_exact || source->config.fork == CM_FORK_SHARE;
+        if (must || !may_fall_back) {
             return status;
         }
     }
@@ -230,6 +248,9 @@ choose_way(segment_source *self)
                                       config->device, &can_register));
     }
     self->populates = can_register != 0;
+    if (config->fork == CM_FORK_SHARE && !self->populates) {
+        return cm_fail(CM_ENOTSUP, 0); /* the runtime's memory is not ours to share */
+    }
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
     /* The runtime cannot be told the node: only where there is one is it right. */
     return self->populates || !self->is_exact || nodes == UINT64_C(1) << node

@@ -113,17 +113,20 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     PyObject *kind;
     PyObject *limit_object;
     int plain;
+    int fork;
     unsigned long long idle_trim_ns;
     uint64_t limit;
     if (module == NULL /* called by itself */
-        || !PyArg_ParseTuple(args, "OiIipKO", &kind, &config.device, &config.flags,
-                             &config.numa_node, &plain, &idle_trim_ns, &limit_object)
+        || !PyArg_ParseTuple(args, "OiIipiKO", &kind, &config.device, &config.flags,
+                             &config.numa_node, &plain, &fork, &idle_trim_ns,
+                             &limit_object)
         || cm_arg_kind(kind, &config.kind) < 0
         || cm_limit_from_object(limit_object, &limit) < 0) {
         return NULL;
     }
     cm_state *state = cm_state_of_module(module);
     config.segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
+    config.fork = (cm_fork)fork;
     config.idle_trim_ns = idle_trim_ns;
     config.serial = ++state->pool_serial;
     config.budget = cm_limits_budget(state, config.kind, config.device);
@@ -298,11 +301,11 @@ pool_get_config(PyObject *op, void *Py_UNUSED(closure))
     const cm_pool_object *self = (cm_pool_object *)(void *)op;
     const cm_pool_config *config = &self->config;
     return Py_BuildValue(
-        "(sNIiNKNK)", cm_kinds[config->kind].text,
+        "(sNIiNiKNK)", cm_kinds[config->kind].text,
         cm_device_object_new(self->state, config->device), config->flags,
         config->numa_node, PyBool_FromLong(config->segments == CM_SEGMENTS_PLAIN),
-        (unsigned long long)config->idle_trim_ns, PyBool_FromLong(self->pool == NULL),
-        (unsigned long long)config->number);
+        (int)config->fork, (unsigned long long)config->idle_trim_ns,
+        PyBool_FromLong(self->pool == NULL), (unsigned long long)config->number);
 }
 
 static PyObject *
