@@ -23,7 +23,7 @@ from cumem._core import (
     empty_device, empty_managed, empty_mapped, empty_pinned,
     set_current_device,
 )
-from cumem.forking import after_fork_in_child, before_fork
+from cumem.forking import after_fork_in_child, after_fork_in_parent, before_fork
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -252,7 +252,9 @@ def _watch() -> None:
     from cumem._core import _after_fork
 
     os.register_at_fork(
-        before=lambda: before_fork(_load, _LATER), after_in_child=after_fork_in_child
+        before=lambda: before_fork(_load, _LATER),
+        after_in_child=after_fork_in_child,
+        after_in_parent=after_fork_in_parent,
     )
     os.register_at_fork(after_in_child=_after_fork)
     if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):

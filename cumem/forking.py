@@ -9,6 +9,7 @@ loading a module of ours, the child drops the lock and what there is of the modu
 loads it anew.
 """
 
+import os
 import sys
 import time
 from _thread import get_ident
@@ -24,6 +25,8 @@ _NOT_FOR_CHILDREN = ("calibration", "choosing", "notebook.objects")
 _WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
 
 _is_loaded = False
+#: What modules that were loaded just before a fork want to be called at forks.
+_registered_late: list[dict[str, Callable[..., object]]] = []
 
 
 def before_fork(load: Callable[[str], object], modules: Iterable[str]) -> None:
@@ -38,16 +41,34 @@ def before_fork(load: Callable[[str], object], modules: Iterable[str]) -> None:
         if time.monotonic() > end:
             return
         time.sleep(0.001)
-    for module in modules:
-        if module not in _NOT_FOR_CHILDREN:
-            _try(load, module)
-    for module in _WITHIN_FUNCTIONS:
-        _try(__import__, module)
+    # A module that is loaded now may ask to be called before forks, to take its lock, and
+    # after them, to let go of it. For this fork the one is over: both begin with the next.
+    register = os.register_at_fork
+    vars(os)["register_at_fork"] = _register_late
+    try:
+        for module in modules:
+            if module not in _NOT_FOR_CHILDREN:
+                _try(load, module)
+        for module in _WITHIN_FUNCTIONS:
+            _try(__import__, module)
+    finally:
+        vars(os)["register_at_fork"] = register
     _is_loaded = True
+
+
+def _register_late(**hooks: Callable[..., object]) -> None:
+    _registered_late.append(hooks)
+
+
+def after_fork_in_parent() -> None:
+    """Register what could not be before the fork."""
+    while _registered_late:
+        os.register_at_fork(**_registered_late.pop(0))
 
 
 def after_fork_in_child() -> None:
     """Let go of what threads that are not here were loading."""
+    after_fork_in_parent()
     for name in _held_by_others():
         _locks().pop(name, None)
         half_loaded = getattr(sys.modules.get(name), "__spec__", None)

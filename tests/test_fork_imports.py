@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support import programs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork")
 
@@ -175,3 +176,32 @@ os.wait()
 assert {name for name in set(sys.modules) - before if name.startswith("cumem")} == set()
 """,
     )
+
+
+LOCKS = """
+import os, sys, threading
+import cumem
+
+raised = []
+sys.unraisablehook = raised.append
+idle = threading.Event()
+beside = threading.Thread(target=idle.wait)
+beside.start()
+assert "concurrent.futures.thread" not in sys.modules
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not raised else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+idle.set()
+beside.join()
+import concurrent.futures.thread as pools
+assert not pools._global_shutdown_lock.locked()
+assert raised == [], raised
+"""
+
+
+def test_modules_loaded_before_a_fork_begin_with_the_next_one() -> None:
+    """Those with locks take them before forks: for this one it is too late."""
+    done = programs.run("-c", LOCKS)
+    assert done.returncode == 0, done.stderr
