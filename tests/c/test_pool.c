@@ -295,6 +295,132 @@ test_pool_forked_child_has_the_living_blocks(void)
     }
 }
 
+/* -- memory that children share, or have not got ------------------------------------------ */
+
+typedef struct waiting_child {
+    pid_t pid;
+    int go_on; /* the child ends when this is closed */
+} waiting_child;
+
+/* A child that found every byte of `block` to be `value`, and lives on. pid 0: not so.
+ */
+static waiting_child
+leave_child(const cm_block *block, unsigned char value)
+{
+    int go_on[2], ready[2];
+    waiting_child made = {.pid = 0};
+    if (pipe(go_on) != 0 || pipe(ready) != 0) {
+        return made;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        char byte = 'x';
+        const unsigned char *bytes = block->host;
+        bool good = cm_block_is_inherited(block) && bytes[0] == value
+                    && bytes[block->nbytes - 1] == value;
+        (void)alarm(60);
+        (void)close(go_on[1]);
+        if (good && write(ready[1], &byte, 1) == 1) {
+            (void)!read(go_on[0], &byte, 1);
+        }
+        _exit(0);
+    }
+    char byte;
+    (void)close(go_on[0]);
+    (void)close(ready[1]);
+    made.pid = read(ready[0], &byte, 1) == 1 ? child : 0;
+    made.go_on = go_on[1];
+    (void)close(ready[0]);
+    return made;
+}
+
+static void
+end_child(waiting_child child)
+{
+    int status;
+    (void)close(child.go_on);
+    (void)waitpid(child.pid, &status, 0);
+}
+
+static void
+test_pool_shared_block_is_kept_for_children(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool_config config = PINNED;
+    config.fork = CM_FORK_SHARE;
+    cm_pool *pool = open_pool(rt, config);
+    cm_block *block = take(pool, 3 * MIB, NULL);
+    const void *place = block->host;
+    memset(block->host, 5, 3 * MIB);
+    waiting_child first = leave_child(block, 5);
+    CHECK(first.pid > 0);
+    waiting_child second = leave_child(block, 5);
+    CHECK(second.pid > 0);
+    cm_block *later = take(pool, 3 * MIB, NULL); /* which no child has */
+    const void *free_place = later->host;
+    give(pool, later, NULL, 0);
+    give(pool, block, NULL, 0);
+    later = take(pool, 3 * MIB, NULL);
+    CHECK_PTR_EQ(later->host, free_place);
+    cm_block *other = take(pool, 3 * MIB, NULL);
+    CHECK(other->host != place);
+    give(pool, other, NULL, 0);
+    end_child(first); /* and the second one still has it */
+    uint64_t released;
+    CHECK_OK(cm_pool_trim(pool, UINT64_MAX, NULL, &released));
+    cm_pool_counters counters;
+    cm_pool_read(pool, &counters);
+    CHECK_EQ(counters.in_flight_count, 1);
+    end_child(second);
+    const cm_wait_hooks uninterrupted = {.interrupted = NULL};
+    CHECK_OK(cm_pool_trim(pool, UINT64_MAX, &uninterrupted, &released));
+    cm_pool_read(pool, &counters);
+    CHECK_EQ(counters.in_flight_count, 0);
+    give(pool, later, NULL, 0);
+    /* A pool that ends takes nothing from a child. */
+    block = take(pool, 3 * MIB, NULL);
+    memset(block->host, 6, 3 * MIB);
+    first = leave_child(block, 6);
+    CHECK(first.pid > 0);
+    give(pool, block, NULL, 0);
+    cm_pool_release(pool);
+    end_child(first);
+    close_emulated(rt);
+}
+
+static int
+look_at_omitted(void *argument)
+{
+    return cm_block_is_inherited(argument) ? 1 : 0;
+}
+
+static int
+read_omitted(void *argument)
+{
+    (void)signal(SIGSEGV, SIG_DFL); /* it is to die, and quietly */
+    return *(volatile unsigned char *)((cm_block *)argument)->host;
+}
+
+static void
+test_pool_omitted_block_is_in_no_child(void)
+{
+    for (int i = 0; i < 2; i++) {
+        cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+        cm_pool_config config = PINNED;
+        config.fork = CM_FORK_OMIT;
+        config.segments = both_ways[i];
+        cm_pool *pool = open_pool(rt, config);
+        cm_block *block = take(pool, 3 * MIB, NULL);
+        memset(block->host, 7, 3 * MIB);
+        CHECK_EQ(ask_child(look_at_omitted, block), 0);
+        CHECK_EQ(ask_child(read_omitted, block), 99);
+        CHECK_FILLED(block->host, 7, 3 * MIB);
+        give(pool, block, NULL, 0);
+        cm_pool_release(pool);
+        close_emulated(rt);
+    }
+}
+
 static int
 write_block(void *argument)
 {
@@ -610,6 +736,8 @@ test_pool_adds_up_while_a_growth_ends(void)
 MAIN(RUN(test_pool_forked_child_leaves_what_came_to_lie_there)
      RUN(test_pool_forked_child_has_the_living_blocks)
      RUN(test_pool_forked_child_shares_no_free_memory)
+     RUN(test_pool_shared_block_is_kept_for_children)
+     RUN(test_pool_omitted_block_is_in_no_child)
      RUN(test_pool_forked_child_has_the_blocks_while_threads_change_the_pool)
      RUN(test_pool_adds_up_while_a_growth_ends)
      RUN(test_pool_each_kind_gives_memory_and_takes_it_back)
