@@ -2622,6 +2622,10 @@ def _device(object: object, name: str, theirs: int = -1, /) -> Device:
 def _device_block(device: Device, /, *raised: object) -> Any:
     """Begin a ``with device:`` block, or end it with what was raised; None: nothing."""
 
+def _is_host_only() -> bool:
+    """Is this a forked child of a process that used the driver, which works on the host
+    alone?"""
+
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 

@@ -317,7 +317,8 @@ def is_available() -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EmulationWarning)  # the answer says it
-            return backend() == "cuda" and device_count() > 0
+            works = backend() == "cuda" and device_count() > 0
+            return works and not _core._is_host_only()
     except Exception:
         return False
 

@@ -17,6 +17,7 @@ from cumem.extension import counting
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork")
 
 ROOT = Path(__file__).parents[1]
+PATH = os.pathsep.join(p for p in sys.path if p)
 
 #: Each asks, in a process of its own, and starts nothing.
 QUESTIONS = {
@@ -88,7 +89,7 @@ assert cumem.zeros(4, "f4", "device").to_numpy().sum() == 0  # and the parent it
 def run(code: str, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+        env=os.environ | {"PYTHONPATH": PATH} | variables,
         capture_output=True,
         text=True,
         check=False,

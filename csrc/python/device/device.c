@@ -224,6 +224,13 @@ is_emulated(PyObject *module, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
+is_host_only(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    const cm_state *state = cm_state_of_module(module);
+    return PyBool_FromLong(state->runtime != NULL && state->runtime->is_host_only);
+}
+
+static PyObject *
 read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     const cm_runtime *rt = cm_state_runtime(cm_state_of_module(module));
@@ -247,6 +254,7 @@ PyMethodDef cm_device_methods[] = {
     {"_device", device, METH_VARARGS, CM_DOC__device},
     {"_device_block", CM_METHOD(device_block), METH_FASTCALL, CM_DOC__device_block},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
+    {"_is_host_only", is_host_only, METH_NOARGS, CM_DOC__is_host_only},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
     {"_make_event", cm_make_event, METH_VARARGS, CM_DOC__make_event},
     {"_make_stream", cm_make_stream, METH_VARARGS, CM_DOC__make_stream},

@@ -239,7 +239,8 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     const cm_runtime *rt = self->state->runtime;
     cm_ticket_info info = read_info(op);
-    if (!info.done && rt != NULL && cm_runtime_is_forked(rt)) {
+    bool in_child = rt != NULL && (cm_runtime_is_forked(rt) || rt->is_host_only);
+    if (!info.done && in_child) {
         /* the parent's threads end it, and a loop here would never see that */
         return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
     }
