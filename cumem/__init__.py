@@ -425,7 +425,6 @@ _ELSEWHERE = {
     "savez_compressed": "use cumem.savez(file), which does not compress",
     "stack": "use cumem.copy(out[index], buf) for each index",
     "tensor": "use cumem.array(obj)",
-    "to_device": "use cumem.array(obj)",
     "to_gpu": "use cumem.array(obj)",
 }
 

@@ -124,8 +124,9 @@ OTHERS = {
     "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
 }
 
-#: What is refused, in whatever block: no record, and ordinary memory that poses as CUDA's.
-RAISE = {"load_record", "array interface"}
+#: What is refused, in whatever block: no record, ordinary memory that poses as CUDA's, and
+#: what is for PyTorch alone, where that is not installed.
+RAISE = {"load_record", "array interface", "offload", "offload_activations", "restore"}
 
 BLOCKS = (
     *("cumem.Device(0)", "cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),

@@ -87,7 +87,7 @@ def test_running_out_is_numbas_error_too(numba, kind) -> None:
         "locked": lambda nbytes: manager.mempin(memory, memory.ctypes.data, nbytes),
     }[kind]
     if kind == "locked":
-        session.testing.plan_fault("host_register", 1, 2)
+        session.testing.plan_fault("host_register", 1, 2, repeat=True)
         limit: Any = contextlib.nullcontext()
     else:
         limit = cumem.limit(kind, "4 MiB")

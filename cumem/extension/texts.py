@@ -54,7 +54,8 @@ def buffer_repr(buffer: _core.Buffer) -> str:
 def buffer_str(buffer: _core.Buffer) -> str:
     """The values as NumPy shows them; where they cannot be read, why."""
     if buffer.closed:
-        return buffer_repr(buffer)
+        lost = ": values cannot be read after the fork" if _core._is_host_only() else ""
+        return f"{buffer_repr(buffer)}{lost}"
     try:
         if not is_on_device(buffer.kind):
             return buffer._read_by(str)
