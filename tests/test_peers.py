@@ -368,7 +368,7 @@ def test_graphs_of_devices_apart_hold_the_copy_of_the_runtime(apart) -> None:
 @pytest.mark.parametrize("home", [0, 1])
 def test_memory_of_the_host_goes_to_every_device(emulated, kind, home) -> None:
     pool = cumem.Pool(kind, device=home)
-    with pool:
+    with pool.device, pool:
         shared = cumem.array(np.arange(6000, dtype="i4"), kind=kind)
         other = cumem.zeros(6000, "i4", kind)
     for device in (0, 1):
