@@ -1279,7 +1279,7 @@ class Worker(threading.Thread):
             options["segments"] = rng.choice(("auto", "malloc"))
         pool = cumem.Pool(kind, device=device, **options)
         if rng.random() < 0.5:
-            with pool:
+            with pool.device, pool:
                 memory = cumem.empty(self.size(), "u1", kind, device=device)
         else:
             memory = pool.allocate(self.size())
@@ -1437,7 +1437,8 @@ class Worker(threading.Thread):
         seen = []
 
         def inside() -> None:
-            with stream, cumem.Pool("pinned", device=stream.device):
+            pool = cumem.Pool("pinned", device=stream.device)
+            with stream, stream.device, pool:
                 seen.append(cumem.current_stream(stream.device) == stream)
                 box = self.make(self.rng.choice(("pinned", "device")))
                 self.verify(box, "made in a context")
@@ -1651,12 +1652,10 @@ def in_child(
             worker.compare(view, box.expect, f"{box!r} in a child, an old view")
             again = np.asarray(box.memory)
             worker.compare(again, box.expect, f"{box!r} in a child, a new view")
-        for call in (
-            lambda: cumem.empty_pinned(100),
-            lambda: cumem.copy(np.empty(3), np.empty(3)),
-            cumem.trim,
-            cumem.Stream,
-        ):
+        copied = np.empty(3)
+        cumem.copy(copied, np.arange(3.0))  # on the host a child goes on
+        worker.compare(copied, np.arange(3.0), "a copy in a child")
+        for call in (lambda: cumem.empty_pinned(100), cumem.Stream):
             try:
                 call()
             except RuntimeError as error:
