@@ -22,7 +22,7 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	calibration layout results replay replay_trace safetensors_format stubs \
 	site fuzz_protocols corruption_hunt exported torch_allocator casting \
 	files_own_map files_hints files_fsync \
-	notebooks recording_page bench progress docs doctor nvtx plots first_calls)
+	notebooks recording_page bench progress docs doctor nvtx plots first_calls variables)
 # What packaging can change.
 PACKAGING := $(patsubst %,tests/test_%.py,import cli errors copy buffer pool stats files \
 	dlpack foreign fork)

@@ -264,8 +264,9 @@ def test_memory_follows_the_last_export_of_a_block(runtime, kind, protocol) -> N
     del array
     gc.collect()
     assert live(kind) == NBYTES
-    part[:] = 7
-    assert part.tolist() == [7, 7]
+    if part.flags.writeable:  # not so of older NumPys' by DLPack
+        part[:] = 7
+        assert part.tolist() == [7, 7]
     del part
     assert live(kind) == 0
     assert buffer.closed

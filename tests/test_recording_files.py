@@ -100,7 +100,7 @@ DAMAGES = {
     **{f"op {n}": set_field("op", n) for n in (7, 200, 255)},
     **{f"kind {n}": set_field("kind", n) for n in (7, 255)},
     "source": set_field("source_kind", 7),
-    "tag": set_field("tag", 9),
+    "tag": set_field("tag", 1 << 31),
     "stack": set_field("stack", 1 << 31),
     "nbytes": set_field("nbytes", 1 << 63),
     "value": set_field("value", (1 << 64) - 1),

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import numpy as np
+
 from cumem import _core
 from cumem.devices import Device
 from cumem.extension.arguments import wrong_type
@@ -28,7 +30,8 @@ def read_handle(stream: Any, argument: str) -> tuple[int, bool]:
 
     Errors call the stream `argument`.
     """
-    if isinstance(stream, (bool, str, float)):
+    # Before 2.3 NumPy's bool is an index, too.
+    if isinstance(stream, (bool, np.bool_, str, float)):
         raise wrong_type(argument, _EXPECTED.get(argument, _FOREIGN), stream)
     if isinstance(stream, int):
         return _from_int(stream, argument), False

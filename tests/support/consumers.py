@@ -255,3 +255,6 @@ ENTRANCES: dict[str, tuple[type[Library], Callable[[Any, Any], Any]]] = {
         CudaCore, _view("from_cuda_array_interface")
     ),
 }
+
+#: Arrays of `numpy.from_dlpack` are read-only in older versions.
+NUMPY_LETS_WRITE = np.lib.NumpyVersion(np.__version__) >= "2.2.5"
