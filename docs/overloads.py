@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows in the reference what a stub has as overloads alone; `mkdocs.yml` names this file.
+
+A stub has no body for a function with overloads. mkdocstrings knows a function by its body,
+so the last overload, which has the signature of all and the docstring, stands for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import griffe
+
+
+class LastOverload(griffe.Extension):
+    def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
+        for name, functions in mod.overloads.items():
+            if functions and name not in mod.members:
+                mod.set_member(name, functions[-1])
