@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from cumem.answers import Answer
+from cumem.gpus import gpus_hidden
 from cumem.out_of_memory import advise_on_host
 from cumem.units import format_count, format_nbytes
 from cumem.variables import advice
@@ -174,10 +175,7 @@ def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
 
 def _hidden(facts: Facts) -> bool:
     env = facts["environment"]
-    cuda, nvidia = env["CUDA_VISIBLE_DEVICES"], env["NVIDIA_VISIBLE_DEVICES"]
-    return (
-        cuda is not None and cuda.strip() in ("", "-1", "none", "NoDevFiles")
-    ) or nvidia in ("void", "none")
+    return gpus_hidden(env) or env["NVIDIA_VISIBLE_DEVICES"] in ("void", "none")
 
 
 def _misnamed(facts: Facts) -> bool:
