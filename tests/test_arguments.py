@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -381,6 +382,22 @@ def test_kind_of_another_name_says_what_to_type(
     ):
         with pytest.raises(error, match=re.escape(text) + "$"):
             call()
+
+
+def test_kind_whose_name_was_made_at_run_time_is_found_without_python(emulated) -> None:
+    """A name that was read from a file is not the object that the source has."""
+    name = "".join(("man", "aged"))
+    cumem.empty(256, "u1", name).free()
+    called: list[str] = []
+    sys.setprofile(
+        lambda frame, event, _: event == "call" and called.append(frame.f_code.co_name)
+    )
+    try:
+        buffer = cumem.empty(256, "u1", name)
+    finally:
+        sys.setprofile(None)
+    assert buffer.kind == "managed"
+    assert called == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "host", "pinned", "managed"])
