@@ -217,12 +217,26 @@ _TYPES: dict[str, type[Exception]] = {
     "CM_EBUSY": BufferError,
     "CM_ESYSTEM": OSError,
     "CM_EFAULT": OSError,
+    "CM_ECAST": ValueError,
     "CM_ETIMEOUT": TimeoutError,
     "CM_ECANCELLED": CancelledError,
     "CM_EFORKED": RuntimeError,
     "CM_ETHREAD": RuntimeError,
     "CM_ENUMA": RuntimeError,
 }
+
+
+#: What NumPy raised while it converted elements of a copy, by the number of the cast: it
+#: waits here until somebody reads how the copy ended, if ever.
+_cast_failures: dict[int, BaseException] = {}
+_MOST_CAST_FAILURES = 64
+
+
+def note_cast_failure(number: int, error: BaseException) -> None:
+    """Keep the first exception of a cast, which threads of the engine have met."""
+    _cast_failures.setdefault(number, error)
+    while len(_cast_failures) > _MOST_CAST_FAILURES:
+        _cast_failures.pop(next(iter(_cast_failures)), None)
 
 
 def is_of_fork(error: BaseException) -> bool:
@@ -263,6 +277,7 @@ def make(
     types: dict[str, type[Exception]] = _TYPES,
     default: type[Exception] = CudaError,
     strerror: Any = os.strerror,
+    casts: dict[int, BaseException] = _cast_failures,
 ) -> Exception:
     """The exception of a call that failed, with its attributes and its note `doing`.
 
@@ -283,7 +298,11 @@ def make(
         message += f"; it came with CUDA {oldest // 1000}.{oldest % 1000 // 10}"
     kind = types.get(name, default)
     error: Any
-    if kind is OSError and 0 < arg < 4096:
+    met = casts.get(arg) if name == "CM_ECAST" else None
+    if met is not None:
+        kind = type(met) if type(met) in (ValueError, TypeError, OverflowError) else kind
+        error = kind(f"{message}: {met}")
+    elif kind is OSError and 0 < arg < 4096:
         error = OSError(arg, strerror(arg) if name == "CM_ESYSTEM" else message)
     else:
         error = kind(message)

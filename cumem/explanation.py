@@ -169,7 +169,9 @@ def _reason(facts: dict[str, Any], blocking: bool) -> str:
     reason = _REASONS.get(facts["route"], _anyway)(facts, blocking)
     if facts["overlaps"]:
         reason += "; the ends may overlap, so the source is read whole first"
-    if facts["from"] is not None:
+    if facts["casts"] and facts["route"] != "several":
+        reason += "; NumPy converts the elements as the host moves them"
+    elif facts["from"] is not None and facts["route"] != "several":
         where = "on the device" if facts["widens"] else "as the host moves it"
         reason += f"; {facts['from']} becomes {facts['to']} {where}"
     return reason
@@ -242,6 +244,8 @@ def _peer_staged(facts: dict[str, Any], blocking: bool) -> str:
 
 def _kernel(facts: dict[str, Any], blocking: bool) -> str:
     ends = f"{_memory(facts['src'])} and {_memory(facts['dst'])}"
+    if facts["widens"]:
+        return f"device {facts['device']} reaches {ends}, and converts such elements"
     if facts["loops"] == 0:
         return f"device {facts['device']} reaches {ends}, in the order of the stream"
     run = format_nbytes(facts["run_nbytes"])
@@ -258,7 +262,7 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
         reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
     elif facts["widens"]:
         reason = f"the link carries the shorter elements of {_memory(host)}"
-    elif facts["from"] is not None:
+    elif facts["from"] is not None or facts["casts"]:
         reason = f"elements of {_memory(host)} are converted on the way"
     elif facts["loops"] > 0:
         reason = (
@@ -284,6 +288,13 @@ def _staged(facts: dict[str, Any], blocking: bool) -> str:
     return reason
 
 
+def _far(facts: dict[str, Any], blocking: bool) -> str:
+    return (
+        f"from device {facts['src_device']} to device {facts['device']}, neither of which "
+        "converts the elements: they come to the host, which does, and go on from there"
+    )
+
+
 def _anyway(facts: dict[str, Any], blocking: bool) -> str:
     return f"{facts['route']} is the first way that suits both ends"
 
@@ -295,6 +306,7 @@ _HOW = {
     "kernel": "by a kernel on the device",
     "peer-staged": "between two devices, in pieces through page-locked memory",
     "peer": "between two devices",
+    "several": "by way of the host",
     "staged": "in pieces through page-locked memory",
     "staged-kernel": "in pieces through page-locked memory, sorted by the device",
 }
@@ -307,6 +319,7 @@ _REASONS = {
     "peer": _peer,
     "peer-staged": _peer_staged,
     "kernel": _kernel,
+    "several": _far,
     "staged": _staged,
     "staged-kernel": _staged,
 }

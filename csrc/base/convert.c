@@ -364,7 +364,7 @@ cm_convert_widens(const cm_convert *convert)
     bool is_float = convert->from >= CM_FLOAT16;
     bool is_finite =
         fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
-    return convert->to == CM_FLOAT32 && cm_convert_is_on(convert)
+    return convert->to == CM_FLOAT32 && convert->from != CM_NUMBER_NONE
            && numbers[convert->from].nbytes < (int64_t)sizeof(float)
            && (!convert->scales || (is_finite && !is_float));
 }

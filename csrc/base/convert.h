@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* X(name, its text, type in C, how it is read, what else). The names are those of NumPy's
@@ -35,20 +36,36 @@ typedef enum cm_number {
         CM_NUMBER_COUNT
 } cm_number;
 
+/* What converts elements that are none of the numbers above: whoever knows their types
+ * has a struct that begins with this one, and sees to it that it outlives the copy.
+ * `run` takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1] + ...
+ * to the same place of the target; the two do not overlap. Any thread calls it, several
+ * at a time, without any lock. False: some could not be converted, and `number` is how
+ * whoever hears of that finds out why. */
+typedef struct cm_cast {
+    bool (*run)(const struct cm_cast *cast, int ndim, const int64_t *shape, void *dst,
+                const int64_t *dst_strides, const void *src,
+                const int64_t *src_strides);
+    uint64_t number;
+} cm_cast;
+
+enum { CM_CAST_MAX_NDIM = 8 }; /* of one call of `run` */
+
 /* Each value becomes value * scale + offset, in float64 where that is one of the types
  * and else in float32; without `scales` it stays, as far as the type can say it. */
 typedef struct cm_convert {
-    cm_number from; /* NONE: nothing is converted */
+    cm_number from; /* NONE: nothing is converted, or `cast` does it */
     cm_number to;
     bool scales;
     double scale;
     double offset;
+    const cm_cast *cast; /* borrowed; NULL: these are numbers */
 } cm_convert;
 
 static inline bool
 cm_convert_is_on(const cm_convert *convert)
 {
-    return convert->from != CM_NUMBER_NONE;
+    return convert->from != CM_NUMBER_NONE || convert->cast != NULL;
 }
 
 /* To a float32 of something shorter, in a way that has one answer on every processor:
@@ -60,7 +77,7 @@ uint64_t cm_number_nbytes(cm_number number);
 /* NONE: there is no such number. */
 cm_number cm_number_find(const char *text);
 
-/* `count` elements that lie so many bytes apart, at any addresses; the two must not
+/* Numbers: `count` elements that lie so many bytes apart, at any addresses; the two must not
  * overlap. Floats round to the nearest, ties to even, whatever the thread's settings
  * are, with infinities, subnormals and the bits of NaN that NumPy gives. Integers wrap
  * round into shorter ones. Floats are cut to integers; what is out of range becomes the

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, NoReturn, SupportsFloat, get_args
 
 import numpy as np
+
+from cumem.errors import warn_caller
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 #: What the copy threads convert.
@@ -20,15 +23,8 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     return dtype.name if dtype.isnative and dtype.name in NUMBERS else None
 
 
-def is_converted(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Do the copy threads convert the one to the other?"""
-    return name_of(source) is not None and name_of(target) is not None
-
-
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     """What to do about two dtypes that differ."""
-    if name_of(source) is None or name_of(target) is None:
-        return "convert first"
     rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
     return f'convert first, or pass casting="{rule}", as to copy()'
 
@@ -69,6 +65,43 @@ def real(value: Any, name: str, default: float) -> float:
     return float(value)
 
 
+@functools.lru_cache(maxsize=256)
+def _refusal(source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    """Why NumPy has no way from the one dtype to the other; empty: it has one.
+
+    It says so of a first element: whether that one can be converted is another matter.
+    """
+    try:
+        cast(np.zeros(1, target), np.zeros(1, source))
+    except TypeError as error:
+        return str(error)
+    except Exception:  # the value's fault, as of an empty text that is to be a number
+        return ""
+    return ""
+
+
+def cast(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
+    """Convert elements as NumPy does. The rule was looked at before, and what becomes
+    infinite is no reason to warn, which the engine's own numbers do not either."""
+    with np.errstate(all="ignore"):
+        np.copyto(target, source, casting="unsafe")
+
+
+def _real_part(
+    source: np.dtype[Any], target: np.dtype[Any]
+) -> np.dtype[Any]:
+    """The dtype of the numbers that a complex one begins with, where those alone are
+    converted, as NumPy does and warns of; any other source as it is."""
+    is_real = target.kind in "iuf" or target.type.__module__ == "ml_dtypes"
+    if source.kind != "c" or not is_real:
+        return source
+    warn_caller(
+        "Casting complex values to real discards the imaginary part",
+        np.exceptions.ComplexWarning,
+    )
+    return np.dtype(f"f{source.itemsize // 2}").newbyteorder(source.byteorder)
+
+
 def plan(
     before: str,
     source: np.dtype[Any],
@@ -76,9 +109,12 @@ def plan(
     casting: object,
     scale: object,
     offset: object,
-    between_devices: int,
-) -> tuple[str, str, float, float] | None:
-    """What the elements of a copy are, are to be and are multiplied by; None: they stay."""
+) -> tuple[str, str, float, float] | tuple[Any, np.dtype[Any], np.dtype[Any]] | None:
+    """What becomes of the elements of a copy; None: they stay as they are.
+
+    The names of two numbers that the copy threads convert, and what they are multiplied
+    by and moved by; or a function by which NumPy converts them, and its two dtypes.
+    """
     scales = scale is not None or offset is not None
     if casting is None:
         raise TypeError(f'{before}scale= and offset= need casting=, as "same_kind"')
@@ -86,17 +122,19 @@ def plan(
     factor, term = real(scale, "scale", 1.0), real(offset, "offset", 0.0)
     if source == target and not scales:
         return None
-    names = name_of(source), name_of(target)
-    if names[0] is None or names[1] is None:
+    part = source if scales else _real_part(source, target)
+    names = name_of(part), name_of(target)
+    if names[0] is not None and names[1] is not None:
+        return names[0], names[1], factor, term
+    if scales:
         other = source if names[0] is None else target
         raise TypeError(
-            f"{before}dtype {other} is not one that a copy converts: those are "
-            f"{', '.join(NUMBERS)}, in this machine's byte order; copy() without scale "
-            "and offset, array() and astype() leave others to NumPy"
+            f"{before}scale= and offset= are for {', '.join(NUMBERS)}, in this machine's "
+            f"byte order, not for dtype {other}"
         )
-    if between_devices:
+    refusal = _refusal(part, target)
+    if refusal:
         raise TypeError(
-            f"{before}nothing converts {names[0]} to {names[1]} between device memory "
-            "and device memory: go by way of the host, as buf.astype() does"
+            f"{before}NumPy converts no dtype {source} to dtype {target}: {refusal}"
         )
-    return names[0], names[1], factor, term
+    return cast, part, target

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import hinting, read_dtype
-from cumem.extension.casting import check, is_converted, refuse_dtypes
+from cumem.extension.casting import check, refuse_dtypes
 from cumem.extension.values import as_value, refuse_objects
 from cumem.kinds import is_on_device
 
@@ -136,114 +134,11 @@ def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
-    """A copy that may convert, in the order of `stream`; from device memory to device
-    memory by way of the host. What the copy threads do not convert NumPy does."""
-    if source.dtype != target.dtype and not is_converted(source.dtype, target.dtype):
-        check("", source.dtype, target.dtype, casting)
-        _copy_by_numpy(target, source, stream)
-        return
-    is_far = _is_on_device(source) and _is_on_device(target)
-    if is_far and source.dtype != target.dtype:
-        there: Array = np.empty(source.shape, target.dtype)
-        _copy_after(there, source, stream, casting)
-        source = there
+    """A copy that may convert, in the order of `stream`."""
     if _is_on_device(target):
         _core.copy(target, source, stream=stream, casting=casting)
     else:
         _copy_after(target, source, stream, casting)
-
-
-def copy_by_numpy(target: Any, source: Any, stream: Any, casting: Any) -> bool:
-    """Make a copy that waits and converts what the copy threads do not; False: those do.
-
-    Only for two ends that tell their dtypes, as buffers and arrays do.
-    """
-    to, was = getattr(target, "dtype", None), getattr(source, "dtype", None)
-    if not (isinstance(to, np.dtype) and isinstance(was, np.dtype)):
-        return False
-    if to == was or is_converted(was, to):
-        return False
-    check("copy: ", was, to, casting)
-    if getattr(target, "readonly", False):
-        raise ValueError(f"copy: the target ({type(target)!r}) is read-only")
-    _copy_by_numpy(target, source, stream)
-    return True
-
-
-def _copy_by_numpy(target: Any, source: Any, stream: Any) -> None:
-    """A copy between dtypes that NumPy alone converts: those of other packages, complex
-    numbers, times, text, records and the other byte order.
-
-    In pieces, so that no second array of the whole is made: NumPy converts one into
-    page-locked memory while the one before goes to the device.
-    """
-    source = (
-        source if isinstance(source, (_core.Buffer, np.ndarray)) else as_array(source)
-    )
-    if source.shape != target.shape:
-        source = np.broadcast_to(_fetch(source, stream), target.shape)
-    if target.ndim > 1 and not target.flags.c_contiguous and target.flags.f_contiguous:
-        source, target = source.transpose(), target.transpose()  # pieces are runs
-    if not _is_on_device(target):
-        if stream is not None:
-            _core.Stream.from_external(stream).synchronize()
-        array = target if isinstance(target, np.ndarray) else target.numpy()
-        if not _is_on_device(source) and np.may_share_memory(
-            array, _fetch(source, None)
-        ):
-            source = np.array(_fetch(source, stream))  # read whole first
-        for index in _pieces(target.shape, _PIECE_NBYTES // _widest(source, target)):
-            _cast(array[index], _fetch(source[index], stream))
-        return
-    slots: list[_core.Buffer] = []
-    coming: list[_core.Transfer] = []
-    on = _core.current_stream(target.device) if stream is None else stream
-    for index in _pieces(target.shape, _PIECE_NBYTES // _widest(source, target)):
-        piece = target[index]
-        if len(slots) < 2:
-            slots.append(_core.empty_pinned(piece.size, target.dtype))
-        else:
-            coming.pop(0).wait()
-        slot = slots[-1][: piece.size].reshape(piece.shape)
-        _cast(slot.numpy(), _fetch(source[index], stream))
-        coming.append(_core.copy_async(piece, slot, stream=on))
-        slots.reverse()
-    for transfer in coming:
-        transfer.wait()
-
-
-#: What NumPy converts at a time.
-_PIECE_NBYTES = 4 << 20
-
-
-def _widest(source: Any, target: Any) -> int:
-    return max(int(source.dtype.itemsize), int(target.dtype.itemsize))
-
-
-def _pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Indices that cut an array of `shape` into pieces of at most `most` elements, which
-    lie side by side in C order; one that is empty has none."""
-    count = math.prod(shape)
-    if count <= max(most, 1):
-        if count > 0:
-            yield (...,)
-        return
-    inner = count // shape[0]
-    rows = most // inner
-    if rows > 0:
-        for first in range(0, shape[0], rows):
-            yield (slice(first, first + rows),)
-        return
-    for row in range(shape[0]):
-        for index in _pieces(shape[1:], most):
-            yield (slice(row, row + 1), *index)
-
-
-def _cast(target: Array, source: Array) -> None:
-    """The rule was looked at before. NumPy would warn of what becomes infinite, which
-    the copy threads do not."""
-    with np.errstate(all="ignore"):
-        np.copyto(target, source, casting="unsafe")
 
 
 def astype(

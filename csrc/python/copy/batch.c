@@ -48,7 +48,9 @@ typedef struct many_call {
     uint64_t any_devices; /* of ends that are not ordinary memory */
     int first_device;     /* of the first end that is a device's; -1: there is none */
     PyObject *casting;    /* borrowed; NULL, None: dtypes must be equal */
-    cm_convert convert;   /* of the pair being read, as are the next */
+    PyObject *dtypes[2]; /* owned; of the last pair that was looked at with casting */
+    cm_convert seen;     /* ... and what becomes of its elements */
+    cm_convert convert;  /* of the pair being read, as are the next */
     cm_operand dst;
     cm_operand src;
 } many_call;
@@ -189,6 +191,29 @@ is_usual(const many_call *self, PyObject *object)
     return cm_buffer_check(self->state, object) || cm_numpy_is_array(object);
 }
 
+/* Most pairs have the dtypes of the one before. */
+static int
+check_casting(many_call *self)
+{
+    cm_casting how = {.casting = self->casting};
+    PyObject *dtypes[2] = {self->dst.dtype, self->src.dtype};
+    bool is_given = cm_arg_is_given(self->casting);
+    if (is_given && self->dtypes[0] == dtypes[0] && self->dtypes[1] == dtypes[1]) {
+        self->convert = self->seen;
+        return 0;
+    }
+    if (cm_check_casting(&self->call, "", &self->dst, &self->src, how, &self->convert)
+        < 0) {
+        return -1;
+    }
+    self->seen = self->convert;
+    for (int i = 0; is_given && i < 2; i++) {
+        Py_INCREF(dtypes[i]);
+        cm_replace(&self->dtypes[i], dtypes[i]);
+    }
+    return 0;
+}
+
 static int
 read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
 {
@@ -197,10 +222,7 @@ read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
                    || cm_operand_init(self->state, &self->src, src, self->dst.dtype,
                                       self->stream, asking)
                           < 0
-                   || cm_check_casting("", &self->dst, &self->src,
-                                       (cm_casting){.casting = self->casting},
-                                       &self->convert)
-                          < 0
+                   || check_casting(self) < 0
                ? -1
                : 0;
 }
@@ -505,6 +527,8 @@ fini_call(many_call *self)
     free(self->storages);
     Py_XDECREF(self->pairs);
     Py_XDECREF(self->kept);
+    Py_XDECREF(self->dtypes[0]);
+    Py_XDECREF(self->dtypes[1]);
 }
 
 /* One that does waits for what came first, and with it the whole. */

@@ -32,10 +32,32 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
                              Py_BuildValue("(sOO)", before, src->dtype, dst->dtype));
 }
 
-/* The package says which numbers they are. */
+/* What the package answers of two dtypes: the names of two numbers, or what NumPy casts
+ * by and from which dtype to which. */
+static int
+read_plan(cm_call *call, PyObject *plan, bool scales, cm_convert *out)
+{
+    const char *from, *to;
+    if (PyTuple_Size(plan) == 3) {
+        PyObject *cast = cm_numpy_cast_new(PyTuple_GetItem(plan, 0),
+                                           PyTuple_GetItem(plan, 1),
+                                           PyTuple_GetItem(plan, 2), &out->cast);
+        int result = cast == NULL ? -1 : cm_call_keep_object(call, cast);
+        Py_XDECREF(cast);
+        return result;
+    }
+    if (!PyArg_ParseTuple(plan, "ssdd", &from, &to, &out->scale, &out->offset)) {
+        return -1;
+    }
+    out->scales = scales;
+    out->from = cm_number_find(from);
+    out->to = cm_number_find(to);
+    return 0;
+}
+
 int
-cm_check_casting(const char *before, const cm_operand *dst, const cm_operand *src,
-                 cm_casting how, cm_convert *out)
+cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
+                 const cm_operand *src, cm_casting how, cm_convert *out)
 {
     *out = (cm_convert){.from = CM_NUMBER_NONE};
     bool scales = cm_arg_is_given(how.scale) || cm_arg_is_given(how.offset);
@@ -44,25 +66,16 @@ cm_check_casting(const char *before, const cm_operand *dst, const cm_operand *sr
     }
     PyObject *plan =
         cm_package_call("extension.casting", "plan",
-                        Py_BuildValue("(sOOOOOi)", before, src->dtype, dst->dtype,
+                        Py_BuildValue("(sOOOOO)", before, src->dtype, dst->dtype,
                                       how.casting == NULL ? Py_None : how.casting,
                                       how.scale == NULL ? Py_None : how.scale,
-                                      how.offset == NULL ? Py_None : how.offset,
-                                      cm_kind_is_on_device(dst->region.kind)
-                                          && cm_kind_is_on_device(src->region.kind)));
-    const char *from = NULL;
-    const char *to = NULL;
-    bool is_same = plan == Py_None;
-    bool is_read =
-        plan != NULL && !is_same
-        && PyArg_ParseTuple(plan, "ssdd", &from, &to, &out->scale, &out->offset);
-    if (is_read) {
-        out->scales = scales;
-        out->from = cm_number_find(from);
-        out->to = cm_number_find(to);
+                                      how.offset == NULL ? Py_None : how.offset));
+    int result = plan == NULL ? -1 : 0;
+    if (result == 0 && plan != Py_None) {
+        result = read_plan(call, plan, scales, out);
     }
     Py_XDECREF(plan);
-    return is_same || is_read ? 0 : -1;
+    return result;
 }
 
 int

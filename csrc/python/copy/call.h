@@ -75,14 +75,15 @@ int cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
 /* 0, or -1 with TypeError. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
 /* What `casting`, `scale` and `offset` (NULL, None: not given) ask for where those are
- * given or the dtypes differ. 0, or -1 with TypeError or ValueError. */
+ * given or the dtypes differ. The call keeps what converts. 0, or -1 with TypeError or
+ * ValueError. */
 typedef struct cm_casting {
     PyObject *casting; /* all borrowed */
     PyObject *scale;
     PyObject *offset;
 } cm_casting;
-int cm_check_casting(const char *before, const cm_operand *dst, const cm_operand *src,
-                     cm_casting how, cm_convert *out);
+int cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
+                     const cm_operand *src, cm_casting how, cm_convert *out);
 /* The source as it is stretched to the target's shape. 0, or -1 with ValueError. */
 int cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src,
                     cm_region *stretched);

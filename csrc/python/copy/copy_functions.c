@@ -10,24 +10,6 @@
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 
-/* Does NumPy convert what the copy threads do not, in a copy that is waited for? 1: it
- * has; 0: it is not to; -1. */
-static int
-convert_by_numpy(PyObject *const *values)
-{
-    if (!cm_arg_is_given(values[4]) || cm_arg_is_given(values[5])
-        || cm_arg_is_given(values[6])) {
-        return 0;
-    }
-    PyObject *stream = values[2] == NULL ? Py_None : values[2];
-    PyObject *done =
-        cm_package_call("extension.filling", "copy_by_numpy",
-                        PyTuple_Pack(4, values[0], values[1], stream, values[4]));
-    int result = done == NULL ? -1 : done == Py_True;
-    Py_XDECREF(done);
-    return result;
-}
-
 /* -- copy() and copy_async() -------------------------------------------------------------- */
 
 static PyObject *
@@ -42,10 +24,6 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     cm_call_frame frame;
     if (cm_args_parse(function, args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
-    }
-    int converted = blocking ? convert_by_numpy(values) : 0;
-    if (converted != 0) {
-        return converted < 0 ? NULL : Py_NewRef(Py_None);
     }
     PyObject *answer = NULL;
     int device = cm_device_hint_of(state, values[0], values[1], values[2]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A copy between two objects: from them to a request of the engine, with what must come
  * first, what must stay alive, and what must be remembered afterwards. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/nvtx.h"
@@ -12,6 +13,7 @@
 #include "python/core/errors.h"
 #include "python/device/objects.h"
 #include "python/protocols/protocols.h"
+#include "transfer/batch/batch.h"
 #include "transfer/routes/broadcast.h"
 
 /* One copy being asked for. */
@@ -209,8 +211,8 @@ init_call(copy_call *call)
     cm_state_enter(call->call.state);
     if (cm_state_runtime(call->call.state) == NULL || come_after_given(call) < 0
         || init_ends(call) < 0
-        || cm_check_casting("copy: ", &call->dst, &call->src, call->how.casting,
-                            &call->request.convert)
+        || cm_check_casting(&call->call, "copy: ", &call->dst, &call->src,
+                            call->how.casting, &call->request.convert)
                < 0
         || cm_check_shapes("copy: ", &call->dst, &call->src, &call->request.src) < 0
         || init_more(call) < 0) {
@@ -264,6 +266,39 @@ make_transfer(copy_call *call, cm_ticket *ticket)
                                         call->src_object, home_of(call, &call->dst));
 }
 
+static bool
+is_far(const copy_call *call)
+{
+    const cm_copy_request *request = &call->request;
+    int64_t count = 0;
+    return cm_is_ok(cm_region_count(&request->dst, &count)) && count > 0
+           && cm_plan_is_far(call->call.state->runtime, &request->dst, &request->src,
+                             &request->convert);
+}
+
+/* Between devices, and converted: as so many copies by way of the host as it takes. No
+ * further target begins with this one then (cumem/multi_device.py). */
+static cm_status
+copy_far(const copy_call *call, cm_engine *engine, cm_ticket **out)
+{
+    cm_piece_regions *copy = malloc(sizeof(*copy));
+    const cm_copy_request *request = &call->request;
+    if (copy == NULL) {
+        for (uint32_t i = 0; i < request->keep_count; i++) {
+            request->keep[i].drop(request->keep[i].object);
+        }
+        return cm_fail(CM_ENOMEM, sizeof(*copy));
+    }
+    *copy = (cm_piece_regions){
+        .dst = request->dst, .src = request->src, .convert = request->convert};
+    cm_many_request many = {.common = *request, .others = copy, .other_count = 1};
+    many.common.convert = (cm_convert){.from = CM_NUMBER_NONE};
+    cm_request_let_go(request);
+    cm_status status = cm_engine_copy_many(engine, &many, out);
+    free(copy);
+    return status;
+}
+
 static PyObject *
 run(copy_call *call)
 {
@@ -286,8 +321,9 @@ run(copy_call *call)
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
-    cm_status status =
-        cm_engine_copy(engine, &call->request, blocking && !tells ? NULL : &ticket);
+    cm_ticket **out = blocking && !tells ? NULL : &ticket;
+    cm_status status = is_far(call) ? copy_far(call, engine, out)
+                                    : cm_engine_copy(engine, &call->request, out);
     cm_call_take_back(&call->call);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {

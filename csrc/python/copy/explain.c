@@ -24,7 +24,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
     return Py_BuildValue(
         "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
         "s:i,"
-        "s:K,s:K,s:N,s:N,s:s,s:s}",
+        "s:K,s:K,s:N,s:N,s:s,s:s,s:i}",
         "route", cm_routes[plan->route].text, "nbytes",
         (unsigned long long)plan->nbytes, "device", plan->device, "src_device",
         plan->src_device, "pieces", (unsigned long long)plan->piece_count,
@@ -40,7 +40,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         describe_end(&request->dst, e->dst_facts), "src",
         describe_end(&request->src, e->src_facts), "from",
         cm_number_text(request->convert.from), "to",
-        cm_number_text(request->convert.to));
+        cm_number_text(request->convert.to), "casts", request->convert.cast != NULL);
 }
 
 static PyObject *

@@ -391,6 +391,106 @@ cm_numpy_as_value(PyObject *object, PyObject *dtype)
                            Py_BuildValue("(OO)", object, dtype));
 }
 
+/* -- casts ------------------------------------------------------------------------- */
+
+typedef struct numpy_cast {
+    cm_cast cast;
+    PyObject *function; /* owned, as are the next */
+    PyObject *from;
+    PyObject *to;
+} numpy_cast;
+
+static const char cast_name[] = "cumem.cast";
+
+/* It lives for one call. New reference. */
+static PyObject *
+array_over(PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
+           const void *memory, int flags)
+{
+    Py_INCREF(dtype); /* stolen */
+    return PyArray_NewFromDescr(&PyArray_Type, (PyArray_Descr *)dtype, ndim,
+                                (const npy_intp *)shape, (const npy_intp *)strides,
+                                (void *)(uintptr_t)memory, flags, NULL);
+}
+
+/* What was raised waits in the package for whoever reads how the copy ended. */
+static void
+note_failure(const cm_cast *cast)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *noted =
+        cm_package_call("errors", "note_cast_failure",
+                        Py_BuildValue("(KO)", (unsigned long long)cast->number,
+                                      value == NULL ? Py_None : value));
+    if (noted == NULL) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    Py_XDECREF(noted);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+}
+
+/* A thread of the engine has no thread state of its own: it gets one for the call. */
+static bool
+run_cast(const cm_cast *cast, int ndim, const int64_t *shape, void *dst,
+         const int64_t *dst_strides, const void *src, const int64_t *src_strides)
+{
+    const numpy_cast *self = (const numpy_cast *)(const void *)cast;
+    PyObject *done = NULL;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *to =
+        array_over(self->to, ndim, shape, dst_strides, dst, NPY_ARRAY_WRITEABLE);
+    PyObject *from = array_over(self->from, ndim, shape, src_strides, src, 0);
+    if (to != NULL && from != NULL) {
+        done = PyObject_CallFunctionObjArgs(self->function, to, from, NULL);
+    }
+    bool is_done = done != NULL;
+    if (!is_done) {
+        note_failure(cast);
+    }
+    Py_XDECREF(done);
+    Py_XDECREF(to);
+    Py_XDECREF(from);
+    PyGILState_Release(gil);
+    return is_done;
+}
+
+static void
+cast_free(PyObject *capsule)
+{
+    numpy_cast *self = PyCapsule_GetPointer(capsule, cast_name);
+    Py_XDECREF(self->function);
+    Py_XDECREF(self->from);
+    Py_XDECREF(self->to);
+    PyMem_Free(self);
+}
+
+PyObject *
+cm_numpy_cast_new(PyObject *function, PyObject *from, PyObject *to, const cm_cast **out)
+{
+    static _Atomic uint64_t count;
+    if (!PyArray_DescrCheck(from) || !PyArray_DescrCheck(to)) {
+        PyErr_SetString(PyExc_TypeError, "a cast is between two dtypes");
+        return NULL;
+    }
+    numpy_cast *self = PyMem_Calloc(1, sizeof(*self));
+    PyObject *capsule =
+        self == NULL ? PyErr_NoMemory() : PyCapsule_New(self, cast_name, cast_free);
+    if (capsule == NULL) {
+        PyMem_Free(self);
+        return NULL;
+    }
+    self->cast = (cm_cast){.run = run_cast, .number = ++count};
+    self->function = Py_NewRef(function);
+    self->from = Py_NewRef(from);
+    self->to = Py_NewRef(to);
+    *out = &self->cast;
+    return capsule;
+}
+
 /* -- where the bytes of new arrays come from --------------------------------------------- */
 
 _Static_assert(sizeof(cm_numpy_handler) == sizeof(PyDataMem_Handler)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Everything cumem asks of NumPy's C API: dtypes, views and strides of arrays. Only
- * numpy_bridge.c includes NumPy's headers. GIL held throughout. */
+ * numpy_bridge.c includes NumPy's headers. GIL held throughout, but by a cast, which
+ * takes it. */
 #pragma once
 
+#include "base/convert.h"
 #include "python/core/state.h"
 
 int cm_numpy_import(void); /* at module exec; 0 or -1 */
@@ -53,6 +55,12 @@ int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *rea
  * OverflowError or ValueError where it does not fit; floats round. All but an array of
  * that dtype and a plain int or float is read by cumem/extension/values.py. */
 PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
+
+/* What converts elements of dtype `from` to `to` in copies: it calls `function` with an
+ * array of the target's memory and one of the source's. New object, which `out` lives as
+ * long as. */
+PyObject *cm_numpy_cast_new(PyObject *function, PyObject *from, PyObject *to,
+                            const cm_cast **out);
 
 /* -- where the bytes of new arrays come from (NEP 49) --------------------------------- */
 

@@ -91,8 +91,11 @@ cm_emulated_op_module_function(cm_emulated *emulated, uint64_t handle, const cha
 static cm_convert
 convert_of(const cm_strided_job *job)
 {
-    return (cm_convert){job->from, CM_FLOAT32, job->scales != 0, (double)job->scale,
-                        (double)job->offset};
+    return (cm_convert){.from = job->from,
+                        .to = CM_FLOAT32,
+                        .scales = job->scales != 0,
+                        .scale = (double)job->scale,
+                        .offset = (double)job->offset};
 }
 
 /* What one end of the job touches, the lowest byte of which is *low from its start. */

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 
+#include "transfer/batch/far.h"
 #include "transfer/run/run.h"
 
 enum {
@@ -16,8 +17,10 @@ enum {
 /* One call. Group g has the shape shapes[g]; groups[i] is piece i's, 0: goes alone. */
 typedef struct batch {
     cm_engine *engine;
-    const cm_many_request *request;
-    cm_tuning tuning; /* resolved */
+    cm_many_request whole; /* the caller's, with what cm_far_expand() makes of it */
+    const cm_many_request *request; /* that */
+    cm_piece_regions *far;          /* owned; NULL: it made nothing */
+    cm_tuning tuning;               /* resolved */
     bool in_order;    /* one after the other: they touch each other */
     bool has_begun;   /* whoever does the work drops the keeps */
     uint8_t *groups;  /* owned */
@@ -360,6 +363,7 @@ start_single(batch *b, cm_ticket **out)
 static cm_status
 start(batch *b, cm_ticket **out)
 {
+    CM_TRY(cm_far_expand(b->engine->rt, &b->whole, &b->far));
     CM_TRY(look_whether_they_touch(b));
     CM_TRY(choose_groups(b));
     uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
@@ -382,16 +386,18 @@ cm_engine_copy_many(cm_engine *engine, const cm_many_request *request, cm_ticket
         return status;
     }
     b->engine = engine;
-    b->request = request;
+    b->whole = *request;
+    b->request = &b->whole;
     status = start(b, out);
     if (!b->has_begun) {
-        cm_request_drop_keeps(&request->common);
+        cm_request_drop_keeps(&b->whole.common);
     }
     for (uint64_t i = 0; b->parts != NULL && i < b->part_count; i++) {
         cm_ticket_release(b->parts[i]);
     }
     free(b->parts);
     free(b->groups);
+    free(b->far);
     free(b);
     cm_engine_end_call(engine);
     return status;

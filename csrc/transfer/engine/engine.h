@@ -52,7 +52,8 @@ typedef struct cm_copy_request {
     cm_region dst;
     cm_region src;        /* already broadcast to dst's shape, same itemsize */
     cm_convert convert;   /* what is done to the elements, whose itemsizes may then
-                             differ; one end at least is the host's */
+                             differ; not cm_plan_is_far(). Its cast lives until the
+                             keeps are dropped */
     bool is_fill;         /* src is one element of the host's, read before the call
                              returns. On a stream the device fills what it reaches;
                              else, or if blocking, the host its own memory */
@@ -121,7 +122,7 @@ cm_request_waits(const cm_copy_request *request)
  * waiting can be done; the ticket is then done at once.
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
  * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (what an end maps was
- * cut short). */
+ * cut short), CM_ECAST. */
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 

@@ -32,6 +32,9 @@ typedef enum cm_job_step {
     CM_JOB_DETACHED,  /* all is queued, and nobody asks for the end */
 } cm_job_step;
 
+/* In the place of an errno: a cast could not convert an element. */
+enum { CM_LOST_CAST = -1 };
+
 /* HOST: how far it is. */
 typedef struct cm_host_run {
     cm_cut cut; /* what is left */
@@ -65,7 +68,7 @@ typedef struct cm_job {
     bool has_queued;       /* the stream may be working for us */
     bool lost_track;       /* waiting for it failed: nobody knows what still runs */
     atomic_int lost_error; /* errno of pages that could not be populated, or of the
-                              file; 0: none */
+                              file; CM_LOST_CAST; 0: none */
     cm_job_step step;
     cm_job_wait wait;
     cm_after awaited;          /* borrowed */

@@ -251,13 +251,42 @@ convert_axis(const cm_layout *layout)
     return best;
 }
 
+/* All axes at a time, as many as a cast takes: it knows best how to go through them. */
+static bool
+cast_elements(const cm_cast *cast, const cm_layout *layout, void *dst, const void *src)
+{
+    int outer =
+        layout->ndim > CM_CAST_MAX_NDIM ? layout->ndim - CM_CAST_MAX_NDIM : 0;
+    int64_t shape[CM_CAST_MAX_NDIM];
+    int64_t strides[2][CM_CAST_MAX_NDIM];
+    for (int i = outer; i < layout->ndim; i++) {
+        shape[i - outer] = layout->axes[i].length;
+        strides[CM_DST][i - outer] = layout->axes[i].stride[CM_DST];
+        strides[CM_SRC][i - outer] = layout->axes[i].stride[CM_SRC];
+    }
+    int64_t index[CM_MAX_NDIM] = {0};
+    int64_t offset[2] = {layout->offset[CM_DST], layout->offset[CM_SRC]};
+    do {
+        if (!cast->run(cast, layout->ndim - outer, shape, (char *)dst + offset[CM_DST],
+                       strides[CM_DST], (const char *)src + offset[CM_SRC],
+                       strides[CM_SRC])) {
+            return false;
+        }
+    } while (cm_layout_step(layout, outer, -1, index, offset));
+    return true;
+}
+
 /* Transposed, the lines of the source that a few elements of the target lie in are read
  * again while the cache has them. */
-void
+bool
 cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                 const void *src)
 {
     enum { NEAR_COUNT = 128 };
+    if (convert->cast != NULL) {
+        return layout->run_nbytes == 0
+               || cast_elements(convert->cast, layout, dst, src);
+    }
     cm_axis axis = {.length = layout->run_nbytes != 0};
     int inner = convert_axis(layout);
     if (inner >= 0) {
@@ -275,6 +304,7 @@ cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                            count);
         } while (cm_layout_step(layout, layout->ndim, inner, index, offset));
     }
+    return true;
 }
 
 /* Of an element or a run on that side. */

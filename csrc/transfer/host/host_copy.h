@@ -11,8 +11,9 @@
  * nobody reads soon. */
 void cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide);
 
-/* The same of elements that are converted; the two must not overlap. */
-void cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
+/* The same of elements that are converted; the two must not overlap. False: a cast
+ * could not convert some. */
+bool cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                      const void *src);
 
 /* Before that, at one end whose element 0 is at `base`: cm_pages_look() where it has at

@@ -44,7 +44,14 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {
+    bool within =
+        cm_region_is_on_device(ends->dst) && cm_region_is_on_device(ends->src);
     bool packs = ends->options->converts && plan->device >= 0;
+    if (ends->options->converts && within) { /* the device itself converts them */
+        plan->route = CM_ROUTE_KERNEL;
+        cm_ring_policy_init(plan, ends->options->tuning);
+        return;
+    }
     plan->route = packs ? CM_ROUTE_STAGED : CM_ROUTE_NOTHING + 1;
     while (!cm_routes[plan->route].suits(plan, ends)) {
         plan->route++;
@@ -79,6 +86,36 @@ widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src
            && plan->nbytes >= LEAST_NBYTES && bits % sizeof(float) == 0;
 }
 
+/* Is each element where a load or a store of its size may be? */
+static bool
+is_aligned(const cm_region *region)
+{
+    uint64_t bits = region->address;
+    for (int axis = 0; axis < region->ndim; axis++) {
+        bits |= region->shape[axis] > 1 ? (uint64_t)region->strides[axis] : 0;
+    }
+    return bits % (uint64_t)region->itemsize == 0;
+}
+
+/* By the kernel alone, which reads and writes memory of its own device. */
+static bool
+widens_within(const cm_region *dst, const cm_region *src)
+{
+    return dst->device == src->device && is_aligned(dst) && is_aligned(src);
+}
+
+bool
+cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
+               const cm_convert *convert)
+{
+    bool between = cm_region_is_on_device(dst) && cm_region_is_on_device(src);
+    if (!between || !cm_convert_is_on(convert)) {
+        return false;
+    }
+    return !cm_convert_widens(convert) || !widens_within(dst, src)
+           || cm_overlap_is_possible(rt, dst, src);
+}
+
 static bool
 is_device(int device)
 {
@@ -105,13 +142,15 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
     if (plan->nbytes == 0) {
         return cm_ok();
     }
-    if (options.widens && widens_on_device(plan, dst, src)) {
+    bool between = down && cm_region_is_on_device(dst);
+    bool within = between && options.widens && widens_within(dst, src);
+    if (within || (options.widens && widens_on_device(plan, dst, src))) {
+        uint64_t counted = (uint64_t)(down ? src->itemsize : dst->itemsize);
         plan->widens = true;
-        plan->nbytes = plan->nbytes / (uint64_t)dst->itemsize * (uint64_t)src->itemsize;
+        plan->nbytes = plan->nbytes / counted * (uint64_t)src->itemsize;
         CM_TRY(cm_layout_init_items(dst, src, src->itemsize, &plan->layout));
     }
-    bool is_far = options.converts && down && cm_region_is_on_device(dst);
-    if (is_far || cm_region_copy_address(dst) == 0
+    if ((options.converts && between && !within) || cm_region_copy_address(dst) == 0
         || cm_region_copy_address(src) == 0) {
         return cm_fail(CM_EINVALID, 0);
     }

@@ -3,6 +3,7 @@
  * what must be asked of others (is this host range page-locked?) comes in as facts. */
 #pragma once
 
+#include "base/convert.h"
 #include "transfer/plan/layout.h"
 #include "transfer/plan/route.h"
 #include "transfer/plan/tuning.h"
@@ -34,7 +35,8 @@ typedef struct cm_plan {
     bool is_turned;        /* in the order of the source, though the target is packed */
     bool is_fresh;         /* a download whose target's pages are not there yet */
     bool is_cached;        /* up, through blocks that stay in the processor's caches */
-    bool widens;           /* up, and a kernel converts what arrives */
+    bool widens;           /* up, and a kernel converts what arrives; or within one
+                              device */
     uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
     uint64_t piece_nbytes; /* of the largest piece */
     uint64_t piece_count;  /* 1: it goes as a whole */
@@ -50,7 +52,8 @@ typedef struct cm_plan_options {
     bool on_stream; /* in the order of a stream, without waiting: page-locked and
                        managed memory is then moved by the device even between host and
                        host */
-    bool converts;  /* elements, by the host, of which one end is at least */
+    bool converts;  /* elements, by the host, of which one end is at least, or as the
+                       next says */
     bool widens;    /* ... which a kernel can do, cm_convert_widens() */
     const cm_tuning *tuning; /* resolved */
     cm_peer_facts peers;
@@ -79,10 +82,17 @@ cm_plan_has_device_end(const cm_plan_ends *ends)
 }
 
 /* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes, two ends on
- * devices where it converts), CM_EOVERFLOW. */
+ * devices where it converts and cm_plan_is_far()), CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);
+
+/* Both ends are memory of devices and elements are converted between them, which no
+ * device does: but for the few that cm_convert_widens(), within one device, where both
+ * ends are aligned and apart. Such a copy is made by cm_engine_copy_many(), by way of
+ * the host. Neither end is empty. */
+bool cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
+                    const cm_convert *convert);
 
 /* STAGED, or STAGED_KERNEL where the device's end is strided, so that a kernel there
  * places what arrives (`up`) or packs what leaves. */

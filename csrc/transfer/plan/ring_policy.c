@@ -14,6 +14,9 @@ choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
     share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
     share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
     share = plan->nbytes < share ? plan->nbytes : share;
+    if (cm_layout_has_items(&plan->layout) && share < plan->layout.run_nbytes) {
+        share = plan->layout.run_nbytes; /* an element that is converted is not cut */
+    }
     /* Each huge page is made by one thread, unless the user wants shorter pieces. */
     if (plan->is_fresh && share < CM_HUGE_PAGE_NBYTES
         && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES

@@ -41,7 +41,9 @@ cm_job_move_part(const void *context, const cm_layout *part, void *dst, const vo
         return;
     }
     if (cm_job_converts(job)) {
-        cm_host_convert(&job->convert, part, dst, src);
+        if (!cm_host_convert(&job->convert, part, dst, src)) {
+            atomic_store(&job->lost_error, CM_LOST_CAST);
+        }
     }
     else {
         cm_host_copy(part, dst, src, wide);
@@ -78,7 +80,11 @@ cm_status
 cm_job_moved_status(const cm_job *job)
 {
     int error = atomic_load(&job->lost_error);
-    return error == 0
-               ? cm_ok()
-               : cm_fail(job->file != NULL ? CM_ESYSTEM : CM_EFAULT, (uint64_t)error);
+    if (error == 0) {
+        return cm_ok();
+    }
+    if (error == CM_LOST_CAST) {
+        return cm_fail(CM_ECAST, job->convert.cast->number);
+    }
+    return cm_fail(job->file != NULL ? CM_ESYSTEM : CM_EFAULT, (uint64_t)error);
 }

@@ -45,7 +45,8 @@ void cm_job_open_group(cm_job *job, cm_task_group *group);
 /* Move what `layout` describes by all threads, each part written by one. Blocks. */
 void cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
                   cm_copy_way way);
-/* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's). */
+/* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's),
+ * CM_ECAST. */
 CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 
 /* short_copy.c: do the copy here and now if it is short and nothing is in its way;

@@ -73,6 +73,36 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     }
 }
 
+/* Of one between devices that converts. */
+static void
+explain_far(const cm_job *job, uint64_t count, cm_explanation *out)
+{
+    out->dst_facts = cm_engine_facts_of(job->engine, &job->dst);
+    out->src_facts = cm_engine_facts_of(job->engine, &job->src);
+    out->overlaps = cm_overlap_is_possible(job->engine->rt, &job->dst, &job->src);
+    out->plan = (cm_plan){.route = CM_ROUTE_SEVERAL,
+                          .device = job->dst.device,
+                          .src_device = job->src.device,
+                          .nbytes = count * (uint64_t)job->dst.itemsize,
+                          .piece_count = 1};
+    out->piece_nbytes = out->plan.nbytes;
+}
+
+static cm_status
+explain_request(cm_job *job, const cm_copy_request *request, cm_explanation *out)
+{
+    int64_t count;
+    CM_TRY(cm_region_count(&job->dst, &count));
+    if (count > 0
+        && cm_plan_is_far(job->engine->rt, &job->dst, &job->src, &job->convert)) {
+        explain_far(job, (uint64_t)count, out);
+        return cm_ok();
+    }
+    CM_TRY(cm_job_plan(job, request));
+    explain_job(job, request, out);
+    return cm_ok();
+}
+
 cm_status
 cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
                   cm_explanation *out)
@@ -83,10 +113,7 @@ cm_engine_explain(cm_engine *engine, const cm_copy_request *request,
     cm_status status = cm_engine_begin_call(engine, &out->tuning);
     if (cm_is_ok(status)) {
         cm_job_init(job, engine, request, &out->tuning);
-        status = cm_job_plan(job, request);
-        if (cm_is_ok(status)) {
-            explain_job(job, request, out);
-        }
+        status = explain_request(job, request, out);
         cm_engine_end_call(engine);
     }
     free(job);
