@@ -2743,13 +2743,15 @@ def _transfer_file(
     stream: object,
     direct: int,
     progress: _Progress,
+    looks: bool,
     /,
 ) -> int | tuple[int, int, int] | list[int]:
     """Read or write pairs of an offset and memory, which cumem/files.py has read and
     checked; the file is opened when nothing else is wrong. The number of bytes, or what
     the system said (an errno; 0: the file ends), where in the file and at which end.
     A list: nothing was moved, as these ends are maps of bytes of the file that the call
-    touches; `cuts`: what lies behind the ends counts as touched.
+    touches; `cuts`: what lies behind the ends counts as touched. `looks`: move nothing in
+    any case.
     """
 
 def _register(

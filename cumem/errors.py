@@ -300,7 +300,9 @@ def make(
     error: Any
     met = casts.get(arg) if name == "CM_ECAST" else None
     if met is not None:
-        kind = type(met) if type(met) in (ValueError, TypeError, OverflowError) else kind
+        kind = (
+            type(met) if type(met) in (ValueError, TypeError, OverflowError) else kind
+        )
         error = kind(f"{message}: {met}")
     elif kind is OSError and 0 < arg < 4096:
         error = OSError(arg, strerror(arg) if name == "CM_ESYSTEM" else message)

@@ -14,16 +14,17 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, Literal, SupportsIndex
+from typing import IO, Any, Literal, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
+from cumem.converting import Item, read_as, write_as
 from cumem.extension.arguments import read_dtype
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
-from cumem.extension.filling import copy_as, read_prototype
+from cumem.extension.filling import copy_as
 from cumem.file_hints import (
     HEAD_NBYTES,
     check_is_name,
@@ -33,7 +34,7 @@ from cumem.file_hints import (
     what_it_is,
 )
 from cumem.pools import Pool
-from cumem.progress import Progress
+from cumem.progress import Parts, Progress
 from cumem.units import read_integer
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -380,7 +381,14 @@ def _move(
 
         def transfer() -> int | tuple[int, int, int] | list[int]:
             return _core._transfer_file(
-                opened.descriptor, tuple(ends), writes, cuts, stream, direct, progress
+                opened.descriptor,
+                tuple(ends),
+                writes,
+                cuts,
+                stream,
+                direct,
+                progress,
+                False,
             )
 
         answer = transfer()
@@ -407,6 +415,51 @@ def _move(
         pair = memory = own = None
         ends.clear()
         staged.clear()
+
+
+def _shows_file(opened: _Opened, begin: int, memory: Any, writes: bool) -> bool:
+    """Is the memory a map of bytes of the file, from `begin` on?"""
+    ends = ((begin, memory),)
+    found = _core._transfer_file(
+        opened.descriptor, ends, writes, True, None, 1, None, True
+    )
+    return found != []
+
+
+def _move_as(
+    opened: _Opened,
+    item: Item,
+    writes: bool,
+    stream: object,
+    direct: int,
+    progress: Progress,
+    casting: Any,
+) -> int:
+    """Bytes that were read or written of elements which are converted. A map of the
+    file itself is converted whole, as pieces of the one would change the other."""
+    nbytes = int(item.memory.size) * item.dtype.itemsize
+    size = None if writes else opened.nbytes()
+    if size is not None and item.offset + nbytes > size:
+        raise _failure(0, opened.name, size, item.offset, nbytes, writes)
+    if not _shows_file(opened, item.offset, item.memory, writes):
+        with Parts(progress, nbytes, "write" if writes else "read") as told:
+
+            def move(ranges: list[tuple[int, Any]]) -> None:
+                part = told.next(sum(view.nbytes for _, view in ranges))
+                _move(opened, ranges, writes, None, direct, part)
+
+            if writes:
+                write_as(item, move, casting, stream)
+            else:
+                read_as([item], move, casting, stream)
+        return nbytes
+    own: np.ndarray[Any, Any] = np.empty(item.memory.shape, item.dtype)
+    if writes:
+        copy_as(own, item.memory, stream, casting)
+    _move(opened, [(item.offset, own)], writes, stream, direct, progress)
+    if not writes:
+        copy_as(item.memory, own, stream, casting)
+    return nbytes
 
 
 class _CutMapError(Exception):
@@ -744,14 +797,14 @@ def fromfile(
             memory = {"device": device, "stream": stream, "pool": pool}
             memory["kind"] = "device" if kind is None else kind
             out = _made(opened, size, begin, dtype, count, shape, memory)
-        into = target = out
+        item = None
         if dtype is not None and casting is not None:
-            target = read_prototype(out, stream)
-            if read_dtype(dtype) != target.dtype:
-                into = np.empty(target.shape, read_dtype(dtype))
-        nbytes = _move(opened, [(begin, into)], False, stream, number, progress, "out")
-        if into is not out:
-            copy_as(target, into, stream, casting)
+            item = Item(begin, read_dtype(dtype), _memory(out, "out", False, stream))
+        if item is not None and item.dtype != item.memory.dtype:
+            nbytes = _move_as(opened, item, False, stream, number, progress, casting)
+        else:
+            ranges = [(begin, out)]
+            nbytes = _move(opened, ranges, False, stream, number, progress, "out")
         opened.move(begin + nbytes)
     return out
 
@@ -782,7 +835,7 @@ def tofile(
         Of the items in the file; default: that of `buf`.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of `buf` may become `dtype`, as ``numpy.can_cast`` has it; default:
-        ``"same_kind"``. What is converted is made whole in ordinary memory first.
+        ``"same_kind"``.
     offset : int, optional
         Bytes to skip; what a file of that path holds elsewhere is then kept. Without it
         a file of that path is made of `buf` alone; one that is open keeps what lies
@@ -825,16 +878,41 @@ def tofile(
     """
     number = _direct_number(direct)
     skipped = 0 if offset is None else _offset_number(offset)
+    rule: Casting = "same_kind" if casting is None else casting
+    item = None
     if dtype is not None:
-        buf = _converted(buf, read_dtype(dtype), casting, stream)
+        item = Item(0, read_dtype(dtype), _memory(buf, "buf", True, stream))
+        check_casting("tofile: ", item.memory.dtype, item.dtype, rule)
+    elif casting is not None:
+        raise ValueError("casting is given, but no dtype to convert to: pass dtype=")
+    converts = item is not None and item.memory.dtype != item.dtype
     cuts = offset is None and isinstance(file, str | bytes | os.PathLike)
     with _opened(file, True) as opened:
         begin = opened.begin + skipped
-        ranges = [(begin, buf)]
         try:
-            nbytes = _move(opened, ranges, True, stream, number, progress, "buf", cuts)
+            if item is not None and converts:
+                item = item._replace(offset=begin)
+                if cuts:
+                    _check_cut(opened, item)
+                nbytes = _move_as(opened, item, True, stream, number, progress, rule)
+            else:
+                ranges = [(begin, buf)]
+                nbytes = _move(
+                    opened, ranges, True, stream, number, progress, "buf", cuts
+                )
         except _CutMapError:
-            _replace(file, buf, stream, fsync, direct, progress)
+            with replacing(pathlib.Path(os.fsdecode(cast(Any, file)))) as new:
+                with new.open(fsync) as fresh:
+                    tofile(
+                        fresh,
+                        buf,
+                        dtype=dtype,
+                        casting=casting,
+                        stream=stream,
+                        direct=direct,
+                        progress=progress,
+                    )
+                new.place(fsync)
             return
         end = begin + nbytes
         if cuts:
@@ -846,34 +924,14 @@ def tofile(
         opened.move(end)
 
 
-def _converted(
-    buf: object, wanted: np.dtype[Any], casting: Casting | None, stream: object
-) -> Any:
-    """What is to be written, of another dtype."""
-    source = read_prototype(buf, stream)
-    rule: Casting = "same_kind" if casting is None else casting
-    check_casting("tofile: ", source.dtype, wanted, rule)
-    if source.dtype == wanted:
-        return buf
-    made: np.ndarray[Any, Any] = np.empty(source.shape, wanted)
-    copy_as(made, source, stream, rule)
-    return made
-
-
-def _replace(
-    path: Any,
-    buf: object,
-    stream: object,
-    fsync: bool,
-    direct: Direct,
-    progress: Progress,
-) -> None:
-    """Write a new file in place of one that `buf` has mapped: the old one stays as it is
-    for as long as it is mapped, where cutting it would take pages from under the map."""
-    with replacing(pathlib.Path(os.fsdecode(path))) as new:
-        with new.open(fsync) as file:
-            tofile(file, buf, stream=stream, direct=direct, progress=progress)
-        new.place(fsync)
+def _check_cut(opened: _Opened, item: Item) -> None:
+    """Of a map of the file whose last bytes are to go, converted: raise `_CutMapError`. A
+    new file takes the place of the old one then, which stays as it is for as long as it
+    is mapped, where cutting it would take pages from under the map."""
+    end = item.offset + int(item.memory.size) * item.dtype.itemsize
+    is_cut = end < os.fstat(opened.descriptor()).st_size
+    if is_cut and _shows_file(opened, item.offset, item.memory, True):
+        raise _CutMapError
 
 
 def read_ranges(

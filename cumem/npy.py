@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.carried import find
+from cumem.converting import Item, read_as
 from cumem.errors import warn_caller
 from cumem.extension.arguments import read_dtype
 from cumem.extension.casting import Casting
@@ -425,10 +426,6 @@ class _Wanted(NamedTuple):
         return array._replace(dtype=found.dtype).check(out, kind)
 
 
-#: What is read and converted at a time.
-_PIECE_NBYTES = 16 << 20
-
-
 def _read_as(
     file: Any,
     array: _Array,
@@ -437,20 +434,15 @@ def _read_as(
     options: dict[str, Any],
     told: Parts,
 ) -> None:
-    """Read an array in pieces, each of which is converted into its part of `target`,
-    whose axes are in the order of the file."""
-    shape = target.shape if target.ndim > 0 else (1,)
-    target = target.reshape(1) if target.ndim == 0 else target
-    row_nbytes = math.prod(shape[1:]) * array.dtype.itemsize
-    rows = max(1, _PIECE_NBYTES // max(1, row_nbytes))
-    if row_nbytes * shape[0] == 0:
-        return
-    slot = _core.empty_pinned((min(rows, shape[0]), *shape[1:]), array.dtype)
-    for first in range(0, shape[0], rows):
-        piece = slot[: min(rows, shape[0] - first)]
-        ranges = [(array.offset + first * row_nbytes, piece)]
-        read_ranges(file, ranges, progress=told.next(piece.nbytes), **options)
-        copy_as(target[first : first + len(piece)], piece, options["stream"], rule)
+    """Read an array of another dtype into `target`, whose axes are in the order of the
+    file."""
+
+    def read(ranges: list[tuple[int, Any]]) -> None:
+        part = told.next(sum(view.nbytes for _, view in ranges))
+        read_ranges(file, ranges, progress=part, direct=options["direct"])
+
+    item = Item(array.offset, array.dtype, target)
+    read_as([item], read, rule, options["stream"])
 
 
 def _load_members(
@@ -493,14 +485,8 @@ def _load_members(
                         _read_as(file, array, target, wanted.rule, options, told)
                     elif packed is not None:
                         part = told.next(array.nbytes)
-                        converts = wanted.converts(array)
-                        plain = (
-                            np.empty(target.shape, array.dtype) if converts else target
-                        )
-                        into = _core.asbuffer(plain)
-                        _unpack(archive, packed, array, into, options, part)
-                        if converts:
-                            copy_as(target, plain, options["stream"], wanted.rule)
+                        rule = wanted.rule if wanted.converts(array) else None
+                        _unpack(archive, packed, array, target, rule, options, part)
         except BaseException:  # its traceback keeps frames, not the memory
             ranges.clear()
             targets = {}
@@ -587,19 +573,23 @@ def _unpack(
     entry: zipfile.ZipInfo,
     array: _Array,
     target: _core.Buffer,
+    rule: Casting | None,
     options: dict[str, Any],
     told: Any,
 ) -> None:
-    flat = target.reshape(-1).view("u1") if array.nbytes else None
+    """Piece by piece; `rule` is that of elements which are converted, None: none are."""
+    itemsize = array.dtype.itemsize
+    step = max(_PIECE // itemsize, 1) * itemsize
+    flat = target.reshape(-1) if array.nbytes else None
     with archive.open(entry) as member:
         member.read(array.offset)
-        for at in range(0, array.nbytes, _PIECE):
-            piece = member.read(min(_PIECE, array.nbytes - at))
-            if len(piece) < min(_PIECE, array.nbytes - at):
+        for at in range(0, array.nbytes, step):
+            piece = member.read(min(step, array.nbytes - at))
+            if len(piece) < min(step, array.nbytes - at):
                 raise ValueError(f"{array.name} is not as long as the archive says")
-            data = np.frombuffer(piece, "u1")
-            part = flat[at : at + len(piece)]  # type: ignore[index]
-            _core.copy(part, data, stream=options["stream"])
+            data = np.frombuffer(piece, array.dtype)
+            part = flat[at // itemsize :][: data.size]  # type: ignore[index]
+            copy_as(part, data, options["stream"], rule)
             if told is not None:
                 told(at + len(piece), array.nbytes)
         if member.read(1):  # the end is where the checksum is looked at

@@ -313,7 +313,7 @@ def test_broadcast_converts_for_targets_of_several_dtypes(runtime) -> None:
 @pytest.mark.parametrize("kind", ["pinned", "device"])
 @pytest.mark.parametrize("suffix", ["npy", "npz", "packed.npz"])
 def test_load_converts_by_rule(runtime, tmp_path, monkeypatch, suffix, kind) -> None:
-    monkeypatch.setattr("cumem.npy._PIECE_NBYTES", 1000)
+    monkeypatch.setattr("cumem.converting.STAGE_NBYTES", 1000)
     path = tmp_path / f"x.{suffix}"
     save = {"npy": np.save, "npz": np.savez}.get(suffix, np.savez_compressed)
     for source, to in PAIRS:

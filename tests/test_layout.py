@@ -55,7 +55,7 @@ PACKAGE_LAYERS = [
     {"_testing", "devices", "extension.filling", "extension.importing"}
     | {"extension.allocating", "extension.counting", "extension.nvtx"}
     | {"extension.events", "extension.exchange", "extension.texts"},
-    {"limits", "plots"},
+    {"limits", "plots", "converting"},
     {
         "extension.awaiting",
         "pool_stats",

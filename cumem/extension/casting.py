@@ -18,14 +18,42 @@ NUMBERS = (
 )
 
 
+#: The elements of an array of integers whose dtype says so are numbers for which NumPy
+#: has no dtype without another package.
+STANDS_FOR = "cumem.stands_for"
+
+
+def _stand_in(dtype: np.dtype[Any]) -> str | None:
+    """What the integers of a dtype stand for; None: for themselves."""
+    said = None if dtype.metadata is None else dtype.metadata.get(STANDS_FOR)
+    return said if isinstance(said, str) else None
+
+
 def name_of(dtype: np.dtype[Any]) -> str | None:
     """The name of a number that the copy threads convert; None: it is none."""
-    return dtype.name if dtype.isnative and dtype.name in NUMBERS else None
+    name = _stand_in(dtype) or dtype.name
+    return name if dtype.isnative and name in NUMBERS else None
+
+
+def allows(casting: Casting, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether the rule lets the one dtype become the other, as NumPy says.
+
+    The only numbers that integers stand for are bfloat16. Of these ml_dtypes says that they
+    become what holds all of them, or anything by "unsafe", and that they are made of what
+    float16 is made of.
+    """
+    if _stand_in(source) is not None and _stand_in(target) is None:
+        source = np.dtype("f4")
+        casting = "safe" if casting == "same_kind" else casting
+    if _stand_in(target) is not None:
+        source = np.dtype("f4") if source == "f2" else source
+        target = np.dtype("f2")
+    return bool(np.can_cast(source, target, casting))
 
 
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     """What to do about two dtypes that differ."""
-    rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
+    rule = "same_kind" if allows("same_kind", source, target) else "unsafe"
     return f'convert first, or pass casting="{rule}", as to copy()'
 
 
@@ -48,8 +76,8 @@ def check(
         words = ", ".join(map(repr, rules))
         error = ValueError if isinstance(casting, str) else TypeError
         raise error(f"casting must be one of {words}, not {casting!r}")
-    if not np.can_cast(source, target, casting):
-        widest = next((rule for rule in rules if np.can_cast(source, target, rule)), "")
+    if not allows(casting, source, target):
+        widest = next((rule for rule in rules if allows(rule, source, target)), "")
         raise TypeError(
             f"{before}casting={casting!r} does not allow dtype {source} to become dtype "
             f"{target}" + (f"; casting={widest!r} does" if widest else "")
@@ -87,9 +115,7 @@ def cast(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         np.copyto(target, source, casting="unsafe")
 
 
-def _real_part(
-    source: np.dtype[Any], target: np.dtype[Any]
-) -> np.dtype[Any]:
+def _real_part(source: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the numbers that a complex one begins with, where those alone are
     converted, as NumPy does and warns of; any other source as it is."""
     is_real = target.kind in "iuf" or target.type.__module__ == "ml_dtypes"
@@ -120,7 +146,8 @@ def plan(
         raise TypeError(f'{before}scale= and offset= need casting=, as "same_kind"')
     check(before, source, target, casting)
     factor, term = real(scale, "scale", 1.0), real(offset, "offset", 0.0)
-    if source == target and not scales:
+    is_same = source == target and _stand_in(source) == _stand_in(target)
+    if is_same and not scales:
         return None
     part = source if scales else _real_part(source, target)
     names = name_of(part), name_of(target)

@@ -15,6 +15,10 @@ import numpy as np
 
 from cumem import _core
 from cumem.carried import remember
+from cumem.converting import Item, read_as
+from cumem.extension.arguments import read_dtype
+from cumem.extension.casting import Casting
+from cumem.extension.casting import check as check_casting
 from cumem.files import open_regular, read_ranges
 from cumem.kinds import DEVICE_FIRST, is_on_device
 from cumem.progress import Parts, Progress
@@ -25,6 +29,7 @@ from cumem.safetensors.format import (
     SafetensorsInfo,
     check_shard,
     checked_path,
+    dtype_for_casts,
     dtype_of,
     is_carried,
     opened_shard,
@@ -32,6 +37,8 @@ from cumem.safetensors.format import (
     read_groups,
     read_header,
     resolved,
+    type_named,
+    type_of,
 )
 
 __all__ = ["SafetensorsDict", "load_safetensors"]
@@ -96,6 +103,8 @@ def load_safetensors(
     device: object = None,
     stream: object = None,
     framework: Literal["torch", "numpy", "jax"] | None = None,
+    dtype: Any = None,
+    casting: Casting | None = None,
     progress: Progress = None,
 ) -> SafetensorsDict:
     """Load the tensors of a safetensors file or of a checkpoint in several files.
@@ -120,6 +129,13 @@ def load_safetensors(
         Give tensors of PyTorch or arrays of NumPy or JAX, which share the memory of the
         buffers and keep it alive, in place of the buffers. JAX copies ordinary memory
         that does not begin at a multiple of 64 bytes.
+    dtype : dtype_like or mapping, optional
+        The dtype that all tensors are to have, or by name those of some; the others keep
+        theirs. A dtype of PyTorch, or the name of one of ``ml_dtypes``, will do as well.
+        Elements are converted while they are read, piece by piece.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes in the file may become `dtype`, as ``numpy.can_cast`` has it; default:
+        ``"same_kind"``, which makes floats of integers, but no integers of floats.
     progress : bool or callable, optional
         As for `copy`, of the bytes of all tensors; what a callable raises ends the call
         as Ctrl-C does.
@@ -133,7 +149,7 @@ def load_safetensors(
         ``infos[name].dtype`` says which it is. Types of less than a byte stay packed, as
         bytes (PyTorch's ``float4_e2m1fn_x2`` where it has that): two elements of four
         bits in a byte, four of six bits in three, along the last axis where that comes
-        out even, else in one row.
+        out even, else in one row. With `dtype` the ``infos`` still say what the file has.
 
     Raises
     ------
@@ -142,15 +158,17 @@ def load_safetensors(
         names a file outside its folder or one that is missing, or a tensor that is not in
         the file named for it.
     KeyError
-        If the file has no tensor of one of the `names`.
+        If the file has no tensor of one of the `names`, or of those that `dtype` names.
     ValueError
         If a folder holds no checkpoint or more than one, a list none or one tensor twice;
         if `kind` or `framework` is unknown; if JAX would cut elements of 64 bits
-        (``jax_enable_x64``).
+        (``jax_enable_x64``); if `casting` is given without `dtype`.
     BufferError
         If `framework` has no type for that of a tensor.
     TypeError
-        If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach.
+        If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach;
+        if `casting` does not allow `dtype` for a tensor, whose name it says, or nothing
+        converts its elements, as those that are packed.
     OSError
         If a file cannot be read, or is a FIFO, a device or the like.
     EOFError
@@ -182,6 +200,9 @@ def load_safetensors(
     finish = _finisher(kind, framework)
     make = _maker(kind, device, stream, framework)
     names = _checked_names(names)
+    if dtype is None and casting is not None:
+        raise ValueError("casting is given, but no dtype to convert to: pass dtype=")
+    rule: Casting = "same_kind" if casting is None else casting
     loaded = SafetensorsDict()
     buffers: dict[str, _core.Buffer] = {}
     ranges: list[tuple[int, _core.Buffer]] = []
@@ -192,17 +213,21 @@ def load_safetensors(
             loaded.metadata.update(header.metadata)
         if names is not None:
             loaded.infos = {name: loaded.infos[name] for name in names}
+        casts = _casts(loaded.infos, dtype, rule, framework)
         try:
             total = sum(info.nbytes for info in loaded.infos.values())
             with Parts(progress, total, "read") as told:
                 for name, info in loaded.infos.items():
-                    buffers[name] = make(info)
-                for header, members, file in parts:
-                    at = header.tensors
-                    ranges[:] = [(at[name].offset, buffers[name]) for name in members]
-                    part = told.next(sum(at[name].nbytes for name in members))
-                    read_ranges(file, ranges, stream=stream, progress=part)
+                    cast = casts.get(name)
+                    buffers[name] = make(info, None if cast is None else cast.target)
+                for part in parts:
+                    _read(part, casts, buffers, ranges, rule, stream, told)
             for name, info in loaded.infos.items():
+                if name in casts:
+                    loaded[name] = value = casts[name].finish(
+                        buffers[name], info, finish, _carrier(framework)
+                    )
+                    continue
                 loaded[name] = value = finish(buffers[name], info)
                 if is_carried(value, info.dtype):
                     loaded._carried.add(name)
@@ -214,6 +239,102 @@ def load_safetensors(
             value = None
             raise
     return loaded
+
+
+class _Cast(NamedTuple):
+    """What becomes of a tensor's elements."""
+
+    source: np.dtype[Any]
+    target: np.dtype[Any]
+    element: str | None  #: what the target is in the format; None: it has none
+
+    def finish(
+        self,
+        buffer: _core.Buffer,
+        info: SafetensorsInfo,
+        finish: Callable[[_core.Buffer, SafetensorsInfo], Any],
+        carrier: Callable[[str], np.dtype[Any]],
+    ) -> Any:
+        """What the caller gets of the buffer, of elements that are converted."""
+        if self.element is None:
+            return finish(buffer, info)
+        made = info._replace(dtype=self.element)
+        value = finish(buffer.view(carrier(self.element)), made)
+        if is_carried(value, self.element):
+            remember(value, self.element, info.shape)
+        return value
+
+
+def _casts(
+    infos: dict[str, SafetensorsInfo],
+    dtype: Any,
+    rule: Casting,
+    framework: str | None,
+) -> dict[str, _Cast]:
+    """The tensors whose elements are to become others, all of them checked."""
+    if dtype is None:
+        return {}
+    wanted = dtype if isinstance(dtype, Mapping) else dict.fromkeys(infos, dtype)
+    targets: dict[Any, tuple[np.dtype[Any], str | None]] = {}
+    casts: dict[str, _Cast] = {}
+    for name, given in wanted.items():
+        if name not in infos:
+            raise KeyError(f"dtype names {name!r}, which is no tensor that is loaded")
+        if given not in targets:
+            targets[given] = _target(given, framework)
+        target, element = targets[given]
+        info = infos[name]
+        if info.dtype == element:
+            continue
+        try:
+            source = dtype_for_casts(info.dtype)
+            check_casting("", source, target, rule)
+        except TypeError as error:
+            raise TypeError(f"tensor {name!r}: {error}") from None
+        casts[name] = _Cast(source, target, element)
+    return casts
+
+
+def _target(given: Any, framework: str | None) -> tuple[np.dtype[Any], str | None]:
+    """The dtype to convert to, and what the format calls it."""
+    kind = type_named(given)
+    target = read_dtype(given) if kind is None else dtype_for_casts(kind.name)
+    kind = type_of(target) if kind is None else kind
+    if kind is None and framework in ("torch", "jax"):
+        raise TypeError(f"framework={framework!r} has no type for dtype {target}")
+    if framework == "jax" and kind is not None:
+        _jax_dtype(kind.name)
+    return target, None if kind is None else kind.name
+
+
+def _read(
+    part: _Part,
+    casts: dict[str, _Cast],
+    buffers: dict[str, _core.Buffer],
+    ranges: list[tuple[int, _core.Buffer]],
+    rule: Casting,
+    stream: object,
+    told: Parts,
+) -> None:
+    """The tensors of one file: as they are in one call, and what is converted by pieces."""
+    header, members, file = part
+    at = header.tensors
+    whole = [name for name in members if name not in casts]
+    ranges[:] = [(at[name].offset, buffers[name]) for name in whole]
+    if ranges or not casts:
+        progress = told.next(sum(at[name].nbytes for name in whole))
+        read_ranges(file, ranges, stream=stream, progress=progress)
+
+    def read(pieces: list[tuple[int, Any]]) -> None:
+        progress = told.next(sum(view.nbytes for _, view in pieces))
+        read_ranges(file, pieces, progress=progress)
+
+    items = (
+        Item(at[name].offset, casts[name].source, buffers[name])
+        for name in members
+        if name in casts
+    )
+    read_as(items, read, rule, stream)
 
 
 def _checked_names(names: Iterable[str] | None) -> list[str] | None:
@@ -314,16 +435,17 @@ def _part(
 
 def _maker(
     kind: str, device: object, stream: object, framework: str | None
-) -> Callable[[SafetensorsInfo], _core.Buffer]:
-    """What makes the buffer of a tensor."""
-    finds = {"torch": _torch_carrier, "jax": _jax_dtype}
-    find = finds.get(framework or "", dtype_of)
+) -> Callable[[SafetensorsInfo, np.dtype[Any] | None], _core.Buffer]:
+    """What makes the buffer of a tensor, whose elements may be another dtype's."""
+    find = _carrier(framework)
 
-    def host(info: SafetensorsInfo) -> _core.Buffer:
-        return _core.asbuffer(np.empty(packed_shape(info), find(info.dtype)))
+    def host(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
+        dtype = find(info.dtype) if other is None else other
+        return _core.asbuffer(np.empty(packed_shape(info), dtype))
 
-    def pooled(info: SafetensorsInfo) -> _core.Buffer:
-        shape, dtype = packed_shape(info), find(info.dtype)
+    def pooled(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
+        shape = packed_shape(info)
+        dtype = find(info.dtype) if other is None else other
         place: Any = kind  # one of the kinds, or `_finisher` has refused it
         made: _core.Buffer = _core.empty(
             shape, dtype, place, device=device, stream=stream
@@ -331,6 +453,12 @@ def _maker(
         return made
 
     return host if kind == "host" else pooled
+
+
+def _carrier(framework: str | None) -> Callable[[str], np.dtype[Any]]:
+    """What says which dtype a buffer has under the elements of a type."""
+    finds = {"torch": _torch_carrier, "jax": _jax_dtype}
+    return finds.get(framework or "", dtype_of)
 
 
 def _finisher(

@@ -27,6 +27,7 @@ import numpy as np
 
 from cumem.answers import Answer, plain
 from cumem.carried import remember
+from cumem.extension.casting import STANDS_FOR
 from cumem.file_hints import HEAD_NBYTES, is_lfs_pointer, lfs_text, what_it_is
 from cumem.files import open_regular
 
@@ -280,6 +281,33 @@ def dtype_of(name: str) -> np.dtype[Any]:
         except (ImportError, AttributeError):  # not installed, or too old
             pass
     return np.dtype(kind.numpy)
+
+
+def dtype_for_casts(name: str) -> np.dtype[Any]:
+    """The dtype of an element type that is to become another or comes of another; TypeError
+    where nothing here knows its elements."""
+    kind, dtype = TYPES[name], dtype_of(name)
+    if kind.native or (kind.ml is not None and dtype.name == kind.ml):
+        return dtype
+    if kind.ml == "bfloat16":
+        return np.dtype(kind.numpy, metadata={STANDS_FOR: kind.ml})
+    if kind.ml is not None:
+        raise TypeError(
+            f"elements of type {name} are converted by ml_dtypes, which is not installed "
+            "or too old: pip install -U ml_dtypes"
+        )
+    raise TypeError(
+        f"elements of type {name} are packed, several in a byte, and nothing converts them"
+    )
+
+
+def type_named(dtype: object) -> ElementType | None:
+    """The element type of a dtype of PyTorch, or of the name of one that NumPy lacks."""
+    said = str(dtype)
+    if type(dtype).__module__.partition(".")[0] == "torch":
+        name = said.removeprefix("torch.")
+        return next((kind for kind in TYPES.values() if kind.torch == name), None)
+    return _BY_ML.get(said) if isinstance(dtype, str) else None
 
 
 def is_carried(value: Any, name: str) -> bool:

@@ -18,6 +18,7 @@ typedef struct file_call {
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* whose memory is an end, by index */
     bool cuts;        /* the file is to end with the last range */
+    bool looks;       /* for maps of the file among the ends, and nothing else */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
     cm_operand *ends;      /* owned, as are the next */
@@ -253,7 +254,7 @@ run_call(file_call *call)
         return NULL;
     }
     PyObject *shown = find_own_maps(call);
-    if (shown == NULL || PyList_Size(shown) > 0) {
+    if (shown == NULL || call->looks || PyList_Size(shown) > 0) {
         return shown;
     }
     Py_DECREF(shown);
@@ -289,9 +290,9 @@ PyObject *
 cm_transfer_file(PyObject *module, PyObject *args)
 {
     PyObject *open, *ends, *stream, *told;
-    int writes, cuts, direct;
-    if (!PyArg_ParseTuple(args, "OO!ppOiO", &open, &PyTuple_Type, &ends, &writes, &cuts,
-                          &stream, &direct, &told)) {
+    int writes, cuts, direct, looks;
+    if (!PyArg_ParseTuple(args, "OO!ppOiOp", &open, &PyTuple_Type, &ends, &writes,
+                          &cuts, &stream, &direct, &told, &looks)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -308,6 +309,7 @@ cm_transfer_file(PyObject *module, PyObject *args)
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
         call->open = open;
         call->cuts = cuts;
+        call->looks = looks;
         call->given = frame.stream;
         call->count = PyTuple_Size(ends);
         call->request.writes = writes;
