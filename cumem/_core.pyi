@@ -2310,11 +2310,12 @@ def copy(
     Raises
     ------
     TypeError
-        If an end is no memory, the dtypes differ and `casting` does not allow it, they
-        are none that a copy converts, or both ends are device memory.
+        If an end is no memory or has masked elements, the dtypes differ and `casting`
+        does not allow it, they are none that a copy converts, or both ends are device
+        memory.
     ValueError
-        If the shapes do not fit, `dst` is read-only, a buffer is closed, `stream` is
-        of another device or `casting` is no rule.
+        If the shapes do not fit, `dst` is read-only or elements of it share memory, a
+        buffer is closed, `stream` is of another device or `casting` is no rule.
     ImportError
         If `progress` is True and there is no tqdm.
     CudaError
@@ -2379,8 +2380,8 @@ def copy_async(
         If an end is no memory, `after` no stream, or the dtypes differ and `casting`
         does not allow it, as for `copy`.
     ValueError
-        If the shapes do not fit, `dst` is read-only, a buffer is closed or `stream` is
-        of another device.
+        If the shapes do not fit, `dst` is read-only or elements of it share memory, a
+        buffer is closed or `stream` is of another device.
     OSError
         If an end is a mapped file that is cut short, or cannot be read.
     CudaError
@@ -2443,8 +2444,8 @@ def copy_many(
     TypeError
         If a pair is no pair, an end is no memory or the dtypes differ.
     ValueError
-        If shapes do not fit, a target is read-only, a buffer is closed or `stream` is
-        of another device. Both name the index of the pair.
+        If shapes do not fit, a target is read-only or elements of it share memory, a
+        buffer is closed or `stream` is of another device. Both name the index of the pair.
     CudaError
         If a copy failed, or `stream` is being captured. Some of the others may have
         been made.
@@ -2494,8 +2495,8 @@ def copy_many_async(
     TypeError
         If a pair is no pair, an end is no memory or the dtypes differ.
     ValueError
-        If shapes do not fit, a target is read-only, a buffer is closed or `stream` is
-        of another device. Both name the index of the pair.
+        If shapes do not fit, a target is read-only or elements of it share memory, a
+        buffer is closed or `stream` is of another device. Both name the index of the pair.
     CudaError
         If the copies could not be started, or `stream` is being captured and they are
         not of a kind that a graph can hold. Those that were started still run, or are

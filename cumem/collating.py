@@ -14,6 +14,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.errors import is_of_fork
+from cumem.extension.foreign_memory import refuse_masked
 from cumem.ring import Ring, Shortage
 from cumem.structures import (
     has_own_memory,
@@ -211,6 +212,8 @@ def _tensors(samples: Sequence[Any]) -> Any:
 
 
 def _arrays(samples: Sequence[Any]) -> Any:
+    for each in samples:
+        refuse_masked(each)
     first = samples[0]
     dtype, shape = first.dtype, first.shape
     alike = not dtype.hasobject and all(
@@ -485,6 +488,8 @@ class PinnedCollate:
         ------
         TypeError
             If they are no list, or of a type that has no batch.
+        IndexError
+            If there are none, as PyTorch's `default_collate` raises it.
         RuntimeError, ValueError
             If their shapes or lengths differ.
         CudaError
@@ -499,7 +504,10 @@ class PinnedCollate:
                 "DataLoader(batch_size=None) there is nothing to stack, leave collate_fn "
                 "out"
             )
-        batch = _gathered(list(samples))
+        listed = list(samples)
+        if not listed:
+            raise IndexError("samples must hold at least one sample to be stacked")
+        batch = _gathered(listed)
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:
             if self._failure is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import mmap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,3 +299,51 @@ def test_short_copies_of_what_others_have_locked_are_whole(runtime) -> None:
     cumem.copy(device, view)
     cumem.copy(back, device)
     np.testing.assert_array_equal(back, host)
+
+
+# -- targets in which elements share memory --------------------------------------------
+
+
+def expanded(kind: str) -> Any:
+    """Three rows that are one, as a tensor after expand()."""
+    row = cumem.zeros(4, kind=kind).numpy()
+    return np.lib.stride_tricks.as_strided(row, (3, 4), (0, 8), writeable=True)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pinned", "managed"])
+def test_elements_of_a_target_that_share_memory_are_refused(runtime, kind) -> None:
+    same = expanded("pinned" if kind == "numpy" else kind)
+    target = same if kind == "numpy" else cumem.asbuffer(same)
+    source = cumem.array(np.arange(12.0).reshape(3, 4))
+    apart = np.zeros((3, 4))
+    told = r"share memory: stride 0 along axis 0, as after expand\(\)"
+    for copy in (cumem.copy, cumem.copy_async):
+        with pytest.raises(ValueError, match=told):
+            copy(target, source)
+    for pairs in ([(target, source)], [(apart, source), (target, source)]):
+        with pytest.raises(ValueError, match=told):
+            cumem.copy_many(pairs)
+    with pytest.raises(ValueError, match=told):
+        cumem.copy(target, np.zeros((3, 4), "f4"), casting="unsafe")
+    with pytest.raises(ValueError, match=told):
+        cumem.copy(target, np.zeros((3, 4), "c16"), casting="unsafe")
+    assert (same == 0).all()
+
+
+def test_elements_that_share_memory_may_be_read_and_left_alone(runtime) -> None:
+    same = expanded("pinned")
+    same[0] = np.arange(4)
+    buffer = cumem.empty((3, 4))
+    cumem.copy(buffer, same)
+    assert values.get(buffer).tolist() == [[0, 1, 2, 3]] * 3
+    cumem.copy(same[:1], np.ones((1, 4)))  # one row, and nothing beside it
+    cumem.copy(same[:, :0], np.ones((3, 0)))
+    assert (same == 1).all()
+
+
+def test_an_expanded_tensor_is_no_target(emulated) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(1, 4).expand(3, 4)
+    with pytest.raises(ValueError, match="stride 0 along axis 0"):
+        cumem.copy(tensor, cumem.zeros((3, 4), "f4"))
+    cumem.copy(tensor.contiguous(), cumem.zeros((3, 4), "f4"))

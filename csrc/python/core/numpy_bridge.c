@@ -245,6 +245,13 @@ cm_numpy_is_array(PyObject *object)
 }
 
 bool
+cm_numpy_may_be_masked(PyObject *array)
+{
+    PyObject *type = (PyObject *)Py_TYPE(array);
+    return type != (PyObject *)&PyArray_Type && PyObject_HasAttrString(type, "filled");
+}
+
+bool
 cm_numpy_is_scalar(PyObject *object)
 {
     return PyArray_IsScalar(object, Generic);

@@ -37,6 +37,9 @@ PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
 PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
 bool cm_numpy_is_array(PyObject *object);
+/* An array of a subclass that could say of elements that they are none, as
+ * numpy.ma.MaskedArray does; of arrays of NumPy's own type the answer costs nothing. */
+bool cm_numpy_may_be_masked(PyObject *array);
 bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
 /* The object that owns an array's memory: its last base that is no array, looking
  * through a memoryview. New reference; NULL without an exception: the array owns it. */

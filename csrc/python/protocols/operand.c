@@ -10,6 +10,20 @@
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
+/* -- arrays with a mask ------------------------------------------------------------- */
+
+/* The mask of a numpy.ma.MaskedArray lies in memory of its own, which nothing here
+ * reads: its elements would come as if none were masked. 0, or -1 with TypeError. */
+int
+cm_check_unmasked(PyObject *array)
+{
+    if (!cm_numpy_may_be_masked(array)) {
+        return 0;
+    }
+    return cm_package_do("extension.foreign_memory", "refuse_masked",
+                         PyTuple_Pack(1, array));
+}
+
 /* -- any exporter to a buffer ------------------------------------------------------- */
 
 static PyObject *
@@ -22,7 +36,7 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     }
     /* NumPy's own arrays: datetimes and structures too, which DLPack cannot describe */
     if (cm_numpy_is_array(object)) {
-        return cm_import_array(state, object);
+        return cm_check_unmasked(object) < 0 ? NULL : cm_import_array(state, object);
     }
     PyObject *buffer = cm_import_dlpack(state, object, stream, unasked);
     if (buffer == Py_NotImplemented) {
@@ -176,6 +190,9 @@ read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
 static int
 init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
+    if (cm_check_unmasked(array) < 0) {
+        return -1;
+    }
     operand->keep = Py_NewRef(array);
     operand->storage = cm_operand_storage_of(state, array);
     if (operand->storage != NULL) {

@@ -64,6 +64,8 @@ typedef struct cm_operand {
 /* An array over one of our buffers shares the buffer's streams and unfinished
  * transfers: its storage, which the array keeps, or NULL. */
 cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
+/* 0; or -1 with TypeError, where elements of an array of NumPy's are masked. */
+int cm_check_unmasked(PyObject *array);
 /* A Buffer, an array or an exporter; no value that copy() would make an array of. */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 /* When the driver is asked what memory of the host is, which takes it longer than all

@@ -24,7 +24,7 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     cm_region *region = &bytes->region;
     if (!cm_buffer_check(state, object)) {
         storage->foreign = Py_NewRef(object);
-        return cm_memory_keep(storage, object) < 0
+        return cm_check_unmasked(object) < 0 || cm_memory_keep(storage, object) < 0
                    ? -1
                    : cm_numpy_region(object, region, &bytes->dtype, &bytes->readonly);
     }

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays with masked elements: the mask is other memory, which nobody may lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import values
+from support.strategies import KINDS
+
+import cumem
+
+
+def masked() -> Any:
+    return np.ma.array(np.arange(3.0), mask=[False, True, False])
+
+
+#: Whatever reads or writes the memory of an array.
+USES: dict[str, Callable[[Any, Any, Path], object]] = {
+    "array": lambda m, b, path: cumem.array(m),
+    "array, converted": lambda m, b, path: cumem.array(m, "f4", casting="same_kind"),
+    "array, by NumPy": lambda m, b, path: cumem.array(m, "c16"),
+    "asarray": lambda m, b, path: cumem.asarray(m),
+    "asbuffer": lambda m, b, path: cumem.asbuffer(m),
+    "asnumpy": lambda m, b, path: cumem.asnumpy(m),
+    "ascontiguousarray": lambda m, b, path: cumem.ascontiguousarray(m),
+    "register": lambda m, b, path: cumem.register(m),
+    "copy": lambda m, b, path: cumem.copy(b, m),
+    "copy to it": lambda m, b, path: cumem.copy(m, b),
+    "copy, converted": lambda m, b, path: cumem.copy(
+        cumem.zeros(3, "c16"), m, casting="unsafe"
+    ),
+    "copy_async": lambda m, b, path: cumem.copy_async(b, m),
+    "copy_many": lambda m, b, path: cumem.copy_many([(b, m)]),
+    "scatter": lambda m, b, path: cumem.scatter([b], m),
+    "fill": lambda m, b, path: b.fill(m),
+    "setitem": lambda m, b, path: b.__setitem__(..., m),
+    "setitem of one": lambda m, b, path: b.__setitem__(0, np.ma.masked),
+    "full": lambda m, b, path: cumem.full(3, m),
+    "to_device": lambda m, b, path: cumem.to_device({"a": [m]}),
+    "collate_pinned": lambda m, b, path: cumem.collate_pinned([np.zeros(3), m]),
+    "save": lambda m, b, path: cumem.save(path, m),
+    "savez": lambda m, b, path: cumem.savez(path, a=m),
+    "tofile": lambda m, b, path: cumem.tofile(path, m),
+    "save_safetensors": lambda m, b, path: cumem.save_safetensors(path, {"a": m}),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_masked_elements_are_refused_by_whatever_takes_memory(
+    emulated, tmp_path: Path, use: str
+) -> None:
+    buffer = cumem.zeros(3)
+    with pytest.raises(TypeError, match=r"masked elements.*array\.filled\(value\)"):
+        USES[use](masked(), buffer, tmp_path / "x")
+    assert buffer.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", [np.ma.nomask, False, [False] * 3], ids=str)
+def test_a_mask_that_hides_nothing_is_no_obstacle(runtime, kind, mask) -> None:
+    plain = np.ma.array(np.arange(3.0), mask=mask)
+    buffer = cumem.array(plain, kind=kind)
+    assert values.get(buffer).tolist() == [0, 1, 2]
+    buffer.fill(7)
+    cumem.copy(plain, buffer)
+    assert plain.tolist() == [7, 7, 7]
+
+
+def test_what_the_error_says_to_type_is_taken(emulated) -> None:
+    assert cumem.array(masked().filled(9)).tolist() == [0, 9, 2]
+    assert cumem.array(masked().data).tolist() == [0, 1, 2]
+    assert cumem.zeros_like(masked()).shape == (3,)  # nothing is read
