@@ -1028,6 +1028,28 @@ def test_modules_can_be_reached_without_an_import_of_their_own(
 # -- comparing -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("number", [0, 0.0, 0j, False, 2**70])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equality_with_a_number_says_what_to_type(runtime, kind, number) -> None:
+    buffer: Any = cumem.zeros((2, 2), kind=kind)
+    array = "to_numpy" if kind == "device" else "numpy"
+    for compare in (operator.eq, operator.ne):
+        for a, b in ((buffer, number), (number, buffer)):
+            with pytest.raises(TypeError, match=rf"buf\[index\]\.item.*buf\.{array}\("):
+                compare(a, b)
+        with pytest.raises(TypeError, match=r"write buf\.item\(\) =="):
+            compare(buffer[0, 0], number)
+    assert buffer[0, 0].item() == 0
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "device"])
+def test_equality_with_a_number_of_numpy_is_by_element(runtime, kind) -> None:
+    buffer: Any = cumem.zeros(3, kind=kind)
+    for number in (np.float64(0), np.int8(0), np.False_):
+        assert (buffer == number).tolist() == [True] * 3
+        assert (buffer != number).tolist() == [False] * 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_equality_in_and_hash_are_by_identity(runtime, kind) -> None:
     buffer: Any = cumem.zeros(3, kind=kind)
@@ -1035,7 +1057,7 @@ def test_equality_in_and_hash_are_by_identity(runtime, kind) -> None:
     assert buffer == buffer
     assert buffer != twin
     assert buffer != buffer[:]
-    assert (buffer == 0) is False
+    assert (buffer == None) is False  # noqa: E711
     assert buffer in [twin, buffer]
     assert {buffer: 1, twin: 2}[twin] == 2
     assert hash(buffer) != hash(buffer[:])

@@ -156,6 +156,16 @@ def refuse_arithmetic(a: Any, b: Any) -> Any:
     return NotImplemented
 
 
+def refuse_equality(buffer: _core.Buffer, number: complex) -> NoReturn:
+    """TypeError for ``==`` and ``!=`` with a number, with both things that may be meant."""
+    element = "buf.item()" if buffer.ndim == 0 else "buf[index].item()"
+    raise TypeError(
+        "a buffer is compared by identity, so that it equals no number: write "
+        f"{element} == {number!r} for one element, {host_array(buffer)} == {number!r} "
+        "for all"
+    )
+
+
 def refuse_in_place(buffer: _core.Buffer, other: object) -> NoReturn:
     """TypeError that says where to compute, whatever the other one is."""
     raise TypeError(_COMPUTES + compute_hint(buffer))

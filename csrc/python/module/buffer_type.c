@@ -7,6 +7,7 @@
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
+#include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"
@@ -202,11 +203,25 @@ buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 REFUSE(refuse_arithmetic)
 REFUSE(refuse_in_place)
 
+/* A number of Python's, and none of NumPy's, which compares elements itself. */
+static bool
+is_number(PyObject *object)
+{
+    return (PyLong_Check(object) || PyFloat_Check(object) || PyComplex_Check(object))
+           && !cm_numpy_is_scalar(object);
+}
+
+/* Buffers are equal if they are the same object. With a number somebody means the
+ * elements: "never equal" would be a wrong answer that nobody notices. */
 static PyObject *
 buffer_compare(PyObject *a, PyObject *b, int op)
 {
-    return op == Py_EQ || op == Py_NE ? Py_NewRef(Py_NotImplemented)
-                                      : refuse_arithmetic(a, b);
+    if (op != Py_EQ && op != Py_NE) {
+        return refuse_arithmetic(a, b);
+    }
+    return is_number(b) ? cm_package_call("extension.hints", "refuse_equality",
+                                          PyTuple_Pack(2, a, b))
+                        : Py_NewRef(Py_NotImplemented);
 }
 
 #define REFUSED(name)                                                                  \
