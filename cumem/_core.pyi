@@ -661,6 +661,21 @@ class Buffer:
         ValueError
             The buffer is closed.
         """
+    def __bytes__(self) -> bytes:
+        """The values in C order, as ``ndarray.tobytes()``; device memory is copied.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        CudaError
+            The copy failed.
+
+        Examples
+        --------
+        >>> bytes(cumem.array([1, 2], dtype="u1", kind="pinned"))
+        b'\\x01\\x02'
+        """
     def __round__(self, ndigits: object = None, /) -> Never:
         """TypeError that says where to compute.
 

@@ -13,6 +13,7 @@ import pickle
 import signal
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -277,7 +278,11 @@ OWN_READS: dict[str, Callable[[Any], object]] = {
     "files": read_back,
     "assignment": lambda buffer: buffer.__setitem__(slice(3), 1),
     "to bytes": lambda buffer: cumem.copy(bytearray(NBYTES), buffer),
+    "bytes": bytes,
+    "bytes of a view": lambda buffer: bytes(buffer[::2]),
     "numpy.array": np.array,
+    "numpy.array of a view": lambda buffer: np.array(buffer[1::2]),
+    "numpy.add": lambda buffer: np.add(buffer, 1),
     "numpy.array of another dtype": lambda buffer: np.array(buffer, "f8"),
     "numpy.sum": np.sum,
     "iteration": list,
@@ -362,7 +367,53 @@ def ask_simply(buffer: Any) -> None:
     """As torch.frombuffer and bindings of CUDA do: the view ends with the call, and what
     they have begun goes on."""
     ctypes.c_char.from_buffer(buffer)
-    bytes(buffer)
+
+
+def pass_on_within_a_call(buffer: Any) -> None:
+    """As compiled code does, CuPy's for one: the array lives within one call, beside what
+    starts a copy."""
+    started: list[int] = []
+
+    def start(array: Any) -> None:
+        started.append(array.ctypes.data)
+
+    ask = functools.partial(np.asarray, buffer)
+    deque(map(start, map(ask, [None])), maxlen=0)
+    assert started
+
+
+def pass_on_within_a_call_of_numpy(buffer: Any) -> None:
+    ask = functools.partial(np.asarray, buffer)
+    np.fromiter(map(len, map(ask, [None])), int)
+
+
+class Lazy:
+    """Asked for an array, it lets go of another, within the same instruction and call."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.kept: list[Any] = []
+        self.objects = [buffer, self]
+
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
+        self.kept.clear()
+        return np.zeros(1)
+
+    def ask(self) -> None:
+        for each in self.objects:
+            self.kept.append(np.asarray(each))
+
+
+def drop_while_numpy_asks_another(buffer: Any) -> None:
+    Lazy(buffer).ask()
+
+
+def pass_on_a_memoryview(buffer: Any) -> None:
+    """As torch.frombuffer(memoryview(buf)).to(device, non_blocking=True)."""
+    view = memoryview(buffer)
+    array = np.frombuffer(view, "u1")
+    assert array.size
+    del array
+    view.release()
 
 
 LEFT_US: dict[str, Callable[[Any], object]] = {
@@ -372,7 +423,14 @@ LEFT_US: dict[str, Callable[[Any], object]] = {
     "returned": hold_back,
     "collection": drop_by_a_collection,
     "simple": ask_simply,
+    "beside a copy in one call": pass_on_within_a_call,
+    "in one call of NumPy": pass_on_within_a_call_of_numpy,
+    "while NumPy asks another": drop_while_numpy_asks_another,
     "memoryview": lambda buffer: len(memoryview(buffer)),
+    "memoryview passed on": pass_on_a_memoryview,
+    "pickle out of band": lambda buffer: pickle.dumps(
+        buffer, protocol=5, buffer_callback=lambda part: None
+    ),
     "numpy": lambda buffer: buffer.numpy().sum(),
 }
 
@@ -404,6 +462,53 @@ def test_array_that_a_strangers_copy_reads_late_is_not_overwritten(runtime) -> N
         for _ in range(16):
             np.array(cumem.full(NBYTES, 9, "u1", "pinned"))
     assert (values.get(target) == 7).all()
+
+
+def test_array_that_a_call_hands_on_and_drops_is_not_overwritten(runtime) -> None:
+    """list() and map() are compiled code that asks NumPy for an array, starts a copy of a
+    stranger's and drops the array, all within one call."""
+    with Stranger() as stranger:
+        target = cumem.empty_device(NBYTES, "u1")
+        source = cumem.full(NBYTES, 7, "u1", "pinned")
+
+        def upload(array: Any) -> None:
+            stranger.copy(target.ptr, array.ctypes.data, NBYTES)
+
+        ask = functools.partial(np.asarray, source)
+        deque(map(upload, map(ask, [None])), maxlen=0)
+        del source, ask
+        for _ in range(16):
+            np.array(cumem.full(NBYTES, 9, "u1", "pinned"))
+    assert (values.get(target) == 7).all()
+
+
+def test_memoryview_that_is_released_beside_a_strangers_copy_keeps_the_block(
+    runtime,
+) -> None:
+    """What was handed on by a memoryview may be read late: so one that was released is an
+    export all the same."""
+    with Stranger() as stranger:
+        target = cumem.empty_device(NBYTES, "u1")
+        source = cumem.full(NBYTES, 7, "u1", "pinned")
+        with memoryview(source) as view:
+            array = np.frombuffer(view, "u1")
+            stranger.copy(target.ptr, array.ctypes.data, NBYTES)
+            del array
+        del source, view
+        for _ in range(16):
+            np.array(cumem.full(NBYTES, 9, "u1", "pinned"))
+    assert (values.get(target) == 7).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_a_buffer_are_those_of_its_array(runtime, kind) -> None:
+    given = np.arange(24, dtype="i4").reshape(4, 6)
+    buffer = cumem.array(given, kind=kind)
+    assert bytes(buffer) == given.tobytes()
+    assert bytes(buffer[::2, ::3]) == given[::2, ::3].tobytes()
+    buffer.free()
+    with pytest.raises(ValueError, match="closed"):
+        bytes(buffer)
 
 
 # -- a bound on what waits ---------------------------------------------------------------

@@ -34,7 +34,7 @@ MEMBERS = {
     "take": "buf.numpy().take(indices)",
     "to": 'cumem.array(buf, kind="device", device=index), buf.to_numpy() or '
     "buf.astype(dtype), or cumem.copy_async(dst, buf) for non_blocking=True",
-    "tobytes": "buf.to_numpy().tobytes()",
+    "tobytes": "bytes(buf)",
     "tofile": "cumem.tofile(file, buf)",
     "type": "buf.astype(dtype)",
     "zero_": "buf.fill(0)",

@@ -238,6 +238,11 @@ def on_host(buffer: _core.Buffer, read: Callable[[Array], _T]) -> _T:
     return buffer._read_by(read)
 
 
+def as_bytes(buffer: _core.Buffer) -> bytes:
+    """See `Buffer.__bytes__`."""
+    return on_host(buffer, lambda array: array.tobytes())
+
+
 def as_number(buffer: _core.Buffer, kind: type) -> object:
     """The only element as a Python number or, as with NumPy's arrays, a bool."""
     if kind is bool and buffer.size != 1:

@@ -27,6 +27,8 @@ flat_span(cm_buffer *self)
 static PyObject *
 export_for_numpy(cm_buffer *self)
 {
+    /* It is an export, whoever the C stack may say has asked: so nobody looks there. */
+    self->storage->was_exported = true;
     PyObject *owner = PyMemoryView_FromObject((PyObject *)self);
     if (owner == NULL
         && (PyErr_ExceptionMatches(PyExc_ValueError)
@@ -40,7 +42,6 @@ export_for_numpy(cm_buffer *self)
     }
     if (owner != NULL) {
         self->storage->view_count--; /* counted while it lives, not merely remembered */
-        self->storage->only_view = NULL;
     }
     return owner;
 }
@@ -69,6 +70,25 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
                       cm_buffer_shape(self), cm_buffer_strides(self), self->readonly);
     Py_DECREF(owner);
     return array;
+}
+
+PyObject *
+cm_buffer_bytes(PyObject *object, PyObject *unused CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    cm_region region;
+    cm_buffer_region(self, &region);
+    if (cm_kind_is_on_device(cm_buffer_kind(self))
+        || !cm_region_is_c_contiguous(&region)) {
+        return cm_package_call("extension.views", "as_bytes", PyTuple_Pack(1, object));
+    }
+    if (cm_buffer_check_open(self) < 0 || cm_buffer_check_inherited(self) < 0
+        || cm_storage_wait(self->storage, false) < 0
+        || cm_buffer_note_side(self, false) < 0 || cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    cm_buffer_region(self, &region); /* shutdown() may have come while it waited */
+    return PyBytes_FromStringAndSize(region.host, (Py_ssize_t)cm_buffer_nbytes(self));
 }
 
 /* Only whoever asked refers to an object: nobody has kept it. */

@@ -21,6 +21,7 @@ PyObject *cm_view(PyObject *module, PyObject *args);
 
 /* METH_NOARGS */
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_bytes(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
 /* METH_O */

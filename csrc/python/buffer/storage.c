@@ -509,10 +509,11 @@ cm_storage_begin_export(cm_storage *storage)
 void
 cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs)
 {
-    storage->only_view = view;
+    cm_numpy_call call = cm_numpy_call_now();
+    storage->only_view = call.frame == 0 ? NULL : view;
     storage->only_number = storage->state->export_total;
     storage->only_refs = refs;
-    storage->only_moment = cm_moment_now();
+    storage->only_call = call;
 }
 
 bool
@@ -524,7 +525,7 @@ cm_storage_unwatch_view(cm_storage *storage, const void *view, Py_ssize_t refs)
     storage->only_view = NULL;
     bool was_none =
         storage->state != NULL && storage->only_number == storage->state->export_total
-        && storage->only_refs == refs && cm_moment_lasts(&storage->only_moment);
+        && storage->only_refs == refs && cm_numpy_call_lasts(&storage->only_call);
     storage->was_exported = !was_none;
     return was_none;
 }

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "python/core/numpy_call.h"
 #include "python/core/recording.h"
 #include "python/device/objects.h"
 #include "transfer/engine/handle.h"
@@ -106,13 +107,13 @@ typedef struct cm_storage {
                              the last reference. Our own arrays take theirs back. GIL */
     /* Of the view that is the only export there ever was, while it may turn out to have
      * been none (cm_storage_watch_view()): */
-    const void *only_view; /* where its consumer keeps it; NULL: there is none */
-    uint64_t only_number;  /* state->export_total when it was given */
-    Py_ssize_t only_refs;  /* of the buffer, before */
-    cm_moment only_moment; /* when it was given */
-    cm_pool *pool;         /* kept by the block, held if there is none; NULL for foreign
-                              memory */
-    cm_block *block;       /* owned, of pool */
+    const void *only_view;   /* where its consumer keeps it; NULL: there is none */
+    uint64_t only_number;    /* state->export_total when it was given */
+    Py_ssize_t only_refs;    /* of the buffer, before */
+    cm_numpy_call only_call; /* within which it was asked for */
+    cm_pool *pool;   /* kept by the block, held if there is none; NULL for foreign
+                        memory */
+    cm_block *block; /* owned, of pool */
     cm_registration *registration; /* owned; NULL unless register() made it */
     PyObject *foreign; /* owned: keeps foreign memory alive (object, memoryview,
                           capsule) */
@@ -229,11 +230,11 @@ void cm_storage_unpin(cm_storage *storage);
 /* Count an export, which ends as a pin does; was_exported is set for good. */
 void cm_storage_begin_export(cm_storage *storage);
 /* Between begin and end: `view` is given to a memoryview, and nothing was exported
- * before. Where it comes back at the same moment (cm_moment), so within one call of C
- * code, as in numpy.array(buf), nobody kept the buffer and nothing else was exported
- * meanwhile, the bytes were read by the processor and never left us. Consumers of other
- * sorts ask for a view, start a copy of the device and give the view back at once. GIL.
- */
+ * before. Where NumPy asked for it and gives it back within the same call
+ * (numpy_call.h), as in numpy.array(buf), nobody kept the buffer and nothing else was
+ * exported meanwhile, the bytes were read by the processor and never left us. Other
+ * consumers may ask for a view, start a copy of the device and give the view back at
+ * once. GIL. */
 void cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
 /* It comes back: true, and was_exported is unset, if it was none. */
 bool cm_storage_unwatch_view(cm_storage *storage, const void *view, Py_ssize_t refs);

@@ -40,6 +40,12 @@ cm_numpy_import(void)
     return format_cache == NULL ? -1 : 0;
 }
 
+uintptr_t
+cm_numpy_code(void)
+{
+    return (uintptr_t)PyArray_API[0]; /* PyArray_GetNDArrayCVersion() */
+}
+
 /* -- dtypes ------------------------------------------------------------------------------- */
 
 static int

@@ -8,6 +8,8 @@
 #include "python/core/state.h"
 
 int cm_numpy_import(void); /* at module exec; 0 or -1 */
+/* Where a function of NumPy's is: in the shared object that holds numpy.array(). */
+uintptr_t cm_numpy_code(void);
 
 /* Anything numpy.dtype() accepts (None: float64) to a new numpy.dtype. TypeError for
  * dtypes with objects in them and for itemsize 0. */

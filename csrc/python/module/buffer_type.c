@@ -244,6 +244,7 @@ MANAGED(MANAGE)
 
 static PyMethodDef buffer_methods[] = {
     {"numpy", cm_buffer_numpy, METH_NOARGS, CM_DOC_Buffer_numpy},
+    {"__bytes__", cm_buffer_bytes, METH_NOARGS, CM_DOC_Buffer___bytes__},
     {"_read_by", cm_buffer_read_by, METH_O, CM_DOC_Buffer__read_by},
     {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
     VIEWS(VIEW_METHOD){"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS,

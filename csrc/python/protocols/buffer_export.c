@@ -8,6 +8,10 @@
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "cumem needs a 64-bit platform");
 
+/* Of less, an export costs next to no memory, and to look at the stack takes longer
+ * than to copy the bytes. */
+enum { LEAST_WATCHED_NBYTES = 4096 };
+
 static bool
 has_all(int flags, int wanted)
 {
@@ -93,7 +97,8 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         }
     }
     /* counted before the wait, so that free() refuses meanwhile */
-    bool is_first = !buffer->storage->was_exported;
+    bool is_first = !buffer->storage->was_exported
+                    && buffer->storage->nbytes >= LEAST_WATCHED_NBYTES;
     Py_ssize_t refs = Py_REFCNT(self);
     cm_storage_begin_export(buffer->storage);
     buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
