@@ -1560,6 +1560,9 @@ class Transfer:
             If `timeout` is negative or not a number.
         TypeError
             If `timeout` is no number or `progress` cannot be called.
+        BufferError
+            If the owner of an end's memory moved it (``share_memory_()`` of a PyTorch
+            tensor) before anybody saw the end of the copy.
         ImportError
             If `progress` is True and there is no tqdm.
         CancelledError

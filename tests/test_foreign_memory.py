@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import mmap
 from collections.abc import Callable
 from typing import Any
@@ -190,6 +191,101 @@ def test_registration_of_moved_bytes_ends(runtime, torch) -> None:
         tensor.share_memory_()
         with pytest.raises(BufferError, match="register"):
             cumem.array(pinned)
+
+
+# -- a storage moves beside a copy in the background -------------------------------------
+
+
+def begin_from(tensor: Any) -> cumem.Transfer:
+    return cumem.copy_async(cumem.empty_pinned(COUNT, "f4"), tensor)
+
+
+def begin_to(tensor: Any) -> cumem.Transfer:
+    return cumem.copy_async(tensor, np.ones(COUNT, "f4"))
+
+
+def begin_from_buffer(tensor: Any) -> cumem.Transfer:
+    return begin_from(cumem.asbuffer(tensor))
+
+
+def begin_from_array(tensor: Any) -> cumem.Transfer:
+    return begin_from(tensor.numpy())
+
+
+def begin_many(tensor: Any) -> cumem.Transfer:
+    target = cumem.empty_pinned(COUNT, "f4")
+    return cumem.copy_many_async([(target[:9], np.ones(9, "f4")), (target, tensor)])
+
+
+def begin_several(tensor: Any) -> cumem.Transfer:
+    return cumem.broadcast_async([np.empty(COUNT, "f4"), tensor], np.ones(COUNT, "f4"))[
+        -1
+    ]
+
+
+BEGINS: dict[str, Callable[[Any], cumem.Transfer]] = {
+    "from": begin_from,
+    "to": begin_to,
+    "from a buffer": begin_from_buffer,
+    "from an array": begin_from_array,
+    "many": begin_many,
+    "several": begin_several,
+}
+
+
+def end_unseen() -> None:
+    """All copies are done, and nobody has looked: a move comes too late to harm them, but
+    that cannot be known."""
+    session.wait_until(lambda: session.testing.pending_transfers() == 0)
+
+
+@pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
+def test_move_beside_a_copy_in_the_background_raises_when_waited_for(
+    runtime, torch, begin
+) -> None:
+    tensor = torch.full((COUNT,), 1.0)
+    transfer = begin(tensor)
+    end_unseen()
+    tensor.share_memory_()
+    for _ in range(2):
+        assert transfer.done
+        with pytest.raises(BufferError, match=r"not certain.*share_memory_.*wait for"):
+            transfer.wait()
+
+
+@pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
+@pytest.mark.parametrize("seen", ["done", "wait"])
+def test_move_after_a_copy_was_seen_to_end_is_free(runtime, torch, begin, seen) -> None:
+    tensor = torch.full((COUNT,), 1.0)
+    transfer = begin(tensor)
+    if seen == "wait":
+        transfer.wait()
+    else:
+        session.wait_until(lambda: transfer.done)
+    tensor.share_memory_()
+    transfer.wait()
+
+
+def test_move_beside_an_awaited_copy_raises(runtime, torch) -> None:
+    tensor = torch.full((COUNT,), 1.0)
+
+    async def wait() -> None:
+        transfer = begin_from(tensor)
+        end_unseen()
+        tensor.share_memory_()
+        await transfer
+
+    with pytest.raises(BufferError, match="not certain"):
+        asyncio.run(wait())
+
+
+def test_array_that_is_resized_beside_a_copy_raises_when_waited_for(runtime) -> None:
+    array = np.ones(COUNT, "f4")
+    transfer = begin_from(cumem.asbuffer(array))
+    end_unseen()
+    array.resize(9 * COUNT, refcheck=False)
+    with pytest.raises(BufferError, match=r"not certain.*ndarray.resize"):
+        transfer.wait()
 
 
 # -- a storage is resized ----------------------------------------------------------------

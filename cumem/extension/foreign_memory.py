@@ -131,9 +131,15 @@ def fix_size(memory: Any) -> None:
 
 
 def refuse_moved(
-    memory: object, address: int, nbytes: int, new_address: int, new_nbytes: int
+    memory: object,
+    address: int,
+    nbytes: int,
+    new_address: int,
+    new_nbytes: int,
+    in_copy: bool,
 ) -> NoReturn:
-    """Raise that the owner of a buffer's memory has put other memory in its place."""
+    """Raise that the owner of a buffer's memory has put other memory in its place, where
+    it is `in_copy` before anybody saw that a copy was done."""
     if isinstance(memory, np.ndarray):
         what, how = "array", "ndarray.resize()"
         cure = "resize it before"
@@ -146,6 +152,13 @@ def refuse_moved(
     else:
         what, how = f"{type(memory).__name__}", "resize()"
         cure = "resize it before"
+    if in_copy:
+        raise BufferError(
+            f"what this copy did is not certain: the {what} of one of its ends had "
+            f"{nbytes} bytes at {address:#x} when it began, and has {new_nbytes} bytes at "
+            f"{new_address:#x} now, as after {how}; {cure} or wait for the copy first, "
+            "and copy again"
+        )
     raise BufferError(
         f"the memory of this buffer is gone: the {what} that it was made of had {nbytes} "
         f"bytes at {address:#x} and has {new_nbytes} bytes at {new_address:#x} now, as "

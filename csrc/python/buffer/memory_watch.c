@@ -195,22 +195,78 @@ cm_memory_share(cm_storage *storage, const cm_storage *other)
     storage->is_watched = other->is_watched;
 }
 
+/* 0, or -1 with BufferError where `memory` is no longer at `was`; `in_copy`: which a
+ * copy has used meanwhile. */
+static int
+check_place(const cm_state *state, PyObject *memory, uint64_t was_address,
+            uint64_t was_nbytes, bool in_copy)
+{
+    uint64_t address, nbytes;
+    if (read_place(state, memory, &address, &nbytes) < 0) {
+        return -1;
+    }
+    if (address == was_address && nbytes == was_nbytes) {
+        return 0;
+    }
+    return cm_package_refuse(
+        "extension.foreign_memory", "refuse_moved",
+        Py_BuildValue("(OKKKKO)", memory, (unsigned long long)was_address,
+                      (unsigned long long)was_nbytes, (unsigned long long)address,
+                      (unsigned long long)nbytes, in_copy ? Py_True : Py_False));
+}
+
 int
 cm_memory_check(const cm_storage *storage)
 {
-    uint64_t address, nbytes;
     /* the call may run Python code, which may close the storage */
     PyObject *memory = Py_NewRef(storage->memory);
-    int result = read_place(storage->state, memory, &address, &nbytes);
-    if (result == 0
-        && (address != storage->memory_address || nbytes != storage->memory_nbytes)) {
-        result = cm_package_refuse(
-            "extension.foreign_memory", "refuse_moved",
-            Py_BuildValue("(OKKKK)", memory,
-                          (unsigned long long)storage->memory_address,
-                          (unsigned long long)storage->memory_nbytes,
-                          (unsigned long long)address, (unsigned long long)nbytes));
-    }
+    int result = check_place(storage->state, memory, storage->memory_address,
+                             storage->memory_nbytes, false);
     Py_DECREF(memory);
+    return result;
+}
+
+/* -- for copies in the background --------------------------------------------------------- */
+
+static int
+note(PyObject *memory, uint64_t address, uint64_t nbytes, PyObject **list)
+{
+    if (*list == NULL) {
+        *list = PyList_New(0);
+    }
+    cm_append(list, Py_BuildValue("(OKK)", memory, (unsigned long long)address,
+                                  (unsigned long long)nbytes));
+    return *list == NULL ? -1 : 0;
+}
+
+int
+cm_memory_note(const cm_storage *storage, PyObject **list)
+{
+    return storage->is_watched ? note(storage->memory, storage->memory_address,
+                                      storage->memory_nbytes, list)
+                               : 0;
+}
+
+int
+cm_memory_note_place(const cm_state *state, PyObject *memory, PyObject **list)
+{
+    uint64_t address, nbytes;
+    return read_place(state, memory, &address, &nbytes) < 0
+               ? forgive()
+               : note(memory, address, nbytes, list);
+}
+
+int
+cm_memory_check_noted(cm_state *state, PyObject *list)
+{
+    int result = 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyList_Size(list); i++) {
+        PyObject *memory;
+        unsigned long long address, nbytes;
+        result =
+            PyArg_ParseTuple(PyList_GetItem(list, i), "OKK", &memory, &address, &nbytes)
+                ? check_place(state, memory, address, nbytes, true)
+                : -1;
+    }
     return result;
 }

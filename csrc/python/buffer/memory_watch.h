@@ -9,7 +9,8 @@
  * does the same to an array. A storage of the CPU refuses to be resized once somebody
  * said so, as Tensor.numpy() does; cm_memory_watch() says it too. What can still move
  * is compared with what it was at each use of a buffer (cm_storage_check_open), which
- * raises instead of reading what is no longer there.
+ * raises instead of reading what is no longer there. What moves while a copy runs in
+ * the background is found when somebody waits for the copy.
  *
  * A copy that the caller waits for only keeps the storage, which costs one call of a
  * method: nothing uses the buffer after it. What lives longer (asbuffer(), register(),
@@ -31,3 +32,12 @@ int cm_memory_watch(cm_storage *storage);
 void cm_memory_share(cm_storage *storage, const cm_storage *other);
 /* Is it still where it was? 0, or -1 with BufferError. */
 int cm_memory_check(const cm_storage *storage);
+
+/* For the handle of a copy in the background, which outlives the storages of its ends:
+ * a list, made with the first item, of what they are in and where that was. A storage
+ * that is not watched is left out. 0, or -1 with an exception. */
+int cm_memory_note(const cm_storage *storage, PyObject **list);
+/* The same of a storage of PyTorch's or an array, as it is now. */
+int cm_memory_note_place(const cm_state *state, PyObject *memory, PyObject **list);
+/* Is all of it still there? 0, or -1 with BufferError. */
+int cm_memory_check_noted(cm_state *state, PyObject *list);

@@ -607,8 +607,8 @@ run(many_call *self)
     }
     return cm_call_remember(call, ticket) < 0
                ? NULL
-               : cm_transfer_object_new(self->state, ticket, self->pairs, self->pairs,
-                                        self->first_device);
+               : cm_call_handle(call, ticket, self->pairs, self->pairs,
+                                self->first_device);
 }
 
 static PyObject *

@@ -323,7 +323,9 @@ int
 cm_call_keep_storage(cm_call *call, cm_storage *storage)
 {
     /* in the background the bytes are read when the caller has long gone on */
-    if (!call->blocking && cm_memory_watch(storage) < 0) {
+    if (!call->blocking
+        && (cm_memory_watch(storage) < 0
+            || cm_memory_note(storage, &call->watched) < 0)) {
         return -1;
     }
     cm_keep keep = {cm_storage_hold_transfer(storage), cm_storage_drop_transfer};
@@ -345,7 +347,12 @@ cm_call_keep(cm_call *call, const cm_operand *end)
         return cm_call_keep_storage(call, end->storage);
     }
     PyObject *under = call->blocking ? NULL : cm_memory_under(call->state, end->keep);
-    int result = under == NULL ? 0 : cm_call_keep_object(call, under);
+    int result = 0;
+    if (under != NULL
+        && (cm_memory_note_place(call->state, under, &call->watched) < 0
+            || cm_call_keep_object(call, under) < 0)) {
+        result = -1;
+    }
     Py_XDECREF(under);
     return result < 0 ? -1 : cm_call_keep_object(call, end->keep);
 }
@@ -622,4 +629,16 @@ cm_call_fini(cm_call *call)
         }
     }
     cm_stream_give(call->state, call->stream);
+    Py_CLEAR(call->watched);
+}
+
+PyObject *
+cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst, PyObject *src,
+               int device)
+{
+    PyObject *handle = cm_transfer_object_new(call->state, ticket, dst, src, device);
+    if (handle != NULL && call->watched != NULL) {
+        cm_transfer_watch(handle, call->watched, cm_memory_check_noted);
+    }
+    return handle;
 }

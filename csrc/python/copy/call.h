@@ -60,8 +60,10 @@ typedef struct cm_call {
     uint32_t keep_room;
     cm_ticket *seen;       /* borrowed from the engine while it asks */
     PyThreadState *thread; /* while the GIL is released */
-    bool is_ordered; /* set by the caller: done, or queued on `stream`, after all that
-                        came before */
+    PyObject *watched; /* owned list of what ends are in that their owners can move, for
+                          the handle (memory_watch.h); NULL: nothing such */
+    bool is_ordered;   /* set by the caller: done, or queued on `stream`, after all that
+                          came before */
     cm_call_use first_uses[CM_CALL_USES];
     cm_stream *first_after[CM_CALL_STREAMS];
     cm_ticket *first_tickets[CM_CALL_TICKETS];
@@ -142,6 +144,10 @@ int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
+/* The Transfer of a copy in the background, as cm_transfer_object_new() makes it, which
+ * looks at the end whether the memory of the ends was moved meanwhile. */
+PyObject *cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst,
+                         PyObject *src, int device);
 
 /* Does the stream capture? NULL does not. Keeps the GIL where nothing need be waited
  * for to tell. */

@@ -245,9 +245,9 @@ make_transfers(const copy_call *call, cm_ticket *ticket)
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
         const cm_operand *end = i == 0 ? &call->dst : &call->more[i - 1];
-        PyObject *transfer = cm_transfer_object_new(
-            state, cm_ticket_share(ticket), PyTuple_GetItem(call->how.targets, i),
-            call->src_object, home_of(call, end));
+        PyObject *transfer = cm_call_handle(&call->call, cm_ticket_share(ticket),
+                                            PyTuple_GetItem(call->how.targets, i),
+                                            call->src_object, home_of(call, end));
         if (transfer == NULL || PyList_SetItem(list, i, transfer) < 0) {
             Py_CLEAR(list);
         }
@@ -262,8 +262,8 @@ make_transfer(copy_call *call, cm_ticket *ticket)
     return cm_call_remember(&call->call, ticket) < 0 ? NULL
            : call->how.targets != NULL
                ? make_transfers(call, ticket)
-               : cm_transfer_object_new(call->call.state, ticket, call->dst_object,
-                                        call->src_object, home_of(call, &call->dst));
+               : cm_call_handle(&call->call, ticket, call->dst_object, call->src_object,
+                                home_of(call, &call->dst));
 }
 
 static bool

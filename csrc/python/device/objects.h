@@ -107,12 +107,17 @@ typedef struct cm_transfer_object {
     PyObject *dst;     /* owned: both ends stay alive as long as the handle */
     PyObject *src;
     PyObject *weakrefs;
+    PyObject *watched; /* owned: what may have moved during the copy; NULL: nothing */
+    int (*check)(cm_state *state, PyObject *watched); /* 0, or -1 with BufferError */
     int device; /* whose default stream order(None) and order(1) mean; -1: no one's */
 } cm_transfer_object;
 
 /* A new Transfer. Takes over `ticket`, also on failure; holds dst and src. */
 PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
                                  PyObject *src, int device);
+/* Let the first who sees that it is done `check` what is `watched`, a list. */
+void cm_transfer_watch(PyObject *transfer, PyObject *watched,
+                       int (*check)(cm_state *state, PyObject *watched));
 /* Let `stream` wait for it. Blocks as cm_ticket_order does; Ctrl-C ends the waiting. 0,
  * or -1 with an exception. */
 int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);

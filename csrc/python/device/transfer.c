@@ -28,6 +28,15 @@ cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObje
     return op;
 }
 
+void
+cm_transfer_watch(PyObject *transfer, PyObject *watched,
+                  int (*check)(cm_state *state, PyObject *watched))
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)transfer;
+    self->watched = Py_NewRef(watched);
+    self->check = check;
+}
+
 static int
 transfer_traverse(PyObject *op, visitproc visit, void *arg)
 {
@@ -35,6 +44,7 @@ transfer_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(op));
     Py_VISIT(self->dst);
     Py_VISIT(self->src);
+    Py_VISIT(self->watched);
     return 0;
 }
 
@@ -44,6 +54,7 @@ transfer_clear(PyObject *op)
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     Py_CLEAR(self->dst);
     Py_CLEAR(self->src);
+    Py_CLEAR(self->watched);
     return 0;
 }
 
@@ -76,6 +87,24 @@ read_info(PyObject *op)
     return info;
 }
 
+/* -- memory that was moved meanwhile ------------------------------------------------------ */
+
+/* The copy is done. Was the memory of its ends then where it had been when the copy
+ * began? What has moved before anybody saw the end may have moved before the end, so
+ * that counts. From then on it may go where it likes. 0, or -1 with BufferError, at
+ * each call. */
+static int
+check_memory(cm_transfer_object *self)
+{
+    PyObject *watched = self->watched == NULL ? NULL : Py_NewRef(self->watched);
+    int result = watched == NULL ? 0 : self->check(self->state, watched);
+    Py_XDECREF(watched);
+    if (result == 0) {
+        Py_CLEAR(self->watched);
+    }
+    return result;
+}
+
 /* -- waiting ----------------------------------------------------------------------------- */
 
 /* NULL and None: for ever. 0, or -1 with TypeError or ValueError. */
@@ -97,7 +126,7 @@ read_timeout(PyObject *object, uint64_t *out)
 
 /* False with an exception. */
 static bool
-wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
+wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
               const cm_progress *progress)
 {
     uint64_t timeout;
@@ -121,6 +150,9 @@ wait_and_tell(const cm_transfer_object *self, PyObject *timeout_object,
         return false;
     }
     cm_state_drop_own(self->state); /* what was freed meanwhile goes back now */
+    if (check_memory(self) < 0) {
+        return false;
+    }
     return cm_progress_tell(progress, info.nbytes, info.nbytes) == 0;
 }
 
@@ -128,7 +160,7 @@ static PyObject *
 transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"timeout", "progress", NULL};
-    const cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     PyObject *values[2];
     cm_progress progress;
     if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, values) < 0
@@ -243,6 +275,12 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
     if (!info.done && in_child) {
         /* the parent's threads end it, and a loop here would never see that */
         return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
+    }
+    if (info.done && cm_is_ok(info.status) && check_memory(self) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_BufferError)) {
+            return NULL;
+        }
+        PyErr_Clear(); /* wait() says so */
     }
     return PyBool_FromLong(info.done);
 }
