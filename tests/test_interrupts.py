@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -70,6 +73,62 @@ def test_signal_ends_the_wait_of_a_pool(driver, drop: Drop, call: str) -> None:
     del work
     assert calls[call]() is not None or pool.closed
     assert pool.closed == (call == "close")
+
+
+def exit_with_three(*_: object) -> None:
+    sys.exit(3)
+
+
+def say_time_is_up(*_: object) -> None:
+    raise TimeoutError
+
+
+HANDLERS: dict[str, tuple[Callable[..., None], type[BaseException]]] = {
+    "Ctrl-C": (signal.default_int_handler, KeyboardInterrupt),
+    "exit": (exit_with_three, SystemExit),
+    "time is up": (say_time_is_up, TimeoutError),
+}
+
+
+@pytest.mark.parametrize(("handler", "raised"), HANDLERS.values(), ids=HANDLERS)
+@pytest.mark.parametrize(
+    "call", ["close", "trim", "trim all", "look", "allocate", "limit", "limit all"]
+)
+def test_signal_is_not_lost_while_a_library_is_asked_whether_it_captures(
+    driver, monkeypatch, call: str, handler: Callable[..., None], raised: type
+) -> None:
+    """Its handler runs in the Python code that asks, the first that a wait runs."""
+    asked = []
+
+    def get_current_stream() -> None:
+        if not asked:
+            asked.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    cuda = types.SimpleNamespace(get_current_stream=get_current_stream)
+    pool = cumem.Pool("pinned", limit=2 * MIB)
+    calls: dict[str, Callable[[], object]] = {
+        "close": pool.close,
+        "trim": pool.trim,
+        "trim all": cumem.trim,
+        "look": lambda: cumem.trim(wait=False),
+        "allocate": lambda: pool.allocate(2 * MIB),
+        "limit": lambda: setattr(pool, "limit", 3 * MIB),
+        "limit all": lambda: cumem.set_limit("pinned", 3 * MIB),
+    }
+    stream = cumem.Stream()
+    with session.gate(stream):
+        drop_exported(stream, pool)
+    before = signal.signal(signal.SIGINT, handler)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    try:
+        with pytest.raises(raised):
+            calls[call]()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert asked
+    calls[call]()  # everything goes on
+    cumem.set_limit("pinned", None)
 
 
 def test_closed_pool_of_live_buffers_waits_for_none(driver) -> None:

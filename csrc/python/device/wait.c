@@ -253,7 +253,7 @@ is_interrupted(void *argument)
 {
     cm_pool_waiter *waiter = argument;
     cm_gil_take(waiter->thread);
-    bool interrupted = PyErr_CheckSignals() < 0;
+    bool interrupted = PyErr_Occurred() != NULL || PyErr_CheckSignals() < 0;
     waiter->thread = cm_gil_give();
     return interrupted;
 }
@@ -264,19 +264,83 @@ wait_for_device(void *argument, int device, cm_status *out)
     cm_pool_waiter *waiter = argument;
     cm_gil_take(waiter->thread);
     cm_runtime *rt = waiter->state->runtime; /* stays while the state is entered */
-    bool done = cm_wait_for_device(waiter->state, rt, device, out);
+    bool done =
+        PyErr_Occurred() == NULL && cm_wait_for_device(waiter->state, rt, device, out);
     waiter->thread = cm_gil_give();
     return done;
 }
 
+/* -- an exception that comes beside a result ------------------------------------------ */
+
+static int
+raise_postponed(void *argument)
+{
+    cm_kept_error *kept = argument;
+    cm_error_restore(*kept);
+    free(kept);
+    return -1;
+}
+
+/* The pending exception, if there is one, is raised by the next instruction that Python
+ * carries out in this thread, and is no longer pending. Signal handlers run in the main
+ * thread, as pending calls do. In others it is one that a debugger or a timeout has
+ * sent (PyThreadState_SetAsyncExc), and is sent again. */
+static void
+postpone_error(void)
+{
+    if (PyErr_Occurred() == NULL) {
+        return;
+    }
+    if (!cm_sees_signals()) {
+        cm_kept_error sent = cm_error_keep();
+        (void)PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), sent.type);
+        cm_error_restore(sent);
+        PyErr_Clear();
+        return;
+    }
+    cm_kept_error *kept = malloc(sizeof(*kept));
+    if (kept == NULL) {
+        PyErr_WriteUnraisable(NULL);
+        return;
+    }
+    *kept = cm_error_keep();
+    if (Py_AddPendingCall(raise_postponed, kept) < 0) { /* too many wait already */
+        (void)raise_postponed(kept);
+        PyErr_WriteUnraisable(NULL);
+    }
+}
+
 /* Libraries that were never imported are not asked; what cannot be asked does not
- * capture. An exception of ours, that of a signal's handler, is kept. */
+ * capture. Python code runs, and with it the handlers of signals that came while nobody
+ * had the GIL. What they raise stays set and must not be lost with the answer; the wait
+ * is then over, so that true spares what would only prolong it. An exception that was
+ * set before is kept in place of a second one. */
+static bool
+ask_libraries(void)
+{
+    cm_kept_error kept = cm_error_keep();
+    bool raised = PyErr_CheckSignals() < 0;
+    PyObject *answer = raised ? NULL
+                              : cm_package_call("extension.foreign_stream",
+                                                "is_captured", PyTuple_New(0));
+    bool captures = answer == Py_True;
+    if (answer == NULL && !raised) {
+        raised = !PyErr_ExceptionMatches(PyExc_ImportError); /* at the exit */
+    }
+    Py_XDECREF(answer);
+    if (kept.type != NULL || !raised) {
+        PyErr_Clear();
+        cm_error_restore(kept);
+    }
+    return captures || raised;
+}
+
 static bool
 others_capture(void *argument)
 {
     cm_pool_waiter *waiter = argument;
     cm_gil_take(waiter->thread);
-    bool captures = cm_library_captures();
+    bool captures = ask_libraries();
     waiter->thread = cm_gil_give();
     return captures;
 }
@@ -284,14 +348,18 @@ others_capture(void *argument)
 bool
 cm_library_captures(void)
 {
-    cm_kept_error kept = cm_error_keep();
-    PyObject *answer =
-        cm_package_call("extension.foreign_stream", "is_captured", PyTuple_New(0));
-    bool captures = answer == Py_True;
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    cm_error_restore(kept);
+    bool captures = ask_libraries();
+    postpone_error();
     return captures;
+}
+
+void
+cm_pool_waiter_end(const cm_pool_waiter *waiter, cm_status status)
+{
+    cm_gil_take(waiter->thread);
+    if (status.code != CM_ECANCELLED) {
+        postpone_error();
+    }
 }
 
 cm_wait_hooks

@@ -52,6 +52,11 @@ typedef struct cm_pool_waiter {
 } cm_pool_waiter;
 
 cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
+/* Takes the GIL back after the wait, which had this status. An exception of a signal's
+ * handler that did not end the wait is raised by the next instruction of Python's: the
+ * result of the call stands. */
+void cm_pool_waiter_end(const cm_pool_waiter *waiter, cm_status status);
 /* Does the current stream that PyTorch or CuPy have in this thread capture? Of streams
- * that cumem was told of the runtime knows. GIL. */
+ * that cumem was told of the runtime knows. GIL. What a signal's handler raises
+ * meanwhile is raised by the next instruction of Python's. */
 bool cm_library_captures(void);

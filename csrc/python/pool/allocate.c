@@ -77,7 +77,7 @@ try_again(attempt *self)
     cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     status = cm_pool_alloc(self->pool, self->nbytes, self->stream, &hooks, &block);
-    cm_gil_take(waiter.thread);
+    cm_pool_waiter_end(&waiter, status);
     cm_state_leave(self->state);
     self->status = status;
     self->block = cm_is_ok(status) ? block : NULL;
@@ -132,7 +132,7 @@ run_steps(attempt *self)
     cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     cm_status status = cm_pool_trim_others(self->pool, self->status, &hooks, &r);
-    cm_gil_take(waiter.thread);
+    cm_pool_waiter_end(&waiter, status);
     if (!cm_is_ok(status)) {
         return -1;
     }

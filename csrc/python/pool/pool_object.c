@@ -197,7 +197,7 @@ cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     r->only_looks = !wait;
     cm_status status = cm_pools_trim(rt, r, &hooks);
-    cm_gil_take(waiter.thread);
+    cm_pool_waiter_end(&waiter, status);
     cm_state_leave(state);
     return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal's handler */
 }

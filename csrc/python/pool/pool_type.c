@@ -255,7 +255,7 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     uint64_t released;
     cm_status status = cm_pool_trim(pool, 0, &hooks, &released); /* while it is open */
-    cm_gil_take(waiter.thread);
+    cm_pool_waiter_end(&waiter, status);
     if (status.code == CM_ECANCELLED) {
         cm_pool_object_give(op, pool);
         return NULL; /* with the exception of a signal's handler */
