@@ -5,18 +5,37 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import subprocess
-import sys
 
 import pytest
+from support import programs
 
 import cumem
+
+#: So that what is used after its end is seen: memory that is given back changes.
+POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
 
 LEFT = {
     "pools": "kept = [cumem.default_pool('pinned'), cumem.Pool('device')]",
     "streams": "kept = [cumem.Stream() for _ in range(3)]",
     "events": "kept = [cumem.Stream().record() for _ in range(3)]",
     "arrays": "with cumem.numpy_pinned(1):\n    kept = np.ones(1000001)",
+    "transfers": "kept = [cumem.copy_async(np.ones(9), np.zeros(9)) for _ in range(3)]",
+    "waits that Ctrl-C ended": """
+import signal, threading
+from support import session
+def interrupt():
+    session.wait_until_waiting(threading.main_thread())
+    signal.raise_signal(signal.SIGINT)
+kept = cumem.Stream()
+with session.gate(kept):
+    cumem.empty_device(100).fill(1, stream=kept)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        cumem.synchronize()
+    except KeyboardInterrupt:
+        pass
+    thread.join()""",
     "all": "kept = [cumem.Stream(), cumem.Event(), cumem.Pool('pinned')]",
 }
 
@@ -32,13 +51,34 @@ def test_objects_that_outlive_the_module_are_freed_without_its_state(
         code += (
             "loop = [kept, np]\nloop.append(loop)\nnp.kept_by_another_module = loop\n"
         )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = programs.run("-W", "ignore", "-X", "faulthandler", "-c", code, **POISONED)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_failed_transfers_that_outlive_the_module_tell_of_it_or_are_silent(
+    cycle: bool,
+) -> None:
+    """What tells of a failure makes an exception, for which it needs the module."""
+    code = """
+import numpy as np
+import cumem
+from support.session import testing
+
+testing.configure(backend="emulated", faults=True)
+target = cumem.empty_device(1 << 20)
+testing.plan_fault("copy_async", 1, 999, repeat=True)
+kept = [cumem.copy_async(target, cumem.empty_pinned(1 << 20)) for _ in range(3)]
+while not all(each.done for each in kept):
+    pass
+testing.plan_fault(None, 0)
+"""
+    if cycle:
+        code += "loop = [kept, np]\nloop.append(loop)\nnp.kept = loop\n"
+    done = programs.run("-W", "ignore", "-X", "faulthandler", "-c", code, **POISONED)
+    assert done.returncode == 0, done.stderr
+    said = {line.split(":")[0] for line in done.stderr.splitlines()}
+    assert said <= {"Exception ignored in", "cumem.CudaError"}, done.stderr
 
 
 @pytest.mark.parametrize(

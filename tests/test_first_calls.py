@@ -132,10 +132,15 @@ BLOCKS = (
     *("cumem.Device(0)", "cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),
     *("cumem.Pool('device')", "cumem.numpy_pinned(1)", "cumem.limit('pinned', '1GiB')"),
     *("cumem.measure()", "cumem.tag('a')", "nothing()"),
+    # Up to Python 3.11 a collection runs inside the allocation of an object.
+    *("at_collections(cumem.shutdown)", "at_collections(end_oldest, 20)"),
 )
 
+#: So that what is used after its end is seen: memory that is given back changes.
+POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
+
 PROGRAM = """
-import contextlib, faulthandler, json, os, sys, threading, warnings
+import contextlib, faulthandler, gc, json, os, sys, threading, warnings
 import numpy as np
 import cumem
 
@@ -166,6 +171,43 @@ def aside(work):
     for _ in range(9):
         cumem.asbuffer(a)
     thread.join()
+
+@contextlib.contextmanager
+def at_collections(work, every=1):
+    # whenever one begins, which is as often as can be
+    busy = False
+
+    def collected(phase, info):
+        nonlocal busy
+        if phase == "start" and not busy:
+            busy = True
+            with contextlib.suppress(Exception):
+                work()
+            busy = False
+
+    gc.callbacks.append(collected)
+    gc.set_threshold(every, 1000, 1000)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(collected)
+
+#: How something is made, and how it ends; what was made and has not ended yet.
+SORTS = [
+    (lambda: cumem.empty_pinned(10), "free"), (lambda: cumem.register(n()), "close"),
+    (lambda: cumem.empty_device(10), "free"), (cumem.Stream, "close"),
+    (lambda: cumem.Pool("pinned"), "close"), (cumem.Event, "close"),
+]
+made = []
+
+def end_oldest():
+    # the oldest, and something new in its place
+    make_one, end = SORTS[0]
+    SORTS.append(SORTS.pop(0))
+    made.append((make_one(), end))
+    if len(made) > len(SORTS):
+        thing, end = made.pop(0)
+        getattr(thing, end)()
 
 def make(call):
     try:
@@ -224,7 +266,7 @@ def test_every_public_function_is_among_the_first_calls() -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_first_call_of_a_process_inside_a_block_does_not_crash(folder, block) -> None:
     calls = json.dumps(CALLS | OTHERS)
-    done = programs.run("-c", PROGRAM, block, calls, str(folder))
+    done = programs.run("-c", PROGRAM, block, calls, str(folder), **POISONED)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {}, done.stderr
 

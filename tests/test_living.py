@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import programs
 from support.lines import here, nothing_runs  # noqa: F401
 
 import cumem
@@ -280,3 +281,38 @@ def test_live_without_a_record_says_how_to_get_lines(runtime) -> None:
         later = cumem.empty_pinned(100)
         assert "CUMEM_RECORD" not in str(cumem.live())
     assert kept.nbytes == later.nbytes
+
+
+def test_list_of_what_lives_is_whole_where_a_collection_ends_what_it_lists(
+    runtime,
+) -> None:
+    """Up to Python 3.11 a collection runs inside the allocation of a row."""
+    done = programs.run(
+        "-c",
+        """
+import gc
+import numpy as np
+import cumem
+from cumem import _core
+
+registered = [cumem.register(np.zeros(1000)) for _ in range(300)]
+arrays = []
+
+def collected(phase, info):
+    if phase == "start" and registered:
+        registered.pop().close()
+        arrays.append(np.ones(30))
+
+_core._living()
+gc.callbacks.append(collected)
+gc.set_threshold(1, 1000, 1000)
+rows = _core._living()
+gc.callbacks.clear()
+assert all(len(row) == 6 for row in rows)
+print(len(rows))
+""",
+        PYTHONMALLOC="malloc",
+        MALLOC_PERTURB_="165",
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 300

@@ -4,6 +4,7 @@
  * calls, of whole spans: from the lowest to the highest element of a buffer. */
 #include "python/buffer/methods.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -82,15 +83,11 @@ find_span(const cm_buffer *self, bool inside, cm_address *address, uint64_t *nby
     return 0;
 }
 
-/* Find one of the buffers. 0, or -1 with an exception. */
+/* Find one of the buffers, which is pinned. 0, or -1 with an exception. */
 static int
-add(const cm_state *state, const page_call *wanted, PyObject *object,
-    cm_address *address, uint64_t *nbytes)
+add(const page_call *wanted, const cm_buffer *buffer, cm_address *address,
+    uint64_t *nbytes)
 {
-    const cm_buffer *buffer = (const cm_buffer *)(void *)object;
-    if (!cm_buffer_check(state, object) || cm_buffer_kind(buffer) != CM_KIND_MANAGED) {
-        return cm_arg_refuse(object, "buffers", "ManagedBuffers");
-    }
     cm_storage *storage = buffer->storage;
     cm_stream *stream = wanted->stream;
     bool discards = wanted->work == DISCARD; /* and so comes after all that reads */
@@ -104,13 +101,42 @@ add(const cm_state *state, const page_call *wanted, PyObject *object,
     return 0;
 }
 
-static cm_storage *
-storage_at(PyObject *tuple, Py_ssize_t i)
+static cm_buffer *
+buffer_at(PyObject *tuple, Py_ssize_t i)
 {
-    return ((cm_buffer *)(void *)PyTuple_GetItem(tuple, i))->storage;
+    return (cm_buffer *)(void *)PyTuple_GetItem(tuple, i);
 }
 
-/* Of a tuple of buffers, which stay open meanwhile. 0, or -1 with an exception. */
+/* Pin all of them, or none: -1 with TypeError. What is done before the call lets other
+ * threads in, and one that frees a buffer then must not have its pages taken for the
+ * next owner's, which a discard would empty. */
+static int
+pin_all(const cm_state *state, PyObject *tuple)
+{
+    Py_ssize_t count = PyTuple_Size(tuple);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PyTuple_GetItem(tuple, i);
+        if (!cm_buffer_check(state, object)
+            || cm_buffer_kind(buffer_at(tuple, i)) != CM_KIND_MANAGED) {
+            return cm_arg_refuse(object, "buffers", "ManagedBuffers");
+        }
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        cm_storage_pin(buffer_at(tuple, i)->storage);
+    }
+    return 0;
+}
+
+static void
+unpin_all(PyObject *tuple)
+{
+    Py_ssize_t count = PyTuple_Size(tuple);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        cm_storage_unpin(buffer_at(tuple, i)->storage);
+    }
+}
+
+/* Of a tuple of buffers, which are pinned. 0, or -1 with an exception. */
 static int
 run(cm_state *state, const page_call *wanted, PyObject *tuple)
 {
@@ -127,17 +153,13 @@ run(cm_state *state, const page_call *wanted, PyObject *tuple)
     cm_address *addresses = nbytes + most;
     int result = 0;
     for (Py_ssize_t i = 0; i < most && result == 0; i++) {
-        result = add(state, wanted, PyTuple_GetItem(tuple, i), &addresses[count],
-                     &nbytes[count]);
+        result = add(wanted, buffer_at(tuple, i), &addresses[count], &nbytes[count]);
         count += nbytes[count] > 0;
     }
     if (result == 0 && count > 0) {
         int home = wanted->stream != NULL ? wanted->stream->device
-                                          : storage_at(tuple, 0)->device;
+                                          : buffer_at(tuple, 0)->storage->device;
         cm_runtime *rt = state->runtime;
-        for (Py_ssize_t i = 0; i < most; i++) {
-            cm_storage_pin(storage_at(tuple, i));
-        }
         uint64_t total = 0;
         for (uint64_t i = 0; i < count; i++) {
             total += nbytes[i];
@@ -162,9 +184,6 @@ run(cm_state *state, const page_call *wanted, PyObject *tuple)
         }
         status = explained(rt, wanted->location >= 0 ? wanted->location : home, status);
         cm_state_leave(state);
-        for (Py_ssize_t i = 0; i < most; i++) {
-            cm_storage_unpin(storage_at(tuple, i));
-        }
         result = cm_py_check(state, status, doing[wanted->work]);
     }
     free(nbytes);
@@ -183,6 +202,8 @@ managed(PyObject *module, PyObject *args)
     page_call wanted = {.stream = NULL};
     if (!PyArg_ParseTuple(args, "iO!iiO|i", &work, &PyTuple_Type, &tuple,
                           &wanted.advice, &wanted.location, &stream, &home)
+        || cm_arg_check_range(work, "work", PREFETCH, ADVISE + 1) < 0
+        || cm_arg_check_range(home, "home", -1, CM_MAX_DEVICES) < 0
         || cm_state_runtime(state) == NULL) {
         return NULL;
     }
@@ -193,9 +214,14 @@ managed(PyObject *module, PyObject *args)
             return NULL;
         }
     }
-    int result = run(state, &wanted, tuple);
+    int result = pin_all(state, tuple);
+    if (result == 0) {
+        result = run(state, &wanted, tuple);
+        unpin_all(tuple);
+    }
     cm_stream_give(state, wanted.stream);
-    if (result == 0 && work == PREFETCH && wanted.advice != 0) {
+    if (result == 0 && work == PREFETCH && wanted.advice != 0
+        && PyTuple_Size(tuple) > 0) {
         cm_buffer *buffer = (cm_buffer *)(void *)PyTuple_GetItem(tuple, 0);
         result = cm_buffer_note_side(buffer, wanted.location >= 0);
     }
@@ -247,7 +273,8 @@ managed_ask(PyObject *module, PyObject *args)
     int found[CM_MAX_DEVICES + 1];
     if (!PyArg_ParseTuple(args, "O!iKKi",
                           cm_state_of_module(module)->buffer_types[CM_KIND_MANAGED],
-                          &buffer, &attribute, &begin, &end, &count)) {
+                          &buffer, &attribute, &begin, &end, &count)
+        || cm_arg_check_range(count, "count", 1, INT_MAX) < 0) {
         return NULL;
     }
     count = count <= CM_MAX_DEVICES ? count : CM_MAX_DEVICES + 1;

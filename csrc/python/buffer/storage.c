@@ -509,6 +509,9 @@ cm_storage_begin_export(cm_storage *storage)
 void
 cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs)
 {
+    if (storage->state == NULL) {
+        return; /* the module is gone: nothing will be given back */
+    }
     cm_numpy_call call = cm_numpy_call_now();
     storage->only_view = call.frame == 0 ? NULL : view;
     storage->only_number = storage->state->export_total;

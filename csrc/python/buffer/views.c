@@ -2,6 +2,7 @@
 /* Views of a buffer: basic indexing; others, whose strides the package works out. */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
+#include "python/core/arguments.h"
 
 /* -- indexing: integers, slices, Ellipsis and None. What is wrong with an index is left
  * to the package; these answer false for it
@@ -178,6 +179,10 @@ cm_view(PyObject *module, PyObject *args)
                           &lengths, &steps, &as_device)
         || cm_buffer_check_open((cm_buffer *)object) < 0
         || cm_extents_read(lengths, steps, &ndim, shape, strides) < 0) {
+        return NULL;
+    }
+    if (!cm_numpy_is_dtype(dtype)) {
+        (void)cm_arg_refuse(dtype, "dtype", "a numpy.dtype");
         return NULL;
     }
     cm_buffer *self = (cm_buffer *)object;

@@ -6,6 +6,7 @@
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
+#include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
 #include "python/pool/allocate.h"
 
@@ -22,9 +23,14 @@ read_flags(const cm_state *state, PyObject *object, cm_kind kind, unsigned *out)
         *out = like->storage->pool != NULL ? like->storage->flags : *out;
     }
     else if (object != Py_None) {
-        *out = (unsigned)PyLong_AsUnsignedLong(object);
+        unsigned long flags = PyLong_AsUnsignedLong(object);
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+        *out = flags < CM_POOL_FLAG_SLOTS ? (unsigned)flags : CM_POOL_FLAG_SLOTS;
     }
-    return PyErr_Occurred() ? -1 : 0;
+    /* They are the place of the default pool that serves them. */
+    return cm_arg_check_range((int)*out, "flags", 0, CM_POOL_FLAG_SLOTS);
 }
 
 /* A shape, or that of an array or a Buffer, with its strides; of it nothing else
@@ -35,6 +41,9 @@ read_layout(const cm_state *state, PyObject *shape, PyObject *like, cm_region *o
 {
     if (cm_buffer_check(state, like)) {
         cm_buffer_region((const cm_buffer *)like, out);
+    }
+    else if (like != Py_None && !cm_numpy_is_array(like)) {
+        return cm_arg_refuse(like, "like", "a Buffer, an array or None");
     }
     else if (like != Py_None) {
         cm_numpy_layout(like, out);

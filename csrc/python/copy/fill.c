@@ -5,6 +5,7 @@
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
 #include "python/device/wait.h"
 
 /* The device whose work the fill is; -1: the host's. Memory that both reach is the
@@ -170,10 +171,22 @@ fill_by(cm_buffer *self, PyObject *element, PyObject *given)
     cm_region region;
     PyObject *dtype;
     bool readonly;
+    int64_t count;
+    if (!cm_numpy_is_array(element)) {
+        (void)cm_arg_refuse(element, "element", "an array");
+        return NULL;
+    }
     if (cm_numpy_region(element, &region, &dtype, &readonly) < 0) {
         return NULL;
     }
     Py_DECREF(dtype);
+    /* The engine reads one item of the buffer's size at its address. */
+    if (region.itemsize != self->itemsize || !cm_is_ok(cm_region_count(&region, &count))
+        || count != 1) {
+        PyErr_SetString(PyExc_ValueError,
+                        "element must be one item of the buffer's dtype");
+        return NULL;
+    }
     cm_stream *stream = find_stream(self, given);
     if (stream == NULL) {
         return NULL;

@@ -8,7 +8,9 @@
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
 #include "transfer/engine/engine.h"
 
 /* -- ends --------------------------------------------------------------------------------- */
@@ -49,6 +51,10 @@ read_end(PyObject *module, PyObject *args)
     cm_call_frame frame;
     PyObject *answer = NULL;
     cm_state *state = cm_state_of_module(module);
+    if (dtype != Py_None && !cm_numpy_is_dtype(dtype)) {
+        (void)cm_arg_refuse(dtype, "dtype", "a numpy.dtype or None");
+        return NULL;
+    }
     dtype = dtype == Py_None ? NULL : dtype;
     int device = cm_device_hint(state, object, stream, 0);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0
@@ -163,6 +169,10 @@ copy_part(PyObject *module, PyObject *args)
     unsigned long long number, before;
     if (!PyArg_ParseTuple(args, "O!OOpOKKO", &PyTuple_Type, &dsts, &src, &stream,
                           &beside, &after, &number, &before, &casting)) {
+        return NULL;
+    }
+    if (PyTuple_Size(dsts) == 0) {
+        PyErr_SetString(PyExc_ValueError, "dsts must not be empty");
         return NULL;
     }
     cm_call_frame frame;

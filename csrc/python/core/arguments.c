@@ -125,6 +125,17 @@ cm_arg_int64(PyObject *object, const char *name, int64_t *out)
     return to_int64(object, name, "an int", out);
 }
 
+int
+cm_arg_check_range(int value, const char *name, int least, int end)
+{
+    if (value >= least && value < end) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "%s must be from %d to %d, not %d", name, least,
+                 end - 1, value);
+    return -1;
+}
+
 /* -- shapes and sizes -------------------------------------------------------------- */
 
 int

@@ -77,5 +77,8 @@ int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
 int cm_arg_order(PyObject *object, const char *name, bool like, char fallback,
                  char *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
+/* What the package passes as a plain number and C uses as an index: ValueError unless
+ * least <= value < end. */
+int cm_arg_check_range(int value, const char *name, int least, int end);
 /* Shapes and strides as Python shows them: a new tuple of ints, or NULL. */
 PyObject *cm_tuple_from(const int64_t *values, int count);

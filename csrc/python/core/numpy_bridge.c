@@ -141,6 +141,12 @@ cm_numpy_dtype(PyObject *object)
     return (PyObject *)descr;
 }
 
+bool
+cm_numpy_is_dtype(PyObject *object)
+{
+    return PyArray_DescrCheck(object);
+}
+
 int64_t
 cm_numpy_itemsize(PyObject *dtype)
 {

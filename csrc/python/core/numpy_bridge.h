@@ -14,6 +14,8 @@ uintptr_t cm_numpy_code(void);
 /* Anything numpy.dtype() accepts (None: float64) to a new numpy.dtype. TypeError for
  * dtypes with objects in them and for itemsize 0. */
 PyObject *cm_numpy_dtype(PyObject *object);
+/* Is it a numpy.dtype? The functions below take nothing else for one, unchecked. */
+bool cm_numpy_is_dtype(PyObject *object);
 int64_t cm_numpy_itemsize(PyObject *dtype);
 /* The dtype and its itemsize at a look, borrowed, where cm_numpy_dtype() was asked for
  * the same object before; else NULL without an exception. */

@@ -273,7 +273,12 @@ recorder_read(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "KK", &begin, &end)) {
         return NULL;
     }
+    uint64_t count = cm_recorder_count(); /* none is there from that number on */
+    end = end < count ? end : count;
     end = end < begin ? begin : end;
+    if (end - begin > PY_SSIZE_T_MAX / CM_EVENT_NBYTES) {
+        return PyErr_NoMemory();
+    }
     PyObject *bytes =
         PyBytes_FromStringAndSize(NULL, (Py_ssize_t)((end - begin) * CM_EVENT_NBYTES));
     if (bytes == NULL) {
@@ -286,8 +291,11 @@ recorder_read(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *
 recorder_stacks(PyObject *Py_UNUSED(module), PyObject *begin)
 {
-    PyObject *list = PyList_New(0);
     unsigned long i = PyLong_AsUnsignedLong(begin);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
     for (; list != NULL && i <= recording.count; i++) {
         const stack *s = i == 0 ? NULL : recording.stacks[i - 1];
         PyObject *frames = PyList_New(0);

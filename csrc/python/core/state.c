@@ -54,6 +54,9 @@ find_entered(const cm_state *state)
     }
     PyObject *index = cm_override_step(&at);
     long device = index == NULL ? -1 : PyLong_AsLong(index);
+    if (device < 0) {
+        PyErr_Clear(); /* no number of a device */
+    }
     Py_XDECREF(chain);
     bool is_there = state->runtime != NULL && device < state->runtime->device_count;
     return is_there ? (int)device : -1;

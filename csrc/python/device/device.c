@@ -139,7 +139,9 @@ ask_driver(PyObject *module, PyObject *args)
     cm_runtime *rt = PyArg_ParseTuple(args, "i|ii", &q.what, &q.device, &q.second)
                          ? cm_state_runtime(state)
                          : NULL;
-    if (rt == NULL || (q.what >= ATTRIBUTE && check_device(rt, q.device) < 0)) {
+    if (rt == NULL || cm_arg_check_range(q.what, "what", 0, SYNCHRONIZE + 1) < 0
+        || (q.what >= ATTRIBUTE && check_device(rt, q.device) < 0)
+        || (q.what == PEER_ACCESS && check_device(rt, q.second) < 0)) {
         return NULL;
     }
     cm_status status = cm_ok();

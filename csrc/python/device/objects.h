@@ -106,6 +106,8 @@ typedef struct cm_transfer_object {
     cm_ticket *ticket; /* held */
     PyObject *dst;     /* owned: both ends stay alive as long as the handle */
     PyObject *src;
+    PyObject *module; /* owned: its end tells of a failure, for which it needs the state
+                       */
     PyObject *weakrefs;
     PyObject *watched; /* owned: what may have moved during the copy; NULL: nothing */
     int (*check)(cm_state *state, PyObject *watched); /* 0, or -1 with BufferError */

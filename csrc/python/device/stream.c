@@ -135,6 +135,12 @@ legacy_stream(cm_state *state, int device)
             cm_stream_release(record);
             return NULL;
         }
+        if (state->legacy_streams[device] != NULL) {
+            /* a collection within the allocation may have run code that made it */
+            Py_DECREF(object);
+            cm_stream_release(record);
+            return state->legacy_streams[device];
+        }
         state->legacy_streams[device] = object;
         state->default_streams[device] = record;
     }

@@ -57,9 +57,11 @@ cm_wrap_stream(PyObject *module, PyObject *args)
     PyObject *object;
     int device, lasts;
     cm_state *state = cm_state_of_module(module);
-    cm_stream *stream = PyArg_ParseTuple(args, "Oip", &object, &device, &lasts)
-                            ? cm_stream_from_argument(state, object, "obj", device)
-                            : NULL;
+    cm_stream *stream = NULL;
+    if (PyArg_ParseTuple(args, "Oip", &object, &device, &lasts)
+        && cm_arg_check_range(device, "device", -1, CM_MAX_DEVICES) == 0) {
+        stream = cm_stream_from_argument(state, object, "obj", device);
+    }
     if (stream == NULL) {
         return NULL;
     }

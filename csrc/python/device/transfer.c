@@ -14,7 +14,8 @@ PyObject *
 cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObject *src,
                        int device)
 {
-    PyObject *op = PyType_GenericAlloc(state->transfer_type, 0);
+    PyObject *module = PyType_GetModule(state->transfer_type);
+    PyObject *op = module == NULL ? NULL : PyType_GenericAlloc(state->transfer_type, 0);
     if (op == NULL) {
         cm_py_report(state, cm_ticket_abandon(ticket), NULL);
         return NULL;
@@ -24,6 +25,7 @@ cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst, PyObje
     self->ticket = ticket;
     self->dst = Py_NewRef(dst);
     self->src = Py_NewRef(src);
+    self->module = Py_NewRef(module);
     self->device = device;
     return op;
 }
@@ -45,6 +47,7 @@ transfer_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->dst);
     Py_VISIT(self->src);
     Py_VISIT(self->watched);
+    Py_VISIT(self->module);
     return 0;
 }
 
@@ -70,7 +73,10 @@ transfer_dealloc(PyObject *op)
                      (PyObject *)(void *)Py_TYPE(op));
     }
     (void)transfer_clear(op);
+    PyObject *module = self->module; /* not before: the interpreter's last collection
+                                        clears objects in any order */
     cm_object_free(op);
+    Py_XDECREF(module);
 }
 
 static cm_ticket_info

@@ -162,6 +162,7 @@ cm_limit(PyObject *module, PyObject *args)
     uint64_t nbytes;
     if (!PyArg_ParseTuple(args, "Oi|O", &kind_object, &device, &new)
         || cm_arg_kind(kind_object, &kind) < 0
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0
         || (new != NULL && cm_limit_from_object(new, &nbytes) < 0)) {
         return NULL;
     }

@@ -13,6 +13,7 @@
 #include "base/address_map.h"
 #include "docstrings.h"
 #include "python/buffer/storage.h"
+#include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/pool/pool_object.h"
 
@@ -41,6 +42,29 @@ static pinning *
 pinning_of(PyObject *capsule)
 {
     return PyCapsule_GetPointer(capsule, CM_NUMPY_HANDLER);
+}
+
+static void numpy_free(void *ctx, void *host, size_t nbytes);
+
+/* One of our capsules, and not that of the default handler, which may have our
+ * functions too but no block. */
+static bool
+is_own(PyObject *capsule)
+{
+    if (capsule == NULL || !PyCapsule_IsValid(capsule, CM_NUMPY_HANDLER)) {
+        return false;
+    }
+    const pinning *p = pinning_of(capsule);
+    return p->handler.allocator.free == numpy_free && p->handler.allocator.ctx == p;
+}
+
+/* TypeError unless it is one; 0 or -1. */
+static int
+check_own(PyObject *capsule)
+{
+    return is_own(capsule) ? 0
+                           : cm_arg_refuse(capsule == NULL ? Py_None : capsule,
+                                           "handler", "one of numpy_pinned()'s");
 }
 
 /* -- one array's memory ------------------------------------------------------------------ */
@@ -213,6 +237,9 @@ static const cm_numpy_allocator functions = {NULL, numpy_malloc, numpy_calloc,
 static PyObject *
 enter(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
+    if (check_own(capsule) < 0) {
+        return NULL;
+    }
     pinning *p = pinning_of(capsule);
     if (p->outer != NULL) {
         PyErr_SetString(PyExc_RuntimeError,
@@ -221,14 +248,6 @@ enter(PyObject *Py_UNUSED(module), PyObject *capsule)
     }
     p->outer = cm_numpy_exchange_handler(capsule);
     return p->outer == NULL ? NULL : Py_NewRef(Py_None);
-}
-
-static bool
-is_own(PyObject *capsule) /* and not the default handler */
-{
-    const pinning *p = capsule == NULL ? NULL : pinning_of(capsule);
-    return p != NULL && p->handler.allocator.free == numpy_free
-           && p->handler.allocator.ctx != NULL;
 }
 
 /* The innermost from there on that is not over; new reference. */
@@ -246,7 +265,11 @@ find_current(PyObject *capsule)
 static PyObject *
 leave(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    pinning_of(PyTuple_GetItem(args, 0))->ended = true;
+    PyObject *given = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
+    if (check_own(given) < 0) {
+        return NULL;
+    }
+    pinning_of(given)->ended = true;
     PyObject *was = cm_numpy_exchange_handler(NULL);
     PyObject *at = find_current(was);
     PyObject *unset = at == NULL ? NULL : cm_numpy_exchange_handler(at);
@@ -267,6 +290,9 @@ leave(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *
 enable(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
+    if (capsule != Py_None && check_own(capsule) < 0) {
+        return NULL;
+    }
     PyObject *old = process.enabled;
     process.enabled = capsule == Py_None ? NULL : Py_NewRef(capsule);
     if (process.enabled != NULL) {

@@ -121,6 +121,8 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
                              &config.numa_node, &plain, &fork, &idle_trim_ns,
                              &limit_object)
         || cm_arg_kind(kind, &config.kind) < 0
+        || cm_arg_check_range(config.device, "device", 0, CM_MAX_DEVICES) < 0
+        || cm_arg_check_range(fork, "fork", CM_FORK_COPY, CM_FORK_OMIT + 1) < 0
         || cm_limit_from_object(limit_object, &limit) < 0) {
         return NULL;
     }
@@ -395,6 +397,11 @@ static PyObject *
 set_pool_type(PyObject *module, PyObject *type)
 {
     cm_state *state = cm_state_of_module(module);
+    if (!PyType_Check(type)
+        || !PyType_IsSubtype((PyTypeObject *)(void *)type, state->pool_base)) {
+        (void)cm_arg_refuse(type, "cls", "a class of pools");
+        return NULL;
+    }
     PyObject *allocate = PyDescr_NewMethod((PyTypeObject *)(void *)type, pool_methods);
     int result =
         allocate == NULL ? -1 : PyObject_SetAttrString(type, "allocate", allocate);
@@ -417,7 +424,8 @@ default_pool(PyObject *module, PyObject *args)
     PyObject *name;
     cm_kind kind;
     int device;
-    if (!PyArg_ParseTuple(args, "Oi", &name, &device) || cm_arg_kind(name, &kind) < 0) {
+    if (!PyArg_ParseTuple(args, "Oi", &name, &device) || cm_arg_kind(name, &kind) < 0
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
         return NULL;
     }
     cm_state_enter(state); /* a collection may run Python code while this is made */
@@ -515,6 +523,34 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return list;
 }
 
+/* Pages that register() has locked. */
+typedef struct locked_row {
+    const void *first;
+    uint64_t nbytes;
+    int device;
+} locked_row;
+
+/* All of them, in C: making Python objects may run a collection, in which storages end
+ * that the list was about to go on with. *out is the caller's. 0, or -1 with
+ * MemoryError. */
+static int
+list_registered(const cm_state *state, locked_row **out, size_t *count)
+{
+    *count = 0;
+    *out = calloc(cm_list_count(&state->storages) + 1, sizeof(**out));
+    if (*out == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (const cm_list *n = state->storages.next; n != &state->storages; n = n->next) {
+        const cm_storage *s = CM_LIST_ENTRY(n, cm_storage, node);
+        if (s->registration != NULL) {
+            (*out)[(*count)++] = (locked_row){s->host, s->nbytes, s->device};
+        }
+    }
+    return 0;
+}
+
 /* Rows of blocks that are handed out, of all pools, and of locked pages of others. */
 static PyObject *
 living(PyObject *module, PyObject *Py_UNUSED(unused))
@@ -549,15 +585,19 @@ living(PyObject *module, PyObject *Py_UNUSED(unused))
         free(rows);
     }
     give_all(state, held, count);
-    for (const cm_list *n = state->storages.next; n != &state->storages; n = n->next) {
-        const cm_storage *s = CM_LIST_ENTRY(n, cm_storage, node);
-        if (s->registration != NULL) {
-            unsigned long long nbytes = s->nbytes;
-            cm_append(&list,
-                      Py_BuildValue(row, (unsigned long long)(uintptr_t)s->host, nbytes,
-                                    nbytes, 0u, CM_EVENT_REGISTERED, s->device));
-        }
+    locked_row *registered = NULL;
+    size_t registered_count = 0;
+    if (list_registered(state, &registered, &registered_count) < 0) {
+        Py_CLEAR(list);
     }
+    for (size_t i = 0; list != NULL && i < registered_count; i++) {
+        const locked_row *r = &registered[i];
+        unsigned long long nbytes = r->nbytes;
+        cm_append(&list,
+                  Py_BuildValue(row, (unsigned long long)(uintptr_t)r->first, nbytes,
+                                nbytes, 0u, CM_EVENT_REGISTERED, r->device));
+    }
+    free(registered);
     return cm_py_answer(state, status, "while listing what lives", list);
 }
 

@@ -385,7 +385,10 @@ cm_take_tensor(PyObject *module, PyObject *capsule)
                             "__dlpack__() answered %R, not a fresh DLPack capsule",
                             capsule);
     }
-    PyObject *buffer = import_taken(cm_state_of_module(module), &from, 0);
+    cm_state *state = cm_state_of_module(module);
+    cm_state_enter(state); /* the runtime that it is imported with stays the same */
+    PyObject *buffer = import_taken(state, &from, 0);
+    cm_state_leave(state);
     if (buffer == NULL) {
         discard(&from);
         return NULL;
@@ -404,11 +407,13 @@ cm_on_dlpack_device(PyObject *module, PyObject *args)
     cm_kind kind;
     PyObject *function, *arguments;
     cm_state *state = cm_state_of_module(module);
+    if (!PyArg_ParseTuple(args, "iiOO!", &device.type, &device.id, &function,
+                          &PyTuple_Type, &arguments)) {
+        return NULL;
+    }
+    /* Only now, since reading the numbers may have run code that shut down. */
     cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL
-        || !PyArg_ParseTuple(args, "iiOO!", &device.type, &device.id, &function,
-                             &PyTuple_Type, &arguments)
-        || check_device(rt, device, &kind) < 0) {
+    if (rt == NULL || check_device(rt, device, &kind) < 0) {
         return NULL;
     }
     if (device.type != CM_DL_CUDA) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/checked_math.h"
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
@@ -136,14 +137,11 @@ is_surely_ordinary(cm_runtime *rt, const cm_import *import, bool *out)
     return status;
 }
 
-int
-cm_import_probe(cm_state *state, cm_import *import, const char *what,
-                cm_pointer_info *info)
+/* The open runtime is `rt`, which stays: the state is entered. */
+static int
+probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
+      cm_pointer_info *info)
 {
-    cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL) {
-        return -1;
-    }
     cm_registry *registry = state->registry;
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
@@ -160,8 +158,7 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
         *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
         return 0;
     }
-    int device = cm_state_device(state); /* which takes the GIL */
-    cm_state_enter(state);
+    int device = cm_state_device(state); /* which needs the GIL */
     /* The answer comes sooner than the GIL would from a thread that computes. */
     bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? cm_gil_give() : NULL;
@@ -181,7 +178,6 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     else {
         give_back(state, registry, &shares);
     }
-    cm_state_leave(state);
     if (keeps && import->locked == NULL) {
         return -1;
     }
@@ -205,6 +201,20 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
         return refuse(what, "the bytes are not all inside one allocation");
     }
     return 0;
+}
+
+int
+cm_import_probe(cm_state *state, cm_import *import, const char *what,
+                cm_pointer_info *info)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt == NULL) {
+        return -1;
+    }
+    cm_state_enter(state); /* reading the current device may run Python code */
+    int result = probe(state, rt, import, what, info);
+    cm_state_leave(state);
+    return result;
 }
 
 /* `first` is an address of the lowest byte; the answer is that of element 0. */
@@ -296,7 +306,8 @@ cm_order_import(PyObject *module, PyObject *args)
     int device;
     unsigned long long handle;
     if (!PyArg_ParseTuple(args, "O!OiK", state->buffer_type, &buffer, &given, &device,
-                          &handle)) {
+                          &handle)
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
         return NULL;
     }
     cm_stream *stream = NULL;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A buffer over a `__cuda_array_interface__` dictionary, which the package has read and
  * checked, entry by entry. */
+#include "python/core/arguments.h"
+#include "python/core/numpy_bridge.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
@@ -46,6 +48,10 @@ cm_import_entries(PyObject *module, PyObject *args)
         || cm_extents_read(shape, strides, &region->ndim, region->shape,
                            region->strides)
                < 0) {
+        return NULL;
+    }
+    if (!cm_numpy_is_dtype(import.dtype)) {
+        (void)cm_arg_refuse(import.dtype, "dtype", "a numpy.dtype");
         return NULL;
     }
     import.data = data;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Page-locked memory of others: the begin and the end of a Registration. */
 #include "python/buffer/memory_watch.h"
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/pool/limits.h"
@@ -143,7 +144,12 @@ cm_register_memory(PyObject *module, PyObject *args)
     int device, mapped, read_only, lock_read_only;
     if (!PyArg_ParseTuple(args, "Oippp:_register", &object, &device, &mapped,
                           &read_only, &lock_read_only)
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0
         || cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    if (!cm_buffer_check(state, object) && !cm_numpy_is_array(object)) {
+        (void)cm_arg_refuse(object, "memory", "a Buffer or an array");
         return NULL;
     }
     cm_storage *storage =
