@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,8 +17,10 @@ from cumem.devices import Device, choose_device
 from cumem.errors import warn_caller
 from cumem.sources import gives_fresh, is_alone
 from cumem.structures import (
-    has_own_memory,
+    change_attributes,
     holds_memory,
+    is_functional,
+    is_plain_tensor,
     is_tensor,
     mapped,
     move_whole,
@@ -50,15 +53,11 @@ def _is_at(tensor: Any, device: Device) -> bool:
 def _carried(tensor: Any) -> Any:
     """The memory of a tensor with elements that NumPy knows."""
     torch = _module("torch")
-    if (
-        tensor.layout is not torch.strided
-        or tensor.is_quantized
-        or not has_own_memory(tensor)
-    ):
+    if not is_plain_tensor(tensor):
         raise TypeError(
-            f"a batch has a {type(tensor).__name__} of {tensor.layout}, {tensor.dtype}: "
-            "only strided tensors can be moved, not quantized or nested ones, nor those "
-            "that wrap others"
+            f"a {type(tensor).__name__} of {tensor.layout}, {tensor.dtype}, cannot be "
+            "copied by its memory: only strided tensors can, not quantized or nested "
+            "ones, nor those that wrap others"
         )
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return plain.view(getattr(torch, _CARRIERS[plain.element_size()]))
@@ -72,6 +71,15 @@ def _like(tensor: Any, there: Any) -> Any:
         there = there.as_subclass(kind)
         vars(there).update(vars(tensor))
     return there
+
+
+def _moves_by_torch(tensor: Any, device: Device) -> bool:
+    """Is it one that only PyTorch can move: sparse, quantized, nested, or of a class that
+    wraps others? Those of a transform are traced with, and are refused.
+    """
+    return not (
+        _is_at(tensor, device) or is_plain_tensor(tensor) or is_functional(tensor)
+    )
 
 
 def tensor_over(buffer: _core.Buffer) -> Any:
@@ -139,12 +147,58 @@ class _Batch:
             for each in self._moved:
                 record = getattr(type(each), "record_stream", None)
                 if callable(record):
-                    each.record_stream(stream)
+                    # PyTorch has none for sparse and nested tensors. Their memory is
+                    # reused after the work on this batch all the same: see move_whole().
+                    with contextlib.suppress(NotImplementedError, RuntimeError):
+                        each.record_stream(stream)
 
     def leave(self, index: int) -> list[_core.Event]:
         self._mover.note_work()
         streams = work_streams(self._mover.device.index, self._libraries)
         return [_record(stream) for stream in streams]
+
+
+class _Moving:
+    """One batch as it is taken apart: what its leaves have become, and the copies."""
+
+    def __init__(self, mover: _Mover) -> None:
+        self.pairs: list[tuple[_core.Buffer, Any]] = []
+        self.libraries: set[str] = set()
+        self.whole: list[Any] = []  # what has moved itself
+        self.left: list[str] = []  # names of what stays on the host
+        self._mover = mover
+        self._made: dict[int, tuple[Any, Any]] = {}  # by the leaf's id, with the leaf
+
+    def of(self, value: Any) -> Any:
+        return mapped(value, self._once, moves_itself, self.left.append)
+
+    def _once(self, leaf: Any) -> Any:
+        """A leaf that is there twice goes once."""
+        if id(leaf) not in self._made:
+            self._made[id(leaf)] = leaf, self._moved(leaf)
+        return self._made[id(leaf)][1]
+
+    def _moved(self, leaf: Any) -> Any:
+        mover = self._mover
+        by_torch = is_tensor(leaf) and _moves_by_torch(leaf, mover.device)
+        if by_torch or moves_itself(leaf):
+            there = mover.move_whole(leaf)
+            self.whole.append(there)
+            self.libraries.add("torch")
+            return there
+        source = mover.source(leaf)
+        if source is None:
+            if mover.is_left(leaf):
+                self.left.append(_name(leaf))
+            return leaf
+        library: str = "torch" if is_tensor(leaf) else mover.framework
+        there, library = mover.target(source, library, self.pairs)
+        self.libraries.add(library)
+        if is_tensor(leaf):
+            there = _like(leaf, there)
+            self._made[id(leaf)] = leaf, there  # which its attributes may name
+            change_attributes(there, self.of)
+        return there
 
 
 class _Mover:
@@ -166,7 +220,7 @@ class _Mover:
         self.nbytes = 0  # of the last batch: the next one is about as large
         self.reuses = not is_fresh
         self._batches: Iterator[Any] | None = batches
-        self._framework = framework or "cumem"
+        self.framework = framework or "cumem"
         self._is_fresh = is_fresh
         self._may_ask = may_ask
         # memory is not taken in the order of the work
@@ -195,38 +249,16 @@ class _Mover:
 
     def begin(self) -> _Batch:
         """All copies of a batch, by one call."""
-        pairs: list[tuple[_core.Buffer, Any]] = []
-        made: dict[int, tuple[Any, Any]] = {}  # by the leaf's id, with the leaf
-        libraries: set[str] = set()
-        whole: list[Any] = []
-        left: list[str] = []
-
-        def move(leaf: Any) -> Any:
-            if id(leaf) not in made:
-                there = leaf
-                if moves_itself(leaf):
-                    there = self._move_whole(leaf)
-                    whole.append(there)
-                    libraries.add("torch")
-                elif (source := self._source(leaf)) is not None:
-                    library: str = "torch" if is_tensor(leaf) else self._framework
-                    there, library = self._target(source, library, pairs)
-                    libraries.add(library)
-                    there = _like(leaf, there) if is_tensor(leaf) else there
-                elif self._is_left(leaf):
-                    left.append(type(leaf).__name__)
-                made[id(leaf)] = leaf, there
-            return made[id(leaf)][1]
-
-        moved = mapped(self._taken[0], move, moves_itself)
-        self._tell(left)
+        moving = _Moving(self)
+        moved = moving.of(self._taken[0])
+        self._tell(moving.left)
+        pairs = moving.pairs
         transfer = _core.copy_many_async(pairs) if pairs else None
         self.nbytes = sum(buffer.nbytes for buffer, _ in pairs)
-        batch = _Batch(
-            self, moved, transfer, self.nbytes, libraries or {self._framework}
-        )
-        if whole and self._lane is not None:
-            batch.moved_by_torch(whole, self._lane.record_event())
+        libraries = moving.libraries or {self.framework}
+        batch = _Batch(self, moved, transfer, self.nbytes, libraries)
+        if moving.whole and self._lane is not None:
+            batch.moved_by_torch(moving.whole, self._lane.record_event())
         self._taken = []
         return batch
 
@@ -238,7 +270,7 @@ class _Mover:
             stream = _module("torch").cuda.current_stream(self.device.index)
             self._work = stream.record_event()
 
-    def _move_whole(self, value: Any) -> Any:
+    def move_whole(self, value: Any) -> Any:
         """By its own ``to``, on a stream beside the work.
 
         Its memory is PyTorch's, which reuses it in the order of that stream: so what is
@@ -255,7 +287,7 @@ class _Mover:
         with torch.cuda.stream(self._lane):
             return move_whole(value, device, False)
 
-    def _is_left(self, leaf: Any) -> bool:
+    def is_left(self, leaf: Any) -> bool:
         """Does a leaf stay on the host although it holds memory?"""
         if isinstance(leaf, np.ndarray):  # of Python objects; text is nothing to move
             return any(holds_memory(each) for each in leaf.flat[:8])
@@ -277,7 +309,7 @@ class _Mover:
 
     # -- arrays ----------------------------------------------------------------------------
 
-    def _source(self, leaf: Any) -> Any:
+    def source(self, leaf: Any) -> Any:
         """What to copy of a leaf; None: it stays as it is."""
         if is_tensor(leaf):
             return None if _is_at(leaf, self.device) else _carried(leaf)
@@ -307,11 +339,11 @@ class _Mover:
                     "others: give values in their place first, such as by .filled()"
                 )
             leaf = leaf.data
-        if self._framework == "cumem" or leaf.dtype.isnative or leaf.dtype.names:
+        if self.framework == "cumem" or leaf.dtype.isnative or leaf.dtype.names:
             return leaf
         return leaf.astype(leaf.dtype.newbyteorder("="))
 
-    def _target(
+    def target(
         self, source: Any, library: str, pairs: list[tuple[_core.Buffer, Any]]
     ) -> tuple[Any, str]:
         """New memory on the device, and whose array it is. Handed over before its copy,
@@ -340,6 +372,12 @@ class _Mover:
         except BufferError:  # text, times, records: DLPack has no code for them
             pass
         return buffer, "cumem"
+
+
+def _name(leaf: Any) -> str:
+    """What a warning calls something that stays on the host."""
+    name = type(leaf).__name__
+    return f"{name} of objects" if isinstance(leaf, np.ndarray) else name
 
 
 def _dense_order(tensor: Any) -> list[int] | None:
@@ -468,9 +506,10 @@ def prefetch(
         Gives batches, as a `torch.utils.data.DataLoader` does. A batch is an array, CPU
         tensor or buffer, or dicts, lists, tuples, named tuples, dataclasses and classes
         of attrs with them, also nested, or has a method ``to(device, ...)`` of its own,
-        as those of tensordict, PyTorch Geometric and detectron2 have. What else is in it
-        stays as it is, and so does what is on the device already; a warning names what
-        holds arrays or tensors and is left on the host.
+        as those of tensordict, PyTorch Geometric and detectron2 have. Attributes that
+        someone gave such a container or tensor besides are moved as well. What else is in
+        it stays as it is, and so does what is on the device already; a warning names what
+        holds arrays or tensors and is left on the host, such as data frames and images.
     device : Device, int or str, optional
         Where to. Default: the current one of the thread that calls `prefetch`, as it is
         then (see `current_device`): cumem's own where that was chosen, else PyTorch's,
@@ -505,8 +544,8 @@ def prefetch(
     Raises
     ------
     TypeError
-        If `iterable` is none, a tensor is sparse, quantized or nested, or wraps others,
-        or elements of an array are masked.
+        If `iterable` is none, a tensor is one that a transform such as ``vmap`` traces
+        with, or elements of an array are masked.
     ValueError
         If an argument is out of its range.
     ImportError

@@ -5,19 +5,25 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
+import itertools
 import sys
 from collections.abc import (
     Callable,
+    Collection,
+    Iterable,
     Iterator,
     Mapping,
     MutableMapping,
     MutableSequence,
     Sequence,
 )
+from types import ModuleType
 from typing import Any
 
 #: Sequences whose items can be nothing else: leaves.
@@ -37,6 +43,12 @@ def is_functional(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return wrapped or bool(torch._is_functional_tensor(tensor))
+
+
+def is_plain_tensor(tensor: Any) -> bool:
+    """Does it say by its address, strides and dtype alone what its elements are?"""
+    strided = tensor.layout is sys.modules["torch"].strided
+    return strided and not tensor.is_quantized and has_own_memory(tensor)
 
 
 def has_own_memory(tensor: Any) -> bool:
@@ -108,17 +120,23 @@ def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:
             pass
     try:
         made = type(value)(changed)
-        if all(made[key] is item for key, item in changed.items()):
+        if _has_items(made, changed.items()):
             return made
     except Exception:
         pass
     return changed
 
 
+def _has_items(made: Any, items: Iterable[tuple[Any, Any]]) -> bool:
+    return all(made[key] is item for key, item in items)
+
+
 def make_sequence(value: Any, parts: list[Any]) -> Any:
     """A copy of `value` with other items; a list where its type allows none. `value`
     stays as it is.
     """
+    if isinstance(value, tuple):
+        return _make_tuple(value, parts)
     if isinstance(value, MutableSequence):
         try:
             return _with_items(value, list(enumerate(parts)))
@@ -126,9 +144,29 @@ def make_sequence(value: Any, parts: list[Any]) -> Any:
             return parts
     try:
         made = type(value)(parts)
+        if len(made) == len(parts) and _has_items(made, enumerate(parts)):
+            return made
     except Exception:
-        return parts
-    return made
+        pass
+    return parts
+
+
+def _make_tuple(value: tuple[Any, ...], parts: list[Any]) -> Any:
+    """A tuple of the type of `value`, made as `copy` and `pickle` would: its own
+    ``__new__`` may want other arguments than the items.
+    """
+    kind = type(value)
+    try:
+        made = tuple.__new__(kind, parts)
+        vars(made).update(vars(value))
+    except TypeError:  # it has no attributes, or is made in C, as torch.Size is
+        pass
+    else:
+        return made
+    try:
+        return tuple.__new__(kind, parts)
+    except TypeError:
+        return kind(parts)
 
 
 def is_packed(value: object) -> bool:
@@ -144,7 +182,7 @@ def is_record(value: object) -> bool:
     return dataclasses.is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
 
 
-def _field_names(value: Any) -> list[str]:
+def field_names(value: Any) -> list[str]:
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
     return [field.name for field in type(value).__attrs_attrs__]
@@ -156,7 +194,7 @@ def make_record(value: Any, function: Callable[[str], Any]) -> Any:
     Without ``__init__``, which may want other arguments.
     """
     made = copy.copy(value)
-    for name in _field_names(value):
+    for name in field_names(value):
         if hasattr(value, name):
             object.__setattr__(made, name, function(name))
     return made
@@ -218,38 +256,136 @@ def move_whole(value: Any, device: Any, copies: bool) -> Any:
 
     With `copies` it is a copy also where the device is that of `value`.
     """
+    if is_tensor(value):
+        return (
+            value.to(device, copy=True)
+            if copies
+            else value.to(device, non_blocking=True)
+        )
     try:
         made = copy.deepcopy(value) if copies else _shallow(value)
     except Exception:  # what cannot be copied is moved itself
         made = value
-    parameters = _parameters(type(value).to)
+    if copies or made is value:
+        return _move(made, device)
+    places = list(_places(value))
+    moved = _move(made, device)
+    touched = [put for put, held, read in places if read() is not held]
+    if not touched:
+        return moved
+    # Its ``to`` changes, in place, what lies deeper than the copy goes. All of that is
+    # copied then, but for the memory.
+    for put in touched:
+        put()
+    memory = {id(held): held for _, held, _ in places if is_memory(held)}
+    return _move(copy.deepcopy(value, memory), device)
+
+
+def _move(made: Any, device: Any) -> Any:
+    to = type(made).to
+    parameters = _parameters(to)
     kinds = {each.kind for each in parameters.values()}
+    keywords: dict[str, Any] = {}
     if "non_blocking" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
-        return made.to(device, non_blocking=True)
-    return made.to(device)
+        keywords["non_blocking"] = True
+    place = parameters.get("device")
+    if place is not None and place.kind is inspect.Parameter.KEYWORD_ONLY:
+        moved = made.to(device=device, **keywords)
+    else:
+        moved = made.to(device, **keywords)
+    return made if moved is None else moved  # some move themselves and answer nothing
 
 
-def holds_memory(value: Any, depth: int = 2) -> bool:
-    """Does what is no array itself hold some, as far as can be seen?
+#: How deep `move_whole` looks for memory that a ``to`` has changed in place.
+_DEPTH = 6
+
+
+def _places(
+    value: Any, depth: int = _DEPTH
+) -> Iterator[tuple[Callable[[], Any], Any, Callable[[], Any]]]:
+    """Where a structure holds what: for each place what puts that back, what is there,
+    and what reads it.
+    """
+    if depth == 0 or value is None or isinstance(value, (type, ModuleType, *_LEAVES)):
+        return
+    if is_memory(value):
+        return
+    for put, held, read in _held_places(value):
+        yield functools.partial(put, held), held, read
+        yield from _places(held, depth - 1)
+
+
+def _held_places(
+    value: Any,
+) -> Iterator[tuple[Callable[[Any], Any], Any, Callable[[], Any]]]:
+    """The attributes and items of one object, in the same way."""
+    partial = functools.partial
+    for name, held in _attributes(value):
+        yield (
+            partial(object.__setattr__, value, name),
+            held,
+            partial(getattr, value, name, None),
+        )
+    if isinstance(value, (dict, list)):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield (
+                partial(value.__setitem__, key),
+                value[key],
+                partial(_item, value, key),
+            )
+    elif isinstance(value, tuple):
+        for i, held in enumerate(value):  # which nothing can change
+            yield (lambda same: same), held, partial(_item, value, i)
+
+
+def _item(value: Any, key: Any) -> Any:
+    try:
+        return value[key]
+    except LookupError:
+        return None
+
+
+#: Items of a container of an unknown type that are looked at.
+_LOOK = 64
+
+
+def holds_memory(value: Any) -> bool:
+    """Does it hold arrays or tensors, as far as can be seen? See `memory_in`."""
+    return next(memory_in(value), None) is not None
+
+
+def is_memory(value: object) -> bool:
+    """Is it a tensor, an array, or what says that it can become one?"""
+    return is_tensor(value) or _is_array(type(value))
+
+
+def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
+    """The arrays and tensors that something holds, as far as can be seen.
 
     Its attributes and the items of its containers are looked at, and whether it says
     that it can become an array. Numbers and text are none.
     """
-    kind = type(value)
     if value is None or isinstance(
         value, (str, bytes, bool, int, float, complex, type)
     ):
-        return False
-    if is_tensor(value) or _is_array(kind):
-        return True
+        return
+    if is_memory(value):
+        yield value
+        return
     if depth == 0:
-        return False
-    inner: list[Any] = [item for _, item in _attributes(value)]
+        return
+    for _, held in _attributes(value):
+        yield from memory_in(held, depth - 1)
+    inner: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        inner += value.values()
+        inner = value.values()
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        inner += value
-    return any(holds_memory(each, depth - 1) for each in inner)
+        inner = value
+    elif isinstance(value, Collection) and not isinstance(value, _LEAVES):
+        with contextlib.suppress(Exception):  # whatever a type of its own says to it
+            inner = list(itertools.islice(value, _LOOK))
+    for each in inner:
+        yield from memory_in(each, depth - 1)
 
 
 def _is_array(kind: type) -> bool:
@@ -266,29 +402,127 @@ def mapped(
     value: Any,
     function: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> Any:
     """The same structure with ``function(leaf)`` for each leaf.
 
     Mappings, sequences, named tuples, dataclasses and those of attrs are taken apart;
-    subclasses stay what they are where they can. A leaf is anything else, strings among
-    them, and what `is_leaf` says is one.
+    subclasses stay what they are where they can, and what memory they hold in further
+    attributes is taken apart as well. `tell` hears the names of attributes for which that
+    cannot be done. A leaf is anything else, strings among them, and what `is_leaf` says
+    is one. Where the same leaf is met twice, `function` should answer the same.
     """
-    if is_tensor(value) or isinstance(value, _LEAVES):
-        return function(value)
-    if is_leaf is not None and is_leaf(value):
-        return function(value)
+    return _Mapping(function, is_leaf, tell).of(value)
 
-    def inner(part: Any) -> Any:
-        return mapped(part, function, is_leaf)
 
-    if isinstance(value, Mapping):
-        return make_mapping(value, {key: inner(value[key]) for key in value})
-    if isinstance(value, Sequence):
-        kept = 1 if is_packed(value) else None
-        parts = [part if i == kept else inner(part) for i, part in enumerate(value)]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*parts)
-        return make_sequence(value, parts)
-    if is_record(value):
-        return make_record(value, lambda name: inner(getattr(value, name)))
-    return function(value)
+class _Mapping:
+    """A structure on its way to another, of the same shape."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        is_leaf: Callable[[Any], bool] | None,
+        tell: Callable[[str], object] | None,
+    ) -> None:
+        self._function = function
+        self._is_leaf = is_leaf
+        self._tell = tell
+        self._path: set[int] = set()  # ids of the containers that are being taken apart
+
+    def of(self, value: Any) -> Any:
+        if is_tensor(value) or isinstance(value, _LEAVES):
+            return self._function(value)
+        if self._is_leaf is not None and self._is_leaf(value):
+            return self._function(value)
+        if id(value) in self._path:  # an attribute led back to it
+            return self._apart(value)
+        self._path.add(id(value))
+        try:
+            return self._apart(value)
+        finally:
+            self._path.discard(id(value))
+
+    def _apart(self, value: Any) -> Any:
+        parts: list[tuple[Any, Any]]
+        if isinstance(value, Mapping):
+            parts = [(key, self.of(value[key])) for key in value]
+            made = make_mapping(value, dict(parts))
+            return self._with_attributes(value, made, parts)
+        if isinstance(value, Sequence):
+            kept = 1 if is_packed(value) else None
+            parts = [
+                (i, part if i == kept else self.of(part))
+                for i, part in enumerate(value)
+            ]
+            made = make_sequence(value, [part for _, part in parts])
+            return self._with_attributes(value, made, parts)
+        if is_record(value):
+            made = make_record(value, lambda name: self.of(getattr(value, name)))
+            return self._with_attributes(value, made, [], field_names(value))
+        return self._function(value)
+
+    def _with_attributes(
+        self,
+        value: Any,
+        made: Any,
+        items: list[tuple[Any, Any]],
+        fields: Sequence[str] = (),
+    ) -> Any:
+        """`made`, whose `items` are other ones, with the memory that `value` holds beside
+        its items and fields: in attributes that someone has given it.
+        """
+        if type(value) in (dict, list, tuple):
+            return made
+        known: set[int] | None = None  # ids of the memory of the items
+        for name, held in _attributes(value):
+            if name in fields or id(held) in self._path:
+                continue
+            memory = list(memory_in(held))
+            if not memory:
+                continue
+            if known is None:
+                before = [value[key] for key, _ in items]
+                known = {id(each) for part in before for each in memory_in(part)}
+            # What holds the items themselves follows them, or is left as it is.
+            is_more = any(id(each) not in known for each in memory)
+            if not is_more and self._is_opaque(held):
+                continue
+            is_set = self._set(made, name, held, value, items)
+            # A container of a type that allows no other items, and became a dict or a
+            # list, may have made its items of what it keeps.
+            is_lost = type(made) is type(value) or memory[0] is held
+            if is_more and not is_set and is_lost and self._tell is not None:
+                self._tell(f"{type(value).__name__}.{name}")
+        return made
+
+    def _is_opaque(self, held: Any) -> bool:
+        """Is it nothing that is taken apart?"""
+        return not (
+            is_memory(held)
+            or isinstance(held, (Mapping, Sequence))
+            or is_record(held)
+            or (self._is_leaf is not None and self._is_leaf(held))
+        )
+
+    def _set(
+        self, made: Any, name: str, held: Any, value: Any, items: list[tuple[Any, Any]]
+    ) -> bool:
+        """False: the attribute stays as it is, where it would change the items."""
+        if type(made) is not type(value):
+            return False
+        try:
+            before = getattr(made, name)
+            object.__setattr__(made, name, self.of(held))
+            if _has_items(made, items):
+                return True
+            object.__setattr__(made, name, before)
+        except AttributeError:
+            pass
+        return False
+
+
+def change_attributes(tensor: Any, function: Callable[[Any], Any]) -> None:
+    """Give a tensor ``function(held)`` in each attribute that holds memory."""
+    for name, held in list(vars(tensor).items()):
+        if holds_memory(held):
+            vars(tensor)[name] = function(held)

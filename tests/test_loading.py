@@ -6,11 +6,13 @@ from __future__ import annotations
 import collections
 import collections.abc
 import dataclasses
+import os
 import sys
 import threading
 import types
 from array import array as c_array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -492,17 +494,153 @@ class Holding:
         lambda array: Holding({"a": array}),
         lambda array: {Holding(array)},
         lambda array: np.array([array, None], object),
+        lambda array: {"x": array}.values(),
+        lambda array: SimpleNamespace(x=array),
     ],
 )
 def test_memory_that_stays_on_the_host_is_named_once(runtime, left: Any) -> None:
     batches = [{"a": left(np.ones(3)), "n": 1, "text": "x", "none": Holding(3)}] * 4
     with pytest.warns(
-        UserWarning, match="leaves on the host .* (Hold|set|ndarray)"
+        UserWarning, match="leaves on the host .* (Hold|set|ndarray of|dict_v|Simple)"
     ) as w:
         found = list(cumem.prefetch(batches))
     assert len(w) == 1
     assert w[0].filename == __file__
     assert found[0]["a"] is batches[0]["a"]
+
+
+FRAMES = {
+    "pandas": ("pandas", lambda lib: lib.DataFrame({"a": [1, 2]})),
+    "pandas series": ("pandas", lambda lib: lib.Series([1, 2])),
+    "polars": ("polars", lambda lib: lib.DataFrame({"a": [1, 2]})),
+    "polars series": ("polars", lambda lib: lib.Series([1, 2])),
+    "awkward": ("awkward", lambda lib: lib.Array([[1, 2], [3]])),
+    "pillow": ("PIL.Image", lambda lib: lib.new("RGB", (3, 2))),
+    "scipy": ("scipy.sparse", lambda lib: lib.csr_matrix(np.eye(3))),
+}
+
+
+@pytest.mark.parametrize(("name", "make"), FRAMES.values(), ids=FRAMES)
+def test_frames_and_images_of_libraries_are_named_once(runtime, name, make) -> None:
+    left = make(pytest.importorskip(name))
+    with pytest.warns(UserWarning, match=f"host .*: {type(left).__name__}") as w:
+        found = list(cumem.prefetch([{"a": left, "b": np.ones(3)}] * 3))
+    assert len(w) == 1
+    assert all(each["a"] is left for each in found)
+    assert all(each["b"].kind == "device" for each in found)
+
+
+class PairSub(Pair):
+    """A named tuple that may be given attributes."""
+
+
+class Twice(NamedTuple("Twice", [("a", Any), ("b", Any)])):
+    """Its own ``__new__`` wants other arguments."""
+
+    def __new__(cls, a: Any) -> Twice:
+        return super().__new__(cls, a, a)
+
+
+class Two(tuple[Any, ...]):
+    def __new__(cls, a: Any, b: Any) -> Two:
+        return tuple.__new__(cls, (a, b))
+
+
+@dataclasses.dataclass
+class Counted(dict[str, Any]):
+    """Items and a field."""
+
+    field: Any = None
+
+
+class Items(list[Any]):
+    pass
+
+
+def given(value: Any, **attributes: Any) -> Any:
+    vars(value).update(attributes)
+    return value
+
+
+def counted(array: Any) -> Any:
+    made = Counted(array)
+    made["item"] = array
+    return made
+
+
+WITH_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "named tuple": lambda a: given(PairSub(a, a), held=a, deep={"x": [a]}, n=1),
+    "dict": lambda a: given(Named(x=a), held=a, deep=(a,)),
+    "list": lambda a: given(Items([a]), held=a),
+    "user dict": lambda a: given(collections.UserDict(x=a), held=a),
+    "dataclass": lambda a: given(Counted(a), held={"x": a}),
+    "dataclass of items": counted,
+    "mapping": lambda a: given(OverDict({"x": a}), held=a),
+    "chain": lambda a: collections.ChainMap({"x": a}, {"y": a}),
+}
+
+
+def arrays_in(value: Any, depth: int = 5) -> list[Any]:
+    """All memory in its items and attributes."""
+    if isinstance(value, (np.ndarray, cumem.Buffer)):
+        return [value]
+    if depth == 0 or isinstance(value, str):
+        return []
+    inner = list(getattr(value, "__dict__", {}).values())
+    if isinstance(value, collections.abc.Mapping):
+        inner += [value[key] for key in value]
+    elif isinstance(value, collections.abc.Sequence):
+        inner += list(value)
+    return [each for part in inner for each in arrays_in(part, depth - 1)]
+
+
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=WITH_ATTRIBUTES)
+def test_attributes_beside_the_items_are_moved(runtime, make) -> None:
+    batch = make(np.ones(3))
+    before = arrays_in(batch)
+    (found,) = cumem.prefetch([batch])
+    assert type(found) is type(batch)
+    there = arrays_in(found)
+    assert len(there) == len(before) > 1
+    assert {each.kind for each in there} == {"device"}
+    assert all(a is b for a, b in zip(arrays_in(batch), before, strict=True))
+
+
+def test_tuples_that_are_made_in_their_own_way_stay_what_they_are(runtime) -> None:
+    array = np.ones(3)
+    batch = [Twice(array), Two(array, 1), os.stat_result(range(10))]
+    (found,) = cumem.prefetch([batch])
+    assert [type(each) for each in found] == [type(each) for each in batch]
+    assert found[0].a is found[0].b is found[1][0]
+    assert found[0].a.kind == "device"
+
+
+class Picky(dict[str, Any]):
+    """What cannot be made again becomes a dict, and its attributes are lost."""
+
+    def __init__(self, *, x: Any) -> None:
+        super().__init__(x=x)
+        self.held = x + 1
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("it is fixed")
+
+
+def test_attribute_that_cannot_come_is_named(runtime) -> None:
+    batch = Picky(x=np.ones(3))
+    with pytest.warns(UserWarning, match=r"host .*: Picky\.held"):
+        (found,) = cumem.prefetch([batch])
+    assert found["x"].kind == "device"
+    assert batch.held.tolist() == [2] * 3
+
+
+def test_attributes_that_lead_back_have_an_end(runtime) -> None:
+    batch = Named(x=np.ones(3))
+    batch.me = batch
+    batch.held = [np.ones(2), batch]
+    (found,) = cumem.prefetch([batch])
+    assert found["x"].kind == found.held[0].kind == "device"
+    assert batch.held[1] is batch.me is batch
 
 
 def test_names_and_numbers_that_stay_are_no_warning(runtime) -> None:

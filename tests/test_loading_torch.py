@@ -22,7 +22,7 @@ from support import session
 from support.session import testing
 
 import cumem
-from cumem import _core, collating
+from cumem import _core, collating, structures
 
 torch = pytest.importorskip("torch")
 
@@ -89,14 +89,37 @@ def test_tensor_that_is_not_what_its_memory_says_comes_as_it_is(runtime) -> None
         assert not there.requires_grad
 
 
-def test_tensor_without_plain_memory_is_refused_after_the_batches_before(
-    runtime,
-) -> None:
+SPARSE = {
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "csc": lambda: torch.eye(3).to_sparse_csc(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse :UserWarning")
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+def test_sparse_tensor_is_moved_by_torch(runtime, make) -> None:
     need_cuda(runtime)
-    found = iter(cumem.prefetch([torch.ones(3), torch.eye(3).to_sparse()]))
-    assert next(found).sum() == 3
-    with pytest.raises(TypeError, match=r"torch\.sparse_coo, torch\.float32"):
-        next(found)
+    tensor = make()
+    for found in cumem.prefetch([{"a": tensor, "b": torch.ones(3)}] * 3):
+        assert found["a"] is not tensor
+        assert found["a"].layout is tensor.layout
+        assert found["a"].device.type == place(runtime)
+        assert torch.equal(found["a"].to_dense().cpu(), torch.eye(3))
+        assert torch.equal(found["b"].cpu(), torch.ones(3))
+
+
+def test_tensor_of_a_transform_is_refused_after_the_batches_before(runtime) -> None:
+    need_cuda(runtime)
+
+    def trace(tensor: Any) -> Any:
+        found = iter(cumem.prefetch([torch.ones(3), tensor]))
+        assert next(found).sum() == 3
+        with pytest.raises(TypeError, match=r"cannot be copied by its memory"):
+            next(found)
+        return tensor
+
+    torch.vmap(trace)(torch.ones(2, 3))
 
 
 class Image(torch.Tensor):
@@ -119,7 +142,7 @@ def test_tensor_of_a_subclass_keeps_it(runtime) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of:UserWarning")
 @pytest.mark.parametrize("kind", ["strided", "jagged", "masked"])
-def test_tensor_without_memory_of_its_own_is_refused(runtime, kind) -> None:
+def test_tensor_without_memory_of_its_own_is_moved_by_torch(runtime, kind) -> None:
     need_cuda(runtime)
     if kind == "masked":
         mask = torch.tensor([True, False, True])
@@ -127,8 +150,86 @@ def test_tensor_without_memory_of_its_own_is_refused(runtime, kind) -> None:
     else:
         rows = [torch.ones(2), torch.ones(3)]
         tensor = torch.nested.nested_tensor(rows, layout=getattr(torch, kind))
-    with pytest.raises(TypeError, match="not quantized or nested ones, nor those"):
-        list(cumem.prefetch([tensor]))
+    (found,) = cumem.prefetch([[tensor]])
+    there = found[0]
+    assert there is not tensor
+    assert type(there) is type(tensor)
+    assert there.device.type == place(runtime)
+    if kind == "masked":
+        assert there.get_mask().device.type == place(runtime)
+        assert float(there.sum()) == 2
+    else:
+        parts = there.unbind()
+        assert [part.tolist() for part in parts] == [[1] * 2, [1] * 3]
+
+
+def test_attributes_of_a_tensor_come_with_it(runtime) -> None:
+    need_cuda(runtime)
+    image = torch.ones(2, 2).as_subclass(Image)
+    image.boxes = torch.zeros(3)
+    image.again = image
+    (found,) = cumem.prefetch([image])
+    assert type(found) is Image
+    assert found.again is found
+    assert found.boxes is not image.boxes
+    assert found.boxes.device.type == place(runtime)
+
+
+class Answer(collections.OrderedDict):  # type: ignore[type-arg]
+    """As the outputs of a model in transformers: fields are items and attributes."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(fields)
+        vars(self).update(fields)
+
+
+class Encoding(collections.UserDict):  # type: ignore[type-arg]
+    """As transformers' BatchEncoding: its items are in `data`, with others beside them."""
+
+    def __init__(self, data: Any, encodings: Any = None) -> None:
+        super().__init__(data)
+        self._encodings = encodings
+
+    def to(self, device: Any) -> Any:
+        self.data = {k: v.to(device) for k, v in self.data.items()}
+        return self
+
+
+def test_batches_as_of_transformers_come_as_they_are(runtime) -> None:
+    need_cuda(runtime)
+    tensor = torch.arange(6).view(2, 3)
+    batch = {
+        "encoding": Encoding({"ids": tensor}, [object()]),
+        "answer": Answer(logits=tensor, states=(tensor + 1,)),
+    }
+    (found,) = cumem.prefetch([batch])
+    encoding, answer = found["encoding"], found["answer"]
+    assert (type(encoding), type(answer)) == (Encoding, Answer)
+    assert encoding["ids"] is encoding.data["ids"] is answer["logits"] is answer.logits
+    assert answer.states[0] is answer["states"][0]
+    assert encoding._encodings is batch["encoding"]._encodings
+    for there in (encoding["ids"], answer.states[0]):
+        assert there.device.type == place(runtime)
+        assert there is not tensor
+    assert batch["encoding"]["ids"] is batch["answer"].logits is tensor
+
+
+def test_real_batches_of_transformers_come_as_they_are(runtime) -> None:
+    need_cuda(runtime)
+    transformers = pytest.importorskip("transformers")
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    tensor = torch.ones(2, 3)
+    batch = [
+        transformers.BatchEncoding({"ids": tensor}),
+        transformers.BatchFeature({"ids": tensor}),
+        outputs.BaseModelOutput(last_hidden_state=tensor),
+    ]
+    (found,) = cumem.prefetch([batch])
+    assert [type(each) for each in found] == [type(each) for each in batch]
+    assert found[0]["ids"] is found[1]["ids"] is found[2].last_hidden_state
+    assert found[0]["ids"].device.type == place(runtime)
+    assert found[0]["ids"] is not tensor
+    assert batch[2].last_hidden_state is batch[0]["ids"] is tensor
 
 
 def test_stacked_tensors_of_a_subclass_keep_it(runtime) -> None:
@@ -265,11 +366,11 @@ def test_torchs_current_stream_waits_for_a_batch_of_tensors(as_if_cuda) -> None:
     before = cumem.Stream()
     reached: list[cumem.Event] = []
 
-    def read() -> None:
-        batch = torch.from_numpy(held.numpy())
+    def read() -> None:  # of a buffer, whose pending work cumem knows
         cumem.copy_async(held, cumem.full(WIDTH, 7, "f4"), stream=before)
         ready.set()
-        for _ in cumem.prefetch([batch]):
+        for batch in cumem.prefetch([held], framework="torch"):
+            assert type(batch) is torch.Tensor
             reached.append(as_if_cuda.record())
 
     ready = threading.Event()
@@ -452,6 +553,60 @@ def test_batch_that_moves_itself_may_be_filled_again(runtime) -> None:
             yield graph
 
     assert [int(g.x[-1]) for g in cumem.prefetch(batches())] == list(range(12))
+
+
+class Nest:
+    """Moved in place, deeper than a shallow copy goes."""
+
+    def __init__(self, tensor: Any, array: Any = None) -> None:
+        self.parts = {"a": {"b": [tensor, tensor]}, "c": (array, {"d": tensor})}
+
+    def to(self, device: Any) -> None:  # which answers nothing
+        self.parts["a"]["b"] = [each.to(device) for each in self.parts["a"]["b"]]
+        self.parts["c"][1]["d"] = self.parts["c"][1]["d"].to(device)
+
+
+def test_batch_that_moves_in_place_leaves_the_loaders_own_alone() -> None:
+    """On the emulated device all is copied first, so it is asked for another one."""
+    tensor, array = torch.ones(3), np.ones(3)
+    mine = Nest(tensor, array)
+    there = structures.move_whole(mine, torch.device("meta"), False)
+    assert type(there) is Nest
+    assert there.parts["a"]["b"][1].device.type == "meta"
+    assert there.parts["c"][1]["d"].device.type == "meta"
+    assert there.parts["c"][0] is array  # memory is not copied on the host
+    assert mine.parts["a"]["b"] == [tensor, tensor]
+    assert mine.parts["c"][1]["d"] is tensor
+
+
+def test_batch_whose_to_answers_nothing_comes(runtime) -> None:
+    need_cuda(runtime)
+    mine = Nest(torch.ones(3))
+    (found,) = cumem.prefetch([mine])
+    assert type(found) is Nest
+    assert found.parts["a"]["b"][0].device.type == place(runtime)
+    assert found.parts["a"]["b"][0] is not mine.parts["a"]["b"][0]
+    assert mine.parts["a"]["b"][0].device.type == "cpu"
+
+
+class ByName:
+    """As a storage of PyTorch: the device goes by its name alone."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def to(self, *, device: Any, non_blocking: bool = False) -> Any:
+        return ByName(self.tensor.to(device, non_blocking=non_blocking))
+
+
+def test_batch_whose_to_takes_the_device_by_name_comes(runtime) -> None:
+    need_cuda(runtime)
+    batch = [ByName(torch.ones(3)), torch.ones(3).untyped_storage()]
+    (found,) = cumem.prefetch([batch])
+    assert found[0].tensor.device.type == place(runtime)
+    assert found[0].tensor is not batch[0].tensor
+    assert found[1].device.type == place(runtime)
+    assert found[1].data_ptr() != batch[1].data_ptr()
 
 
 def test_module_in_a_batch_is_left_alone(runtime) -> None:
