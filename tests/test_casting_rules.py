@@ -8,7 +8,9 @@ the dtype converts by "same_kind" unless told otherwise, astype() by "unsafe".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import ml_dtypes
@@ -17,7 +19,7 @@ import pytest
 from support import values
 
 import cumem
-from cumem.extension.casting import NUMBERS, Casting
+from cumem.extension.casting import Casting
 
 RULES = get_args(Casting)
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -43,6 +45,8 @@ PAIRS = [
         ("c8", "f4"),
         ("M8[ms]", "M8[s]"),
         ("S4", "S2"),
+        ("g", "f8"),
+        ([("a", "f8"), ("b", "i4")], [("a", "f4"), ("b", "i2")]),
     ]
 ]
 IDS = [f"{source}-{target}" for source, target in PAIRS]
@@ -51,6 +55,8 @@ IDS = [f"{source}-{target}" for source, target in PAIRS]
 def numbers(dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "S":
         return np.array([b"a", b"bc", b"defg"], dtype)
+    if dtype.names is not None:
+        return np.array([(1, 2), (3, 4), (5, 6)], dtype)
     wide = np.array([0, 1, 3, 5, 100], "i8")
     return wide.astype(dtype)
 
@@ -59,21 +65,81 @@ def make(target: np.dtype, count: int) -> cumem.Buffer:
     return cumem.empty(count, target, "pinned")
 
 
+def count(a: Any) -> int:
+    return int(np.prod(a.shape))
+
+
 def copied(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
-    buffer = make(to, a.size)
+    buffer = make(to, count(a))
     cumem.copy(buffer, a, **how)
     return buffer
 
 
 def filled(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
-    buffer = make(to, a.size)
+    buffer = make(to, count(a))
     buffer.fill(a, **how)
     return buffer
 
 
 def assigned(a: Any, to: np.dtype) -> cumem.Buffer:
-    buffer = make(to, a.size)
+    buffer = make(to, count(a))
     buffer[...] = a
+    return buffer
+
+
+def copied_late(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
+    buffer = make(to, count(a))
+    cumem.copy_async(buffer, a, **how).wait()
+    return buffer
+
+
+def copied_on_a_stream(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
+    stream = cumem.Stream()
+    buffer = cumem.zeros(count(a), to, stream=stream)
+    cumem.copy_async(buffer, a, stream=stream, **how)
+    stream.synchronize()
+    return buffer
+
+
+def copied_between(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
+    buffer = cumem.zeros(count(a), to)
+    cumem.copy(buffer, cumem.array(a), **how)
+    return buffer
+
+
+def explained(a: Any, to: np.dtype, **how: Any) -> Any:
+    cumem.explain(make(to, count(a)), a, **how)
+    return a.astype(to)
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The elements of all; NumPy's own function turns the byte order."""
+    return np.frombuffer(b"".join(part.tobytes() for part in parts), parts[0].dtype)
+
+
+def in_chunks(a: Any, to: np.dtype, **how: Any) -> np.ndarray:
+    with cumem.chunks(a, dtype=to, rows=2, **how) as parts:
+        return joined([values.get(part) for _, part in parts])
+
+
+def saved(a: Any, to: np.dtype, **how: Any) -> np.ndarray:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x.bin")
+        cumem.tofile(path, a, dtype=to, **how)
+        return np.fromfile(path, to)
+
+
+def read_into(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
+    buffer = make(to, count(a))
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x.bin")
+        a.tofile(path)
+        try:
+            cumem.fromfile(path, a.dtype, out=buffer, **how)
+        except ValueError as error:  # as for all arguments that contradict `out`
+            if how:
+                raise
+            raise TypeError(str(error)) from error
     return buffer
 
 
@@ -115,6 +181,13 @@ CALLS: dict[str, tuple[Callable[..., Any], str, bool]] = {
     "fill": (filled, "equal", True),
     "assignment": (assigned, "equal", False),
     "copy": (copied, "equal", True),
+    "copy between devices": (copied_between, "equal", True),
+    "copy_async": (copied_late, "equal", True),
+    "copy_async on a stream": (copied_on_a_stream, "equal", True),
+    "explain": (explained, "equal", True),
+    "chunks": (in_chunks, "same_kind", True),
+    "tofile": (saved, "same_kind", True),
+    "fromfile": (read_into, "equal", True),
 }
 
 
@@ -190,18 +263,64 @@ def test_number_that_does_not_fit_raises_in_every_call(
     assert not buffer.numpy().any()
 
 
+# -- tensors -------------------------------------------------------------------------------
+
+#: PyTorch's name of each number that NumPy or ml_dtypes has too.
+TENSORS = [
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "complex64"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_follow_the_same_rules(runtime, name) -> None:
+    torch = pytest.importorskip("torch")
+    own = np.dtype(getattr(ml_dtypes, name, name))
+    array = np.arange(5).astype(own)
+    tensor = torch.from_numpy(array.view("u1").copy()).view(getattr(torch, name))
+    for to in map(np.dtype, ("?", "u1", "i4", "f2", BF16, "f4", "f8", F8, "c8", ">f4")):
+        for rule in (None, *RULES):
+            named = {} if rule is None else {"casting": rule}
+            may = bool(np.can_cast(own, to, rule or "same_kind"))
+            expected = array.astype(to) if may else None
+            for call in (
+                lambda to=to, how=named: cumem.array(tensor, to, "pinned", **how),
+                lambda to=to, how=named: cumem.full(5, tensor, to, **how),
+            ):
+                if not may:
+                    with pytest.raises(TypeError, match="does not allow dtype"):
+                        call()
+                else:
+                    assert values.get(call()).tobytes() == expected.tobytes()
+            may = own == to if rule is None else may
+            for begin in (copied, copied_late, copied_on_a_stream, filled):
+                if not may:
+                    with pytest.raises(TypeError, match="dtype"):
+                        begin(tensor, to, **named)
+                else:
+                    found = values.get(begin(tensor, to, **named))
+                    assert found.tobytes() == expected.tobytes()
+
+
 # -- what NumPy converts -------------------------------------------------------------------
 
 #: Beyond the numbers of the copy threads, so that NumPy converts in pieces.
 OTHERS = [("f8", ">f4"), (">f8", "f4"), ("f4", F8), (F8, BF16), ("f4", "c8")]
 
 
+@pytest.fixture
+def in_pieces() -> Iterator[None]:
+    """By four threads, in pieces of 64 KiB."""
+    with cumem.configure(chunk_nbytes="64 KiB", threads=4):
+        yield
+
+
 @pytest.mark.parametrize("kind", ["pinned", "managed", "device"])
 @pytest.mark.parametrize(("source", "to"), OTHERS, ids=str)
 def test_long_arrays_are_converted_in_pieces(
-    runtime, monkeypatch, kind, source, to
+    runtime, in_pieces, kind, source, to
 ) -> None:
-    monkeypatch.setattr("cumem.extension.filling._PIECE_NBYTES", 3000)
     rng = np.random.default_rng(3)
     array = rng.integers(-9, 9, (7, 5, 403)).astype(source)
     views = (array, array.T, array[::-1, :, ::2], array.transpose(1, 0, 2), array[:1])
@@ -233,14 +352,12 @@ def test_infinities_and_integers_out_of_range_are_numpys(runtime) -> None:
 
 # -- several copies ------------------------------------------------------------------------
 
-#: Of what the copy threads convert.
-NUMBER_PAIRS = [
-    pair for pair in PAIRS if all(e.name in NUMBERS and e.isnative for e in pair)
-]
 
-
-def several(name: str, a: np.ndarray, to: np.dtype, kind: str, **how: Any) -> Any:
-    """The elements, in order, after copies of this name."""
+def several(
+    name: str, a: Any, to: np.dtype, kind: str, far: bool, **how: Any
+) -> np.ndarray:
+    """The elements, in order, after copies of this name, `far`: from device memory."""
+    a = cumem.array(a) if far else a
     if name.startswith("broadcast"):
         targets: Any = [cumem.empty(a.shape, to, kind) for _ in range(2)]
         job = getattr(cumem, name)(targets, a, **how)
@@ -258,7 +375,7 @@ def several(name: str, a: np.ndarray, to: np.dtype, kind: str, **how: Any) -> An
         if each is not None:
             each.wait()
     found = [values.get(target) for target in targets]
-    return found[1] if name.startswith("broadcast") else np.concatenate(found)
+    return found[1] if name.startswith("broadcast") else joined(found)
 
 
 SEVERAL = [
@@ -272,16 +389,16 @@ SEVERAL = [
 @pytest.mark.parametrize("kind", ["pinned", "device"])
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_copies_allow_what_numpy_can_cast(runtime, name, kind) -> None:
-    for source, to in NUMBER_PAIRS:
+    for (source, to), far in itertools.product(PAIRS, (False, True)):
         array = numbers(source)
         for rule in (None, *RULES):
             how = {} if rule is None else {"casting": rule}
             fits = source == to if rule is None else np.can_cast(source, to, rule)
             if not fits:
                 with pytest.raises(TypeError, match="dtype"):
-                    several(name, array, to, kind, **how)
+                    several(name, array, to, kind, far, **how)
                 continue
-            found = several(name, array, to, kind, **how)
+            found = several(name, array, to, kind, far, **how)
             assert found.tobytes() == array.astype(to).tobytes()
 
 
