@@ -52,7 +52,7 @@ PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-all asan check check-c check-cuda warnings lint format \
-	types check-aarch64 c-programs mutants stale docs bench gpu pythons clean
+	types examples check-aarch64 c-programs mutants stale docs bench gpu pythons clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' Makefile
@@ -69,7 +69,7 @@ test-all: ## run what depends on it with the emulated driver at each of DRIVERS
 	CUMEM_EMULATED_DRIVER=$$driver $(PYTHON) -m pytest -q $$tests $(PYTEST_ARGS) || rc=1; \
 	tests='$(filter-out $(ONE_DRIVER),$(BY_DRIVER))'; done; exit $$rc
 
-check: lint types warnings check-cuda test ## all that a change must pass here
+check: lint types examples warnings check-cuda test ## all that a change must pass here
 	$(MAKE) check-c SAN=address,undefined
 	$(MAKE) check-c SAN=thread
 
@@ -196,6 +196,9 @@ format: ## rewrite the sources in the house style
 types: ## compare the stubs with the extension
 	$(PYTHON) -m mypy.stubtest cumem._core --ignore-disjoint-bases \
 	--allowlist tests/stubtest-allow.txt
+
+examples: ## check the types of all examples of the documents, with mypy and pyright
+	$(PYTHON) tests/isolated/example_types.py
 
 # ---- aarch64 ----------------------------------------------------------------------------
 

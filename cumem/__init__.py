@@ -440,7 +440,7 @@ def _load(module: str) -> "ModuleType":
     return loaded
 
 
-def __getattr__(name: str) -> object:
+def _look_up(name: str) -> object:
     for module, names in _LATER.items():
         if name in names:
             return getattr(_load(module), name)
@@ -449,6 +449,10 @@ def __getattr__(name: str) -> object:
     text = f"module 'cumem' has no attribute {name!r}"
     hint = _ELSEWHERE.get(name)
     raise AttributeError(text if hint is None else f"{text}; {hint}")
+
+
+if not TYPE_CHECKING:  # for which any name would be one that the package has
+    __getattr__ = _look_up
 
 
 def load_ipython_extension(shell: object) -> None:

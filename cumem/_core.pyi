@@ -9,23 +9,24 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from types import TracebackType
+from types import GenericAlias, TracebackType
 from typing import (
     Any,
     ClassVar,
     Final,
+    Generic,
     Literal,
     Never,
     Self,
     SupportsFloat,
     SupportsIndex,
-    TypeVar,
     final,
     overload,
 )
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from typing_extensions import CapsuleType, TypeVar
 
 from cumem.devices import Device
 from cumem.extension.flags import Flags
@@ -33,6 +34,9 @@ from cumem.managed import Residency
 from cumem.pools import Pool
 
 _T = TypeVar("_T")
+_B = TypeVar("_B", bound=Buffer)
+#: Of a pool, whose buffers all have one type; `Pool` alone may be of any.
+_B_co = TypeVar("_B_co", bound=Buffer, default=Buffer, covariant=True)
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
 _LikeOrder = Literal["C", "F", "A", "K"]
@@ -89,12 +93,12 @@ class Buffer:
     def itemsize(self) -> int:
         """Bytes of one element."""
     @property
-    def kind(self) -> str:
+    def kind(self) -> _Kind | Literal["pageable"]:
         """What consumers may do with the memory: ``'pinned'``, ``'mapped'``,
         ``'managed'``, ``'device'`` or ``'pageable'``.
         """
     @property
-    def residency(self) -> str:
+    def residency(self) -> _Kind | Literal["pageable"]:
         """Where copies take the bytes to be, as a name of `kind`; differs from
         `kind` after ``as_device()``. Where the pages of managed memory are is
         answered by `ManagedBuffer.page_residency`.
@@ -736,7 +740,7 @@ class Buffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> CapsuleType:
         """DLPack: a capsule by which another library takes the memory over.
 
         Parameters
@@ -815,6 +819,11 @@ class PinnedBuffer(_HostUsable):
     ('pinned', 6.0)
     """
 
+    @property
+    def kind(self) -> Literal["pinned"]: ...
+    @property
+    def device(self) -> Device: ...
+
 @final
 class MappedBuffer(_HostUsable):
     """Page-locked host memory that devices also read and write over the bus.
@@ -830,6 +839,10 @@ class MappedBuffer(_HostUsable):
     ('mapped', True)
     """
 
+    @property
+    def kind(self) -> Literal["mapped"]: ...
+    @property
+    def device(self) -> Device: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
@@ -855,10 +868,14 @@ class ManagedBuffer(_HostUsable):
     >>> buf.numpy()[:] = 7
     >>> buf.prefetch(0)
     >>> cumem.current_stream().synchronize()
-    >>> buf.prefetch_location.index
-    0
+    >>> buf.prefetch_location == cumem.Device(0)
+    True
     """
 
+    @property
+    def kind(self) -> Literal["managed"]: ...
+    @property
+    def device(self) -> Device: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
@@ -1052,6 +1069,11 @@ class DeviceBuffer(Buffer):
     ('device', array([1., 2., 3.]))
     """
 
+    @property
+    def kind(self) -> Literal["device"]: ...
+    @property
+    def device(self) -> Device: ...
+
     __dlpack_c_exchange_api__: ClassVar[object]
 
     @property
@@ -1072,6 +1094,11 @@ class HostBuffer(_HostUsable):
     >>> type(buf).__name__, buf.ptr == array.ctypes.data
     ('HostBuffer', True)
     """
+
+    @property
+    def kind(self) -> Literal["pageable"]: ...
+    @property
+    def device(self) -> None: ...
 
 @final
 class Stream:
@@ -1678,9 +1705,11 @@ class Transfer:
     def _stop(self) -> None: ...
     def __await__(self) -> Generator[Any]: ...
 
-class _Pool:
+class _Pool(Generic[_B_co]):
     """What a Pool has in C; `cumem.pools.Pool` is the type of all of them."""
 
+    @classmethod
+    def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
     def __new__(
         cls,
         kind: str,
@@ -1698,7 +1727,7 @@ class _Pool:
         """Kind, Device, flags, NUMA node or -1, whether segments are plain, the way of
         forks as `cm_fork` numbers them, idle_trim in ns or 0, whether it is closed, number.
         """
-    def allocate(self, nbytes: int, stream: object = None) -> Buffer:
+    def allocate(self, nbytes: int, stream: object = None) -> _B_co:
         """Allocate a one-dimensional buffer of bytes.
 
         Parameters
@@ -1789,8 +1818,8 @@ def empty(
     order: _Order = ...,
     device: object = ...,
     stream: object = ...,
-    pool: Pool,
-) -> Buffer: ...
+    pool: Pool[_B],
+) -> _B: ...
 @overload
 def empty(
     shape: _Shape,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -52,6 +52,8 @@ class _Shared(_Like, total=False):
     copy: bool | None
 
 
+_B = TypeVar("_B", bound=_core.Buffer)
+
 # Reads as "device", but tells those who give no kind, whose pool may say it, apart.
 _DEVICE: Any = str(b"device", "ascii")
 
@@ -69,9 +71,9 @@ def zeros(
     shape: _core._Shape,
     dtype: DTypeLike = ...,
     *,
-    pool: Pool,
+    pool: Pool[_B],
     **options: Unpack[_New],
-) -> _core.Buffer: ...
+) -> _B: ...
 @overload
 def zeros(
     shape: _core._Shape,
@@ -248,9 +250,9 @@ def full(
     fill_value: object,
     dtype: DTypeLike | None = ...,
     *,
-    pool: Pool,
+    pool: Pool[_B],
     **options: Unpack[_Filled],
-) -> _core.Buffer: ...
+) -> _B: ...
 @overload
 def full(
     shape: _core._Shape,
@@ -614,9 +616,9 @@ def array(
     obj: object,
     dtype: DTypeLike | None = ...,
     *,
-    pool: Pool,
+    pool: Pool[_B],
     **options: Unpack[_LikeFilled],
-) -> _core.Buffer: ...
+) -> _B: ...
 @overload
 def array(
     obj: object,
@@ -1362,7 +1364,7 @@ def asarray(
     if kind is None and pool is None:
         kind = "device"
         if found is not None and found.kind != "pageable":
-            kind = found.kind  # type: ignore[assignment]
+            kind = found.kind
             device = found.device if device is None else device
     place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
     if kind is not None:

@@ -14,7 +14,17 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, Literal, SupportsIndex, cast
+from typing import (
+    IO,
+    Any,
+    Literal,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -42,6 +52,9 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 File = Path | int | io.FileIO | io.BufferedIOBase
 Direct = Literal["auto"] | bool | None
 Ranges = Iterable[tuple[SupportsIndex, object]]
+
+_T = TypeVar("_T")
+_B = TypeVar("_B", bound=_core.Buffer)
 
 _DIRECT = {"auto": 0, "0": 1, "false": 1, "1": 2, "true": 2}
 _PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
@@ -689,6 +702,106 @@ def _made(
     return made
 
 
+class _From(TypedDict, total=False):
+    """What `fromfile` takes by name beside the memory."""
+
+    offset: int | None
+    shape: SupportsIndex | Sequence[SupportsIndex] | None
+    device: object
+    stream: object
+    casting: Casting | None
+    direct: Direct
+    progress: Progress
+
+
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: None = ...,
+    pool: None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.DeviceBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: None = ...,
+    pool: Pool[_B],
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _B: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.PinnedBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.MappedBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.ManagedBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.DeviceBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: _core._Kind,
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.Buffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: _core._Kind | None = ...,
+    pool: None = ...,
+    out: _T,
+    **options: Unpack[_From],
+) -> _T: ...
 def fromfile(
     file: File,
     dtype: DTypeLike | None = None,

@@ -7,7 +7,15 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, Literal, SupportsIndex, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 
@@ -17,6 +25,11 @@ from cumem.devices import Device, choose_device
 from cumem.errors import warn_caller
 from cumem.sources import gives_fresh, is_alone
 from cumem.structures import (
+    M2,
+    M,
+    Memory,
+    Tree,
+    UntypedTree,
     change_attributes,
     holds_memory,
     is_functional,
@@ -28,7 +41,11 @@ from cumem.structures import (
 )
 from cumem.units import read_count
 
+if TYPE_CHECKING:
+    import torch
+
 T = TypeVar("T")
+K = TypeVar("K")
 
 _Framework = Literal["torch", "cupy"] | None
 
@@ -465,30 +482,129 @@ class _Prefetch(Generic[T]):
 
 @overload
 def prefetch(
-    iterable: Iterable[np.ndarray[Any, Any] | _core.Buffer],
-    device: object = None,
-    depth: SupportsIndex = 2,
+    iterable: Iterable[UntypedTree],
+    device: object = ...,
+    depth: SupportsIndex = ...,
     *,
-    framework: None = None,
-    fresh: bool | None = None,
+    framework: Literal["torch"] | None = ...,
+    fresh: bool | None = ...,
+) -> _Prefetch[Any]: ...
+@overload
+def prefetch(
+    iterable: Iterable[Memory],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: None = ...,
+    fresh: bool | None = ...,
 ) -> _Prefetch[_core.DeviceBuffer]: ...
 @overload
 def prefetch(
-    iterable: Iterable[T],
-    device: object = None,
-    depth: SupportsIndex = 2,
+    iterable: Iterable[tuple[M, M2]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
     *,
-    framework: None = None,
-    fresh: bool | None = None,
+    framework: None = ...,
+    fresh: bool | None = ...,
+) -> _Prefetch[tuple[_core.DeviceBuffer, _core.DeviceBuffer]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[tuple[M, ...]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: None = ...,
+    fresh: bool | None = ...,
+) -> _Prefetch[tuple[_core.DeviceBuffer, ...]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[list[M]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: None = ...,
+    fresh: bool | None = ...,
+) -> _Prefetch[list[_core.DeviceBuffer]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[dict[K, M]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: None = ...,
+    fresh: bool | None = ...,
+) -> _Prefetch[dict[K, _core.DeviceBuffer]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[Memory],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"],
+    fresh: bool | None = ...,
+) -> _Prefetch[torch.Tensor]: ...
+@overload
+def prefetch(
+    iterable: Iterable[tuple[M, M2]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"],
+    fresh: bool | None = ...,
+) -> _Prefetch[tuple[torch.Tensor, torch.Tensor]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[tuple[M, ...]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"],
+    fresh: bool | None = ...,
+) -> _Prefetch[tuple[torch.Tensor, ...]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[list[M]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"],
+    fresh: bool | None = ...,
+) -> _Prefetch[list[torch.Tensor]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[dict[K, M]],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"],
+    fresh: bool | None = ...,
+) -> _Prefetch[dict[K, torch.Tensor]]: ...
+@overload
+def prefetch(
+    iterable: Iterable[Tree],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"] | None = ...,
+    fresh: bool | None = ...,
+) -> _Prefetch[Any]: ...
+@overload
+def prefetch(
+    iterable: Iterable[T],
+    device: object = ...,
+    depth: SupportsIndex = ...,
+    *,
+    framework: Literal["torch"] | None = ...,
+    fresh: bool | None = ...,
 ) -> _Prefetch[T]: ...
 @overload
 def prefetch(
     iterable: Iterable[Any],
-    device: object = None,
-    depth: SupportsIndex = 2,
+    device: object = ...,
+    depth: SupportsIndex = ...,
     *,
-    framework: Literal["torch", "cupy"],
-    fresh: bool | None = None,
+    framework: _Framework = ...,
+    fresh: bool | None = ...,
 ) -> _Prefetch[Any]: ...
 def prefetch(
     iterable: Iterable[Any],

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple, SupportsIndex, cast
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def _stream(stream: Any, device: int) -> _core.Stream:
 
 
 def _home(buffer: _core.ManagedBuffer) -> int:
-    return cast(Device, buffer.device).index
+    return buffer.device.index
 
 
 # -- methods and properties of ManagedBuffer, which the extension calls ----------------
@@ -467,13 +467,29 @@ def _rows(tile: _core.ManagedBuffer) -> tuple[_core.ManagedBuffer, ...]:
     return tuple(itertools.chain.from_iterable(map(_rows, tile)))
 
 
+@overload
+def tiles(
+    buf: _core.ManagedBuffer,
+    nbytes_or_shape: SupportsIndex | str,
+    device: object = ...,
+    ahead: SupportsIndex = ...,
+    evict: bool = ...,
+) -> Iterator[tuple[slice, _core.ManagedBuffer]]: ...
+@overload
+def tiles(
+    buf: _core.ManagedBuffer,
+    nbytes_or_shape: Sequence[SupportsIndex],
+    device: object = ...,
+    ahead: SupportsIndex = ...,
+    evict: bool = ...,
+) -> Iterator[tuple[tuple[slice, ...], _core.ManagedBuffer]]: ...
 def tiles(
     buf: _core.ManagedBuffer,
     nbytes_or_shape: SupportsIndex | str | Sequence[SupportsIndex],
     device: object = None,
     ahead: SupportsIndex = 1,
     evict: bool = True,
-) -> Iterator[tuple[slice | tuple[slice, ...], _core.ManagedBuffer]]:
+) -> Iterator[tuple[Any, _core.ManagedBuffer]]:
     """Go through managed memory tile by tile, the next ones already on their way.
 
     Parameters

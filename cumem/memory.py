@@ -119,7 +119,7 @@ class HostMemory(Answer):
     Examples
     --------
     >>> host = cumem.memory_info("host")
-    >>> host.available <= host.total
+    >>> host.live <= host.reserved
     True
     """
 
@@ -266,9 +266,9 @@ def set_limit(
 
     Examples
     --------
-    >>> cumem.set_limit("device", "50%")
-    >>> cumem.get_limit("device") > 0
-    True
+    >>> cumem.set_limit("device", "1GiB")  # or "50%"
+    >>> cumem.get_limit("device")
+    1073741824
     >>> cumem.set_limit("device", None)  # no limit
     """
     limits = read_limit(kind, limit, device)

@@ -13,7 +13,20 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
+from typing import (
+    IO,
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import numpy as np
 from numpy.lib import format as npy
@@ -49,6 +62,16 @@ from cumem.progress import Parts, Progress
 
 __all__ = ["NpzDict", "load", "save", "savez"]
 
+_T = TypeVar("_T")
+_B = TypeVar("_B", bound=_core.Buffer)
+if TYPE_CHECKING:
+    import typing_extensions
+
+    #: Of the buffers in an `NpzDict`, which alone may have any.
+    _V = typing_extensions.TypeVar("_V", default=Any)
+else:
+    _V = TypeVar("_V")
+
 #: Bytes that are unpacked, or that a checksum is made of, at a time.
 _PIECE = 16 << 20
 _NO_PICKLES = (
@@ -81,7 +104,7 @@ class _ObjectsError(ValueError):
     """Elements are Python objects."""
 
 
-class NpzDict(dict[str, Any]):
+class NpzDict(dict[str, _V]):
     """The arrays of an ``.npz`` file by name: all of them are loaded.
 
     It can be used as what ``numpy.load`` gives, which reads when it is asked:
@@ -114,6 +137,126 @@ class NpzDict(dict[str, Any]):
 # -- loading ---------------------------------------------------------------------------
 
 
+class _From(TypedDict, total=False):
+    """What `load` takes by name beside names and the memory."""
+
+    dtype: DTypeLike | None
+    casting: Casting | None
+    device: object
+    stream: object
+    direct: Direct
+    progress: Progress
+    max_header_size: int
+
+
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: None = ...,
+    pool: None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_core.DeviceBuffer]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: None = ...,
+    pool: Pool[_B],
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_B]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_core.PinnedBuffer]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_core.MappedBuffer]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_core.ManagedBuffer]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_core.DeviceBuffer]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: Iterable[str],
+    kind: _core._Kind,
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> NpzDict[_core.Buffer]: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: _core._Kind | None = ...,
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> Any: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: _core._Kind | None = ...,
+    pool: None = ...,
+    out: _T,
+    **options: Unpack[_From],
+) -> _T: ...
 def load(
     file: File,
     mmap_mode: None = None,
@@ -453,8 +596,8 @@ def _load_members(
     options: dict[str, Any],
     progress: Progress,
     max_header_size: int,
-) -> NpzDict:
-    loaded = NpzDict()
+) -> NpzDict[Any]:
+    loaded: NpzDict[Any] = NpzDict()
     ranges: list[tuple[int, _core.Buffer]] = []
     with _archive(file) as archive:
         members = _members(file, archive, names, max_header_size)
@@ -669,7 +812,15 @@ def save(
         opened.seek(at + len(head) + data.nbytes)
 
 
-def savez(file: File, /, *args: object, fsync: bool = False, **named: object) -> None:
+class _Exporter(Protocol):
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+@overload
+def savez(file: File, /, *args: object, fsync: bool = ..., **named: object) -> None: ...
+@overload  # for **arrays, of which type checkers think that one may be called fsync
+def savez(file: File, /, *args: object, **named: _Exporter) -> None: ...
+def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> None:
     """Save several arrays of any memory as an ``.npz`` file, not compressed.
 
     Parameters

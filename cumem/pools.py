@@ -4,7 +4,17 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    final,
+    overload,
+)
 
 from cumem import _core
 from cumem.errors import warn_caller
@@ -24,13 +34,30 @@ from cumem.units import read_size
 if TYPE_CHECKING:  # they take milliseconds to load
     from matplotlib.axes import Axes
 
+    from cumem._core import _B_co
     from cumem.devices import Device
     from cumem.pool_stats import PoolStats
     from cumem.snapshot import Snapshot
+else:
+    _B_co = TypeVar("_B_co", covariant=True)
+
+
+class _Options(TypedDict, total=False):
+    """What `Pool` takes by name."""
+
+    device: object
+    limit: int | str | None
+    numa_node: int | None
+    segments: Literal["auto", "malloc"]
+    fork: Literal["copy", "share", "omit"]
+    idle_trim: float | None
+    portable: bool
+    write_combined: bool
+    attach: Literal["global", "host"]
 
 
 @final
-class Pool(_core._Pool):
+class Pool(_core._Pool[_B_co]):
     """Memory of one kind on one device, cut into blocks of exactly the size asked for and
     kept for reuse.
 
@@ -93,6 +120,26 @@ class Pool(_core._Pool):
 
     __slots__ = ()
 
+    @overload
+    def __new__(
+        cls, kind: Literal["device"] = ..., **options: Unpack[_Options]
+    ) -> Pool[_core.DeviceBuffer]: ...
+    @overload
+    def __new__(
+        cls, kind: Literal["pinned"], **options: Unpack[_Options]
+    ) -> Pool[_core.PinnedBuffer]: ...
+    @overload
+    def __new__(
+        cls, kind: Literal["mapped"], **options: Unpack[_Options]
+    ) -> Pool[_core.MappedBuffer]: ...
+    @overload
+    def __new__(
+        cls, kind: Literal["managed"], **options: Unpack[_Options]
+    ) -> Pool[_core.ManagedBuffer]: ...
+    @overload
+    def __new__(
+        cls, kind: _core._Kind, **options: Unpack[_Options]
+    ) -> Pool[_core.Buffer]: ...
     def __new__(
         cls,
         kind: _core._Kind = "device",
@@ -106,7 +153,7 @@ class Pool(_core._Pool):
         portable: bool = True,
         write_combined: bool = False,
         attach: Literal["global", "host"] = "global",
-    ) -> Self:
+    ) -> Pool[Any]:
         check_kind(kind)
         way = _fork(kind, fork, segments, write_combined)
         index = _core._device(device, "device").index
@@ -123,7 +170,7 @@ class Pool(_core._Pool):
         )
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> _core._Kind:
         """ "device", "pinned", "mapped" or "managed"."""
         return self._config[0]
 
@@ -162,12 +209,12 @@ class Pool(_core._Pool):
         return None if node < 0 else node
 
     @property
-    def segments(self) -> str:
+    def segments(self) -> Literal["auto", "malloc"]:
         """ "auto" or "malloc"."""
         return "malloc" if self._config[4] else "auto"
 
     @property
-    def fork(self) -> str:
+    def fork(self) -> Literal["copy", "share", "omit"]:
         """ "copy", "share" or "omit": what forked children get."""
         return _FORKS[self._config[5]]
 
@@ -343,12 +390,30 @@ class Pool(_core._Pool):
 _core._set_pool_type(Pool)
 
 #: Of each kind and device, once it was asked for.
-_DEFAULTS: dict[tuple[str, int], Pool] = {}
+_DEFAULTS: dict[tuple[str, int], Pool[Any]] = {}
 _LOCK = make_lock()
 
 
+@overload
+def default_pool(
+    kind: Literal["pinned"], device: object = ...
+) -> Pool[_core.PinnedBuffer]: ...
+@overload
+def default_pool(
+    kind: Literal["mapped"], device: object = ...
+) -> Pool[_core.MappedBuffer]: ...
+@overload
+def default_pool(
+    kind: Literal["managed"], device: object = ...
+) -> Pool[_core.ManagedBuffer]: ...
+@overload
+def default_pool(
+    kind: Literal["device"], device: object = ...
+) -> Pool[_core.DeviceBuffer]: ...
+@overload
+def default_pool(kind: _core._Kind, device: object = ...) -> Pool[_core.Buffer]: ...
 @hinting
-def default_pool(kind: _core._Kind, device: object = None) -> Pool:
+def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
     """The pool that constructors take memory from when no other is asked for.
 
     Parameters
@@ -487,7 +552,8 @@ def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
     return flags | WRITE_COMBINED if write_combined else flags
 
 
-_FORKS = ("copy", "share", "omit")  # as cm_fork numbers them
+#: As cm_fork numbers them.
+_FORKS: tuple[Literal["copy", "share", "omit"], ...] = ("copy", "share", "omit")
 
 
 def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:

@@ -4,7 +4,18 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, NoReturn, Self, SupportsIndex, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 
@@ -16,9 +27,19 @@ from cumem.out_of_memory import lock_pages
 
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+    #: `Registration` alone may be of either.
+    _R_co = typing_extensions.TypeVar(
+        "_R_co", bound=_Registered, default=_Registered, covariant=True
+    )
+else:
+    _R_co = TypeVar("_R_co", covariant=True)
+
 
 @final
-class Registration:
+class Registration(Generic[_R_co]):
     """Memory that `register` page-locked.
 
     In a ``with`` block the target is the buffer. When the last reference to the buffer
@@ -33,7 +54,7 @@ class Registration:
     """
 
     __slots__ = ("__weakref__", "_buffer", "_nbytes")
-    _buffer: _Registered | None
+    _buffer: _R_co | None
     _nbytes: int
 
     def __new__(cls) -> Self:
@@ -46,7 +67,7 @@ class Registration:
         return sorted({*object.__dir__(self)}.difference(closed))
 
     @property
-    def buffer(self) -> _Registered:
+    def buffer(self) -> _R_co:
         """PinnedBuffer, or MappedBuffer if made with ``mapped=True``, over the memory.
         Raises ValueError after close().
         """
@@ -80,7 +101,7 @@ class Registration:
         """
         self._end(False)
 
-    def __enter__(self) -> _Registered:
+    def __enter__(self) -> _R_co:
         """The buffer."""
         return self.buffer
 
@@ -121,13 +142,37 @@ class Registration:
         return f"<cumem.Registration of {self._nbytes} bytes: {self._buffer!r}>"
 
 
+@overload
+def register(
+    obj: object,
+    *,
+    mapped: Literal[False] = ...,
+    read_only: bool | None = ...,
+    device: object = ...,
+) -> Registration[_core.PinnedBuffer]: ...
+@overload
+def register(
+    obj: object,
+    *,
+    mapped: Literal[True],
+    read_only: bool | None = ...,
+    device: object = ...,
+) -> Registration[_core.MappedBuffer]: ...
+@overload
+def register(
+    obj: object,
+    *,
+    mapped: bool,
+    read_only: bool | None = ...,
+    device: object = ...,
+) -> Registration: ...
 def register(
     obj: object,
     *,
     mapped: bool = False,
     read_only: bool | None = None,
     device: object = None,
-) -> Registration:
+) -> Registration[Any]:
     """Page-lock memory that exists already, in place.
 
     Copies from and to it then run as fast as with `empty_pinned`. Locking costs time
@@ -206,7 +251,7 @@ def register(
             "read_only=False, but obj is read-only: leave read_only out for a read-only "
             "buffer, or pass a writable object"
         )
-    made = object.__new__(Registration)
+    made: Registration = object.__new__(Registration)
     is_mapped = read_flag(mapped, "mapped")
     locks_read_only = wanted and _can_lock_read_only(index)
     made._buffer, made._nbytes = lock_pages(

@@ -24,7 +24,34 @@ from collections.abc import (
     Sequence,
 )
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, final
+
+import numpy as np
+
+from cumem import _core
+
+# What type checkers are told of structures whose memory is moved.
+
+
+@final
+class Untyped:
+    """Nothing is of this type, so that an argument which matches it is `Any`: of what is
+    moved nothing is known then, and a later overload would say too much.
+    """
+
+
+#: An array or a buffer, which becomes another type when it is moved.
+Memory: TypeAlias = np.ndarray[Any, Any] | _core.Buffer
+M = TypeVar("M", bound=Memory)
+M2 = TypeVar("M2", bound=Memory)
+Leaf: TypeAlias = Memory | np.generic | complex | str | bytes | None
+#: Nested arrays, buffers, numbers and text. What becomes of them can be written down only
+#: where they are one of a few simple structures.
+Tree: TypeAlias = "Leaf | Mapping[Any, Tree] | Sequence[Tree] | _Mixed"
+_Mixed: TypeAlias = dict[Any, object] | list[object]  # as mypy infers them
+UntypedTree: TypeAlias = (
+    Untyped | tuple[Untyped, ...] | list[Untyped] | dict[Any, Untyped]
+)
 
 #: Sequences whose items can be nothing else: leaves.
 _LEAVES = (str, bytes, bytearray, memoryview, array.array, range)

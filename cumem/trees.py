@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cumem import _core
 from cumem.devices import Device
 from cumem.extension.filling import make_like
 from cumem.kinds import is_on_device
 from cumem.loading import _carried, _like, tensor_over
-from cumem.structures import is_tensor, mapped
+from cumem.structures import M2, M, Memory, Tree, UntypedTree, is_tensor, mapped
 
-_Tree = TypeVar("_Tree")
+T = TypeVar("T")
+K = TypeVar("K")
+_S = TypeVar("_S", bound=tuple[int, ...])
+_D = TypeVar("_D", bound=np.dtype[Any])
 
 
 class _Moved:
@@ -70,7 +74,35 @@ def _place(source: Any) -> tuple[int, tuple[int, ...]]:
     ) if source.size else 0, source.strides
 
 
-def to_device(tree: _Tree, device: object = None, *, stream: object = None) -> Any:
+@overload
+def to_device(
+    tree: UntypedTree, device: object = ..., *, stream: object = ...
+) -> Any: ...
+@overload
+def to_device(
+    tree: Memory, device: object = ..., *, stream: object = ...
+) -> _core.DeviceBuffer: ...
+@overload
+def to_device(
+    tree: tuple[M, M2], device: object = ..., *, stream: object = ...
+) -> tuple[_core.DeviceBuffer, _core.DeviceBuffer]: ...
+@overload
+def to_device(
+    tree: tuple[M, ...], device: object = ..., *, stream: object = ...
+) -> tuple[_core.DeviceBuffer, ...]: ...
+@overload
+def to_device(
+    tree: list[M], device: object = ..., *, stream: object = ...
+) -> list[_core.DeviceBuffer]: ...
+@overload
+def to_device(
+    tree: dict[K, M], device: object = ..., *, stream: object = ...
+) -> dict[K, _core.DeviceBuffer]: ...
+@overload
+def to_device(tree: Tree, device: object = ..., *, stream: object = ...) -> Any: ...
+@overload
+def to_device(tree: T, device: object = ..., *, stream: object = ...) -> T: ...
+def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any:
     """Copy the arrays and tensors of a nested structure to a device, by one call.
 
     Parameters
@@ -157,7 +189,31 @@ def to_device(tree: _Tree, device: object = None, *, stream: object = None) -> A
     return there
 
 
-def to_host(tree: _Tree, *, stream: object = None) -> Any:
+@overload
+def to_host(tree: UntypedTree, *, stream: object = ...) -> Any: ...
+@overload
+def to_host(tree: _core.Buffer, *, stream: object = ...) -> NDArray[Any]: ...
+@overload
+def to_host(
+    tree: tuple[M, M2], *, stream: object = ...
+) -> tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def to_host(
+    tree: tuple[M, ...], *, stream: object = ...
+) -> tuple[NDArray[Any], ...]: ...
+@overload
+def to_host(tree: list[M], *, stream: object = ...) -> list[NDArray[Any]]: ...
+@overload
+def to_host(tree: dict[K, M], *, stream: object = ...) -> dict[K, NDArray[Any]]: ...
+@overload
+def to_host(
+    tree: np.ndarray[_S, _D], *, stream: object = ...
+) -> np.ndarray[_S, _D]: ...
+@overload
+def to_host(tree: Tree, *, stream: object = ...) -> Any: ...
+@overload
+def to_host(tree: T, *, stream: object = ...) -> T: ...
+def to_host(tree: Any, *, stream: object = None) -> Any:
     """Copy the buffers and tensors of a nested structure to the host, by one call.
 
     Parameters

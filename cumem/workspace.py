@@ -8,7 +8,17 @@ import math
 import operator
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,7 +29,10 @@ from cumem.pools import Pool
 from cumem.units import format_nbytes, read_size
 
 if TYPE_CHECKING:
+    from cumem._core import _B_co
     from cumem.devices import Device
+else:
+    _B_co = TypeVar("_B_co", covariant=True)
 
 _PAGE = 4096
 _LONG = 64 << 10
@@ -46,7 +59,7 @@ def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
 
 
 @final
-class Workspace:
+class Workspace(Generic[_B_co]):
     """Scratch memory of a fixed size, for buffers that end together.
 
     In a ``with`` block `empty` and `zeros` hand out its memory from front to back; the
@@ -108,6 +121,51 @@ class Workspace:
         *("_nbytes", "_pool", "_spent", "_stream", "_thread", "_used"),
     )
 
+    @overload
+    def __init__(
+        self: Workspace[_core.PinnedBuffer],
+        nbytes: SupportsIndex | str,
+        kind: Literal["pinned"],
+        *,
+        device: object = ...,
+        stream: object = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Workspace[_core.MappedBuffer],
+        nbytes: SupportsIndex | str,
+        kind: Literal["mapped"],
+        *,
+        device: object = ...,
+        stream: object = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Workspace[_core.ManagedBuffer],
+        nbytes: SupportsIndex | str,
+        kind: Literal["managed"],
+        *,
+        device: object = ...,
+        stream: object = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Workspace[_core.DeviceBuffer],
+        nbytes: SupportsIndex | str,
+        kind: Literal["device"] = ...,
+        *,
+        device: object = ...,
+        stream: object = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Workspace[_core.Buffer],
+        nbytes: SupportsIndex | str,
+        kind: _core._Kind,
+        *,
+        device: object = ...,
+        stream: object = ...,
+    ) -> None: ...
     def __init__(
         self,
         nbytes: SupportsIndex | str,
@@ -130,7 +188,7 @@ class Workspace:
         self._used = self._high_water = self._thread = 0
         self._is_cut = False  #: pieces of ended blocks may lie side by side
         # One segment, which is cut from its front on: no holes but where bytes are kept.
-        self._pool = Pool(kind, device=device, segments="malloc")
+        self._pool: Pool[Any] = Pool(kind, device=device, segments="malloc")
         self._pool.allocate(self._nbytes, stream)  # and back, for the blocks
         self._pool.limit = self._pool.stats().reserved_nbytes
 
@@ -140,7 +198,7 @@ class Workspace:
         return self._nbytes
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> _core._Kind:
         """ "device", "pinned", "mapped" or "managed"."""
         return self._kind
 
@@ -170,7 +228,7 @@ class Workspace:
         dtype: DTypeLike = "float64",
         *,
         order: _core._Order = "C",
-    ) -> _core.Buffer:
+    ) -> _B_co:
         """Hand out memory until the end of the innermost block.
 
         Parameters
@@ -235,7 +293,7 @@ class Workspace:
         dtype: DTypeLike = "float64",
         *,
         order: _core._Order = "C",
-    ) -> _core.Buffer:
+    ) -> _B_co:
         """Hand out memory whose bytes are zero; all else as `empty` says.
 
         Notes
@@ -305,8 +363,8 @@ class Workspace:
 
     def _take(
         self, shape: _core._Shape, dtype: DTypeLike, order: _core._Order
-    ) -> _core.Buffer:
-        return _core.empty(
+    ) -> _B_co:
+        taken: Any = _core.empty(
             shape,
             dtype,
             self._kind,
@@ -314,6 +372,8 @@ class Workspace:
             stream=self._stream,
             pool=self._pool,
         )
+        made: _B_co = taken
+        return made
 
     def _take_last(
         self,
@@ -321,7 +381,7 @@ class Workspace:
         dtype: DTypeLike,
         order: _core._Order,
         nbytes: int,
-    ) -> _core.Buffer:
+    ) -> _B_co:
         """Once nothing of ended blocks is under way, which may join what is free."""
         self._wait_for_room(0)
         self._join()

@@ -93,6 +93,7 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
 
     Examples
     --------
+    >>> import cumem.integrations.torch  # doctest: +SKIP
     >>> pool = cumem.integrations.torch.mem_pool()  # doctest: +SKIP
     >>> with torch.cuda.use_mem_pool(pool):  # doctest: +SKIP
     ...     x = torch.empty(1 << 20, device="cuda")
@@ -145,6 +146,7 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
 
     Examples
     --------
+    >>> import cumem.integrations.torch  # doctest: +SKIP
     >>> with cumem.integrations.torch.using():  # doctest: +SKIP
     ...     x = torch.empty(1 << 20, device="cuda")
     """
@@ -200,8 +202,9 @@ def enable(pool: Pool | None = None, *, device: object = None) -> None:
 
     Examples
     --------
+    >>> import cumem.integrations.torch  # doctest: +SKIP
     >>> cumem.integrations.torch.enable()  # doctest: +SKIP
-    >>> loss.backward()  # doctest: +SKIP
+    >>> x = torch.empty(1 << 20, device="cuda")  # doctest: +SKIP
     >>> cumem.integrations.torch.disable()  # doctest: +SKIP
     """
     torch = _torch()
@@ -304,6 +307,7 @@ def replace_allocator() -> None:
 
     Examples
     --------
+    >>> import cumem.integrations.torch  # doctest: +SKIP
     >>> cumem.integrations.torch.replace_allocator()  # doctest: +SKIP
     >>> x = torch.empty(1 << 20, device="cuda")  # doctest: +SKIP
     """

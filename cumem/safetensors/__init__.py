@@ -9,9 +9,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cumem import _core
 from cumem.carried import remember
@@ -41,6 +51,16 @@ from cumem.safetensors.format import (
     type_of,
 )
 
+if TYPE_CHECKING:
+    import jax
+    import torch
+    import typing_extensions
+
+    #: Of what a `SafetensorsDict` holds, which alone may have any.
+    _V = typing_extensions.TypeVar("_V", default=Any)
+else:
+    _V = TypeVar("_V")
+
 __all__ = ["SafetensorsDict", "load_safetensors"]
 
 _Path = str | os.PathLike[str]
@@ -54,7 +74,7 @@ _FRAMEWORK_NAMES = {
 }
 
 
-class SafetensorsDict(dict[str, Any]):
+class SafetensorsDict(dict[str, _V]):
     """The tensors of a file or checkpoint by name, and what the files say of them.
 
     Attributes
@@ -83,18 +103,109 @@ class SafetensorsDict(dict[str, Any]):
         self.metadata = {}
         self._carried = set()
 
-    def copy(self) -> SafetensorsDict:
+    def copy(self) -> SafetensorsDict[_V]:
         """Return a new dict of the same values, with `infos` and `metadata`."""
-        new = SafetensorsDict(self)
+        new: SafetensorsDict[_V] = SafetensorsDict(self)
         new.infos, new.metadata = dict(self.infos), dict(self.metadata)
         new._carried = set(self._carried)
         return new
 
-    def __copy__(self) -> SafetensorsDict:
+    def __copy__(self) -> SafetensorsDict[_V]:
         """Return what `copy` does."""
         return self.copy()
 
 
+class _From(TypedDict, total=False):
+    """What `load_safetensors` takes by name beside what says what it gives."""
+
+    names: Iterable[str] | None
+    device: object
+    stream: object
+    dtype: Any
+    casting: Casting | None
+    progress: Progress
+
+
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["device"] | None = ...,
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.DeviceBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["pinned"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.PinnedBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["mapped"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.MappedBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["managed"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.ManagedBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["host"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.HostBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None,
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.Buffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["torch"],
+    **options: Unpack[_From],
+) -> SafetensorsDict[torch.Tensor]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["numpy"],
+    **options: Unpack[_From],
+) -> SafetensorsDict[NDArray[Any]]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["jax"],
+    **options: Unpack[_From],
+) -> SafetensorsDict[jax.Array]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["torch", "numpy", "jax"] | None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[Any]: ...
 def load_safetensors(
     path: _Path | Iterable[_Path],
     *,
@@ -106,7 +217,7 @@ def load_safetensors(
     dtype: Any = None,
     casting: Casting | None = None,
     progress: Progress = None,
-) -> SafetensorsDict:
+) -> SafetensorsDict[Any]:
     """Load the tensors of a safetensors file or of a checkpoint in several files.
 
     Parameters
@@ -203,7 +314,7 @@ def load_safetensors(
     if dtype is None and casting is not None:
         raise ValueError("casting is given, but no dtype to convert to: pass dtype=")
     rule: Casting = "same_kind" if casting is None else casting
-    loaded = SafetensorsDict()
+    loaded: SafetensorsDict[Any] = SafetensorsDict()
     buffers: dict[str, _core.Buffer] = {}
     ranges: list[tuple[int, _core.Buffer]] = []
     with contextlib.ExitStack() as stack:
