@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What type checkers say of programs that use cumem: what a constructor gives is known by
-its kind.
+"""What type checkers say of programs that use cumem: what a call gives is known by its
+kind, its framework and what it was given; and the examples of documents are such programs.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import pytest
@@ -18,7 +22,7 @@ from cumem.kinds import KINDS
 
 ROOT = Path(__file__).parent.parent
 
-PROGRAM = """
+CONSTRUCTORS = """
 from typing import assert_type
 
 import numpy as np
@@ -31,14 +35,9 @@ table.numpy()[:] = 1
 table.prefetch(0)
 flags = cumem.zeros(4, "i4", "mapped")
 print(flags.device_ptr)
-weights = cumem.load_safetensors("m", framework="torch")
-weights["x"].cuda()
-with cumem.register(np.ones(4)) as pinned:
-    pinned.numpy()
 
 assert_type(cumem.zeros(4), cumem.DeviceBuffer)
 assert_type(cumem.zeros(4, kind="mapped", device=0), cumem.MappedBuffer)
-assert_type(cumem.zeros(4, pool=cumem.Pool("pinned")), cumem.Buffer)
 assert_type(cumem.empty(4), cumem.DeviceBuffer)
 assert_type(cumem.empty(4, "f4", "pinned"), cumem.PinnedBuffer)
 assert_type(cumem.empty(4, kind="managed"), cumem.ManagedBuffer)
@@ -57,33 +56,386 @@ def make(kind: cumem.Kind) -> cumem.Buffer:
     return cumem.zeros(3, kind=kind)
 
 
+def like(buf: cumem.PinnedBuffer) -> cumem.PinnedBuffer:
+    print(buf.device.index)
+    return cumem.zeros(3, kind=buf.kind)
+
+
 async def wait(event: cumem.Event, transfer: cumem.Transfer) -> None:
     transfer.add_done_callback(lambda each: print(each.nbytes))
     await event
     await transfer
+
+
+array = np.from_dlpack(table)
+cumem.emtpy(3)  # wrong
+cumem.zeros(4, kind="host")  # wrong
+cumem.zeros(4).device_ptr  # wrong
 """
 
-CHECKERS = {
-    "mypy": ("mypy", "--strict", "--cache-dir", os.devnull),
-    "pyright": ("pyright",),
+POOLS = """
+from typing import assert_type
+
+import cumem
+
+pool = cumem.Pool("pinned", limit="64MiB")
+assert_type(pool, cumem.Pool[cumem.PinnedBuffer])
+assert_type(pool.allocate(4), cumem.PinnedBuffer)
+with pool as entered:
+    assert_type(entered, cumem.Pool[cumem.PinnedBuffer])
+assert_type(cumem.Pool(), cumem.Pool[cumem.DeviceBuffer])
+assert_type(cumem.default_pool("managed"), cumem.Pool[cumem.ManagedBuffer])
+assert_type(cumem.empty(4, pool=cumem.Pool("mapped")), cumem.MappedBuffer)
+assert_type(cumem.zeros(4, pool=pool), cumem.PinnedBuffer)
+assert_type(cumem.full(4, 1, pool=pool), cumem.PinnedBuffer)
+assert_type(cumem.array([1], pool=pool), cumem.PinnedBuffer)
+assert_type(cumem.Workspace("1MiB", "pinned").empty(4), cumem.PinnedBuffer)
+assert_type(cumem.Workspace("1MiB").zeros(4), cumem.DeviceBuffer)
+cumem.zeros(4, kind=pool.kind)
+
+
+def allocate(any_pool: cumem.Pool, kind: cumem.Kind) -> None:
+    assert_type(any_pool.allocate(4), cumem.Buffer)
+    assert_type(cumem.Pool(kind).allocate(4), cumem.Buffer)
+    assert_type(cumem.Workspace(4, kind).empty(4), cumem.Buffer)
+
+
+allocate(pool, "device")
+cumem.Pool("host")  # wrong
+cumem.Pool("pinned", limits=3)  # wrong
+"""
+
+FILES = """
+from typing import Any, assert_type
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import cumem
+
+path = "model.safetensors"
+assert_type(cumem.load_safetensors(path)["x"], cumem.DeviceBuffer)
+assert_type(cumem.load_safetensors(path, kind="pinned")["x"], cumem.PinnedBuffer)
+assert_type(cumem.load_safetensors([path], kind="host")["x"], cumem.HostBuffer)
+assert_type(cumem.load_safetensors(path, framework="torch")["x"], torch.Tensor)
+assert_type(
+    cumem.load_safetensors(path, kind="pinned", framework="numpy")["x"], NDArray[Any]
+)
+weights = cumem.load_safetensors(path, framework="torch", names=["x"])
+assert_type(weights.copy()["x"], torch.Tensor)
+model = torch.Module()
+model.load_state_dict(weights)
+
+assert_type(cumem.fromfile("x", "f4"), cumem.DeviceBuffer)
+assert_type(cumem.fromfile("x", "f4", kind="pinned", shape=(2, -1)), cumem.PinnedBuffer)
+assert_type(cumem.fromfile("x", pool=cumem.Pool("managed")), cumem.ManagedBuffer)
+array: NDArray[np.float32] = np.ones(4, "f4")
+assert_type(cumem.fromfile("x", out=array), NDArray[np.float32])
+assert_type(cumem.load("x.npy", out=array), NDArray[np.float32])
+some = cumem.load("x.npz", names=["a"], kind="pinned")
+assert_type(some["a"], cumem.PinnedBuffer)
+cumem.savez("y.npz", **some)
+cumem.savez("y.npz", a=[1, 2], fsync=True)
+
+assert_type(cumem.register(array), cumem.Registration[cumem.PinnedBuffer])
+with cumem.register(array) as pinned:
+    assert_type(pinned, cumem.PinnedBuffer)
+with cumem.register(array, mapped=True) as mapped:
+    assert_type(mapped, cumem.MappedBuffer)
+
+
+def either(is_mapped: bool, kind: cumem.Kind, some: cumem.SafetensorsDict) -> None:
+    with cumem.register(array, mapped=is_mapped) as locked:
+        assert_type(locked, cumem.PinnedBuffer | cumem.MappedBuffer)
+    assert_type(cumem.fromfile("x", kind=kind), cumem.Buffer)
+    assert_type(some["x"], Any)
+
+
+either(True, "pinned", weights)
+cumem.load_safetensors(path, framework="pt")  # wrong
+cumem.savez("y.npz", fsync="yes")  # wrong
+"""
+
+TREES = """
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, assert_type
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import cumem
+
+F4 = NDArray[np.float32]
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+
+
+def arrays(
+    alone: Iterable[F4],
+    pairs: Iterable[tuple[F4, NDArray[np.int64]]],
+    lists: Iterable[list[F4]],
+    dicts: Iterable[dict[str, F4]],
+) -> None:
+    for one in cumem.prefetch(alone):
+        assert_type(one, cumem.DeviceBuffer)
+    for x, y in cumem.prefetch(pairs):
+        assert_type(x, cumem.DeviceBuffer)
+        assert_type(y, cumem.DeviceBuffer)
+    for items in cumem.prefetch(lists):
+        assert_type(items, list[cumem.DeviceBuffer])
+    for by_name in cumem.prefetch(dicts):
+        assert_type(by_name, dict[str, cumem.DeviceBuffer])
+    for tensors in cumem.prefetch(dicts, framework="torch"):
+        assert_type(tensors, dict[str, torch.Tensor])
+
+
+def kept(
+    pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], batches: Iterable[Batch]
+) -> None:
+    for pair in cumem.prefetch(pairs, depth=3):
+        assert_type(pair, tuple[torch.Tensor, torch.Tensor])
+    for batch in cumem.prefetch(batches):
+        assert_type(batch, Batch)
+
+
+def unknown(
+    loader: torch.DataLoader[Any],
+    dicts: Iterable[dict[str, Any]],
+    mixed: Iterable[tuple[F4, str]],
+    nested: Iterable[dict[str, tuple[F4, int]]],
+) -> None:
+    for batch in cumem.prefetch(loader):
+        assert_type(batch, Any)
+    for by_name in cumem.prefetch(dicts):
+        assert_type(by_name, Any)
+    for pair in cumem.prefetch(mixed):
+        assert_type(pair, Any)
+    for deep in cumem.prefetch(nested):
+        assert_type(deep, Any)
+
+
+def moved(array: F4, state: dict[str, torch.Tensor], unknown: dict[str, Any]) -> None:
+    assert_type(cumem.to_device(array), cumem.DeviceBuffer)
+    assert_type(cumem.to_device([array], 1), list[cumem.DeviceBuffer])
+    there = cumem.to_device({"x": array})
+    assert_type(there, dict[str, cumem.DeviceBuffer])
+    assert_type(cumem.to_host(there), dict[str, NDArray[Any]])
+    assert_type(cumem.to_host((there["x"], there["x"])), tuple[NDArray[Any], NDArray[Any]])
+    assert_type(cumem.to_device(state), dict[str, torch.Tensor])
+    assert_type(cumem.to_host(Batch(torch.Tensor())), Batch)
+    assert_type(cumem.to_device(unknown), Any)
+    model = {"weight": array, "bias": [array], "name": "first"}
+    assert_type(cumem.to_device(model)["weight"], Any)
+
+
+def cut(data: cumem.ManagedBuffer) -> None:
+    for rows, tile in cumem.tiles(data, "1 MiB"):
+        tile.fill(rows.start)
+    for places, tile in cumem.tiles(data, (16, 16)):
+        tile.fill(places[0].start)
+
+
+with cumem.prefetch([np.ones(3)]).__iter__() as batches:
+    assert_type(next(batches), cumem.DeviceBuffer)
+for row in cumem.prefetch([np.ones(3)]):
+    row.numpy_array()  # wrong
+"""
+
+#: In the place of PyTorch, which is not there, or takes a minute.
+TORCH = """
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+class Tensor: ...
+class Module:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+class DataLoader(Generic[T]):
+    def __iter__(self) -> Iterator[Any]: ...
+"""
+
+COMMANDS = {
+    "mypy": ("mypy", "--strict", "--no-error-summary"),
+    "pyright": ("pyright", "-p", "."),
 }
 
 
-@pytest.mark.parametrize("name", CHECKERS)
-def test_kind_of_a_constructor_says_what_it_gives(tmp_path: Path, name: str) -> None:
-    pytest.importorskip(name)
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+@pytest.mark.parametrize("checker", COMMANDS)
+def test_programs_of_users_have_the_types_that_they_expect(
+    tmp_path: Path, checker: str
+) -> None:
+    """And nothing but the lines that end in ``# wrong`` is refused."""
+    pytest.importorskip(checker)
+    texts = {
+        "constructors": CONSTRUCTORS,
+        "pools": POOLS,
+        "files": FILES,
+        "trees": TREES,
+    }
+    wrong = set()
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        lines = enumerate(text.splitlines(), 1)
+        wrong |= {(name, n) for n, line in lines if line.endswith("# wrong")}
+    (tmp_path / "typings").mkdir()
+    (tmp_path / "typings" / "torch.pyi").write_text(TORCH)
+    settings = {"include": ["*.py"], "extraPaths": [str(ROOT)]}
+    settings |= {"reportUnusedExpression": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    files = [f"{name}.py" for name in texts] if checker == "mypy" else []
+    cache = ("--cache-dir", os.devnull) if checker == "mypy" else ()
     done = subprocess.run(
-        [sys.executable, "-m", *CHECKERS[name], str(program)],
+        [sys.executable, "-m", *COMMANDS[checker], *cache, *files],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
+        env=os.environ | {"MYPYPATH": f"{ROOT}:{tmp_path / 'typings'}"},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    error = re.compile(r"(\w+)\.py:(\d+)(?::\d+)?(?: -|:) error")
+    found = {(each[1], int(each[2])) for each in error.finditer(said)}
+    assert wrong == found, said
 
 
 def test_public_kind_has_the_names_of_all_kinds() -> None:
     assert set(get_args(cumem.Kind)) == set(KINDS)
+
+
+def test_generic_types_can_be_named_in_annotations_that_are_evaluated() -> None:
+    for generic in (
+        cumem.Pool,
+        cumem.Registration,
+        cumem.Workspace,
+        cumem.NpzDict,
+        cumem.SafetensorsDict,
+    ):
+        assert get_args(generic[cumem.PinnedBuffer]) == (cumem.PinnedBuffer,)
+
+
+# -- the examples of the documents, which tests/isolated/example_types.py checks ---------
+
+SCRIPT = ROOT / "tests" / "isolated" / "example_types.py"
+PAGE = """# A page
+
+```python
+import cumem
+
+first = cumem.zeros(3, kind="pinned")
+```
+
+<!-- given loader: Iterable[dict[str, int]]; import numpy as np -->
+```python
+for batch in loader:
+    np.ones(batch["n"])
+first.numpy()
+first.device_ptr
+```
+
+<!-- not type checked: it shows an error -->
+<!-- runs -->
+```python
+first.nothing()
+```
+
+```
+first.no_python()
+```
+"""
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("example_types", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_examples_of_a_page_are_one_program_with_the_lines_of_the_page(
+    examples: ModuleType,
+) -> None:
+    page = examples.of_page(PAGE)
+    lines = page.program().splitlines()
+    shown = PAGE.splitlines()
+    assert lines[0] == examples.PREAMBLE
+    assert lines[3] == shown[3] == "import cumem"
+    assert lines[8] == "loader: Iterable[dict[str, int]] = _given; import numpy as np"
+    assert lines[13] == shown[13] == "first.device_ptr"
+    assert not any(lines[14:])
+    assert page.opted_out == [(19, "it shows an error")]
+
+
+def test_examples_that_opt_out_without_a_reason_are_checked(
+    examples: ModuleType,
+) -> None:
+    page = examples.of_page(PAGE.replace(": it shows an error -->", " -->"))
+    assert "first.nothing()" in page.program()
+    assert not page.opted_out
+
+
+def test_given_of_an_example_is_a_declaration_or_an_error(examples: ModuleType) -> None:
+    with pytest.raises(ValueError, match="neither 'name: type' nor an import: loader"):
+        examples.declared("loader")
+
+
+def test_examples_of_docstrings_are_functions_where_they_stand(
+    examples: ModuleType,
+) -> None:
+    text = (
+        '"""Module.\n\nExamples\n--------\n>>> import json\n"""\n\n'
+        'def f():\n    """F.\n\n    >>> for i in [1]:\n    ...     print(i)\n'
+        '    1\n    """\n'
+    )
+    lines = examples.of_docstrings(text).program("").splitlines()
+    assert lines[3:5] == ["def _0() -> None:", "    import json"]
+    assert lines[9:12] == ["def _8() -> None:", "    for i in [1]:", "        print(i)"]
+
+
+def test_cells_of_a_notebook_are_told_by_their_numbers(examples: ModuleType) -> None:
+    text = (
+        '{"cells": [{"cell_type": "markdown", "source": "x"}, {"cell_type": "code", '
+        '"source": ["%load_ext cumem\\n", "y = 1"]}]}'
+    )
+    program, places = examples.of_notebook(text)
+    assert program.splitlines()[1:] == ["...", "y = 1"]
+    assert places == ["", "cell 2, line 1", "cell 2, line 2"]
+
+
+def test_libraries_of_examples_are_any_with_their_submodules(
+    examples: ModuleType, tmp_path: Path
+) -> None:
+    program = "import a.b.c, os, numpy.linalg\nfrom d.e import f\nimport cumem.units"
+    examples.write_stubs(tmp_path, examples.imported(program))
+    found = {p.parent.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.pyi")}
+    assert found == {"a", "a/b", "a/b/c", "d", "d/e"}
+
+
+@pytest.mark.parametrize("checker", COMMANDS)
+def test_wrong_example_is_named_with_its_line_of_the_page(
+    tmp_path: Path, checker: str
+) -> None:
+    pytest.importorskip(checker)
+    path = tmp_path / "page.md"
+    path.write_text(PAGE)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--only", checker, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    errors = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert len(errors) == 1, done.stdout
+    assert "page.md:14" in errors[0]
+    assert "device_ptr" in errors[0]
+    assert "page.md:19: it shows an error" in done.stdout
