@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows in the reference what a stub has as overloads alone; `mkdocs.yml` names this file.
 
-A stub has no body for a function with overloads. mkdocstrings knows a function by its body,
-so the last overload, which has the signature of all and the docstring, stands for it.
+The stub of the extension has no body for a function with overloads. mkdocstrings knows a
+function by its body, so the last overload stands for it, which has the signature of all
+and the docstring.
 """
 
 from __future__ import annotations

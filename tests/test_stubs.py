@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import subprocess
 import sys
@@ -45,6 +46,54 @@ def test_stubs_match_the_extension() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+#: Stubs of modules in Python. stubtest does not know what `Unpack` stands for.
+OVERLOADS = ("constructors",)
+
+
+def keywords_of(stub: ast.Module) -> dict[str, set[str]]:
+    """The keys of each `TypedDict` of a stub, those of its bases too."""
+    keys: dict[str, set[str]] = {}
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef):
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            own = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+            keys[node.name] = {each.id for each in own if isinstance(each, ast.Name)}
+            keys[node.name] |= {key for base in bases for key in keys.get(base, ())}
+    return keys
+
+
+@pytest.mark.parametrize("name", OVERLOADS)
+def test_overloads_of_a_stub_take_what_the_functions_take(name: str) -> None:
+    module = importlib.import_module(f"cumem.{name}")
+    assert module.__file__ is not None
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text())
+    keywords = keywords_of(stub)
+    overloads = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    taken: dict[str, set[str]] = {each.name: set() for each in overloads}
+    wrong = []
+    for each in overloads:
+        found = inspect.signature(getattr(module, each.name)).parameters
+        own = [argument.arg for argument in each.args.args + each.args.kwonlyargs]
+        if each.args.kwarg is not None:
+            assert isinstance(each.args.kwarg.annotation, ast.Subscript)
+            own += keywords[ast.unparse(each.args.kwarg.annotation.slice)]
+        wrong += [f"{name}.pyi:{each.lineno}: {n}" for n in own if n not in found]
+        places = [argument.arg for argument in each.args.args]
+        if places != list(found)[: len(places)]:
+            wrong.append(f"{name}.pyi:{each.lineno}: the order of {places}")
+        taken[each.name].update(own)
+    functions = {n for n, f in vars(module).items() if inspect.isfunction(f)}
+    public = functions & set(cumem.__all__)
+    wrong += [f"{name}.pyi: {each} is not there" for each in public - set(taken)]
+    wrong += [
+        f"{name}.pyi: {each} lacks {lacking}"
+        for each, names in taken.items()
+        if (lacking := set(inspect.signature(getattr(module, each)).parameters) - names)
+    ]
+    assert len(taken) == 8
+    check_none(wrong)
 
 
 def test_kinds_in_the_stubs_are_those_of_the_extension() -> None:
