@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In one step or two: from a type to the middle one that holds all its values, where
- * they are scaled, and from that to the other. Loops of a constant length become
- * vector instructions. */
+ * they are scaled, and from that to the other. Integers become others in one step, of
+ * which there are few, as it is the width of the target alone that matters. Loops of a
+ * constant length become vector instructions. */
 #include "base/convert.h"
 
 #include <float.h>
@@ -144,18 +145,15 @@ bfloat_of_f32(float x)
 
 #define F32_BOOL(x) ((x) != 0 ? 1.0f : 0.0f)
 #define F64_BOOL(x) ((x) != 0 ? 1.0 : 0.0)
-#define I64_BOOL(x) ((x) != 0)
 #define F32_FLOAT16(x) f32_of_half(x)
 #define F64_FLOAT16(x) f64_of_half(x)
 #define F32_BFLOAT16(x) f32_of_bfloat(x)
 #define F64_BFLOAT16(x) ((double)f32_of_bfloat(x))
 #define F32_PLAIN(x) ((float)(x))
 #define F64_PLAIN(x) ((double)(x))
-#define I64_PLAIN(x) ((int64_t)(x))
 
 #define BOOL_F32(x) ((uint8_t)((x) != 0))
 #define BOOL_F64(x) BOOL_F32(x)
-#define BOOL_I64(x) BOOL_F32(x)
 #define FLOAT32_F32(x) (x)
 #define FLOAT32_F64(x) ((float)(x))
 #define FLOAT64_F32(x) ((double)(x))
@@ -165,33 +163,99 @@ bfloat_of_f32(float x)
 #define BFLOAT16_F32(x) bfloat_of_f32(x)
 #define BFLOAT16_F64(x) bfloat_of_f32((float)(x))
 
-/* From the middle types to integers: `end` is what lies one above the largest, and
- * `wide` a type that the processor converts to. */
-#define DEFINE_CUT_OF(name, mid, mid_type, type, wide, least, most, end)               \
+/* To short integers, all of which the middle types can say: cut to their range first.
+ * NaN fails the first comparison where that leads to 0, else it needs one of its own.
+ */
+#define DEFINE_SHORT_OF(name, mid, mid_type, type, least, most)                        \
     static inline type name##_##mid(mid_type x)                                        \
     {                                                                                  \
+        mid_type in = x > (mid_type)(least) ? x : (mid_type)(least);                   \
+        in = in < (mid_type)(most) ? in : (mid_type)(most);                            \
+        in = (least) == 0 || x == x ? in : 0;                                          \
+        return (type)(int32_t)in;                                                      \
+    }
+#define DEFINE_SHORT(name, type, least, most)                                          \
+    DEFINE_SHORT_OF(name, F32, float, type, least, most)                               \
+    DEFINE_SHORT_OF(name, F64, double, type, least, most)
+DEFINE_SHORT(INT8, int8_t, INT8_MIN, INT8_MAX)
+DEFINE_SHORT(UINT8, uint8_t, 0, UINT8_MAX)
+DEFINE_SHORT(INT16, int16_t, INT16_MIN, INT16_MAX)
+DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
+#undef DEFINE_SHORT
+#undef DEFINE_SHORT_OF
+
+/* To long ones: `end` is what lies one above the largest. */
+#define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
+    static inline type cut_##name##_##mid(mid_type x)                                  \
+    {                                                                                  \
         mid_type in = x >= (mid_type)(least) && x < (mid_type)(end) ? x : 0;           \
-        type cut = (type)(wide)in;                                                     \
+        type cut = (type)in;                                                           \
         cut = x >= (mid_type)(end) ? (most) : cut;                                     \
         return x < (mid_type)(least) ? (least) : cut;                                  \
     }
-#define DEFINE_CUT(name, type, wide, least, most, end)                                 \
-    DEFINE_CUT_OF(name, F32, float, type, wide, least, most, end)                      \
-    DEFINE_CUT_OF(name, F64, double, type, wide, least, most, end)                     \
-    static inline type name##_I64(int64_t x)                                           \
-    {                                                                                  \
-        return (type)x;                                                                \
-    }
-DEFINE_CUT(INT8, int8_t, int32_t, INT8_MIN, INT8_MAX, 0x1p7f)
-DEFINE_CUT(UINT8, uint8_t, int32_t, 0, UINT8_MAX, 0x1p8f)
-DEFINE_CUT(INT16, int16_t, int32_t, INT16_MIN, INT16_MAX, 0x1p15f)
-DEFINE_CUT(UINT16, uint16_t, int32_t, 0, UINT16_MAX, 0x1p16f)
-DEFINE_CUT(INT32, int32_t, int32_t, INT32_MIN, INT32_MAX, 0x1p31f)
-DEFINE_CUT(UINT32, uint32_t, int64_t, 0, UINT32_MAX, 0x1p32f)
-DEFINE_CUT(INT64, int64_t, int64_t, INT64_MIN, INT64_MAX, 0x1p63f)
-DEFINE_CUT(UINT64, uint64_t, uint64_t, 0, UINT64_MAX, 0x1p64f)
+DEFINE_CUT(INT32, F32, float, int32_t, INT32_MIN, INT32_MAX, 0x1p31f)
+DEFINE_CUT(INT32, F64, double, int32_t, INT32_MIN, INT32_MAX, 0x1p31)
+DEFINE_CUT(UINT32, F64, double, uint32_t, 0, UINT32_MAX, 0x1p32)
+DEFINE_CUT(INT64, F32, float, int64_t, INT64_MIN, INT64_MAX, 0x1p63f)
+DEFINE_CUT(INT64, F64, double, int64_t, INT64_MIN, INT64_MAX, 0x1p63)
+DEFINE_CUT(UINT64, F32, float, uint64_t, 0, UINT64_MAX, 0x1p64f)
+DEFINE_CUT(UINT64, F64, double, uint64_t, 0, UINT64_MAX, 0x1p64)
 #undef DEFINE_CUT
-#undef DEFINE_CUT_OF
+
+#define INT32_F32(x) cut_INT32_F32(x)
+#define INT32_F64(x) cut_INT32_F64(x)
+
+/* No vector instruction before AVX-512 converts to 32 bits without a sign: from 2**31
+ * on a number is moved down by that, which is exact, and its highest bit is set. Floats
+ * that are not negative lie in the order of their bits. */
+static inline uint32_t
+UINT32_F32(float x)
+{
+    const int32_t high = 0x4f000000, end = 0x4f800000, infinity = 0x7f800000;
+    int32_t bits = (int32_t)bits_of_f32(x);
+    bits = (int32_t)pick_32(bits < 0 || bits > infinity, 0, (uint32_t)bits);
+    uint32_t is_high = pick_32(bits >= high, UINT32_MAX, 0);
+    float in = f32_of_bits((uint32_t)bits) - f32_of_bits(is_high & (uint32_t)high);
+    in = f32_of_bits(pick_32(bits >= end, 0, bits_of_f32(in)));
+    uint32_t cut = (uint32_t)(int32_t)in ^ (is_high & UINT32_C(1) << 31);
+    return pick_32(bits >= end, UINT32_MAX, cut);
+}
+
+/* The instruction for one float answers the lowest of 64 bits for what does not fit,
+ * which is rare: then, and for that number itself, the long way is gone. */
+#if defined(__x86_64__)
+#    define INSTRUCTION_F32(x) _mm_cvttss_si64(_mm_set_ss(x))
+#    define INSTRUCTION_F64(x) _mm_cvttsd_si64(_mm_set_sd(x))
+#    define DEFINE_LONG(mid, mid_type)                                                 \
+        static inline int64_t INT64_##mid(mid_type x)                                  \
+        {                                                                              \
+            int64_t cut = INSTRUCTION_##mid(x);                                        \
+            return __builtin_expect(cut != INT64_MIN, 1) ? cut : cut_INT64_##mid(x);   \
+        }                                                                              \
+        static inline uint64_t UINT64_##mid(mid_type x)                                \
+        {                                                                              \
+            int64_t cut = INSTRUCTION_##mid(x);                                        \
+            return __builtin_expect(cut >= 0, 1) ? (uint64_t)cut                       \
+                                                 : cut_UINT64_##mid(x);                \
+        }
+DEFINE_LONG(F32, float)
+DEFINE_LONG(F64, double)
+#    undef DEFINE_LONG
+
+static inline uint32_t
+UINT32_F64(double x)
+{
+    int64_t cut = INSTRUCTION_F64(x);
+    return __builtin_expect(cut >= 0 && cut <= UINT32_MAX, 1) ? (uint32_t)cut
+                                                              : cut_UINT32_F64(x);
+}
+#else
+#    define INT64_F32(x) cut_INT64_F32(x)
+#    define INT64_F64(x) cut_INT64_F64(x)
+#    define UINT64_F32(x) cut_UINT64_F32(x)
+#    define UINT64_F64(x) cut_UINT64_F64(x)
+#    define UINT32_F64(x) cut_UINT32_F64(x)
+#endif
 
 /* -- many, by each set of instructions ---------------------------------------------------- */
 
@@ -225,16 +289,55 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
 
 #define ALL_STEPS(X, isa)                                                              \
     CM_NUMBERS(X, isa, F32, float)                                                     \
-    CM_NUMBERS(X, isa, F64, double)                                                    \
-    CM_INTEGERS(X, isa, I64, int64_t)
+    CM_NUMBERS(X, isa, F64, double)
 
-typedef enum middle { F32, F64, I64, MIDDLE_COUNT } middle;
+typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
+
+/* What an integer becomes: so many bits of it, of its sign where it is shorter, or
+ * whether it is other than zero. */
+typedef enum width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } width;
+
+#define DEFINE_WIDTHS(isa_unused, name, type, value)                                   \
+    static inline uint8_t name##_to_W8(type x)                                         \
+    {                                                                                  \
+        return (uint8_t)(value);                                                       \
+    }                                                                                  \
+    static inline uint16_t name##_to_W16(type x)                                       \
+    {                                                                                  \
+        return (uint16_t)(value);                                                      \
+    }                                                                                  \
+    static inline uint32_t name##_to_W32(type x)                                       \
+    {                                                                                  \
+        return (uint32_t)(value);                                                      \
+    }                                                                                  \
+    static inline uint64_t name##_to_W64(type x)                                       \
+    {                                                                                  \
+        return (uint64_t)(value);                                                      \
+    }                                                                                  \
+    static inline uint8_t name##_to_WBOOL(type x)                                      \
+    {                                                                                  \
+        return (uint8_t)(x != 0);                                                      \
+    }
+/* X(…, name of the source, its type in C, its value x as a number); one of 64 bits
+ * without sign is as the one with it. */
+#define INTEGER_SOURCES(X, isa)                                                        \
+    X(isa, BOOL, uint8_t, x != 0)                                                      \
+    X(isa, INT8, int8_t, x)                                                            \
+    X(isa, UINT8, uint8_t, x)                                                          \
+    X(isa, INT16, int16_t, x)                                                          \
+    X(isa, UINT16, uint16_t, x)                                                        \
+    X(isa, INT32, int32_t, x)                                                          \
+    X(isa, UINT32, uint32_t, x)                                                        \
+    X(isa, INT64, int64_t, x)
+INTEGER_SOURCES(DEFINE_WIDTHS, )
 
 /* To the middle type and from it, by type; NULL: it goes another way. */
 typedef struct step_table {
     convert_step load[MIDDLE_COUNT][CM_NUMBER_COUNT];
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
+    convert_step integer[CM_UINT64 + 1][WIDTH_COUNT]; /* all of it, between integers */
+    convert_step swap[4]; /* elements of 1 << i bytes, whose order is turned round */
 } step_table;
 
 #define DEFINE_BOTH(name, text, type, read_as, isa, mid, mid_type)                     \
@@ -262,12 +365,31 @@ typedef struct step_table {
             *at = product + offset;                                                    \
         }                                                                              \
     }
+#define DEFINE_INTEGER(isa, name, type, value)                                         \
+    DEFINE_STEP(isa, integer_##name##_W8, type, uint8_t, name##_to_W8)                 \
+    DEFINE_STEP(isa, integer_##name##_W16, type, uint16_t, name##_to_W16)              \
+    DEFINE_STEP(isa, integer_##name##_W32, type, uint32_t, name##_to_W32)              \
+    DEFINE_STEP(isa, integer_##name##_W64, type, uint64_t, name##_to_W64)              \
+    DEFINE_STEP(isa, integer_##name##_WBOOL, type, uint8_t, name##_to_WBOOL)
+#define WIDTH_ENTRIES(isa, name)                                                       \
+    {integer_##name##_W8_##isa, integer_##name##_W16_##isa,                            \
+     integer_##name##_W32_##isa, integer_##name##_W64_##isa,                           \
+     integer_##name##_WBOOL_##isa}
+#define INTEGER_ENTRIES(isa, name, type, before)                                       \
+    .integer[CM_##name] = WIDTH_ENTRIES(isa, name),
 #define DEFINE_ALL(isa)                                                                \
     ALL_STEPS(DEFINE_BOTH, isa)                                                        \
+    INTEGER_SOURCES(DEFINE_INTEGER, isa)                                               \
+    DEFINE_STEP(isa, swap_2, uint16_t, uint16_t, __builtin_bswap16)                    \
+    DEFINE_STEP(isa, swap_4, uint32_t, uint32_t, __builtin_bswap32)                    \
+    DEFINE_STEP(isa, swap_8, uint64_t, uint64_t, __builtin_bswap64)                    \
     DEFINE_SCALE(isa, F32, float)                                                      \
     DEFINE_SCALE(isa, F64, double)                                                     \
     static const step_table steps_##isa = {                                            \
-        ALL_STEPS(STEP_ENTRIES, isa).scale = {scale_F32_##isa, scale_F64_##isa}};
+        ALL_STEPS(STEP_ENTRIES, isa) INTEGER_SOURCES(INTEGER_ENTRIES, isa)             \
+            .integer[CM_UINT64] = WIDTH_ENTRIES(isa, INT64),                           \
+        .swap = {NULL, swap_2_##isa, swap_4_##isa, swap_8_##isa},                      \
+        .scale = {scale_F32_##isa, scale_F64_##isa}};
 
 #define CM_ISA_plain
 DEFINE_ALL(plain)
@@ -365,6 +487,7 @@ cm_convert_widens(const cm_convert *convert)
     bool is_finite =
         fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
     return convert->to == CM_FLOAT32 && convert->from != CM_NUMBER_NONE
+           && !convert->from_swapped && !convert->to_swapped
            && numbers[convert->from].nbytes < (int64_t)sizeof(float)
            && (!convert->scales || (is_finite && !is_float));
 }
@@ -373,20 +496,41 @@ cm_convert_widens(const cm_convert *convert)
 static middle
 choose_middle(const cm_convert *convert)
 {
-    if (convert->from == CM_FLOAT64 || convert->to == CM_FLOAT64) {
-        return F64;
-    }
-    bool between_integers = convert->from < CM_FLOAT16 && convert->to < CM_FLOAT16;
-    return between_integers && !convert->scales ? I64 : F32;
+    bool is_wide = convert->from == CM_FLOAT64 || convert->to == CM_FLOAT64;
+    return is_wide ? F64 : F32;
 }
 
-void
-cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step, const void *src,
-               int64_t src_step, int64_t count)
+static bool
+is_between_integers(const cm_convert *convert)
 {
-    static const cm_number own[MIDDLE_COUNT] = {CM_FLOAT32, CM_FLOAT64, CM_INT64};
+    return convert->from < CM_FLOAT16 && convert->to < CM_FLOAT16 && !convert->scales;
+}
+
+static convert_step
+find_swap(const step_table *steps, int64_t nbytes)
+{
+    return steps->swap[__builtin_ctzll((uint64_t)nbytes)];
+}
+
+static width
+width_of(cm_number number)
+{
+    return number == CM_BOOL ? WBOOL
+                             : (width)__builtin_ctzll((uint64_t)numbers[number].nbytes);
+}
+
+/* In this processor's byte order. */
+static void
+run_native(const step_table *steps, const cm_convert *convert, char *dst,
+           int64_t dst_step, const char *src, int64_t src_step, int64_t count)
+{
+    static const cm_number own[MIDDLE_COUNT] = {CM_FLOAT32, CM_FLOAT64};
     char room[BLOCK * sizeof(double)];
-    const step_table *steps = choose_steps();
+    if (is_between_integers(convert)) {
+        steps->integer[convert->from][width_of(convert->to)](dst, dst_step, src,
+                                                             src_step, count);
+        return;
+    }
     middle mid = choose_middle(convert);
     int64_t mid_nbytes = numbers[own[mid]].nbytes;
     convert_step load = steps->load[mid][convert->from];
@@ -394,29 +538,76 @@ cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step, const voi
     bool is_loaded =
         convert->from == own[mid] && src_step == mid_nbytes && !convert->scales;
     bool is_stored = convert->to == own[mid] && dst_step == mid_nbytes;
-    const char *from = src;
-    char *to = dst;
-    uint64_t mode = get_mode();
-    if (mode != USUAL_MODE) {
-        set_mode(USUAL_MODE);
-    }
     if (is_loaded) {
-        store(to, dst_step, from, src_step, count);
-        count = 0;
+        store(dst, dst_step, src, src_step, count);
+        return;
     }
     while (count > 0) {
         int64_t now = count < BLOCK ? count : BLOCK;
-        char *values = is_stored ? to : room;
-        load(values, mid_nbytes, from, src_step, now);
+        char *values = is_stored ? dst : room;
+        load(values, mid_nbytes, src, src_step, now);
         if (convert->scales) {
             steps->scale[mid](values, convert, now);
         }
         if (!is_stored) {
-            store(to, dst_step, values, mid_nbytes, now);
+            store(dst, dst_step, values, mid_nbytes, now);
         }
-        from += now * src_step;
-        to += now * dst_step;
+        src += now * src_step;
+        dst += now * dst_step;
         count -= now;
+    }
+}
+
+/* What is in the other order is turned round in the nearest cache, before or after. */
+static void
+run_swapped(const step_table *steps, const cm_convert *convert, char *dst,
+            int64_t dst_step, const char *src, int64_t src_step, int64_t count)
+{
+    char in[BLOCK * sizeof(double)];
+    char out[BLOCK * sizeof(double)];
+    int64_t from_nbytes = numbers[convert->from].nbytes;
+    int64_t to_nbytes = numbers[convert->to].nbytes;
+    bool same_order = convert->from_swapped == convert->to_swapped;
+    if (convert->from == convert->to && !convert->scales && !same_order) {
+        find_swap(steps, from_nbytes)(dst, dst_step, src, src_step, count);
+        return;
+    }
+    while (count > 0) {
+        int64_t now = count < BLOCK ? count : BLOCK;
+        const char *from = src;
+        int64_t from_step = src_step;
+        if (convert->from_swapped) {
+            find_swap(steps, from_nbytes)(in, from_nbytes, src, src_step, now);
+            from = in;
+            from_step = from_nbytes;
+        }
+        if (convert->to_swapped) {
+            run_native(steps, convert, out, to_nbytes, from, from_step, now);
+            find_swap(steps, to_nbytes)(dst, dst_step, out, to_nbytes, now);
+        }
+        else {
+            run_native(steps, convert, dst, dst_step, from, from_step, now);
+        }
+        src += now * src_step;
+        dst += now * dst_step;
+        count -= now;
+    }
+}
+
+void
+cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step, const void *src,
+               int64_t src_step, int64_t count)
+{
+    const step_table *steps = choose_steps();
+    uint64_t mode = get_mode();
+    if (mode != USUAL_MODE) {
+        set_mode(USUAL_MODE);
+    }
+    if (convert->from_swapped || convert->to_swapped) {
+        run_swapped(steps, convert, dst, dst_step, src, src_step, count);
+    }
+    else {
+        run_native(steps, convert, dst, dst_step, src, src_step, count);
     }
     if (mode != USUAL_MODE) {
         set_mode(mode);

@@ -59,6 +59,9 @@ typedef struct cm_convert {
     bool scales;
     double scale;
     double offset;
+    bool from_swapped; /* the bytes of an element are in the order that is not the
+                          processor's */
+    bool to_swapped;
     const cm_cast *cast; /* borrowed; NULL: these are numbers */
 } cm_convert;
 
@@ -77,10 +80,10 @@ uint64_t cm_number_nbytes(cm_number number);
 /* NONE: there is no such number. */
 cm_number cm_number_find(const char *text);
 
-/* Numbers: `count` elements that lie so many bytes apart, at any addresses; the two must not
- * overlap. Floats round to the nearest, ties to even, whatever the thread's settings
- * are, with infinities, subnormals and the bits of NaN that NumPy gives. Integers wrap
- * round into shorter ones. Floats are cut to integers; what is out of range becomes the
- * nearest one, NaN 0. */
+/* Numbers: `count` elements that lie so many bytes apart, at any addresses; the two
+ * must not overlap. Floats round to the nearest, ties to even, whatever the thread's
+ * settings are, with infinities, subnormals and the bits of NaN that NumPy gives.
+ * Integers wrap round into shorter ones. Floats are cut to integers; what is out of
+ * range becomes the nearest one, NaN 0. */
 void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
                     const void *src, int64_t src_step, int64_t count);

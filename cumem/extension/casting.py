@@ -30,9 +30,12 @@ def _stand_in(dtype: np.dtype[Any]) -> str | None:
 
 
 def name_of(dtype: np.dtype[Any]) -> str | None:
-    """The name of a number that the copy threads convert; None: it is none."""
+    """The name of a number that the copy threads convert, after ">" where it is not in this
+    machine's byte order; None: it is none."""
     name = _stand_in(dtype) or dtype.name
-    return name if dtype.isnative and name in NUMBERS else None
+    if name not in NUMBERS:
+        return None
+    return name if dtype.isnative else f">{name}"
 
 
 def allows(casting: Casting, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
@@ -156,8 +159,7 @@ def plan(
     if scales:
         other = source if names[0] is None else target
         raise TypeError(
-            f"{before}scale= and offset= are for {', '.join(NUMBERS)}, in this machine's "
-            f"byte order, not for dtype {other}"
+            f"{before}scale= and offset= are for {', '.join(NUMBERS)}, not for dtype {other}"
         )
     refusal = _refusal(part, target)
     if refusal:

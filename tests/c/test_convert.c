@@ -137,7 +137,8 @@ static void
 check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
             int64_t src_gap, bool scales)
 {
-    cm_convert convert = {from, to, scales, 0.5, 3};
+    cm_convert convert = {
+        .from = from, .to = to, .scales = scales, .scale = 0.5, .offset = 3};
     int64_t dst_step = numbers[to].nbytes + dst_gap;
     int64_t src_step = numbers[from].nbytes + src_gap;
     size_t dst_nbytes = (size_t)(dst_step * count - dst_gap);
@@ -183,17 +184,12 @@ test_convert_of_any_steps_is_that_of_each(void)
 }
 
 static void
-check_tables(const step_table *a, const step_table *b, int mid, int number, bool store)
+check_step(convert_step one, convert_step other, int64_t dst_step, int64_t src_step)
 {
-    convert_step one = (store ? a->store : a->load)[mid][number];
-    convert_step other = (store ? b->store : b->load)[mid][number];
     CHECK_EQ(one == NULL, other == NULL);
     if (one == NULL) {
         return;
     }
-    static const int64_t own[] = {4, 8, 8};
-    int64_t src_step = store ? own[mid] : numbers[number].nbytes;
-    int64_t dst_step = store ? numbers[number].nbytes : own[mid];
     uint64_t *src = malloc(COUNT * 8);
     char *found[2] = {calloc(COUNT, 8), calloc(COUNT, 8)};
     for (int i = 0; i < COUNT; i++) {
@@ -208,12 +204,117 @@ check_tables(const step_table *a, const step_table *b, int mid, int number, bool
 }
 
 static void
+check_tables(const step_table *a, const step_table *b, int mid, int number, bool store)
+{
+    convert_step one = (store ? a->store : a->load)[mid][number];
+    convert_step other = (store ? b->store : b->load)[mid][number];
+    static const int64_t own[] = {4, 8};
+    int64_t src_step = store ? own[mid] : numbers[number].nbytes;
+    int64_t dst_step = store ? numbers[number].nbytes : own[mid];
+    check_step(one, other, dst_step, src_step);
+}
+
+static void
+check_integers(const step_table *a, const step_table *b, int number)
+{
+    static const int64_t widths[WIDTH_COUNT] = {1, 2, 4, 8, 1};
+    for (int width = 0; width < WIDTH_COUNT; width++) {
+        check_step(a->integer[number][width], b->integer[number][width], widths[width],
+                   numbers[number].nbytes);
+    }
+}
+
+static void
 test_convert_is_the_same_by_all_instructions(void)
 {
     for (int mid = 0; mid < MIDDLE_COUNT; mid++) {
         for (int number = CM_BOOL; number < CM_NUMBER_COUNT; number++) {
             check_tables(&steps_plain, choose_steps(), mid, number, false);
             check_tables(&steps_plain, choose_steps(), mid, number, true);
+        }
+    }
+    for (int number = CM_BOOL; number <= CM_UINT64; number++) {
+        check_integers(&steps_plain, choose_steps(), number);
+    }
+    for (int i = 0; i < 4; i++) {
+        check_step(steps_plain.swap[i], choose_steps()->swap[i], INT64_C(1) << i,
+                   INT64_C(1) << i);
+    }
+}
+
+/* Each way that goes by 32 or 64 bits, about the numbers where it takes another turn.
+ */
+static void
+test_convert_cuts_about_every_edge(void)
+{
+    static const double edges[] = {0,       0x1p7,  0x1p8,  0x1p15, 0x1p16,
+                                   0x1p31,  0x1p32, 0x1p63, 0x1p64, -0x1p31,
+                                   -0x1p63, -0x1p7, -0x1p15};
+    for (size_t i = 0; i < sizeof(edges) / sizeof(edges[0]); i++) {
+        double reals[3] = {nextafter(edges[i], -INFINITY), edges[i],
+                           nextafter(edges[i], INFINITY)};
+        float floats[3] = {nextafterf((float)edges[i], -INFINITY), (float)edges[i],
+                           nextafterf((float)edges[i], INFINITY)};
+        for (int k = 0; k < 6; k++) {
+            bool is_float = k >= 3;
+            double x = is_float ? (double)floats[k - 3] : reals[k];
+            const void *src = is_float ? (void *)&floats[k - 3] : (void *)&reals[k];
+            cm_number from = is_float ? CM_FLOAT32 : CM_FLOAT64;
+            uint32_t u4;
+            int64_t i8;
+            uint64_t u8;
+            int32_t i4;
+            convert_packed(from_to(from, CM_UINT32), &u4, src, 1);
+            convert_packed(from_to(from, CM_INT64), &i8, src, 1);
+            convert_packed(from_to(from, CM_UINT64), &u8, src, 1);
+            convert_packed(from_to(from, CM_INT32), &i4, src, 1);
+            CHECK_EQ(u4, x < 0 ? 0 : x < 0x1p32 ? (uint32_t)x : UINT32_MAX);
+            CHECK_EQ(u8, x < 0 ? 0 : x < 0x1p64 ? (uint64_t)x : UINT64_MAX);
+            CHECK(i8
+                  == (x < -0x1p63  ? INT64_MIN
+                      : x < 0x1p63 ? (int64_t)x
+                                   : INT64_MAX));
+            CHECK(i4
+                  == (x < -0x1p31  ? INT32_MIN
+                      : x < 0x1p31 ? (int32_t)x
+                                   : INT32_MAX));
+        }
+    }
+}
+
+/* In the other byte order at either end or both, against turning the bytes by hand. */
+static void
+test_convert_of_swapped_bytes_is_that_of_the_others(void)
+{
+    enum { SOME = 1100 };
+    static char src[SOME * 8], turned[SOME * 8], expected[SOME * 8], found[SOME * 8];
+    for (int from = CM_BOOL; from < CM_NUMBER_COUNT; from++) {
+        for (int to = CM_BOOL; to < CM_NUMBER_COUNT; to++) {
+            int64_t was = numbers[from].nbytes, is = numbers[to].nbytes;
+            for (int64_t i = 0; i < SOME * was; i++) {
+                src[i] = from == CM_BOOL ? (char)(draw() & 1) : (char)draw();
+            }
+            for (int64_t i = 0; i < SOME * was; i++) {
+                turned[i] = src[i - i % was + (was - 1 - i % was)];
+            }
+            cm_convert plain = from_to((cm_number)from, (cm_number)to);
+            for (int which = 1; which < 4; which++) {
+                cm_convert swapped = plain;
+                swapped.from_swapped = (which & 1) != 0 && was > 1;
+                swapped.to_swapped = (which & 2) != 0 && is > 1;
+                convert_packed(plain, expected, src, SOME);
+                if (from == to) { /* not a bit changes, NaN's neither */
+                    memcpy(expected, src, sizeof(src));
+                }
+                convert_packed(swapped, found, swapped.from_swapped ? turned : src,
+                               SOME);
+                bool is_same = true;
+                for (int64_t i = 0; i < SOME * is; i++) {
+                    int64_t k = swapped.to_swapped ? i - i % is + (is - 1 - i % is) : i;
+                    is_same = is_same && found[k] == expected[i];
+                }
+                CHECK(is_same || (from == to && which == 3));
+            }
         }
     }
 }
@@ -284,4 +385,6 @@ MAIN(RUN(test_convert_every_half_there_and_back)
                  RUN(test_convert_is_the_same_by_all_instructions)
                      RUN(test_convert_does_not_heed_the_threads_settings)
                          RUN(test_convert_cuts_what_does_not_fit)
-                             RUN(test_numbers_are_found_by_their_text))
+                             RUN(test_convert_cuts_about_every_edge) RUN(
+                                 test_convert_of_swapped_bytes_is_that_of_the_others)
+                                 RUN(test_numbers_are_found_by_their_text))

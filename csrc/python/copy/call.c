@@ -59,8 +59,9 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
                              Py_BuildValue("(sOO)", before, src->dtype, dst->dtype));
 }
 
-/* What the package answers of two dtypes: the names of two numbers, or what NumPy casts
- * by and from which dtype to which. */
+/* What the package answers of two dtypes: the names of two numbers, with ">" before one
+ * in the byte order that is not the processor's, or what NumPy casts by and from which
+ * dtype to which. */
 static int
 read_plan(cm_call *call, PyObject *plan, bool scales, cm_convert *out)
 {
@@ -77,8 +78,10 @@ read_plan(cm_call *call, PyObject *plan, bool scales, cm_convert *out)
         return -1;
     }
     out->scales = scales;
-    out->from = cm_number_find(from);
-    out->to = cm_number_find(to);
+    out->from_swapped = *from == '>';
+    out->to_swapped = *to == '>';
+    out->from = cm_number_find(from + out->from_swapped);
+    out->to = cm_number_find(to + out->to_swapped);
     return 0;
 }
 
