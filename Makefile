@@ -51,7 +51,7 @@ PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
 	numpy.get_include())')
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-all asan check check-c check-cuda warnings lint format \
+.PHONY: help build test test-all asan debug check check-c check-cuda warnings lint format \
 	types examples check-aarch64 c-programs mutants stale docs bench gpu pythons clean
 
 help: ## list the targets
@@ -153,6 +153,31 @@ $(ASAN)/cumem/_core.abi3.so: $(SOURCES:%.c=$(ASAN)/%.o)
 asan: $(ASAN)/cumem/_core.abi3.so ## run the suite on an extension with AddressSanitizer
 	@ln -sfn $(filter-out %.so %__pycache__,$(wildcard $(CURDIR)/cumem/*)) $(ASAN)/cumem
 	$(ASAN_RUN) $(PYTHON) $(or $(ASAN_SCRIPT),-m pytest $(PYTEST_ARGS))
+
+# ---- the extension with its checks ------------------------------------------------------
+
+# Beside the tree's own as well. What a build without them does not see: calls of Python
+# without the GIL (csrc/python/python.h), and invariants that no longer hold. These tests
+# reach much C in little time.
+CHECKED := build/debug
+CHECKED_FLAGS = -O0 -g1 -fPIC -DCM_DEBUG=1 $(CUDA12) $(PYTHON_FLAGS) $(LIMITED)
+CHECKED_TESTS := $(patsubst %,tests/test_%.py,gil first_calls exit_order wrong_types \
+	fork_imports)
+CHECKED_BLOCKS := not test_first_calls or Device or shutdown
+
+$(CHECKED)/csrc/%.o: csrc/%.c $(HEADERS) $(MADE) build/cuda12/.stamp
+	@mkdir -p $(@D)
+	@$(CC) $(C_FLAGS) $(WARNINGS) $(CHECKED_FLAGS) -c -o $@ $<
+
+$(CHECKED)/cumem/_core.abi3.so: $(SOURCES:%.c=$(CHECKED)/%.o)
+	@mkdir -p $(@D)
+	@$(CC) -shared -Wl,--exclude-libs,ALL -o $@ $^ \
+	build/cuda12/nvidia/cuda_runtime/lib/libcudart_static.a -ldl -lrt -lpthread
+
+debug: $(CHECKED)/cumem/_core.abi3.so ## run some of the suite on an extension with checks
+	@ln -sfn $(filter-out %.so %__pycache__,$(wildcard $(CURDIR)/cumem/*)) $(CHECKED)/cumem
+	PYTHONPATH=$(CURDIR)/$(CHECKED) PYTHONSAFEPATH=1 $(PYTHON) -m pytest \
+	$(or $(PYTEST_ARGS),$(CHECKED_TESTS) -k '$(CHECKED_BLOCKS)')
 
 # ---- compilers and linters --------------------------------------------------------------
 

@@ -144,6 +144,26 @@ def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> N
     assert not MOVES & testing.calls_with_gil().keys()
 
 
+def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
+    prompt: session.Runtime,
+) -> None:
+    """A debug build ends where Python is called by a thread that gave the GIL up, which
+    this one does as the other works on the list of locked pages."""
+    array = np.zeros(1000)
+    with cumem.register(np.zeros(4096)):  # so that an array may be page-locked
+        testing.delay_op("host_register", 500_000)
+        thread = threading.Thread(
+            target=lambda: cumem.register(np.zeros(1 << 16)).close()
+        )
+        thread.start()
+        session.wait_until_waiting(thread)
+        testing.delay_op("host_register", 0)
+        with cumem.Device(1):  # which is Python's to tell
+            assert cumem.asbuffer(array).kind == "pageable"
+            cumem.copy_many([(np.empty(1000), array), (np.empty(1000), array)])
+        thread.join()
+
+
 def test_benchmark_beside_threads_runs(tmp_path: Path) -> None:
     results = tmp_path / "threads.json"
     script = Path(__file__).parents[1] / "benchmarks" / "threads.py"

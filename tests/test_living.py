@@ -296,12 +296,10 @@ import cumem
 from cumem import _core
 
 registered = [cumem.register(np.zeros(1000)) for _ in range(300)]
-arrays = []
 
 def collected(phase, info):
-    if phase == "start" and registered:
+    while phase == "start" and registered:
         registered.pop().close()
-        arrays.append(np.ones(30))
 
 _core._living()
 gc.callbacks.append(collected)

@@ -38,6 +38,11 @@ cm_gil_check(const char *file, int line)
 }
 
 #    include "gil_checks.h"
+/* The same for functions of ours that are for threads with the GIL: some call Python in
+ * few cases alone, others change what only the GIL guards. */
+#    define CM_NEEDS_GIL() cm_gil_check(__FILE__, __LINE__)
+#else
+#    define CM_NEEDS_GIL() ((void)0)
 #endif
 
 /* PyEval_SaveThread(): what is noted without the GIL is noted on behalf of its caller.

@@ -274,9 +274,12 @@ def call(
             line = f"{owner}.{name}({shown}) {str(args)[:150]}"
             os.pwrite(last, line.encode().ljust(400), 0)
             tried += 1
+            answer = None
             with contextlib.suppress(Exception):
                 # what is entered is current in this context alone
-                contextvars.copy_context().run(bound[i], *args)
+                answer = contextvars.copy_context().run(bound[i], *args)
+            if isinstance(answer, cumem.Buffer):
+                assert isinstance(answer.dtype, np.dtype), line
             if name in CHANGES_THE_PROCESS:
                 _core._set_pool_type(cumem.Pool)
                 _core._recorder_close()

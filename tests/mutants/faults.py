@@ -739,4 +739,46 @@ FAULTS = [
             "test_record_of_more_than_there_was_room_for_grows_the_ring_in_order[emulated]",
         ],
     ),
+    # -- crashes -------------------------------------------------------------------------
+    Fault(
+        "device asked without the GIL",
+        "csrc/python/protocols/import.c",
+        "Python is called by a thread that has given up the GIL",
+        "CM_ON_ANY_DEVICE(rt, device, cm_registry_probe(",
+        "CM_ON_ANY_DEVICE(rt, cm_state_device(state), cm_registry_probe(",
+        [
+            "tests/test_gil.py::"
+            "test_array_beside_a_thread_that_registers_is_asked_about_without_python",
+        ],
+        how="crashes",
+    ),
+    Fault(
+        "event not looked at",
+        "csrc/python/device/event.c",
+        "whatever is given for an Event is taken for one",
+        "if (Py_TYPE(other) != Py_TYPE(op)) {",
+        "if (false) {",
+        ["tests/test_wrong_types.py"],
+    ),
+    Fault(
+        "dtype not looked at",
+        "csrc/python/buffer/views.c",
+        "whatever is given for a dtype is taken for one",
+        "if (!cm_numpy_is_dtype(dtype)) {",
+        "if (false) {",
+        ["tests/test_wrong_types.py"],
+    ),
+    Fault(
+        "locked pages listed one by one",
+        "csrc/python/pool/pool_type.c",
+        "a collection ends what the list is about to go on with",
+        "(*out)[(*count)++] = (locked_row){s->host, s->nbytes, s->device};",
+        "(*out)[(*count)++] = (locked_row){s->host, s->nbytes, s->device};"
+        "(void)PyTuple_New(30);",
+        [
+            "tests/test_living.py::"
+            "test_list_of_what_lives_is_whole_where_a_collection_ends_what_it_lists"
+            "[emulated]",
+        ],
+    ),
 ]

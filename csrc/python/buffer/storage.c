@@ -24,6 +24,7 @@ void
 cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
                 bool fresh)
 {
+    CM_NEEDS_GIL();
     if (fresh) { /* what no use changes */
         memset(storage, 0, sizeof(*storage));
         atomic_init(&storage->refs, 1);
@@ -78,6 +79,7 @@ forget_block(cm_storage *storage)
 void
 cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
+    CM_NEEDS_GIL();
     memcpy((void *)out, storage, sizeof(*out));
     out->spans = NULL; /* what goes is ordered after all uses alike */
     out->span_count = out->span_capacity = 0;
@@ -337,6 +339,7 @@ end_if_idle(cm_storage *storage)
 static void
 storage_destroy(cm_storage *storage)
 {
+    CM_NEEDS_GIL();
     if (storage->state != NULL) {
         cm_list_remove(&storage->node);
         give_back(storage);

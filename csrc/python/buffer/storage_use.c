@@ -74,6 +74,7 @@ find_use(const cm_storage *storage, const cm_stream *stream)
 static int64_t
 name_use(cm_storage *storage, cm_stream *stream, bool *is_new)
 {
+    CM_NEEDS_GIL();
     storage->use_calls++;
     int64_t index = find_use(storage, stream);
     *is_new = index < 0;
@@ -390,6 +391,7 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                       uint64_t seen)
 {
     cm_ticket_info info;
+    CM_NEEDS_GIL();
     forget_some_pending(storage);
     if (cm_reserve(&storage->pending, sizeof(*storage->pending), NULL, 0,
                    storage->writer_count, &storage->writer_capacity)

@@ -107,6 +107,7 @@ report_unread(cm_state *state)
 cm_runtime *
 cm_state_runtime(cm_state *state)
 {
+    CM_NEEDS_GIL();
     while (CM_UNLIKELY(state->runtime == NULL)) {
         if (state->exiting) {
             PyErr_SetString(

@@ -176,6 +176,7 @@ int cm_state_ask_device(const cm_state *state);
 static inline int
 cm_state_device(const cm_state *state)
 {
+    CM_NEEDS_GIL();
     return CM_LIKELY(!state->has_several) ? 0 : cm_state_ask_device(state);
 }
 /* The first two of these alone; -1: nobody chose one. */
@@ -197,12 +198,14 @@ cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
 static inline void
 cm_state_enter(cm_state *state)
 {
+    CM_NEEDS_GIL();
     state->call_count++;
 }
 
 static inline void
 cm_state_leave(cm_state *state)
 {
+    CM_NEEDS_GIL();
     state->call_count--;
 }
 
