@@ -2611,7 +2611,10 @@ def current_device() -> Device:
 
     1. that of the innermost ``with device:`` block of this thread or task;
     2. what `set_current_device` chose in this thread;
-    3. for tensors of PyTorch, PyTorch's current device, if PyTorch has begun to use CUDA;
+    3. for tensors of PyTorch, PyTorch's current device, if PyTorch has begun to use CUDA:
+       in calls that are given a tensor (`array`, `register`, `chunks`, ...) or make some
+       (``load_safetensors(framework="torch")``), in `prefetch`, `to_device`,
+       `collate_pinned` and `cumem.integrations.torch`;
     4. CUDA's current device of this thread, which PyTorch, CuPy and Numba set: 0 in a
        thread that has not used CUDA.
 
@@ -2663,9 +2666,9 @@ def set_current_device(device: object, /) -> None:
 def _shutdown(reset_devices: bool, /) -> None:
     """See `cumem.shutdown`."""
 
-def _device(object: object, name: str, theirs: int = -1, /) -> Device:
-    """The Device that an argument called `name` means; for None, where cumem's own was not
-    chosen, number `theirs`, which another library says, if there is one."""
+def _device(object: object, name: str, about: object = None, /) -> Device:
+    """The Device that an argument called `name` means. For None, and for "cuda", where
+    cumem's own was not chosen, it is PyTorch's if `about` is a tensor, or True."""
 
 def _device_block(device: Device, /, *raised: object) -> Any:
     """Begin a ``with device:`` block, or end it with what was raised; None: nothing."""

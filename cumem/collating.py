@@ -54,10 +54,7 @@ def _uses_cuda(torch: Any) -> bool:
 
 def _device() -> int:
     """The one that batches are for."""
-    torch = _torch()
-    if _uses_cuda(torch):
-        return int(torch.cuda.current_device())
-    return _core.current_device().index
+    return _core._device(None, "device", True).index
 
 
 def _streams() -> list[_core.Stream]:
@@ -448,8 +445,9 @@ class PinnedCollate:
     A batch that is larger than a slot, or for which none is free, is stacked as PyTorch
     does it. Where the limit or the system allows no more page-locked memory, batches
     come in ordinary memory, with one RuntimeWarning that says why. Slots of a worker
-    that died come back. Memory is page-locked by way of PyTorch's current device if it
-    has one by then, else cumem's: no other GPU gets a context.
+    that died come back. Memory is page-locked by way of the current device
+    (`current_device`; PyTorch's where cumem's own was not chosen): no other GPU gets a
+    context.
 
     In a worker a call answers word of the slot, which is the batch once the loader gives
     it: a ``collate_fn`` that calls this one may change samples before, but not the result.

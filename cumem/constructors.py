@@ -323,7 +323,7 @@ def array(
     >>> cumem.array([1, 2, 3], "f4", "pinned").numpy()
     array([1., 2., 3.], dtype=float32)
     """
-    place = _place(kind, device, stream, pool)
+    place = _place(kind, device, stream, pool, obj)
     source = read_source(obj, _first_stream(place))
     wanted = None if dtype is None else _usable(dtype)
     has_dtype = _has_dtype(source)
@@ -599,6 +599,8 @@ def asarray(
         if found is not None and found.kind != "pageable":
             kind = found.kind
             device = found.device if device is None else device
+    if pool is None:  # for a tensor, which `source` is no more
+        device = _core._device(device, "device", obj)
     place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
     if kind is not None:
         place["kind"] = kind
@@ -721,8 +723,12 @@ def _is_laid_out(found: _core.Buffer, order: Any) -> bool:
     return bool(laid.get(order, order != "A" or flags.forc))
 
 
-def _place(kind: Any, device: object, stream: object, pool: Any) -> dict[str, Any]:
-    """Where memory comes from, as keywords of `empty`."""
+def _place(
+    kind: Any, device: object, stream: object, pool: Any, source: object = None
+) -> dict[str, Any]:
+    """Where memory comes from, as keywords of `empty`; that of values of `source`."""
+    if source is not None and pool is None:
+        device = _core._device(device, "device", source)
     place = {"device": device, "stream": stream, "pool": pool}
     return place if kind is _DEVICE else {"kind": kind, **place}
 

@@ -243,26 +243,18 @@ def make(index: int) -> Device:
     return device
 
 
-def _current_of_torch() -> int:
-    """PyTorch's current device; -1 where it was not asked to work on any.
+def current_of_torch(about: object) -> int:
+    """PyTorch's current device, for one of its tensors, or True for some; -1 where it was
+    not asked to work on any, or `about` is nothing of its.
 
     It is not imported to find out, and asking it does not make it begin with CUDA.
     """
+    if about is not True and not is_tensor(about):
+        return -1
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return -1
     return int(cuda.current_device())
-
-
-def choose_device(
-    device: object, src: object = None, *, tensors: bool = False
-) -> Device:
-    """The device that an argument means; with None the current one, for `tensors`, or
-    where `src` is one, that of PyTorch unless cumem's own was chosen.
-    """
-    if device is None and (tensors or is_tensor(src)):
-        return _core._device(None, "device", _current_of_torch())
-    return _core._device(device, "device")
 
 
 def synchronize(device: object = None) -> None:

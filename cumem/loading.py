@@ -21,7 +21,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.ahead import Ahead, Room
-from cumem.devices import Device, choose_device
+from cumem.devices import Device
 from cumem.errors import warn_caller
 from cumem.sources import gives_fresh, is_alone
 from cumem.structures import (
@@ -702,7 +702,7 @@ def prefetch(
         )
     if framework is not None:
         importlib.import_module(framework)
-    where = choose_device(device, tensors=True)
+    where = _core._device(device, "device", True)
     return _Prefetch(iterable, where, ahead, framework, fresh)
 
 

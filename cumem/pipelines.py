@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.ahead import Ahead, Room
-from cumem.devices import Device, choose_device
+from cumem.devices import Device
 from cumem.extension.arguments import read_dtype
 from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
@@ -353,7 +353,7 @@ def chunks(
     """
     size = _Size.read(nbytes, rows)
     ahead = read_count(depth, "depth")
-    unit = choose_device(device, src)
+    unit = _core._device(device, "device", src)
     wanted = None if dtype is None else read_dtype(dtype)
     memory = find_memory(src, wanted)
     step = size.rows
@@ -502,7 +502,7 @@ def pipeline(
         raise TypeError(f"func must be callable, not {type(func).__name__}")
     size = _Size.read(nbytes, rows)
     ahead = read_count(depth, "depth")
-    unit = choose_device(device, src)
+    unit = _core._device(device, "device", src)
     lanes = _streams(streams, unit.index)
     wanted = None if dtype is None else read_dtype(dtype)
     memory = find_memory(src, wanted)

@@ -238,7 +238,7 @@ def register(
     >>> with cumem.register(array) as pinned:
     ...     cumem.copy(target, pinned)
     """
-    index = _core._device(device, "device").index
+    index = _core._device(device, "device", obj).index
     memory = _find_memory(obj)
     fixed = (
         memory.readonly

@@ -253,7 +253,8 @@ class _Reader:
     """Reads the slices of a `Lazy` by a thread that is ahead of whoever takes them.
 
     It is one read ahead, so that at most two pieces wait here. The thread reads in the
-    contextvars and with the current device of the thread that began. It never goes ahead
+    contextvars of the thread that began, with the device that was current as the reader was
+    made. It never goes ahead
     where a piece may be written again by the next read: that piece has to be copied
     first, which whoever takes it sees to before asking for the next.
     """
@@ -267,25 +268,22 @@ class _Reader:
         self._parts = parts
         self._fresh = fresh
         self._is_sure = fresh is True  # every piece so far was in memory of its own
+        self._device = _core.current_device()
 
     def _read(self, part: slice, must: bool) -> Item | None:
         """None: it was not read, as it could have changed the piece before."""
         if not (must or self._is_sure):
             return None
-        holder: list[Any] = [self._source.read(part)]
+        with self._device:
+            holder: list[Any] = [self._source.read(part)]
         is_fresh = is_alone(holder) if self._fresh is None else self._fresh
         self._is_sure = is_fresh
         return Item(part, holder.pop(), is_fresh)
 
     def items(self) -> Generator[Item]:
         pid = os.getpid()
-        device = _core.current_device().index
         context = contextvars.copy_context()
-
-        def begin() -> None:
-            _core.set_current_device(device)
-
-        pool = ThreadPoolExecutor(1, "cumem-reader", begin)
+        pool = ThreadPoolExecutor(1, "cumem-reader")
         begun: collections.deque[tuple[slice, Future[Item | None]]] = (
             collections.deque()
         )

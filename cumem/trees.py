@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem import _core
-from cumem.devices import Device
 from cumem.extension.filling import make_like
 from cumem.kinds import is_on_device
 from cumem.loading import _carried, _like, tensor_over
@@ -111,7 +110,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
         An array, a CPU tensor or a buffer, or mappings, lists, tuples, named tuples and
         dataclasses of them, also nested.
     device : Device, int or str, optional
-        Where to; default: the current device.
+        Where to; default: the current device, as for `prefetch`.
     stream : stream, optional
         Copy in the order of this stream of the device; default: its current stream, for
         which the call waits.
@@ -156,7 +155,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     >>> cumem.to_host(there)["weight"].sum()
     np.float64(6.0)
     """
-    place = _core.current_device() if device is None else Device(device)  # type: ignore[arg-type]
+    place = _core._device(device, "device", True)
     moved = _Moved()
 
     def make(source: Any) -> tuple[_core.Buffer, _core.Buffer]:

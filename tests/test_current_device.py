@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from support import session
 from support.session import testing
 
 import cumem
+from cumem import collating
 
 A = TypeVar("A")
 DEVICES = 4
@@ -267,6 +269,212 @@ def test_pytorch_current_device_is_that_of_chunks_of_tensors(four, monkeypatch) 
     assert next(cumem.chunks(np.ones(4)))[1].device == 0
     found = cumem.pipeline(lambda x, y, stream: x.device.index, torch.ones(4))
     assert found == [2]
+
+
+def write_tensors(path: Path) -> str:
+    with cumem.Device(0):
+        cumem.save_safetensors(path / "w.safetensors", {"w": np.ones(3)})
+    return str(path / "w.safetensors")
+
+
+def allocations() -> dict[int, int]:
+    """How many there were of each device, of the default pools."""
+    return {
+        device: sum(
+            cumem.default_pool(kind, device).stats().allocation_count
+            for kind in ("device", "pinned", "mapped")
+        )
+        for device in range(DEVICES)
+    }
+
+
+def place_of(call: Callable[[], Any]) -> int:
+    """The device of what a call answers; of a tensor, which on an emulated device is the
+    processor's, that whose memory it took.
+    """
+    before = allocations()
+    answer = call()
+    if isinstance(answer, int):
+        return answer
+    after = allocations()
+    (found,) = [device for device in after if after[device] > before[device]]
+    return found
+
+
+def device_of(buffer: Any) -> int:
+    device = buffer.device
+    assert device is not None, buffer
+    return int(device.index)
+
+
+#: What is done for tensors, and where that was.
+FOR_TENSORS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "array": lambda torch, x, path: device_of(cumem.array(x)),
+    "array pinned": lambda torch, x, path: device_of(cumem.array(x, kind="pinned")),
+    "array of a dtype": lambda torch, x, path: device_of(cumem.array(x, "f8")),
+    "asarray": lambda torch, x, path: device_of(cumem.asarray(x)),
+    "asarray cuda": lambda torch, x, path: device_of(cumem.asarray(x, device="cuda")),
+    "ascontiguousarray": lambda torch, x, path: device_of(cumem.ascontiguousarray(x)),
+    "empty_like": lambda torch, x, path: device_of(cumem.empty_like(x)),
+    "zeros_like": lambda torch, x, path: device_of(cumem.zeros_like(x, kind="mapped")),
+    "full_like": lambda torch, x, path: device_of(cumem.full_like(x, 1)),
+    "register": lambda torch, x, path: device_of(cumem.register(x).buffer),
+    "load_safetensors": lambda torch, x, path: cumem.load_safetensors(
+        write_tensors(path), framework="torch"
+    )["w"],
+    "load_safetensors pinned": lambda torch, x, path: cumem.load_safetensors(
+        write_tensors(path), kind="pinned", framework="torch"
+    )["w"],
+    "prefetch": lambda torch, x, path: next(iter(cumem.prefetch([x]))),
+    "prefetch cuda": lambda torch, x, path: next(
+        iter(cumem.prefetch([x], device="cuda"))
+    ),
+    "prefetch torch.device": lambda torch, x, path: next(
+        iter(cumem.prefetch([x], device=torch.device("cuda")))
+    ),
+    "to_device": lambda torch, x, path: cumem.to_device([x])[0],
+    "to_device of arrays": lambda torch, x, path: device_of(
+        cumem.to_device([np.ones(3)])[0]
+    ),
+    "chunks": lambda torch, x, path: device_of(next(cumem.chunks(x))[1]),
+    "chunks cuda": lambda torch, x, path: device_of(
+        next(cumem.chunks(x, device="cuda"))[1]
+    ),
+    "pipeline": lambda torch, x, path: cumem.pipeline(
+        lambda part, out, stream: device_of(part), x
+    )[0],
+    "collate_pinned": lambda torch, x, path: cumem.PinnedCollate(1, 1 << 20)([x, x]),
+}
+
+
+@pytest.mark.parametrize("call", FOR_TENSORS.values(), ids=FOR_TENSORS)
+def test_calls_for_tensors_go_where_pytorch_is(
+    four, monkeypatch, tmp_path, call
+) -> None:
+    torch = pytest.importorskip("torch")
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: asked.append(2) or 2)
+    tensor = torch.ones(1 << 14)
+
+    def found() -> int:
+        return place_of(lambda: call(torch, tensor, tmp_path))
+
+    assert found() == 2
+    assert asked
+    asked.clear()
+    with cumem.Device(1):
+        assert found() == 1
+    cumem.set_current_device(3)
+    assert found() == 3
+    assert not asked  # nobody needs to know where cumem's own was chosen
+    cumem.set_current_device(None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    with cuda_device(1):
+        assert found() == 1
+    assert not asked
+
+
+@pytest.mark.parametrize("call", FOR_TENSORS.values(), ids=FOR_TENSORS)
+def test_calls_for_tensors_with_one_device_ask_nobody(
+    monkeypatch, tmp_path, call
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def ask() -> int:
+        raise AssertionError("there is one device")
+
+    with session.opened("emulated", device_count=1):
+        monkeypatch.setattr(torch.cuda, "is_initialized", ask)
+        monkeypatch.setattr(torch.cuda, "current_device", ask)
+        monkeypatch.setattr(collating, "_uses_cuda", lambda torch: False)
+        call(torch, torch.ones(1 << 14), tmp_path)
+
+
+#: What has to do with no tensor, and where that is.
+WITHOUT_TENSORS: dict[str, Callable[[Path], int]] = {
+    "empty": lambda path: device_of(cumem.empty(8)),
+    "empty_pinned": lambda path: device_of(cumem.empty_pinned(8)),
+    "empty_managed": lambda path: device_of(cumem.empty_managed(8)),
+    "array": lambda path: device_of(cumem.array(np.ones(3))),
+    "array of a list": lambda path: device_of(cumem.array([1.0])),
+    "array cuda": lambda path: device_of(cumem.array([1.0], device="cuda")),
+    "asarray": lambda path: device_of(cumem.asarray(np.ones(3))),
+    "register": lambda path: device_of(cumem.register(np.ones(1 << 14)).buffer),
+    "Stream": lambda path: device_of(cumem.Stream()),
+    "current_stream": lambda path: device_of(cumem.current_stream()),
+    "Event": lambda path: device_of(cumem.Event()),
+    "Pool": lambda path: device_of(cumem.Pool("pinned")),
+    "default_pool": lambda path: device_of(cumem.default_pool("device")),
+    "Workspace": lambda path: device_of(cumem.Workspace("1 MiB")),
+    "chunks": lambda path: device_of(next(cumem.chunks(np.ones(3)))[1]),
+    "load_safetensors": lambda path: device_of(
+        cumem.load_safetensors(write_tensors(path))["w"]
+    ),
+    "fromfile": lambda path: device_of(
+        cumem.fromfile(write_tensors(path), "u1", offset=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_TENSORS.values(), ids=WITHOUT_TENSORS)
+def test_calls_without_tensors_go_where_cuda_is(
+    four, monkeypatch, tmp_path, call
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Torch(2))
+    with cuda_device(1):
+        assert call(tmp_path) == 1
+        with cumem.Device(3):
+            assert call(tmp_path) == 3
+        cumem.set_current_device(0)
+        assert call(tmp_path) == 0
+
+
+def test_device_that_pytorch_alone_has_does_not_count(four, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICES)
+    with cuda_device(1):
+        assert cumem.array(torch.ones(3)).device == 1
+
+
+def test_failure_of_pytorch_to_tell_its_device_is_raised(four, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def fail() -> int:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", fail)
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        cumem.array(torch.ones(3))
+    with cumem.Device(1):
+        assert cumem.array(torch.ones(3)).device == 1
+
+
+@pytest.mark.parametrize("elsewhere", [None, 1])
+def test_thread_that_reads_follows_the_block_of_the_call(four, elsewhere) -> None:
+    """Wherever the chunks are iterated."""
+    found: list[int] = []
+
+    class Rows:
+        shape = (8, 4)
+        dtype = np.dtype("f8")
+
+        def __getitem__(self, part: Any) -> Any:
+            found.append(current())
+            found.append(device_of(cumem.empty_pinned(8)))
+            return np.ones((8, 4))[part]
+
+        def __len__(self) -> int:
+            return 8
+
+    with cumem.Device(3):
+        chunks = cumem.chunks(Rows(), rows=2)
+    with contextlib.nullcontext() if elsewhere is None else cumem.Device(elsewhere):
+        assert {chunk.device.index for _, chunk in chunks} == {3}
+    assert set(found) == {3}
+    assert contexts() == [3]
 
 
 def test_pipeline_function_has_its_lane_as_current(four) -> None:

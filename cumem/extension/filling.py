@@ -100,6 +100,8 @@ def make_like(
                 like = prototype if not is_on_device(kind) else None
     elif not isinstance(prototype, np.ndarray):
         layout = read_prototype(prototype, stream)
+        if pool is None:
+            device = _core._device(device, "device", prototype)
     if dtype is None:
         dtype = layout.dtype
     if kind is None:

@@ -231,7 +231,7 @@ def _read_pinned(pinned: bool | Pool) -> Pool | None:
     if isinstance(pinned, bool):
         if not pinned:
             return None
-        return default_pool("pinned", cupy.cuda.runtime.getDevice())
+        return default_pool("pinned")  # of the current device, which may be CuPy's
     if not isinstance(pinned, Pool):
         raise wrong_type("pinned", "a bool or a Pool", pinned)
     if pinned.kind != "pinned":

@@ -384,15 +384,12 @@ def _refuse_replaced() -> None:
 
 def _index(torch: Any, device: Any, pool: object = None) -> int:
     """Of whatever names a device; what PyTorch calls it, cumem does too."""
-    if device is None:
-        if isinstance(pool, Pool):
-            return pool.device.index
-        return int(torch.cuda.current_device())
-    if isinstance(device, torch.device):
-        if device.type != "cuda":
-            raise ValueError(f"device must be a CUDA device, not {device}")
-        device = torch.cuda.current_device() if device.index is None else device.index
-    return _core._device(device, "device").index
+    if device is None and isinstance(pool, Pool):
+        return pool.device.index
+    if isinstance(device, torch.device) and device.type != "cuda":
+        raise ValueError(f"device must be a CUDA device, not {device}")
+    torch.cuda.init()  # or it would have no current device
+    return _core._device(device, "device", True).index
 
 
 def _check(pool: Any, index: int) -> Pool:

@@ -554,6 +554,9 @@ def _maker(
         dtype = find(info.dtype) if other is None else other
         return _core.asbuffer(np.empty(packed_shape(info), dtype))
 
+    if kind != "host":
+        device = _core._device(device, "device", framework == "torch" or None)
+
     def pooled(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
         shape = packed_shape(info)
         dtype = find(info.dtype) if other is None else other

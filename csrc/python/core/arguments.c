@@ -212,10 +212,33 @@ cm_arg_order(PyObject *object, const char *name, bool like, char fallback, char 
 
 /* -- devices ----------------------------------------------------------------------- */
 
+/* The current device. PyTorch is asked where that could make a difference alone: of
+ * several devices, while nobody has chosen one of cumem's. What it says that is none of
+ * ours (it may see others) does not count. -1 with an exception. */
+static int
+find_current(cm_state *state, PyObject *about)
+{
+    if (about == NULL || about == Py_None || !state->has_several
+        || cm_state_own_device(state) >= 0) {
+        return cm_state_device(state);
+    }
+    PyObject *index =
+        cm_package_call("devices", "current_of_torch", Py_BuildValue("(O)", about));
+    if (index == NULL) {
+        return -1;
+    }
+    long theirs = PyLong_AsLong(index);
+    Py_DECREF(index);
+    const cm_runtime *rt = state->runtime; /* Python code ran: it may have been shut */
+    bool is_ours = theirs >= 0 && rt != NULL && theirs < rt->device_count;
+    return is_ours ? (int)theirs : cm_state_device(state);
+}
+
 /* An int, a Device or the like at a look; texts and other libraries' devices are read
  * by the package. */
 static int
-read_device(const cm_state *state, PyObject *object, const char *name, int64_t *out)
+read_device(cm_state *state, PyObject *object, const char *name, PyObject *about,
+            int64_t *out)
 {
     for (int i = 0; i < state->runtime->device_count; i++) {
         if (object == state->devices[i]) {
@@ -226,9 +249,12 @@ read_device(const cm_state *state, PyObject *object, const char *name, int64_t *
     if (PyIndex_Check(object) && !PyBool_Check(object)) {
         return to_int64(object, name, "an int, a Device, \"cuda:N\" or None", out);
     }
-    PyObject *index =
-        cm_package_call("extension.arguments", "read_device",
-                        Py_BuildValue("(Osi)", object, name, cm_state_device(state)));
+    int current = find_current(state, about);
+    if (current < 0) {
+        return -1;
+    }
+    PyObject *index = cm_package_call("extension.arguments", "read_device",
+                                      Py_BuildValue("(Osi)", object, name, current));
     if (index == NULL) {
         return -1;
     }
@@ -240,15 +266,25 @@ read_device(const cm_state *state, PyObject *object, const char *name, int64_t *
 int
 cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
 {
+    return cm_arg_device_about(state, object, name, NULL, out);
+}
+
+int
+cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
+                    PyObject *about, int *out)
+{
     const cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL) {
         return -1;
     }
     int64_t index;
     if (!cm_arg_is_given(object)) {
-        index = cm_state_device(state);
+        index = find_current(state, about);
+        if (index < 0) {
+            return -1;
+        }
     }
-    else if (read_device(state, object, name, &index) < 0) {
+    else if (read_device(state, object, name, about, &index) < 0) {
         return -1;
     }
     rt = state->runtime; /* reading the argument may have run code that shut it down */

@@ -73,6 +73,12 @@ int cm_arg_kind(PyObject *object, cm_kind *out);
 /* NULL, None or "cuda": cumem's current device; an int, a Device, "cuda:N" or a
  * torch.device. Checks the range; needs the runtime. */
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
+/* The same for what is done with memory of other libraries: with None, or "cuda", the
+ * current device is PyTorch's where `about` is one of its tensors, or True (such as of
+ * batches that are not there yet), unless cumem's own was chosen. This and
+ * cm_state_device() are all that decides. NULL: as cm_arg_device(). */
+int cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
+                        PyObject *about, int *out);
 /* "C" or "F"; with a prototype to be `like` also "A" or "K". None: `fallback`. */
 int cm_arg_order(PyObject *object, const char *name, bool like, char fallback,
                  char *out);

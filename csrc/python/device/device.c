@@ -26,24 +26,20 @@ cm_device_object_new(cm_state *state, int index)
     return Py_NewRef(state->devices[index]);
 }
 
-/* _device(object, name, theirs=-1): `theirs` is the current device of the library whose
- * memory it is about, which counts where cumem's own was not chosen. */
+/* _device(object, name, about=None): see cm_arg_device_about(). */
 static PyObject *
 device(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     PyObject *object;
     const char *name;
+    PyObject *about = Py_None;
     int index;
-    int theirs = -1;
-    if (!PyArg_ParseTuple(args, "Os|i:_device", &object, &name, &theirs)
-        || cm_arg_device(state, object, name, &index) < 0) {
+    if (!PyArg_ParseTuple(args, "Os|O:_device", &object, &name, &about)
+        || cm_arg_device_about(state, object, name, about, &index) < 0) {
         return NULL;
     }
-    bool is_theirs = object == Py_None && theirs >= 0 && state->runtime != NULL
-                     && theirs < state->runtime->device_count
-                     && cm_state_own_device(state) < 0;
-    return cm_device_object_new(state, is_theirs ? theirs : index);
+    return cm_device_object_new(state, index);
 }
 
 /* -- the driver ---------------------------------------------------------------------- */
