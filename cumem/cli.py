@@ -248,7 +248,8 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--kind",
         choices=DEVICE_FIRST,
         default="device",
-        help="kind of memory (device)",
+        metavar="KIND",  # the choices would be one word, wider than some terminals
+        help="kind of memory: " + ", ".join(DEVICE_FIRST) + " (device)",
     )
     add("--pool", default="default", help="which of cumem's pools (default)")
     add("--device", type=int, default=0, metavar="N", help="index of the device (0)")

@@ -39,7 +39,7 @@ from cumem.structures import (
     move_whole,
     moves_itself,
 )
-from cumem.units import read_count
+from cumem.units import fold, read_count
 
 if TYPE_CHECKING:
     import torch
@@ -477,7 +477,10 @@ class _Prefetch(Generic[T]):
         return iter(self)
 
     def __repr__(self) -> str:
-        return f"<cumem.prefetch of {self._iterable!r} to cuda:{self._device.index}>"
+        what = repr(self._iterable)
+        if len(what) > 80 or "\n" in what:  # a list of arrays, for instance
+            what = f"a {type(self._iterable).__name__}"
+        return fold(f"<cumem.prefetch of {what} to cuda:{self._device.index}>")
 
 
 @overload

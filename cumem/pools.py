@@ -29,7 +29,7 @@ from cumem.kinds import (
 )
 from cumem.limits import read_limit
 from cumem.locks import make_lock
-from cumem.units import read_size
+from cumem.units import fold, format_nbytes, read_size
 
 if TYPE_CHECKING:  # they take milliseconds to load
     from matplotlib.axes import Axes
@@ -371,9 +371,9 @@ class Pool(_core._Pool[_B_co]):
             return f"<cumem.Pool {where}, closed>"
         emulated = ", emulated" if _core._is_emulated() else ""
         stats = pool_stats(*self._read(False))
-        return (
-            f"<cumem.Pool {where}{emulated}: {stats.live_nbytes} bytes live, "
-            f"{stats.reserved_nbytes} reserved>"
+        return fold(
+            f"<cumem.Pool {where}{emulated}: {format_nbytes(stats.live_nbytes)} live, "
+            f"{format_nbytes(stats.reserved_nbytes)} reserved>"
         )
 
     def _repr_html_(self) -> str:

@@ -24,6 +24,7 @@ from cumem.extension import driver
 from cumem.extension.arguments import read_flag
 from cumem.kinds import KINDS, is_on_device
 from cumem.out_of_memory import lock_pages
+from cumem.units import fold, format_nbytes
 
 _Registered = _core.PinnedBuffer | _core.MappedBuffer
 
@@ -139,7 +140,8 @@ class Registration(Generic[_R_co]):
     def __repr__(self) -> str:
         if self._buffer is None:
             return "<cumem.Registration, closed>"
-        return f"<cumem.Registration of {self._nbytes} bytes: {self._buffer!r}>"
+        inner = " ".join(repr(self._buffer).split())
+        return fold(f"<cumem.Registration of {format_nbytes(self._nbytes)}: {inner}>")
 
 
 @overload

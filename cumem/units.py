@@ -216,6 +216,34 @@ def terminal_width() -> int:
     return max(shutil.get_terminal_size().columns, 20)
 
 
+_REPR_WIDTH = 80
+
+
+def fold(text: str) -> str:
+    """A `repr` in lines of at most 80 columns, as NumPy breaks those of arrays.
+
+    It does not follow the terminal: what a program prints should not. Parts in brackets
+    stay together where they are short.
+    """
+    if len(text) <= _REPR_WIDTH:
+        return text
+    start = text.find("(") + 1
+    indent = " " * (start if 0 < start <= _REPR_WIDTH // 3 else 4)
+    whole = _SHORT_PART.sub(lambda part: part[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        _OF_A_SIZE.sub("\\1\0", whole),
+        _REPR_WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\0", " ")
+
+
+#: A tuple, or an item of a list of fields.
+_SHORT_PART = re.compile(r"\([^()]{,48}(?:\([^()]{,16}\)[^()]{,8})?\)")
+
+
 def fit(text: str) -> str:
     """Break lines that are wider than the terminal, and indent what follows.
 

@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike
 from cumem import _core
 from cumem.errors import OutOfMemoryError
 from cumem.pools import Pool
-from cumem.units import format_nbytes, read_size
+from cumem.units import fold, format_nbytes, read_size
 
 if TYPE_CHECKING:
     from cumem._core import _B_co
@@ -356,9 +356,10 @@ class Workspace(Generic[_B_co]):
         if self.closed:
             return "<cumem.Workspace, closed>"
         emulated = ", emulated" if _core._is_emulated() else ""
-        return (
+        return fold(
             f"<cumem.Workspace of {self.kind} memory, device {self.device.index}"
-            f"{emulated}: {self._used} of {self._nbytes} bytes in use>"
+            f"{emulated}: {format_nbytes(self._used)} of {format_nbytes(self._nbytes)} "
+            "in use>"
         )
 
     def _take(

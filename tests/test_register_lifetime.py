@@ -439,7 +439,7 @@ def test_attributes_and_repr(runtime) -> None:
     registration = cumem.register(data[::2])
     assert registration.nbytes == 8 * 400 + 400
     assert registration.buffer.nbytes == 5 * 400
-    assert "3600 bytes" in repr(registration)
+    assert "3.5 KiB" in repr(registration)
     assert weakref.ref(registration)() is registration
 
 

@@ -11,6 +11,9 @@ import pytest
 from support import programs
 
 import cumem
+from cumem import cli, doctor
+from cumem import info as machine
+from cumem.doctor.checks import Finding
 from cumem.notebook import html
 from cumem.units import fit, format_table
 
@@ -54,6 +57,59 @@ def test_commands_keep_to_the_width(width: int, command: tuple[str, ...]) -> Non
     done = programs.run("-W", "ignore", "-m", "cumem", *command, COLUMNS=str(width))
     assert done.stdout
     check(done.stdout, width)
+
+
+@pytest.mark.parametrize("columns", [60, 72, 80])
+def test_help_of_every_command_keeps_to_the_width(monkeypatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = cli._parser()
+    check(parser.format_help(), columns)
+    (commands,) = parser._subparsers._group_actions  # type: ignore[union-attr]
+    assert set(commands.choices) == set(cli._COMMANDS)  # type: ignore[arg-type]
+    for command in commands.choices.values():  # type: ignore[union-attr]
+        check(command.format_help(), columns)
+
+
+@pytest.mark.parametrize("columns", [60, 72, 80])
+def test_large_numbers_and_long_names_keep_to_the_width(
+    emulated, monkeypatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    facts = machine.collect()
+    for device in facts["devices"]:
+        device["name"] = "NVIDIA H200 NVL with a name that goes on and on MIG 1g.18gb"
+        device["memory_total_nbytes"] = 3 << 42
+        device["memory_free_nbytes"] = 2 << 42
+    facts["devices"] *= 8
+    check(fit(machine.render(facts)), columns)
+    finding = Finding("host", "page-locking", "note", "word " * 40, "do " * 40)
+    lines = doctor._lines(finding)
+    check("\n".join(lines), columns)
+    assert "page-locking word" in lines[0]
+
+
+def test_reprs_are_no_wider_than_80_columns(emulated) -> None:
+    fields = [(f"field_number_{i}", "f8", (2, 2)) for i in range(12)]
+    device = cumem.empty_device((64, 3, 32, 32), "f4")
+    pool = cumem.Pool("device", limit="3 TiB")
+    found: list[object] = [
+        *(device, device[:, ::2], cumem.empty_managed((1024, 1024))),
+        *(cumem.empty_pinned((4, 4), fields), cumem.asbuffer(np.ones((9, 9)))),
+        *(pool, cumem.default_pool("device"), cumem.Workspace("10 MiB")),
+        *(cumem.Stream(), cumem.Event(), cumem.current_stream(), cumem.Device(0)),
+        *(cumem.register(np.ones(1 << 14)), cumem.collate_pinned),
+        *(cumem.prefetch([np.ones(3)] * 100), cumem.prefetch(iter([]))),
+        *(cumem.chunks(np.ones(3)), device.residency),
+        cumem.copy_async(device, np.ones((64, 3, 32, 32), "f4")),
+    ]
+    for each in found:
+        check(repr(each), 80)
+    assert repr(device) == (
+        "cumem.DeviceBuffer(shape=(64, 3, 32, 32), dtype=float32, nbytes=786432,\n"
+        "                   device=0, emulated)"
+    )
+    small = cumem.empty_device(3)
+    assert "\n" not in repr(small)
 
 
 def test_table_that_is_too_wide_goes_on_below_with_its_names(monkeypatch) -> None:

@@ -358,5 +358,5 @@ def test_arguments_that_make_no_workspace_are_refused(emulated) -> None:
     with pytest.raises(cumem.OutOfMemoryError, match="1 TiB"):
         cumem.Workspace("1 TiB")
     assert repr(cumem.Workspace(100)) == (
-        "<cumem.Workspace of device memory, device 0, emulated: 0 of 4096 bytes in use>"
+        "<cumem.Workspace of device memory, device 0, emulated: 0 B of 4 KiB in use>"
     )

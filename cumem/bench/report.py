@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cumem.bench.cases import ALLOCATE_KINDS, BOTH_KINDS, COPY_KINDS, Result
 from cumem.plots import plot_rates
-from cumem.units import format_nbytes, format_seconds
+from cumem.units import format_nbytes, format_seconds, format_table
 
 __all__ = ["PLOT_FORMATS", "Report", "save_plot"]
 
@@ -21,7 +21,6 @@ DIRECTIONS: Final = {"h2d": "host → device", "d2h": "device → host"}
 _LABEL = 9  # columns of the first field
 _CELL = 18
 _SHORT_SIZES = 4  # of the short table
-_SHORT_CELL = 11
 _SHORT: Final = {"write-combined": "w-combined"}
 _SAME = 1.05  # two rates closer than this are called equal, or than their spreads
 
@@ -298,15 +297,12 @@ class Report:
     # one table of all kinds, and what follows from it
 
     def _summary_table(self) -> list[str]:
-        lines = [_short_line("GB/s (median)", "", [*ALLOCATE_KINDS, "ceiling"])]
+        rows = [_short_row("GB/s (median)", "", ALLOCATE_KINDS)]
         for what, name in DIRECTIONS.items():
             sizes = _some(self.sizes("copy"))
             for i, nbytes in enumerate(sizes):
                 cells = [self._rate_cell("copy", what, k, nbytes) for k in COPY_KINDS]
-                ceiling = _rate(self.ceiling(what)) if nbytes == sizes[-1] else ""
-                lines.append(
-                    _short_line("" if i else name, nbytes, [*cells, "", ceiling])
-                )
+                rows.append(_short_row("" if i else name, nbytes, [*cells, ""]))
         for name, group, what in (
             ("both directions", "both", "both"),
             ("host writes", "host", "write"),
@@ -317,9 +313,14 @@ class Report:
             for nbytes in self.sizes(group)[-1:]:
                 cell = self._seconds_cell if group == "allocate" else self._rate_cell
                 cells = [cell(group, what, kind, nbytes) for kind in ALLOCATE_KINDS]
-                lines.append(_short_line(name, nbytes, cells))
+                rows.append(_short_row(name, nbytes, cells))
+        lines = format_table(rows)
         if self.sizes("copy"):
-            lines.append(f"ceiling: {self.ceiling_source('h2d')}")
+            rates = ", ".join(
+                f"{name} {_rate(self.ceiling(what))} GB/s"
+                for what, name in DIRECTIONS.items()
+            )
+            lines.append(f"ceiling ({self.ceiling_source('h2d')}): {rates}")
         return [*lines, ""]
 
     def _rate_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
@@ -606,10 +607,10 @@ def _some(sizes: list[int]) -> list[int]:
     return [sizes[i * (len(sizes) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def _short_line(name: str, nbytes: int | str, cells: Sequence[str]) -> str:
+def _short_row(name: str, nbytes: int | str, cells: Sequence[str]) -> list[str]:
+    """With what it is about in one cell, which each part of a cut table repeats."""
     size = nbytes if isinstance(nbytes, str) else format_nbytes(nbytes)
-    fields = "".join(f"{_SHORT.get(cell, cell):>{_SHORT_CELL}}" for cell in cells)
-    return f"{name:<15}{size:>8}{fields}".rstrip()
+    return [f"{name:<15}{size:>8}", *(_SHORT.get(cell, cell) for cell in cells)]
 
 
 def _rate(gbps: float) -> str:

@@ -73,7 +73,7 @@ class Diagnosis(Answer):
 
 def _lines(finding: Finding) -> list[str]:
     width = min(terminal_width(), _WIDTH)
-    mark = f"  {finding.status:<{_MARK}}{finding.check:<{_NAME}}"
+    mark = f"  {finding.status:<{_MARK}}{finding.check:<{_NAME - 1}} "
     lines = textwrap.wrap(
         finding.text,
         width,

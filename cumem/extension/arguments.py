@@ -145,8 +145,9 @@ def read_device(device: Any, name: str, current: int) -> int:
     match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
     if match is None:
         meant = kind_named(text)
-        is_other = meant not in (None, "device")
-        hint = f': that is memory of kind="{meant}"' if is_other else ""
+        hint = "" if meant is None else f': that is memory of kind="{meant}"'
+        if meant == "device":
+            hint = ': write "cuda"'
         raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}{hint}')
     return current if match[1] is None else int(match[1])
 

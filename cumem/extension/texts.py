@@ -25,6 +25,7 @@ from cumem.kinds import (
     WRITE_COMBINED,
     is_on_device,
 )
+from cumem.units import fold
 
 _HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_combined"}
 
@@ -48,7 +49,7 @@ def buffer_repr(buffer: _core.Buffer) -> str:
         said += [f"device={device.index}"] if device is not None else []
         said += ["readonly"] if buffer.readonly else []
         said += ["emulated"] if device is not None and _core._is_emulated() else []
-    return f"cumem.{type(buffer).__name__}({', '.join(said)})"
+    return fold(f"cumem.{type(buffer).__name__}({', '.join(said)})")
 
 
 def buffer_str(buffer: _core.Buffer) -> str:

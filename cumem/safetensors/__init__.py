@@ -14,6 +14,7 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
+    NoReturn,
     TypedDict,
     TypeVar,
     Unpack,
@@ -30,7 +31,7 @@ from cumem.extension.arguments import read_dtype
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
 from cumem.files import open_regular, read_ranges
-from cumem.kinds import DEVICE_FIRST, is_on_device
+from cumem.kinds import DEVICE_FIRST, is_on_device, kind_hint
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
     TORCH_CARRIED,
@@ -65,6 +66,8 @@ __all__ = ["SafetensorsDict", "load_safetensors"]
 
 _Path = str | os.PathLike[str]
 _KINDS = (*DEVICE_FIRST, "host")
+#: What else ordinary memory is called.
+_HOST_NAMES = ("cpu", "numpy", "pageable", "ram")
 _FRAMEWORKS = (None, "torch", "numpy", "jax")
 #: what safetensors and others call them
 _FRAMEWORK_NAMES = {
@@ -579,8 +582,8 @@ def _finisher(
     kind: str, framework: str | None
 ) -> Callable[[_core.Buffer, SafetensorsInfo], Any]:
     """What makes of a buffer what the caller wants."""
-    if kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}, not {kind!r}")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        _refuse_kind(kind)
     if framework not in _FRAMEWORKS:
         here = _FRAMEWORK_NAMES.get(str(framework).lower())
         cure = "" if here is None else f": say framework={here!r}"
@@ -610,6 +613,17 @@ def _finisher(
         return made if wanted in (None, made.dtype) else made.view(wanted)
 
     return tensor
+
+
+def _refuse_kind(kind: object) -> NoReturn:
+    expected = ", ".join(f'"{name}"' for name in _KINDS)
+    hint = 'write kind="host"' if str(kind).lower() in _HOST_NAMES else kind_hint(kind)
+    more = "" if hint is None else f": {hint}"
+    if not isinstance(kind, str):
+        raise TypeError(
+            f"kind must be one of {expected}, not {type(kind).__name__}{more}"
+        )
+    raise ValueError(f"kind must be one of {expected}, not {kind!r}{more}")
 
 
 def _library(name: str) -> Any:
