@@ -251,12 +251,17 @@ def _watch() -> None:
 
     from cumem._core import _after_fork
 
+    def begin_child() -> None:
+        try:
+            after_fork_in_child()
+        finally:
+            _after_fork()
+
     os.register_at_fork(
         before=lambda: before_fork(_load, _LATER),
-        after_in_child=after_fork_in_child,
+        after_in_child=begin_child,
         after_in_parent=after_fork_in_parent,
     )
-    os.register_at_fork(after_in_child=_after_fork)
     if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):
         _load("recording.living").report_leaks_at_exit()
     if path := os.environ.get("CUMEM_RECORD"):

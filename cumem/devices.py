@@ -575,7 +575,7 @@ def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
             return list(range(min(len(names), _MOST_DEVICES)))
         numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,2}", name)]
         count = min(max([count, *(number + 1 for number in numbers)]), _MOST_DEVICES)
-    chosen = visible(said, [_emulated_uuid(i) for i in range(count)])
+    chosen, _ = visible(said, [_emulated_uuid(i) for i in range(count)])
     if must_have_one and not chosen and count > 0:
         raise ValueError(
             f"CUDA_VISIBLE_DEVICES={said} leaves none of the "

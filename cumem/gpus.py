@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cumem.error_codes import CODES
@@ -83,39 +82,67 @@ def gpus_hidden(environment: Mapping[str, str] = os.environ) -> bool:
     return said is not None and said.strip() in _HIDING
 
 
-def visible(said: str, uuids: list[str]) -> list[int]:
+def visible(said: str, uuids: Sequence[str]) -> tuple[list[int], str | None]:
     """Devices that a value of ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
 
     Parameters
     ----------
     said : str
         Numbers or beginnings of UUIDs, with commas between them.
-    uuids : list of str
+    uuids : sequence of str
         The UUID of each device of the machine, such as ``"GPU-6d2f..."``.
 
     Returns
     -------
-    list of int
+    devices : list of int
         By CUDA's rules: the list ends before the first entry that names no device or
         more than one, and no device is left where one is named twice.
+    doubt : str or None
+        What CUDA may see otherwise, as its rules do not say it, or as it depends on which
+        device a number means; None: it sees just as many.
 
     Notes
     -----
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     chosen: list[int] = []
+    numbers: list[bool] = []  # whether each of them was named by its number
+    doubt: str | None = None
     for entry in said.split(","):
-        entry = entry.strip()
-        if re.fullmatch(r"\d+", entry, re.ASCII):
-            named = [int(entry)] if int(entry) < len(uuids) else []
-        elif entry.startswith("GPU-") and len(entry) > len("GPU-"):
-            named = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)]
-        else:
-            named = []
-        if len(named) != 1:
+        index, why = _named(entry, uuids)
+        if index is not None:
+            numbers.append(entry.strip(_BLANKS)[:1] in _DIGITS)
+            if numbers[0] != numbers[-1]:
+                why = "whether a number and a UUID mean the same GPU"
+        doubt = doubt or why
+        if index is None:
             break
-        chosen += named
-    return chosen if len(set(chosen)) == len(chosen) else []
+        chosen.append(index)
+    return chosen if len(set(chosen)) == len(chosen) else [], doubt
+
+
+_DIGITS = tuple("0123456789")
+_BLANKS = " \t"
+
+
+def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
+    """The device that an entry names, None where it names none or several; the doubt."""
+    name = entry.strip(_BLANKS)
+    unclear = f"how CUDA reads {entry!r}"
+    if name.startswith(_DIGITS):
+        if name.strip("0123456789"):
+            return None, unclear
+        return (int(name) if int(name) < len(uuids) else None), None
+    if name.upper().startswith("MIG"):
+        return None, "parts of a GPU are not counted here"
+    if not name.startswith("GPU-"):
+        is_unclear = name.upper().startswith("GPU") or name.startswith("+")
+        return None, unclear if is_unclear else None
+    found = [i for i, uuid in enumerate(uuids) if uuid.startswith(name)]
+    doubt = None if name == entry else unclear
+    if not found and any(uuid.lower().startswith(name.lower()) for uuid in uuids):
+        doubt = doubt or "whether capital letters matter"
+    return (found[0] if len(found) == 1 else None), doubt
 
 
 def judge_failure(

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -88,6 +89,8 @@ class Worker:
                 self._pid = os.fork()
         if self._pid == 0:
             try:
+                # what a library has begun in the parent, as a child of multiprocessing does
+                multiprocessing.util._run_after_forkers()
                 self._end.close()
                 signal.alarm(session.PATIENCE)
                 if "torch" in sys.modules:  # whose threads a fork does not take along

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cumem.gpus import visible
+
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _UNKNOWN = 999  # cudaErrorUnknown
 
@@ -32,9 +34,6 @@ driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
 code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
 print("cumem:", code, count.value)
 """
-
-
-_DIGITS = tuple("0123456789")
 
 
 class _DoubtError(Exception):
@@ -57,9 +56,6 @@ def count_devices() -> tuple[int, int]:
 def count_visible(text: str | None, uuids: Sequence[str]) -> int:
     """How many of the GPUs with those UUIDs the variable shows.
 
-    By CUDA's rules: entries are numbers or the beginnings of UUIDs, the first that is
-    no GPU's ends the list, and a GPU that is named twice leaves none at all.
-
     Raises
     ------
     _DoubtError
@@ -67,41 +63,10 @@ def count_visible(text: str | None, uuids: Sequence[str]) -> int:
     """
     if text is None:
         return len(uuids)
-    shown: list[int] = []
-    entries = text.split(",")
-    by_number = [entry.strip(" \t")[:1] in _DIGITS for entry in entries]
-    for entry, is_number in zip(entries, by_number, strict=True):
-        index = _number(entry, uuids) if is_number else _of_uuid(entry, uuids)
-        if index is None:
-            break
-        if shown and is_number != by_number[0]:
-            raise _DoubtError("whether a number and a UUID mean the same GPU")
-        shown.append(index)
-    return len(shown) if len(set(shown)) == len(shown) else 0
-
-
-def _number(entry: str, uuids: Sequence[str]) -> int | None:
-    digits = entry.strip(" \t")
-    if digits.strip("0123456789"):
-        raise _DoubtError(f"how CUDA reads {entry!r}")
-    return int(digits) if int(digits) < len(uuids) else None
-
-
-def _of_uuid(entry: str, uuids: Sequence[str]) -> int | None:
-    """None: it ends the list."""
-    name = entry.strip(" \t")
-    if name.upper().startswith("MIG"):
-        raise _DoubtError("parts of a GPU are not counted here")
-    if not name.startswith("GPU-"):
-        if name.upper().startswith("GPU") or name.startswith("+"):
-            raise _DoubtError(f"how CUDA reads {entry!r}")
-        return None
-    if name != entry:
-        raise _DoubtError(f"how CUDA reads {entry!r}")
-    found = [i for i, uuid in enumerate(uuids) if uuid.startswith(name)]
-    if not found and any(uuid.lower().startswith(name.lower()) for uuid in uuids):
-        raise _DoubtError("whether capital letters matter")
-    return found[0] if len(found) == 1 else None
+    shown, doubt = visible(text, uuids)
+    if doubt is not None:
+        raise _DoubtError(doubt)
+    return len(shown)
 
 
 # -- NVML ------------------------------------------------------------------------------
