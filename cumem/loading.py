@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -31,6 +32,7 @@ from cumem.structures import (
     Tree,
     UntypedTree,
     change_attributes,
+    exports_memory,
     holds_memory,
     is_functional,
     is_plain_tensor,
@@ -52,6 +54,17 @@ _Framework = Literal["torch", "cupy"] | None
 #: What carries the elements of a tensor, by their bytes: not every dtype of PyTorch is
 #: one of NumPy's.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+
+
+#: What iterating over these gives, of which nothing can be moved.
+_NO_BATCHES: dict[type, str] = {
+    Mapping: "keys",
+    str: "characters",
+    bytes: "numbers",
+    bytearray: "numbers",
+    memoryview: "numbers",
+    io.IOBase: "lines",
+}
 
 
 def _module(name: str) -> Any:
@@ -310,7 +323,7 @@ class _Mover:
             return any(holds_memory(each) for each in leaf.flat[:8])
         if is_tensor(leaf) or isinstance(leaf, _core.Buffer):
             return False
-        return holds_memory(leaf)
+        return holds_memory(leaf) or exports_memory(leaf)
 
     def _tell(self, left: list[str]) -> None:
         if not left or self._is_told:
@@ -320,7 +333,8 @@ class _Mover:
         warn_caller(
             f"prefetch() leaves on the host what it cannot take apart: {names}. Give "
             "such a type a method to(device, non_blocking=True), make it a dataclass, or "
-            "let the loader give dicts, tuples and arrays",
+            "let the loader give dicts, tuples and arrays: numpy.asarray(x) of what is "
+            "plain memory, such as a memoryview",
             UserWarning,
         )
 
@@ -663,8 +677,9 @@ def prefetch(
     Raises
     ------
     TypeError
-        If `iterable` is none, a tensor is one that a transform such as ``vmap`` traces
-        with, or elements of an array are masked.
+        If `iterable` is none, or gives keys, text or numbers in place of batches, as a
+        dict, a file and a data frame do, a tensor is one that a transform such as
+        ``vmap`` traces with, or elements of an array are masked.
     ValueError
         If an argument is out of its range.
     ImportError
@@ -696,8 +711,7 @@ def prefetch(
     device (2, 3) name
     device (2, 3) name
     """
-    if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
-        raise TypeError(f"iterable must be iterable, not {type(iterable).__name__}")
+    _check_iterable(iterable)
     ahead = read_count(depth, "depth")
     if framework not in (None, "torch", "cupy"):
         raise ValueError(
@@ -707,6 +721,23 @@ def prefetch(
         importlib.import_module(framework)
     where = _core._device(device, "device", True)
     return _Prefetch(iterable, where, ahead, framework, fresh)
+
+
+def _check_iterable(iterable: Any) -> None:
+    """Refuse what gives no batches when it is iterated, but its keys or characters."""
+    name = type(iterable).__name__
+    gives = next(
+        (text for kind, text in _NO_BATCHES.items() if isinstance(iterable, kind)), None
+    )
+    if hasattr(iterable, "iloc"):  # pandas
+        gives = "labels or single values"
+    if gives is not None:
+        raise TypeError(
+            f"iterable must give batches, and a {name} gives its {gives}: pass a loader "
+            "or a list of batches; cumem.to_device(batch) moves a single one"
+        )
+    if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
+        raise TypeError(f"iterable must be iterable, not {name}")
 
 
 def _record(stream: _core.Stream) -> _core.Event:

@@ -78,16 +78,15 @@ def is_alone(holder: list[Any]) -> bool:
     """Can nobody but us write to the array that the list holds?
 
     So it is where no other reference to the array or to the array under it exists, and
-    where its memory cannot be written: that of `bytes` and of a file mapped to be read.
-    The list must hold the caller's only reference.
+    where its memory cannot be written, as that of `bytes`. A file that is mapped to be
+    read can be written all the same, by another map of it and by its name. The list must
+    hold the caller's only reference.
     """
     array = holder[0]
     if not isinstance(array, np.ndarray):
         return False
     base: Any = array
     while isinstance(base, np.ndarray):
-        if type(base) is np.memmap and base.mode == "r":
-            return True
         base = base.base
     if isinstance(base, bytes):
         return True
@@ -375,9 +374,13 @@ def find_memory(src: Any, dtype: np.dtype[Any] | None = None) -> Any:
     if hasattr(src, "iloc"):  # pandas, which is in memory
         return _of_table(src)
     names = ("shape", "dtype", "__getitem__")
-    if all(hasattr(src, name) for name in names) and not isinstance(src, type):
+    if isinstance(src, type):
+        return None
+    if all(hasattr(src, name) for name in names):
         return Lazy(src) if src.shape else np.empty(())
-    return None
+    # One array, although iterating gives its columns (polars), its rows (awkward) or its
+    # values (pyarrow): what has no dtype of its own is read as a whole.
+    return _of_table(src) if hasattr(src, "__array__") else None
 
 
 def find_array(src: Any) -> Any:
@@ -404,13 +407,19 @@ def _unmasked(array: Any, name: str) -> Any:
 
 def _of_table(src: Any) -> np.ndarray[Any, Any]:
     name = type(src).__name__
-    array = np.asarray(src)
+    try:
+        array = np.asanyarray(src)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"src is of the type {name}, and NumPy makes no array of it ({error}): give "
+            "iter(src) if its items are arrays, which then come one by one"
+        ) from None
     if array.dtype.hasobject:
         raise TypeError(
             f"src is a {name} with columns of text, of Python objects or of several "
             "sorts: choose columns of numbers, and give .to_numpy(dtype) of them"
         )
-    return array
+    return np.asarray(_unmasked(array, "src"))
 
 
 def length_of(memory: Any, name: str = "src") -> int:
@@ -517,7 +526,13 @@ def _item_memory(each: Any) -> Any:
     if all(hasattr(each, name) for name in ("shape", "dtype", "__getitem__")):
         whole = Lazy(each) if each.shape else None
         return np.empty(()) if whole is None else whole.read(slice(0, len(whole)))
-    return np.asarray(each)
+    try:
+        return np.asarray(_unmasked(np.asanyarray(each), "an item of src"))
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"src must give arrays, and NumPy makes none of a {type(each).__name__} of "
+            f"it: {error}"
+        ) from None
 
 
 def row_nbytes(memory: Any, dtype: np.dtype[Any] | None = None) -> int:

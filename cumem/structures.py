@@ -415,6 +415,19 @@ def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
         yield from memory_in(each, depth - 1)
 
 
+def exports_memory(value: Any) -> bool:
+    """Is it bytes that others see, as a memoryview, an `array.array`, an `mmap` and
+    arrays of ctypes are? Numbers of NumPy's, which export theirs, are not meant.
+    """
+    if type(value).__module__ == "numpy":
+        return False
+    try:
+        memoryview(value).release()
+    except Exception:  # TypeError of most, whatever a type of its own says
+        return False
+    return True
+
+
 def _is_array(kind: type) -> bool:
     """Not a NumPy scalar, which is of a dtype, and what is on a device already."""
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray":

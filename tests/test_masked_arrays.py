@@ -75,3 +75,27 @@ def test_what_the_error_says_to_type_is_taken(emulated) -> None:
     assert cumem.array(masked().filled(9)).tolist() == [0, 9, 2]
     assert cumem.array(masked().data).tolist() == [0, 1, 2]
     assert cumem.zeros_like(masked()).shape == (3,)  # nothing is read
+
+
+class Variable:
+    """As one of netCDF4, which gives masked arrays without being asked."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return masked()
+
+
+READS = (
+    *("array", "array, converted", "array, by NumPy", "asarray", "copy", "copy_async"),
+    *("copy_many", "fill", "setitem", "full", "save", "savez"),
+)
+
+
+@pytest.mark.parametrize("use", READS)
+def test_an_object_that_becomes_a_masked_array_is_refused(
+    runtime, tmp_path: Path, use: str
+) -> None:
+    buffer = cumem.zeros(3)
+    with pytest.raises(TypeError, match=r"masked elements.*array\.filled\(value\)"):
+        USES[use](Variable(), buffer, tmp_path / "x")
+    assert buffer.to_numpy().tolist() == [0, 0, 0]
+    assert not list(tmp_path.iterdir())

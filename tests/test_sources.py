@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import itertools
+import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,8 +86,59 @@ def pandas_table(array: np.ndarray, folder: Path) -> Any:
     return pytest.importorskip("pandas").DataFrame(array)
 
 
+def tables_array(array: np.ndarray, folder: Path) -> Any:
+    file = pytest.importorskip("tables").open_file(folder / "a.h5", "w")
+    return file.create_carray("/", "x", obj=array)
+
+
+def tensorstore_array(array: np.ndarray, folder: Path) -> Any:
+    store = {"driver": "file", "path": str(folder / "store")}
+    metadata = {"dtype": "<f4", "shape": list(array.shape), "chunks": [9, WIDTH]}
+    spec = {"driver": "zarr", "kvstore": store, "metadata": metadata, "create": True}
+    made = pytest.importorskip("tensorstore").open(spec).result()
+    made[...] = array
+    return made
+
+
+def blosc2_array(array: np.ndarray, folder: Path) -> Any:
+    return pytest.importorskip("blosc2").asarray(array)
+
+
+def awkward_array(array: np.ndarray, folder: Path) -> Any:
+    return pytest.importorskip("awkward").Array(array)
+
+
+def polars_table(array: np.ndarray, folder: Path) -> Any:
+    return pytest.importorskip("polars").DataFrame(array)
+
+
+def arrow_table(array: np.ndarray, folder: Path) -> Any:
+    columns = {str(i): column for i, column in enumerate(array.T)}
+    return pytest.importorskip("pyarrow").table(columns)
+
+
+class Whole:
+    """What becomes an array and iterates over something else, as tables do."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return iter(self.array.T)
+
+
 LAZY = {
     "own": lambda array, _: Lazy(array),
+    "whole": lambda array, _: Whole(array),
+    "PyTables": tables_array,
+    "tensorstore": tensorstore_array,
+    "blosc2": blosc2_array,
+    "awkward": awkward_array,
+    "polars": polars_table,
+    "pyarrow": arrow_table,
     "refilling": lambda array, _: Refilling(array),
     "h5py": h5py_dataset,
     "xarray": xarray_array,
@@ -246,6 +299,16 @@ class Told(Lazy):
         return self.given
 
 
+class Ragged(Whole):
+    """Its rows are of several lengths."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros((2, 2)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise ValueError("lengths differ")
+
+
 MASKED = np.ma.array(np.zeros((4, 2), "f4"), mask=np.eye(4, 2))
 
 
@@ -264,6 +327,10 @@ MASKED = np.ma.array(np.zeros((4, 2), "f4"), mask=np.eye(4, 2))
         (lambda _: Told((4, 2), {}), TypeError, "gives dict"),
         (lambda _: Told((float("nan"), 2), None), ValueError, "compute_chunk_sizes"),
         (lambda _: MASKED, ValueError, "masked elements"),
+        (lambda _: Whole(MASKED), ValueError, "masked elements"),
+        (lambda _: Whole(np.array([1, "a"], object)), TypeError, "Python objects"),
+        (lambda _: Ragged(), ValueError, "lengths differ.*give iter"),
+        (lambda _: [([1.0], [1.0, 2.0])], ValueError, "NumPy makes none of a tuple"),
         (lambda _: [MASKED], ValueError, "masked elements"),
         (lambda _: [[np.ones(2), np.ones(2)]], TypeError, "cumem.prefetch"),
         (lambda _: [{"a": np.ones(2)}], TypeError, "must give arrays, not dict"),
@@ -444,6 +511,108 @@ def test_generator_that_refills_one_array_gives_what_it_wrote(runtime, name) -> 
     assert [(p.start // size, int(c.to_numpy()[0])) for p, c in cut] == [
         (i, i) for i in wanted for _ in range(3)
     ]
+
+
+def over(memory: Any) -> Iterator[np.ndarray]:
+    """A new array over the same memory for each item."""
+    for i in range(COUNT):
+        np.frombuffer(memory, "f4")[:] = i
+        yield np.frombuffer(memory, "f4")
+
+
+def readonly_views(_: Path) -> Iterator[np.ndarray]:
+    array = np.empty(LENGTH, "f4")
+    for i in range(COUNT):
+        array[:] = i
+        view = array[:]
+        view.flags.writeable = False
+        yield view
+        del view
+
+
+def file_read_again(folder: Path) -> Iterator[np.ndarray]:
+    np.repeat(np.arange(COUNT, dtype="f4"), LENGTH).tofile(folder / "x")
+    array = np.empty(LENGTH, "f4")
+    with (folder / "x").open("rb", buffering=0) as file:
+        while file.readinto(array):
+            yield array
+
+
+def map_that_another_writes(folder: Path) -> Iterator[np.ndarray]:
+    np.zeros(LENGTH, "f4").tofile(folder / "x")
+    written = np.memmap(folder / "x", "f4", "r+")
+    read = np.memmap(folder / "x", "f4", "r")
+    for i in range(COUNT):
+        written[:] = i
+        yield read
+
+
+def tensors_over_an_array(_: Path) -> Iterator[Any]:
+    torch = pytest.importorskip("torch")
+    array = np.empty(LENGTH, "f4")
+    for i in range(COUNT):
+        array[:] = i
+        yield torch.from_numpy(array)
+
+
+def arrays_over_a_tensor(_: Path) -> Iterator[Any]:
+    tensor = pytest.importorskip("torch").empty(LENGTH)
+    for i in range(COUNT):
+        tensor.fill_(i)
+        yield tensor.numpy()
+
+
+def registered(_: Path) -> Iterator[Any]:
+    array = np.empty(LENGTH, "f4")
+    with cumem.register(array) as held:
+        for i in range(COUNT):
+            array[:] = i
+            yield held
+
+
+def two_in_turn(_: Path) -> Iterator[np.ndarray]:
+    arrays = np.empty(LENGTH, "f4"), np.empty(LENGTH, "f4")
+    for i in range(COUNT):
+        arrays[i % 2][:] = i
+        yield arrays[i % 2]
+
+
+COUNT, LENGTH = 12, 1 << 18
+BEHIND: dict[str, Any] = {
+    "bytearray": lambda _: over(bytearray(4 * LENGTH)),
+    "mmap": lambda _: over(mmap.mmap(-1, 4 * LENGTH)),
+    "ctypes": lambda _: over((ctypes.c_float * LENGTH)()),
+    **{
+        each.__name__: each
+        for each in (
+            readonly_views,
+            file_read_again,
+            map_that_another_writes,
+            tensors_over_an_array,
+            arrays_over_a_tensor,
+            registered,
+            two_in_turn,
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_memory_written_behind_an_item_gives_what_it_held(
+    runtime, tmp_path: Path, name: str
+) -> None:
+    """The memory is another object's than the item, so that nothing of it tells."""
+
+    def last(item: Any) -> float:
+        return float((item if hasattr(item, "numel") else item.to_numpy())[-1])
+
+    def source() -> Iterator[Any]:
+        return BEHIND[name](tmp_path)
+
+    wanted = [float(i) for i in range(COUNT)]
+    assert [last(batch) for batch in cumem.prefetch(source(), depth=3)] == wanted
+    assert [last(chunk) for _, chunk in cumem.chunks(source(), depth=3)] == wanted
+    assert cumem.pipeline(lambda x, *_: last(x), source()) == wanted
 
 
 class Waiting:

@@ -11,8 +11,7 @@ from numpy.typing import DTypeLike
 from cumem import _core
 from cumem.extension.arguments import hinting, read_dtype
 from cumem.extension.casting import check, refuse_dtypes
-from cumem.extension.foreign_memory import refuse_masked
-from cumem.extension.values import as_value, refuse_objects
+from cumem.extension.values import as_value, read_array
 from cumem.kinds import is_on_device
 
 Array = np.ndarray[Any, Any]
@@ -111,11 +110,7 @@ def make_like(
 
 def as_array(value: object) -> Array:
     """Of the dtype that NumPy gives it."""
-    refuse_masked(value)
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise refuse_objects(value)
-    return array
+    return read_array(value)
 
 
 def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cumem.extension.casting import name_of
+from cumem.extension.foreign_memory import refuse_masked
 
 #: Numbers of the dtypes of other packages, e.g. ml_dtypes, begin here.
 USER_DTYPES = 256
@@ -73,10 +74,19 @@ def as_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     )
     if is_time or value is None or isinstance(value, bytes):
         return as_value(value, dtype)
-    array = np.asarray(value)
+    return read_array(value)
+
+
+def read_array(value: Any) -> np.ndarray[Any, Any]:
+    """The array that NumPy makes of a value, in the dtype that NumPy gives it.
+
+    TypeError: it holds Python objects, or some of its elements are masked.
+    """
+    array = np.asanyarray(value)
     if array.dtype.hasobject:
         raise refuse_objects(value)
-    return array
+    refuse_masked(array)  # netCDF4 gives masked arrays without being asked
+    return np.asarray(array)
 
 
 # -- kinds --------------------------------------------------------------------------
@@ -147,7 +157,23 @@ _WRAPS = int(np.__version__.partition(".")[0]) < 2
 
 
 def refuse_objects(value: object) -> TypeError:
-    return TypeError(f"an object of type {type(value)!r} holds no plain values")
+    return TypeError(
+        f"an object of type {type(value)!r} holds no plain values{_values_hint(value)}"
+    )
+
+
+def _values_hint(value: object) -> str:
+    """Where the values of an array are that NumPy can make nothing of; empty: unknown."""
+    if isinstance(value, np.ndarray):
+        return f", but Python objects (dtype {value.dtype}): astype() to one of numbers"
+    kind = type(value)
+    if hasattr(kind, "toarray"):  # SciPy's sparse ones
+        return ": it is no dense array, which its toarray() is"
+    if str(getattr(value, "dtype", "")) == "object":
+        return ", but Python objects (dtype object): convert it to one of numbers"
+    if all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
+        return ": pass what it reads, such as obj[...]"
+    return ""
 
 
 def read_times(value: object, to: Kind) -> np.ndarray[Any, Any]:
@@ -343,9 +369,9 @@ def as_record(value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Records go into each other by position, as in NumPy; what has no fields goes
     into every one."""
     as_objects = isinstance(value, (list, tuple))
-    natural = np.asarray(value, object_dtype(dtype) if as_objects else None)
-    if natural.dtype.hasobject and not as_objects:
-        raise refuse_objects(value)
+    natural = (
+        np.asarray(value, object_dtype(dtype)) if as_objects else read_array(value)
+    )
     if natural.dtype == dtype:
         return natural
     result: np.ndarray[Any, Any] = np.zeros(natural.shape, dtype)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.carried import Note, find
-from cumem.extension.foreign_memory import refuse_masked
+from cumem.extension.values import read_array
 from cumem.files import Replacement, replacing, sync_folder, write_ranges
 from cumem.progress import Parts, Progress
 from cumem.safetensors.format import (
@@ -371,8 +371,7 @@ def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
     if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
         return _from_torch(obj, torch)
     if isinstance(obj, (np.ndarray, np.generic)):
-        refuse_masked(obj)
-        obj = np.asarray(obj)
+        obj = read_array(obj)
         if not obj.dtype.isnative:
             obj = obj.astype(obj.dtype.newbyteorder("="))
     data = _core.asbuffer(obj)
