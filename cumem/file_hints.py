@@ -14,7 +14,9 @@ __all__ = [
     "explain_missing",
     "is_lfs_pointer",
     "lfs_text",
+    "text_of",
     "what_it_is",
+    "why_not_plain",
 ]
 
 #: So many bytes tell.
@@ -39,8 +41,14 @@ _OTHERS = {
     b"ARROW1": "an Arrow file: pyarrow reads it",
     b"\x80": "a pickle, which is not read: torch.load() or pickle reads those you trust",
 }
+#: First bytes of those that no elements begin with by chance.
+_LONG = (b"\x93NUMPY", b"GGUF", b"\x89HDF\r\n\x1a\n", b"ARROW1", b"\xfd7zXZ\x00")
+_ZIP = b"PK\x03\x04"
+_ARCHIVES = (".npz", ".pt", ".pth", ".ckpt", ".zip")
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
+_JSON = re.compile(rb'\{\s*("|\})')
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one of two slashes
+_SHORT_NBYTES = 8  # fewer bytes may be printable by chance
 _PATH_NBYTES = 4096  # more is no name
 
 
@@ -67,10 +75,38 @@ def what_it_is(head: bytes) -> str | None:
             return text
     if _PAGE.match(head):
         return "a web page or an error message of a server: download the file again"
+    if _JSON.match(head) and b"\0" not in head:
+        return (
+            "JSON: cumem.load_safetensors() reads the index of a checkpoint of several "
+            "files, and what a server answered has to be downloaded again"
+        )
     length = int.from_bytes(head[:8], "little")
     if len(head) > 9 and head[8:9] == b"{" and 2 <= length <= 100_000_000:
         return "a safetensors file: cumem.load_safetensors() reads it"
     return None
+
+
+def text_of(head: bytes) -> str | None:
+    """The text that a file begins with, in quotes; None: it begins with other bytes."""
+    begin = head[:40].split(b"\n")[0].rstrip()
+    is_text = len(begin) >= _SHORT_NBYTES and begin.isascii()
+    return repr(begin.decode()) if is_text and begin.decode().isprintable() else None
+
+
+def why_not_plain(name: str, head: bytes) -> str | None:
+    """What a file is that nobody means to read as plain elements, header and all, and
+    what reads it; None: its bytes may be elements.
+
+    Where few first bytes tell, elements may begin with them by chance: then the file's
+    name must say the same.
+    """
+    if is_lfs_pointer(head):
+        return lfs_text(repr(name))
+    is_archive = head.startswith(_ZIP) and name.lower().endswith(_ARCHIVES)
+    known = what_it_is(head)
+    is_tensors = known is not None and known.startswith("a safetensors file")
+    is_sure = is_archive or is_tensors or head.startswith(_LONG)
+    return f"{name!r} is {known}" if is_sure else None
 
 
 def check_is_name(path: Any) -> None:

@@ -39,9 +39,7 @@ from cumem.file_hints import (
     HEAD_NBYTES,
     check_is_name,
     explain_missing,
-    is_lfs_pointer,
-    lfs_text,
-    what_it_is,
+    why_not_plain,
 )
 from cumem.pools import Pool
 from cumem.progress import Parts, Progress
@@ -626,23 +624,11 @@ def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) ->
 def _check_plain(opened: _Opened, begin: int) -> None:
     """Nobody means to read the header of such files, or a text, as elements."""
     head = os.pread(opened.descriptor(), HEAD_NBYTES, begin)
-    if is_lfs_pointer(head):
-        raise ValueError(
-            f"{lfs_text(repr(opened.name))}; to read the text itself, pass offset=0"
-        )
     name = os.fsdecode(opened.name) if isinstance(opened.name, (str, bytes)) else ""
-    is_npz = head[:4] == b"PK\x03\x04" and name.endswith(".npz")
-    if name.endswith(".safetensors") and "safetensors" in (what_it_is(head) or ""):
+    known = why_not_plain(name or str(opened.name), head)
+    if known is not None:
         raise ValueError(
-            f"{opened.name!r} is a safetensors file: cumem.load_safetensors() reads its "
-            "tensors; to read its bytes as they are, header and all, pass offset=0"
-        )
-    head = head[:6]
-    if head == b"\x93NUMPY" or is_npz:
-        suffix = ".npz" if is_npz else ".npy"
-        raise ValueError(
-            f"{opened.name!r} is an {suffix} file: cumem.load() reads its arrays; to read "
-            "its bytes as they are, header and all, pass offset=0"
+            f"{known}; to read its bytes as they are, header and all, pass offset=0"
         )
 
 

@@ -484,6 +484,12 @@ def read_header(
         raise
     except Exception as error:  # of what parses a damaged one, nearly anything
         why = str(error) or type(error).__name__
+        if "'<f1'" in why:  # what NumPy writes for float8_e5m2 of ml_dtypes
+            raise ValueError(
+                f"{name}: the header says '<f1', which NumPy writes for float8_e5m2 and "
+                f'cannot read: fromfile(path, "u1", offset={file.tell()}) reads the bytes, '
+                "whose view(ml_dtypes.float8_e5m2) is the array"
+            ) from None
         raise ValueError(f"{name}: the header is damaged: {why}") from None
     if dtype.hasobject:
         raise _ObjectsError(f"{name}: {_NO_PICKLES}")
@@ -693,6 +699,11 @@ def _read_member(
         raise ValueError(f"{label} is encrypted")
     with archive.open(entry) as member:
         if member.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+            if entry.filename.rpartition("/")[2] == "data.pkl":
+                raise ValueError(
+                    f"{file.name!r} is what PyTorch saved: torch.load(file, mmap=True) "
+                    "reads it; load() reads .npy and .npz"
+                )
             raise _NoArrayError(f"{label} is no array")
         member.seek(0)
         header = read_header(member, label, max_header_size)
@@ -914,9 +925,18 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
 def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
     """NumPy's files have no word for what is not NumPy's own."""
     note, _ = find(obj)
-    if dtype.isbuiltin == 2:  # registered by ml_dtypes
-        name, comes_back = dtype.name, f"V{dtype.itemsize}"
+    foreign = sorted(set(_foreign_types(dtype)), key=str)
+    if foreign:  # registered by ml_dtypes
+        name = " and ".join(each.name for each in foreign)
+        comes_back = " and ".join(f"V{each.itemsize}" for each in foreign)
         cure = f'read it with np.load(file).view("{name}") while ml_dtypes is imported'
+        if dtype.names is not None:  # no tensor either
+            warn_caller(
+                f"an .npy file cannot say that fields are {name}: they come back as "
+                f"{comes_back}; np.load(file).view(dtype) has them in their dtype",
+                UserWarning,
+            )
+            return
     elif note is not None and dtype.kind == "u":
         name, comes_back = note.element, str(dtype)
         cure = "read it so on purpose"
@@ -929,6 +949,17 @@ def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
     )
 
 
+def _foreign_types(dtype: np.dtype[Any]) -> Iterator[np.dtype[Any]]:
+    """Those of other packages in a dtype, which may be a record's."""
+    if dtype.subdtype is not None:
+        yield from _foreign_types(dtype.base)
+    elif dtype.names is not None:
+        for name in dtype.names:
+            yield from _foreign_types(dtype[name])
+    elif dtype.isbuiltin == 2:
+        yield dtype
+
+
 def _own(data: _core.Buffer) -> _core.Buffer:
     """What no file that is written over can change."""
     is_far = is_on_device(data.kind)
@@ -938,7 +969,7 @@ def _own(data: _core.Buffer) -> _core.Buffer:
 def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
     """What NumPy writes before the elements, of the oldest version that will do."""
     fields = {
-        "descr": npy.dtype_to_descr(dtype),
+        "descr": npy.dtype_to_descr(_readable(dtype)),
         "fortran_order": fortran,
         "shape": tuple(shape),
     }
@@ -956,6 +987,35 @@ def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
     body = f"{{{text}}}".encode()
     body += b" " * (-(len(body) + 13) % npy.ARRAY_ALIGN) + b"\n"
     return npy.MAGIC_PREFIX + b"\x03\x00" + struct.pack("<I", len(body)) + body
+
+
+def _readable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype, with raw bytes for what NumPy writes into a header and cannot read.
+
+    So it is with some types of other packages, also in records: for `float8_e5m2` NumPy
+    writes ``<f1``, which names nothing, and the file would be lost to every reader.
+    """
+    if dtype.names is not None:
+        fields: Any = dtype.fields
+        parts = [_readable(fields[name][0]) for name in dtype.names]
+        if parts == [fields[name][0] for name in dtype.names]:
+            return dtype
+        return np.dtype(
+            {
+                "names": list(dtype.names),
+                "formats": parts,
+                "offsets": [fields[name][1] for name in dtype.names],
+                "itemsize": dtype.itemsize,
+            }
+        )
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((_readable(base), shape))
+    try:
+        npy.descr_to_dtype(npy.dtype_to_descr(dtype))
+    except (TypeError, ValueError):
+        return np.dtype(f"V{dtype.itemsize}")
+    return dtype
 
 
 def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> None:

@@ -20,6 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.file_hints import (
+    HEAD_NBYTES,
+    is_lfs_pointer,
+    lfs_text,
+    what_it_is,
+    why_not_plain,
+)
 from cumem.files import open_regular, unwrapped
 from cumem.npy import is_npy, read_array
 from cumem.structures import is_tensor
@@ -39,6 +46,9 @@ _FORMATS = {
     ".zarr": "open it with zarr.open(path) and give one of its arrays",
     ".parquet": "read it with pyarrow or pandas and give a column as an array",
 }
+
+
+_AS_IT_IS = 'its bytes as they are: np.memmap(path, "u1", "r")'
 
 
 class Item(NamedTuple):
@@ -338,11 +348,18 @@ def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
         return np.memmap(plain, array.dtype, "r", array.offset, array.shape, order)
     _, _, suffix = name.rpartition("/")[2].rpartition(".")
     advice = _FORMATS.get(f".{suffix.lower()}")
+    head = os.pread(plain.fileno(), HEAD_NBYTES, begin)
+    if is_lfs_pointer(head):
+        raise ValueError(lfs_text(repr(name)))
     if suffix and advice is not None:
         raise ValueError(
-            f"{name!r} is no file of plain elements: {advice}; its bytes as they are: "
-            'np.memmap(path, "u1", "r")'
+            f"{name!r} is no file of plain elements: {advice}; {_AS_IT_IS}"
         )
+    known = why_not_plain(name, head)
+    if known is None and suffix == "npy":
+        known = f"{name!r} is no .npy file, but {what_it_is(head) or 'other bytes'}"
+    if known is not None:
+        raise ValueError(f"{known}; {_AS_IT_IS}")
     element = np.dtype("u1") if dtype is None else dtype
     left = max(size - begin, 0)
     if left % element.itemsize != 0:

@@ -41,6 +41,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "h.bin": lambda path: cumem.fromfile(path, "u1"),
     "i.bin": lambda path: cumem.fromfile(path, "f4", out=np.empty(4, "f4")),
     "j.bin": lambda path: cumem.fromfile(path, "f4", shape=(3, 4)),
+    "k.bin": lambda path: list(cumem.chunks(path)),
+    "l.npy": lambda path: list(cumem.chunks(path)),
+    "m.safetensors": lambda path: list(cumem.chunks(str(path))),
+    "n.bin": lambda path: cumem.pipeline(lambda *_: None, path),
 }
 
 
@@ -109,6 +113,68 @@ def test_file_of_another_sort_is_named(emulated, tmp_path, content, text) -> Non
     path = written(tmp_path / "x.safetensors", content)
     with pytest.raises(cumem.SafetensorsError, match=text):
         cumem.load_safetensors(path)
+
+
+STRUCTURED: list[tuple[str, Callable[[Path], bytes], str]] = [
+    ("x.bin", lambda _: b"GGUF\x03\0\0\0" + bytes(100), "GGUF"),
+    ("x.dat", lambda _: b"\x89HDF\r\n\x1a\n" + bytes(100), "h5py"),
+    ("x.raw", lambda _: b"ARROW1\0\0" + bytes(100), "pyarrow"),
+    ("x.model", safetensors, r"load_safetensors\(\) reads"),
+    ("x.pt", lambda _: archive(), r"torch\.load"),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "text"), STRUCTURED)
+def test_file_with_a_format_is_not_read_as_elements(
+    emulated, tmp_path, name, make, text
+) -> None:
+    path = written(tmp_path / name, make(tmp_path))
+    with pytest.raises(ValueError, match=text + ".*offset=0"):
+        cumem.fromfile(path, "u1")
+    with pytest.raises(ValueError, match=text + r".*np\.memmap\(path"):
+        list(cumem.chunks(path))
+    size = path.stat().st_size
+    assert cumem.fromfile(path, "u1", offset=0).nbytes == size
+    assert [len(c) for _, c in cumem.chunks(np.memmap(path, "u1", "r"))] == [size]
+
+
+@pytest.mark.parametrize("content", [b"", bytes(200), pickle.dumps([1]), b"<html>"])
+def test_chunks_of_what_only_is_called_npy_gives_no_bytes(
+    emulated, tmp_path, content
+) -> None:
+    path = written(tmp_path / "x.npy", content)
+    with pytest.raises(ValueError, match=r"is no \.npy file, but"):
+        list(cumem.chunks(path))
+    other = written(tmp_path / "x.dat", content)  # elements may begin so by chance
+    assert sum(len(c) for _, c in cumem.chunks(other)) == len(content)
+
+
+def test_file_of_pytorch_names_what_reads_it(emulated, tmp_path) -> None:
+    path = written(tmp_path / "x.pt", archive())
+    with pytest.raises(ValueError, match=r"PyTorch saved: torch\.load"):
+        cumem.load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"Invalid username or password.",
+        b'{"error":"Repository not found"}',
+        b"# xet version 0\nfilesize = 1\n",
+    ],
+)
+def test_text_in_place_of_tensors_is_shown(emulated, tmp_path, content) -> None:
+    path = written(tmp_path / "x.safetensors", content)
+    begin = content[:15].decode().replace("{", r"\{")
+    with pytest.raises(cumem.SafetensorsError, match=f"a text that begins '{begin}"):
+        cumem.load_safetensors(path)
+
+
+def test_load_of_json_names_what_reads_an_index(emulated, tmp_path) -> None:
+    path = written(tmp_path / "x.json", json.dumps({"weight_map": {}}).encode())
+    with pytest.raises(ValueError, match=r"load_safetensors\(\) reads the index"):
+        cumem.load(path)
+    assert cumem.fromfile(path, "u1").nbytes == path.stat().st_size
 
 
 def test_load_of_safetensors_names_what_reads_it(emulated, tmp_path) -> None:

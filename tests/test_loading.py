@@ -112,7 +112,9 @@ def test_sequences_of_other_types_are_taken_apart(runtime) -> None:
     assert found[1][0].to_numpy().tolist() == [0, 1, 2]
     assert batch[1][0] is data
     leaves = [bytearray(b"1"), memoryview(b"2"), c_array("h", [3]), range(4)]
-    with pytest.warns(UserWarning, match="on the host .*: array, bytearray, memoryview"):
+    with pytest.warns(
+        UserWarning, match="on the host .*: array, bytearray, memoryview"
+    ):
         (found,) = cumem.prefetch([leaves])
     assert all(a is b for a, b in zip(found, leaves, strict=True))
 

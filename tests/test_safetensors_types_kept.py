@@ -239,3 +239,38 @@ def test_npy_of_ml_dtypes_warns(runtime, tmp_path) -> None:
     with pytest.warns(UserWarning, match=r"bfloat16: they come back as V2"):
         cumem.save(tmp_path / "a.npy", array)
     assert (np.load(tmp_path / "a.npy").view("bfloat16") == array).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu"]
+)
+def test_npy_of_every_type_can_be_read_again(runtime, tmp_path, name) -> None:
+    """NumPy writes ``<f1`` for `float8_e5m2`, and refuses to read it."""
+    of = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name))
+    record = np.dtype([("a", of, (2,)), ("b", "f4")], align=True)
+    for dtype in (of, record):
+        array = np.zeros(3, dtype)
+        array["a" if dtype.names else ...] = 1
+        with pytest.warns(UserWarning, match=rf"{name}: they come back as V"):
+            cumem.save(tmp_path / "a.npy", array)
+        with pytest.warns(UserWarning, match=rf"{name}: they come back as V"):
+            cumem.savez(tmp_path / "a.npz", x=array)
+        for read in (
+            np.load(tmp_path / "a.npy"),
+            np.load(tmp_path / "a.npz")["x"],
+            cumem.load(tmp_path / "a.npy", kind="pinned").numpy(),
+        ):
+            assert (read.view(dtype) == array).all()
+
+
+def test_npy_by_numpy_that_names_no_type_says_how_to_read_it(
+    emulated, tmp_path
+) -> None:
+    of = pytest.importorskip("ml_dtypes").float8_e5m2
+    array = np.arange(5).astype(of)
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(ValueError, match=r"float8_e5m2.*offset=128") as caught:
+        cumem.load(tmp_path / "a.npy")
+    assert 'fromfile(path, "u1", offset=128)' in str(caught.value)
+    read = cumem.fromfile(tmp_path / "a.npy", "u1", offset=128).view(of)
+    assert (read.to_numpy() == array).all()

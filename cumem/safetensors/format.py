@@ -28,7 +28,7 @@ import numpy as np
 from cumem.answers import Answer, plain
 from cumem.carried import remember
 from cumem.extension.casting import STANDS_FOR
-from cumem.file_hints import HEAD_NBYTES, is_lfs_pointer, lfs_text, what_it_is
+from cumem.file_hints import HEAD_NBYTES, is_lfs_pointer, lfs_text, text_of, what_it_is
 from cumem.files import open_regular
 
 __all__ = [
@@ -524,7 +524,11 @@ def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
         raise ValueError(f"{size} bytes are too few for a safetensors file")
     (length,) = struct.unpack("<Q", start)
     if length > MAX_HEADER_NBYTES:
-        _refuse_other_file(start + file.read(HEAD_NBYTES))
+        rest = file.read(HEAD_NBYTES)
+        _refuse_other_file(start + rest)
+        text = text_of(start + rest)
+        if text is not None:
+            raise ValueError(f"no safetensors file, but a text that begins {text}")
         raise ValueError(
             f"the header would have {length} bytes, more than {MAX_HEADER_NBYTES}: "
             "not a safetensors file?"
