@@ -417,9 +417,10 @@ def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
 
 def exports_memory(value: Any) -> bool:
     """Is it bytes that others see, as a memoryview, an `array.array`, an `mmap` and
-    arrays of ctypes are? Numbers of NumPy's, which export theirs, are not meant.
+    arrays of ctypes are? `bytes`, which nobody can write, and numbers of NumPy's, which
+    export theirs, are not meant.
     """
-    if type(value).__module__ == "numpy":
+    if isinstance(value, bytes) or type(value).__module__ == "numpy":
         return False
     try:
         memoryview(value).release()
