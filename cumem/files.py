@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.converting import Item, read_as, write_as
-from cumem.extension.arguments import read_dtype
+from cumem.extension.arguments import hinting, read_dtype
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
 from cumem.extension.filling import copy_as
@@ -788,6 +788,7 @@ def fromfile(
     out: _T,
     **options: Unpack[_From],
 ) -> _T: ...
+@hinting
 def fromfile(
     file: File,
     dtype: DTypeLike | None = None,
@@ -908,6 +909,7 @@ def fromfile(
     return out
 
 
+@hinting
 def tofile(
     file: File,
     buf: object,

@@ -24,6 +24,7 @@ from cumem import _core
 from cumem.ahead import Ahead, Room
 from cumem.devices import Device
 from cumem.errors import warn_caller
+from cumem.extension.arguments import hinting
 from cumem.sources import gives_fresh, is_alone
 from cumem.structures import (
     M2,
@@ -623,6 +624,7 @@ def prefetch(
     framework: _Framework = ...,
     fresh: bool | None = ...,
 ) -> _Prefetch[Any]: ...
+@hinting
 def prefetch(
     iterable: Iterable[Any],
     device: object = None,

@@ -36,7 +36,7 @@ from cumem import _core
 from cumem.carried import find
 from cumem.converting import Item, read_as
 from cumem.errors import warn_caller
-from cumem.extension.arguments import read_dtype
+from cumem.extension.arguments import hinting, read_dtype
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
 from cumem.extension.filling import as_array, copy_as
@@ -257,6 +257,7 @@ def load(
     out: _T,
     **options: Unpack[_From],
 ) -> _T: ...
+@hinting
 def load(
     file: File,
     mmap_mode: None = None,
@@ -753,6 +754,7 @@ def _unpack(
 # -- saving ----------------------------------------------------------------------------
 
 
+@hinting
 def save(
     file: File,
     arr: object,

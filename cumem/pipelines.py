@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from cumem import _core
 from cumem.ahead import Ahead, Room
 from cumem.devices import Device
-from cumem.extension.arguments import read_dtype
+from cumem.extension.arguments import hinting, read_dtype
 from cumem.memory import get_limit, memory_info
 from cumem.progress import Parts, Progress
 from cumem.sources import (
@@ -257,6 +257,7 @@ class _Steps:
             close()
 
 
+@hinting
 def chunks(
     src: object,
     nbytes: SupportsIndex | str | None = None,
@@ -405,6 +406,7 @@ def _target(out: Any) -> Any:
     return found
 
 
+@hinting
 def pipeline(
     func: Work,
     src: object,

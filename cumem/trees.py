@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem import _core
+from cumem.extension.arguments import hinting
 from cumem.extension.filling import make_like
 from cumem.kinds import is_on_device
 from cumem.loading import _carried, _like, tensor_over
@@ -101,6 +102,7 @@ def to_device(
 def to_device(tree: Tree, device: object = ..., *, stream: object = ...) -> Any: ...
 @overload
 def to_device(tree: T, device: object = ..., *, stream: object = ...) -> T: ...
+@hinting
 def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any:
     """Copy the arrays and tensors of a nested structure to a device, by one call.
 
@@ -212,6 +214,7 @@ def to_host(
 def to_host(tree: Tree, *, stream: object = ...) -> Any: ...
 @overload
 def to_host(tree: T, *, stream: object = ...) -> T: ...
+@hinting
 def to_host(tree: Any, *, stream: object = None) -> Any:
     """Copy the buffers and tensors of a nested structure to the host, by one call.
 

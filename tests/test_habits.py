@@ -695,6 +695,35 @@ def test_every_constructor_says_what_to_type_for_arguments_of_others(
     assert make(*given, "f4").dtype == np.dtype("f4")
 
 
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "chunks": (np.ones(3),),
+    "pipeline": (lambda *_: None, np.ones(3)),
+    "prefetch": ([np.ones(3)],),
+    "load": ("x.npy",),
+    "save": ("x.npy", np.ones(3)),
+    "load_safetensors": ("x",),
+    "fromfile": ("x",),
+    "tofile": ("x", np.ones(3)),
+    "to_device": (np.ones(3),),
+    "to_host": (np.ones(3),),
+    "copy": (np.ones(3), np.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", hints.ARGUMENTS_OF)
+def test_every_function_says_what_to_type_for_arguments_of_others(
+    emulated, name: str, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call: Any = getattr(cumem, name)
+    for keyword, hint in hints.ARGUMENTS_OF[name].items():
+        with pytest.raises(TypeError) as caught:
+            call(*NEEDED[name], **{keyword: True})
+        text = f"{name}() got an unexpected keyword argument '{keyword}': {hint}"
+        assert str(caught.value) == text
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
     class Dtype:
@@ -775,7 +804,10 @@ def test_every_hint_of_an_argument_can_be_typed() -> None:
     """Each function that a hint names is there and takes what it is given."""
     seen = set()
     call = re.compile(r"(?:cumem\.|(?<![\w.]))(\w+)\(([^()]*)")
-    for text in hints.ARGUMENTS.values():
+    texts = [*hints.ARGUMENTS.values()]
+    for own in hints.ARGUMENTS_OF.values():
+        texts += [text.replace("np.load(file, ", "(") for text in own.values()]
+    for text in texts:
         for name, arguments in call.findall(text):
             taken = inspect.signature(getattr(cumem, name)).parameters
             assert {*re.findall(r"(\w+)=", arguments)} <= {*taken}, text

@@ -65,7 +65,7 @@ def wrong_call(
 def unexpected(function: str, keyword: str) -> TypeError:
     """What says that a function does not take an argument, and what to type."""
     text = f"{function}() got an unexpected keyword argument '{keyword}'"
-    hint = hints.ARGUMENTS.get(keyword)
+    hint = hints.argument_hint(function, keyword)
     return TypeError(text if hint is None else f"{text}: {hint}")
 
 

@@ -87,6 +87,67 @@ ARGUMENTS = {
     "wc": "empty_pinned() and empty_mapped() take write_combined=True",
     "write_combined": _HOST_FLAG,
 }
+_PIECES = "rows= is how many rows a chunk has, nbytes= how many bytes"
+_CUT = dict.fromkeys(
+    ("batch_size", "chunk", "chunk_rows", "chunk_size", "chunks", "chunksize", "size"),
+    _PIECES,
+)
+_CUT["chunk_nbytes"] = "nbytes= is how many bytes a chunk has"
+_NEXT = "depth= is how many batches are under way beside the one in hand"
+_LOADERS = "it is the DataLoader's: give it there"
+_PICKLES = "nothing is unpickled: leave it out"
+_PLACE = "kind= and device= say where to"
+_INTO = {
+    "map_location": _PLACE,
+    "pin_memory": 'kind="pinned" is page-locked memory',
+    "pinned": 'kind="pinned" is page-locked memory',
+}
+_TEXT = "text is neither read nor written: numpy does that"
+_AWAITED = "one copy moves all of it, and is waited for: leave it out"
+#: The same of single functions, of which such a name asks something of its own.
+ARGUMENTS_OF: dict[str, dict[str, str]] = {
+    "chunks": _CUT,
+    "pipeline": _CUT,
+    "prefetch": {
+        "batch_size": _LOADERS,
+        "buffer_size": _NEXT,
+        "collate_fn": _LOADERS,
+        "non_blocking": "copies do not block the loop in any case: leave it out",
+        "num_workers": _LOADERS,
+        "pin_memory": "batches pass page-locked memory in any case: leave it out, or "
+        "give the loader collate_fn=cumem.PinnedCollate()",
+        "prefetch_factor": _NEXT,
+        "shuffle": _LOADERS,
+        "size": _NEXT,
+    },
+    "load": {
+        "encoding": _PICKLES,
+        "fix_imports": _PICKLES,
+        **_INTO,
+        "mmap": "np.load(file, mmap_mode=...) maps a file, which copy() and chunks() take",
+        "weights_only": _PICKLES,
+    },
+    "save": {"allow_pickle": _PICKLES, "fix_imports": _PICKLES},
+    "load_safetensors": {
+        "filename": "the file is path, the first argument",
+        "keys": "names= chooses tensors",
+        **_INTO,
+    },
+    "fromfile": {**_INTO, "like": "out= is memory to fill", "sep": _TEXT},
+    "tofile": {"format": _TEXT, "sep": _TEXT},
+    "to_device": {"non_blocking": _AWAITED, "copy": _AWAITED},
+    "to_host": {"non_blocking": _AWAITED, "copy": _AWAITED},
+    "copy": {
+        **ARGUMENTS,
+        "nbytes": "slice both ends: cumem.copy(dst[:n], src[:n])",
+        "size": "slice both ends: cumem.copy(dst[:n], src[:n])",
+    },
+}
+
+
+def argument_hint(function: str, keyword: str) -> str | None:
+    """What to type for an argument that a function does not take; None: no idea."""
+    return ARGUMENTS_OF.get(function, ARGUMENTS).get(keyword)
 
 
 def dtype_hint(dtype: object) -> str | None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from cumem import _core
 from cumem.carried import remember
 from cumem.converting import Item, read_as
-from cumem.extension.arguments import read_dtype
+from cumem.extension.arguments import hinting, read_dtype
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
 from cumem.files import open_regular, read_ranges
@@ -209,6 +209,7 @@ def load_safetensors(
     framework: Literal["torch", "numpy", "jax"] | None = ...,
     **options: Unpack[_From],
 ) -> SafetensorsDict[Any]: ...
+@hinting
 def load_safetensors(
     path: _Path | Iterable[_Path],
     *,
