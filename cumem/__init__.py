@@ -475,7 +475,9 @@ def unload_ipython_extension(shell: object) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    """What completion shows: the public names and modules, and no import of this file."""
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *__all__, *_MODULES})
 
 
 _watch()

@@ -605,7 +605,7 @@ def _shape(
         if rest > 0 and left % (rest * itemsize):
             raise ValueError(
                 f"shape={shape}: the {left} bytes of {opened.name!r} at offset {begin} "
-                f"are no whole number of {rest * itemsize}: "
+                f"are not a multiple of {rest * itemsize}: "
                 f"{left % (rest * itemsize)} are left over"
             )
     return tuple(lengths)

@@ -397,7 +397,7 @@ def load(
             raise ValueError(
                 f"{source.name!r} is {known}; load() reads .npy and .npz"
                 if known is not None
-                else f"{source.name!r} is no .npy or .npz file; fromfile() reads plain "
+                else f"{source.name!r} is not an .npy or .npz file; fromfile() reads plain "
                 "bytes, and pickles are not read"
             )
         if out is not None:

@@ -17,7 +17,7 @@ from typing import Any, Self, SupportsIndex, TypeVar, final
 from cumem import _core
 from cumem.locks import make_lock
 from cumem.structures import has_own_memory, is_tensordict, make_tensordict
-from cumem.units import read_count, read_size
+from cumem.units import format_count, format_nbytes, read_count, read_size
 
 _T = TypeVar("_T")
 
@@ -311,6 +311,12 @@ class ActivationOffload:
         self._leaving: collections.deque[weakref.ref[_Saved]] = collections.deque()
         self._last: dict[Any, weakref.ref[_Saved]] = {}
         self._hooks = threading.local()
+
+    def __repr__(self) -> str:
+        return (
+            f"<cumem.ActivationOffload: {format_count(self.tensor_count, 'tensor')}, "
+            f"{format_nbytes(self.offloaded_nbytes)} copied to the host>"
+        )
 
     def __enter__(self) -> Self:
         """Save by way of the host what autograd saves in this thread from now on."""

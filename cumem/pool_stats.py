@@ -210,10 +210,14 @@ class Stats(Answer):
 
     _keys = ("kinds", "staging", "total")
 
+    #: Python would otherwise ask for item 0; `kinds` and `pools` can be iterated.
+    __iter__: ClassVar[None] = None
+
     def __getitem__(self, kind: str) -> Counters:
         """Sum of the pools of one kind that buffers are in."""
         if kind not in DEVICE_FIRST:
-            raise KeyError(kind)
+            kinds = ", ".join(f'"{each}"' for each in DEVICE_FIRST)
+            raise KeyError(f"{kind!r} is not a kind of memory; these are: {kinds}")
         return _add(p for p in self.pools if p.kind == kind and not p.is_staging)
 
     @property

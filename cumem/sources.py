@@ -364,8 +364,8 @@ def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
     left = max(size - begin, 0)
     if left % element.itemsize != 0:
         raise ValueError(
-            f"{name!r} has {left} bytes, which are no whole number of elements of "
-            f"{element} of {element.itemsize} bytes"
+            f"{name!r} has {left} bytes, which is not a whole number of elements of "
+            f"{element} ({element.itemsize} bytes each)"
         )
     return np.memmap(plain, element, "r", begin) if left else np.empty(0, element)
 

@@ -9,7 +9,6 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import SupportsIndex
 
 __all__ = [
     "format_nbytes",
@@ -118,9 +117,15 @@ def read_size(size: object, name: str, shares: bool, total: int | None) -> int:
                 "a share of is not known"
             )
         raise ValueError(f"{name} must be {expected}, not {size!r}")
-    if isinstance(size, bool) or not isinstance(size, SupportsIndex):
-        raise TypeError(f"{name} must be {expected}, not {type(size).__name__}")
-    nbytes = operator.index(size)
+    try:
+        nbytes = -1 if isinstance(size, bool) else operator.index(size)
+        is_number = not isinstance(size, bool)
+    except TypeError:  # an array has __index__, and most arrays are no number
+        is_number = False
+    if not is_number:
+        has_size = not isinstance(size, type) and hasattr(size, "nbytes")
+        hint = ": pass its .nbytes for its size" if has_size else ""
+        raise TypeError(f"{name} must be {expected}, not {type(size).__name__}{hint}")
     if nbytes < 0:
         raise ValueError(f"{name} must not be negative, got {nbytes}")
     if nbytes >= 2**63:

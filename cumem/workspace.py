@@ -84,10 +84,10 @@ class Workspace(Generic[_B_co]):
     TypeError
         If an argument has the wrong type.
     ValueError
-        If `nbytes`, the kind or the device is none that can be, or `stream` is of
+        If `nbytes` is less than 1, there is no such kind or device, or `stream` is of
         another device.
     OutOfMemoryError, CudaError
-        If the memory cannot be had.
+        If there is not enough memory.
 
     Notes
     -----
@@ -250,8 +250,8 @@ class Workspace(Generic[_B_co]):
         TypeError
             If an argument has the wrong type, or the dtype holds Python objects.
         ValueError
-            If an argument is none that can be, no block is open, or the workspace is
-            closed.
+            If a length is negative, `order` is unknown, no block is open, or the
+            workspace is closed.
         RuntimeError
             If the block was begun in another thread.
         OutOfMemoryError

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import programs
 
 import cumem
 
@@ -421,3 +422,67 @@ def test_torch_device_in_place_of_a_dtype_or_kind_says_what_to_type(emulated) ->
         cumem.empty(4, device=torch.device("cpu"))
     with pytest.raises(TypeError, match="a dtype is given by dtype="):
         cumem.empty(4, "f4", torch.float32)
+
+
+def as_limit(size: Any) -> object:
+    return cumem.set_limit("device", size)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        cumem.recommend,
+        cumem.Workspace,
+        as_limit,
+        lambda size: cumem.chunks(np.zeros(8), size),
+    ],
+)
+@pytest.mark.parametrize("made", [np.zeros, cumem.zeros])
+def test_array_in_place_of_a_size_says_what_to_pass(emulated, call, made) -> None:
+    with pytest.raises(TypeError, match=r"must be a number of bytes, .*its \.nbytes"):
+        call(made(3))
+
+
+def test_function_without_positional_arguments_says_that_it_takes_none(
+    emulated,
+) -> None:
+    buffer: Any = cumem.zeros(3)
+    with pytest.raises(TypeError, match=r"takes no positional arguments \(1 given\)"):
+        buffer.to_numpy(1)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_name_of_ml_dtypes_is_read_before_anybody_imports_it(name: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    done = programs.run(
+        "-c",
+        "import sys, cumem\n"
+        "assert 'ml_dtypes' not in sys.modules\n"
+        f"print(cumem.zeros(1, {name!r}).dtype, cumem.zeros(1).astype({name!r}).dtype)",
+        CUMEM_BACKEND="emulated",
+    )
+    assert done.stdout == f"{name} {name}\n", done.stderr
+
+
+def test_name_of_ml_dtypes_without_it_says_what_to_install(
+    emulated, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    name = "float6_e9m9"  # of none that NumPy may know by now
+    with pytest.raises(TypeError, match="pip install -U ml_dtypes"):
+        cumem.zeros(1, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("fp32", "float32"),
+        ("torch.float32", "float32"),
+        ("torch.bfloat16", "bfloat16"),
+    ],
+)
+def test_short_name_of_a_dtype_says_the_long_one(emulated, name, meant) -> None:
+    with pytest.raises(TypeError, match=f'{name}.* use "{meant}"'):
+        cumem.zeros(1, name)

@@ -340,6 +340,7 @@ class TestRefused:
             (lambda b: (b, object()), TypeError, "object"),
             (lambda b: (b,), TypeError, "expected a tuple"),
             (lambda b: b, TypeError, "expected a tuple"),
+            (lambda b: "ab", TypeError, r"expected a tuple .*not <class 'str'>$"),
             (lambda b: (b, b, b), TypeError, "of length 3"),
         ],
     )

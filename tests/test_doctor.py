@@ -661,6 +661,12 @@ def test_a_hidden_gpu_needs_no_word_on_mig() -> None:
     assert "mig" not in said
 
 
+def test_names_of_checks_and_their_texts_are_apart() -> None:
+    findings = [checks.Finding("host", "page-locking", "ok", "64 MiB could be")]
+    shown = str(doctor.Diagnosis(tuple(findings), "a machine", emulated=False))
+    assert "page-locking  64 MiB" in shown
+
+
 def test_json_is_plain_data_with_all_fields() -> None:
     data = json.loads(json.dumps(doctor.judge(HEALTHY).to_dict()))
     assert data["problems"] == data["notes"] == 0

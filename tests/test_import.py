@@ -491,3 +491,10 @@ def test_signal_is_heard_where_pythons_main_thread_is_not_the_processs(
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_dir_lists_public_names_and_modules_alone() -> None:
+    listed = {name for name in dir(cumem) if not name.startswith("__")}
+    assert listed == {*cumem.__all__, "doctor", "info", "units"} - {"__version__"}
+    for name in listed:
+        assert getattr(cumem, name) is not None

@@ -238,11 +238,15 @@ def test_memory_goes_back_without_its_advice(runtime) -> None:
     ("advice", "error", "text"),
     [
         ({"preferred_location": "gpu"}, ValueError, 'a device, "cpu" or "numa:N", not'),
-        ({"preferred_location": 7}, ValueError, "preferred_location 7 does not exist"),
+        (
+            {"preferred_location": 7},
+            ValueError,
+            "preferred_location: device 7 does not exist",
+        ),
         ({"preferred_location": 1.5}, TypeError, "preferred_location must be"),
         ({"accessed_by": "cpu"}, TypeError, "must be a sequence of devices, not str"),
         ({"accessed_by": 0}, TypeError, "must be a sequence of devices, not int"),
-        ({"accessed_by": [0, 9]}, ValueError, "accessed_by 9 does not exist"),
+        ({"accessed_by": [0, 9]}, ValueError, "accessed_by: device 9 does not exist"),
         ({"read_mostly": np.ones(2)}, TypeError, "read_mostly must be true or false"),
         ({"read_mostly": "no"}, TypeError, "must be true or false, not str"),
         ({"shape": 3}, TypeError, "unexpected keyword argument 'shape'"),

@@ -968,6 +968,31 @@ def test_program_that_is_not_changed_is_recorded(tmp_path) -> None:
     assert transfer_of(rec)["nbytes"] == 1000
 
 
+OLDER = """
+import cumem
+older = [cumem.empty_pinned(1000, "u1") for _ in range(3)]
+gone = cumem.empty_pinned(1 << 20, "u1")
+cumem.report_leaks_at_exit()
+del gone
+"""
+
+
+def test_report_at_exit_sums_up_what_is_older_than_the_call() -> None:
+    done = programs.run("-c", OLDER)
+    assert "nothing is left\n  and 3 buffers of before report_leaks" in done.stderr
+    assert "CUMEM_LEAKS=1" in done.stderr
+    done = programs.run("-c", OLDER + "older.clear()\n")
+    assert done.stderr == "cumem at exit: nothing is left\n"
+
+
+def test_report_at_exit_takes_reused_memory_for_new() -> None:
+    """At the place of an older buffer that has ended there is another one."""
+    anew = "older.pop(); made = cumem.empty_pinned(1000, 'u1')\n"
+    done = programs.run("-c", OLDER + anew)
+    assert "1 buffer left" in done.stderr
+    assert "and 2 buffers of before" in done.stderr
+
+
 def test_environment_that_names_no_format_is_told_so(tmp_path) -> None:
     done = programs.run("-c", "import cumem", CUMEM_RECORD=str(tmp_path / "a.txt"))
     assert "RuntimeWarning" in done.stderr

@@ -413,7 +413,7 @@ def test_dtype_of_a_file_without_a_header_is_that_of_its_elements(
     (found,) = cumem.chunks(path, dtype="f4")
     assert np.array_equal(found[1].to_numpy(), numbers().reshape(-1))
     path.write_bytes(b"12345")
-    with pytest.raises(ValueError, match="5 bytes, which are no whole number"):
+    with pytest.raises(ValueError, match="5 bytes, which is not a whole number"):
         cumem.chunks(path, dtype="f4")
 
 

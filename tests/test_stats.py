@@ -8,6 +8,7 @@ import re
 import threading
 import weakref
 from random import Random
+from typing import Any
 
 import pytest
 from support import session
@@ -415,3 +416,11 @@ def test_measurement_that_was_not_entered_cannot_end(runtime) -> None:
     with pytest.raises(RuntimeError, match="not running"):
         measurement.__exit__(None, None, None)
     assert measurement.seconds >= 0
+
+
+def test_key_that_is_no_kind_names_the_kinds(emulated) -> None:
+    stats: Any = cumem.stats()
+    with pytest.raises(KeyError, match=r'is not a kind of memory.*"device", "pinned"'):
+        stats["gpu"]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(stats)

@@ -356,3 +356,19 @@ def test_empty_list_fits_every_dtype(runtime) -> None:
         buffer = cumem.zeros(0, dtype)
         cumem.copy(buffer, [])
         buffer.fill([])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([1, None], "nested lists"),
+        (np.array([1, None]), r"dtype is object.*astype\('f8'\)"),
+        (iter([1, 2]), r"list\(values\)"),
+        ({"a": np.ones(2)}, "to_device"),
+    ],
+    ids=["list", "objects", "iterator", "dict"],
+)
+def test_what_holds_no_plain_values_says_what_to_pass(emulated, value, words) -> None:
+    for make in (cumem.array, cumem.asarray):
+        with pytest.raises(TypeError, match=rf"holds no plain values: .*{words}"):
+            make(value)

@@ -18,7 +18,7 @@ __all__ = ["Diagnosis", "Finding", "diagnose", "main"]
 
 _WIDTH: Final = 92  #: at most: longer lines are harder to read
 _MARK: Final = 9  # columns of "problem", and two
-_NAME: Final = 12  # of "huge pages", and two
+_NAME: Final = 14  # of "page-locking", and two
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -42,8 +42,9 @@ def wrong_call(
 ) -> TypeError:
     """What says why a call is not what the function takes."""
     if given > positional:
+        most = "no" if positional == 0 else f"at most {positional}"
         return TypeError(
-            f"{function}() takes at most {positional} positional "
+            f"{function}() takes {most} positional "
             f"argument{'s' * (positional != 1)} ({given} given)"
         )
     found = names[:given]
@@ -155,7 +156,8 @@ def read_device(device: Any, name: str, current: int) -> int:
 def refuse_device(name: str, index: int, count: int) -> NoReturn:
     """ValueError: there is no such device."""
     there = "is 1 device" if count == 1 else f"are {count} devices"
-    raise ValueError(f"{name} {index} does not exist: there {there}")
+    what = name if name == "device" else f"{name}: device"
+    raise ValueError(f"{what} {index} does not exist: there {there}")
 
 
 def read_location(text: str, name: str) -> int:
@@ -175,10 +177,16 @@ def read_location(text: str, name: str) -> int:
 
 
 def read_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """NumPy's; for what is another library's, TypeError says which is."""
+    """NumPy's; for what is another library's, TypeError says which is.
+
+    NumPy knows "bfloat16" once somebody has imported ml_dtypes: the name means the same
+    before, and a program does not depend on who imports what first.
+    """
     try:
         return np.dtype(dtype)
     except TypeError as error:
+        if isinstance(dtype, str) and hints.is_named_by_ml_dtypes(dtype):
+            return np.dtype(dtype)
         hint = hints.dtype_hint(dtype)
         if hint is None:
             raise

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
 from typing import Any, NoReturn
 
 import numpy as np
@@ -150,8 +152,39 @@ def argument_hint(function: str, keyword: str) -> str | None:
     return ARGUMENTS_OF.get(function, ARGUMENTS).get(keyword)
 
 
+#: Names of types that ml_dtypes adds to NumPy.
+_ML_DTYPES = re.compile(r"bfloat16|bcomplex32|complex32|float[468]_\w+|u?int[1248]")
+#: What people write for dtypes whose name NumPy has in full.
+_SHORT_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
+
+
+def is_named_by_ml_dtypes(name: str) -> bool:
+    """Is it the name of one of its types? Then NumPy reads the name from now on."""
+    if _ML_DTYPES.fullmatch(name) is None:
+        return False
+    try:
+        return hasattr(import_module("ml_dtypes"), name)
+    except ImportError:
+        return False
+
+
 def dtype_hint(dtype: object) -> str | None:
     """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea."""
+    if isinstance(dtype, str):
+        short = dtype.removeprefix("torch.")
+        name = _SHORT_NAMES.get(short, short)
+        if _ML_DTYPES.fullmatch(name) is not None and name == dtype:
+            return (
+                "is a type of the ml_dtypes package, which is not installed or too old: "
+                "pip install -U ml_dtypes"
+            )
+        if name != dtype:
+            return f'is not a name of NumPy\'s: use "{name}"'
     kind = kind_named(dtype)
     if kind is not None:
         is_kind = str(dtype).strip().lower() == kind

@@ -8,6 +8,7 @@ NumPy reads and converts it; what NumPy would change on the way is refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -54,7 +55,7 @@ def as_value(value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     text), OverflowError or ValueError where it does not fit; floats round.
     """
     if value is None:
-        raise TypeError("None is no value to write")
+        raise TypeError("None is not a value that can be written")
     if dtype.names is not None:
         return as_record(value, dtype)
     natural = read_naturally(value, dtype)
@@ -157,23 +158,28 @@ _WRAPS = int(np.__version__.partition(".")[0]) < 2
 
 
 def refuse_objects(value: object) -> TypeError:
+    """What NumPy would make an array of Python objects of, with what to pass instead."""
     return TypeError(
-        f"an object of type {type(value)!r} holds no plain values{_values_hint(value)}"
+        f"an object of type {type(value)!r} holds no plain values: {_values_hint(value)}"
     )
 
 
 def _values_hint(value: object) -> str:
-    """Where the values of an array are that NumPy can make nothing of; empty: unknown."""
-    if isinstance(value, np.ndarray):
-        return f", but Python objects (dtype {value.dtype}): astype() to one of numbers"
-    kind = type(value)
-    if hasattr(kind, "toarray"):  # SciPy's sparse ones
-        return ": it is no dense array, which its toarray() is"
+    """What to pass instead of something that NumPy can read no values of."""
     if str(getattr(value, "dtype", "")) == "object":
-        return ", but Python objects (dtype object): convert it to one of numbers"
+        return (
+            "its dtype is object, whose elements are addresses of Python objects; "
+            "convert it first, as by array.astype('f8')"
+        )
+    if hasattr(type(value), "toarray"):  # SciPy's sparse ones
+        return "it is no dense array, which its toarray() is"
     if all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
-        return ": pass what it reads, such as obj[...]"
-    return ""
+        return "pass what it reads, such as obj[...]"
+    if isinstance(value, Iterator):
+        return "pass list(values), since an iterator is not read here"
+    if isinstance(value, Mapping):
+        return "cumem.to_device(tree) copies the arrays in it"
+    return "pass numbers, text, or nested lists of them that are all of one kind"
 
 
 def read_times(value: object, to: Kind) -> np.ndarray[Any, Any]:

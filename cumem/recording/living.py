@@ -22,12 +22,13 @@ from cumem.recording.events import ALLOCATE, KINDS, Log
 from cumem.recording.lives import address_keys
 from cumem.recording.reading import of_op
 from cumem.recording.stacks import format_frame
-from cumem.units import fit, format_nbytes, format_seconds
+from cumem.units import fit, format_count, format_nbytes, format_seconds
 
 _LONGEST: Final = 40  # lines that are shown
 _NO_LINES: Final = """\
-  where they were made: run the program with CUMEM_RECORD=FILE, or make them inside
-  `with cumem.record():` and ask there; who holds one: cumem.who_holds(row)"""
+  where they were made: run the program with CUMEM_RECORD=FILE, or make them
+  inside `with cumem.record():` and ask there
+  who holds one: cumem.who_holds(row)"""
 
 
 # -- what is alive ---------------------------------------------------------------------
@@ -190,25 +191,47 @@ def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
 def report_leaks_at_exit() -> None:
     """Print what is allocated from now on and is alive when the process ends, by line.
 
-    To stderr, after a collection of garbage; what globals still hold counts. The same as
-    ``CUMEM_LEAKS=1`` in the environment, which begins with the import. Nothing in a
-    forked child, nor where the process is killed.
+    To stderr, after a collection of garbage; what globals still hold counts. Of what was
+    allocated before the call and is still alive only a sum is printed, since its lines
+    are not known: call it first. The same as ``CUMEM_LEAKS=1`` in the environment, which
+    begins with the import. Nothing in a forked child, nor where the process is killed.
 
     Examples
     --------
     >>> cumem.report_leaks_at_exit()
     """
+    older = frozenset(_places())
     rec = records.record()
     rec.start()
-    atexit.register(_report, rec, os.getpid())
+    atexit.register(_report, rec, os.getpid(), older)
 
 
-def _report(rec: records.Record, process: int) -> None:
+def _report(
+    rec: records.Record, process: int, older: frozenset[tuple[int, int]]
+) -> None:
     if os.getpid() != process or not rec.running:
         return
     gc.collect()
     rec.stop()
-    print(f"cumem at exit: {rec.leaks()}", file=sys.stderr)
+    lines = [f"cumem at exit: {rec.leaks()}"]
+    if older:
+        made = of_op(rec.log, ALLOCATE)
+        anew = set(zip(made["address"].tolist(), made["kind"].tolist(), strict=True))
+        left = [nbytes for place, nbytes in _places().items() if place in older - anew]
+        if left:
+            lines.append(
+                f"  and {format_count(len(left), 'buffer')} of before "
+                f"report_leaks_at_exit() was called, {format_nbytes(sum(left))}: call it "
+                "first, or set CUMEM_LEAKS=1, for their lines"
+            )
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _places() -> dict[tuple[int, int], int]:
+    """The bytes of what is handed out, by address and kind."""
+    return {
+        (address, kind): nbytes for address, nbytes, _, _, kind, _ in _core._living()
+    }
 
 
 # -- who holds it ----------------------------------------------------------------------

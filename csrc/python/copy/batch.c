@@ -320,10 +320,14 @@ read_pair(many_call *self, PyObject *pair, uint64_t index)
     Py_ssize_t count = is_tuple             ? PyTuple_Size(pair)
                        : PyList_Check(pair) ? PyList_Size(pair)
                                             : -1;
+    PyObject *type = (PyObject *)Py_TYPE(pair);
+    if (count < 0) {
+        PyErr_Format(PyExc_TypeError, "expected a tuple (dst, src), not %R", type);
+        return -1;
+    }
     if (count != 2) {
         PyErr_Format(PyExc_TypeError,
-                     "expected a tuple (dst, src), not %R of length %zd",
-                     (PyObject *)Py_TYPE(pair), count);
+                     "expected a tuple (dst, src), not %R of length %zd", type, count);
         return -1;
     }
     PyObject *dst =

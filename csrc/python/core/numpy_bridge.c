@@ -130,8 +130,10 @@ cm_numpy_dtype(PyObject *object)
     }
     else if (!PyArray_DescrConverter(object, &descr)
              && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        /* The package finds the names of ml_dtypes, or says what to type. */
         PyErr_Clear();
-        (void)refuse(object);
+        descr = (PyArray_Descr *)cm_package_call("extension.arguments", "read_dtype",
+                                                 PyTuple_Pack(1, object));
     }
     if (descr == NULL || check_usable(descr) < 0) {
         Py_XDECREF((PyObject *)descr);
