@@ -94,6 +94,15 @@ def _carried(tensor: Any) -> Any:
     return plain.view(getattr(torch, _CARRIERS[plain.element_size()]))
 
 
+def is_left(leaf: Any) -> bool:
+    """Does a leaf that is not moved hold memory, so that somebody should know of it?"""
+    if isinstance(leaf, np.ndarray):  # of Python objects; text is nothing to move
+        return any(holds_memory(each) for each in leaf.flat[:8])
+    if is_tensor(leaf) or isinstance(leaf, _core.Buffer):
+        return False
+    return holds_memory(leaf) or exports_memory(leaf)
+
+
 def _like(tensor: Any, there: Any) -> Any:
     """The tensor `there` in the dtype, the class and with the attributes of `tensor`."""
     there = there.view(tensor.dtype)
@@ -219,7 +228,7 @@ class _Moving:
             return there
         source = mover.source(leaf)
         if source is None:
-            if mover.is_left(leaf):
+            if is_left(leaf):
                 self.left.append(_name(leaf))
             return leaf
         library: str = "torch" if is_tensor(leaf) else mover.framework
@@ -317,14 +326,6 @@ class _Mover:
         self._lane.wait_event(self._work)
         with torch.cuda.stream(self._lane):
             return move_whole(value, device, False)
-
-    def is_left(self, leaf: Any) -> bool:
-        """Does a leaf stay on the host although it holds memory?"""
-        if isinstance(leaf, np.ndarray):  # of Python objects; text is nothing to move
-            return any(holds_memory(each) for each in leaf.flat[:8])
-        if is_tensor(leaf) or isinstance(leaf, _core.Buffer):
-            return False
-        return holds_memory(leaf) or exports_memory(leaf)
 
     def _tell(self, left: list[str]) -> None:
         if not left or self._is_told:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem import _core
+from cumem.errors import warn_caller
 from cumem.extension.arguments import hinting
 from cumem.extension.filling import make_like
 from cumem.kinds import is_on_device
-from cumem.loading import _carried, _like, tensor_over
+from cumem.loading import _carried, _like, is_left, tensor_over
 from cumem.structures import M2, M, Memory, Tree, UntypedTree, is_tensor, mapped
 
 T = TypeVar("T")
@@ -124,11 +125,14 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
         `DeviceBuffer`, tensors of PyTorch tensors on the device, with the shape, the
         dtype and the order of axes in memory that they had. Other leaves stay as they
         are: numbers, text, arrays of Python objects, and what is on the device already.
+        Where such a leaf holds arrays, as an object of a class of your own may, a
+        `UserWarning` names its type.
 
     Raises
     ------
     TypeError
-        If a tensor is sparse, quantised or nested, or wraps others.
+        If a tensor is sparse, quantised or nested, or wraps others, or if elements of an
+        array are masked.
     ValueError
         If there is no such device.
     OutOfMemoryError, CudaError
@@ -159,6 +163,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     """
     place = _core._device(device, "device", True)
     moved = _Moved()
+    left: set[str] = set()
 
     def make(source: Any) -> tuple[_core.Buffer, _core.Buffer]:
         like = _core.asbuffer(source) if is_tensor(source) else source
@@ -178,15 +183,24 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
                 return leaf if is_there else leaf.to(f"cuda:{place.index}")
             there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
             return _like(leaf, there)
-        if isinstance(leaf, np.ndarray):
-            return leaf if leaf.dtype.hasobject else moved.copied(leaf, None, make)
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            return moved.copied(leaf, None, make)
         if isinstance(leaf, _core.Buffer):
             is_there = is_on_device(leaf.kind) and leaf.device == place
             return leaf if is_there else moved.copied(leaf, None, make)
+        if is_left(leaf):
+            left.add(type(leaf).__name__)
         return leaf
 
     there = mapped(tree, lambda leaf: moved.once(leaf, move))
     moved.copy(stream)
+    if left:
+        warn_caller(
+            "to_device() leaves where it is what it cannot take apart: "
+            f"{', '.join(sorted(left))}. Make such a type a dataclass, give dicts, lists "
+            "and arrays in its place, or move it by what it has itself, as .to(device)",
+            UserWarning,
+        )
     return there
 
 

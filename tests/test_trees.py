@@ -152,3 +152,34 @@ def test_every_runtime_call_may_fail(emulated) -> None:
         assert all(map(np.array_equal, back, tree))
 
     sweep(scenario)
+
+
+class Opaque:
+    """Holds an array, and nobody knows how to make another one."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+def test_leaf_that_holds_arrays_and_stays_is_named(emulated) -> None:
+    opaque = Opaque(np.ones(3))
+    objects = np.array([np.ones(2), None], object)
+    with pytest.warns(
+        UserWarning, match=r"to_device\(\) leaves .*: Opaque, ndarray\. "
+    ):
+        there = cumem.to_device({"a": [opaque, np.ones(2)], "b": objects})
+    assert there["a"][0] is opaque
+    assert there["b"] is objects
+    assert there["a"][1].kind == "device"
+
+
+def test_leaf_without_arrays_stays_in_silence(emulated) -> None:
+    leaves = [
+        Opaque(None),
+        Opaque("text"),
+        3,
+        "text",
+        np.array(["a", None], object),
+        {1},
+    ]
+    assert cumem.to_device(leaves) == leaves
