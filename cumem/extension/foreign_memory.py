@@ -29,9 +29,13 @@ NAMED_TYPES = {
 
 def refuse_object(obj: object, what: str) -> NoReturn:
     """Raise what memory is expected to be."""
+    kind = type(obj)
+    is_store = hasattr(kind, "__setitem__") and hasattr(kind, "shape")  # as h5py has it
+    hint = "; to store values there, assign: obj[...] = buf.to_numpy()"
     raise TypeError(
-        f"an object of type {type(obj)!r} {what}: expected a Buffer, a NumPy array, or an "
+        f"an object of type {kind!r} {what}: expected a Buffer, a NumPy array, or an "
         "object with DLPack, __cuda_array_interface__ or the buffer protocol"
+        f"{hint if is_store and 'written' in what else ''}"
     )
 
 

@@ -46,7 +46,9 @@ FUNCTIONS = ("max", "mean", "min", "sum")
 #: What buffers have for its hint alone.
 NAMES = frozenset(MEMBERS).union(FUNCTIONS)
 STREAM_MEMBERS = {
+    "cuda_stream": "stream.handle",
     "is_done": "stream.done",
+    "ptr": "stream.handle",
     "query": "stream.done",
     "record_event": "stream.record(event)",
     "sync": "stream.synchronize()",

@@ -325,7 +325,8 @@ static PyGetSetDef stream_getset[] = {
     {"closed", stream_get_closed, NULL, CM_DOC_Stream_closed, NULL},
     {"is_capturing", stream_ask, NULL, CM_DOC_Stream_is_capturing, "captures"},
     CM_HINT(query) CM_HINT(is_done) CM_HINT(sync) CM_HINT(use) CM_HINT(wait_stream)
-        CM_HINT(record_event) CM_HINT(wait_for_event){NULL, NULL, NULL, NULL, NULL},
+        CM_HINT(record_event) CM_HINT(wait_for_event) CM_HINT(ptr)
+            CM_HINT(cuda_stream){NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef stream_members[] = {
