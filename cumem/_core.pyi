@@ -252,7 +252,7 @@ class Buffer:
         ValueError
             The buffer is closed, or `order` is none of those.
         TypeError
-            `order` is no string.
+            `order` is not a string.
         OutOfMemoryError
             There is no room for a copy.
         CudaError
@@ -282,7 +282,7 @@ class Buffer:
         ValueError
             The buffer is closed, or `order` is none of those.
         TypeError
-            `order` is no string.
+            `order` is not a string.
         OutOfMemoryError
             There is no room for the copy.
         CudaError
@@ -337,7 +337,7 @@ class Buffer:
         IndexError
             The index is out of bounds or has too many numbers.
         TypeError
-            The index is no integer.
+            The index is not an integer.
         CudaError
             The copy failed.
 
@@ -482,7 +482,7 @@ class Buffer:
         Raises
         ------
         TypeError
-            `casting` does not allow it, or `dtype` is no dtype.
+            `casting` does not allow it, or `dtype` is not a dtype.
         ValueError
             The buffer is closed, or `casting` or `order` is none of those.
         OutOfMemoryError
@@ -515,13 +515,13 @@ class Buffer:
         -------
         Buffer
             Of the same type, kind, flags and device; writable, also if this one is
-            not. It is no view and shares nothing. Of ordinary memory
+            not. It is not a view and shares nothing. Of ordinary memory
             it is what NumPy allocates: page-locked memory inside `numpy_pinned`.
 
         Raises
         ------
         TypeError
-            `order` is no string.
+            `order` is not a string.
         ValueError
             The buffer is closed.
         OutOfMemoryError
@@ -541,7 +541,7 @@ class Buffer:
         -------
         Buffer
             Of the same type, kind, flags and device; writable, also if this one is
-            not. It is no view and shares nothing.
+            not. It is not a view and shares nothing.
 
         Raises
         ------
@@ -564,7 +564,7 @@ class Buffer:
         -------
         Buffer
             Of the same type, kind, flags and device; writable, also if this one is
-            not. It is no view and shares nothing.
+            not. It is not a view and shares nothing.
 
         Raises
         ------
@@ -595,7 +595,7 @@ class Buffer:
         Raises
         ------
         TypeError
-            `stream` is no stream.
+            `stream` is not a stream.
         ValueError
             The buffer or the stream is closed.
         CudaError
@@ -645,7 +645,7 @@ class Buffer:
         Raises
         ------
         TypeError
-            There is not one element, or it is no number.
+            There is not one element, or it is not a number.
         CudaError
             The copy failed.
 
@@ -1166,7 +1166,7 @@ class Stream:
         Raises
         ------
         TypeError
-            If `obj` is no stream.
+            If `obj` is not a stream.
         ValueError
             If a handle is negative, ``__cuda_stream__`` answers a version that is not
             known, or the stream belongs to another device than `device`.
@@ -1388,7 +1388,7 @@ class Event:
         Raises
         ------
         TypeError
-            If `stream` is no stream.
+            If `stream` is not a stream.
         ValueError
             If one of them is closed or they belong to different devices.
         CudaError
@@ -1469,7 +1469,7 @@ class Event:
         Raises
         ------
         TypeError
-            If `stream` is no stream.
+            If `stream` is not a stream.
         ValueError
             If one of them is closed.
         CudaError
@@ -1586,7 +1586,7 @@ class Transfer:
         ValueError
             If `timeout` is negative or not a number.
         TypeError
-            If `timeout` is no number or `progress` cannot be called.
+            If `timeout` is not a number or `progress` cannot be called.
         BufferError
             If the owner of an end's memory moved it (``share_memory_()`` of a PyTorch
             tensor) before anybody saw the end of the copy.
@@ -1637,7 +1637,7 @@ class Transfer:
         Raises
         ------
         TypeError
-            If `stream` is no stream.
+            If `stream` is not a stream.
         CancelledError
             If the copy was cancelled.
         CudaError
@@ -1769,7 +1769,7 @@ class _Pool(Generic[_B_co]):
     def _set_limit(self, limit: int | None, /) -> None:
         """Bytes or None."""
     def _close(self) -> None:
-        """What close() does of a pool that is no default pool."""
+        """What close() does of a pool that is not a default pool."""
     def __enter__(self) -> Self:
         """Make it current for its kind and device in this thread or task.
 
@@ -2357,12 +2357,12 @@ def copy(
     Raises
     ------
     TypeError
-        If an end is no memory or has masked elements, the dtypes differ and `casting`
+        If an end is not memory or has masked elements, the dtypes differ and `casting`
         does not allow it, they are none that a copy converts, or both ends are device
         memory.
     ValueError
         If the shapes do not fit, `dst` is read-only or elements of it share memory, a
-        buffer is closed, `stream` is of another device or `casting` is no rule.
+        buffer is closed, `stream` is of another device or `casting` is not a rule.
     ImportError
         If `progress` is True and there is no tqdm.
     CudaError
@@ -2424,7 +2424,7 @@ def copy_async(
     Raises
     ------
     TypeError
-        If an end is no memory, `after` no stream, or the dtypes differ and `casting`
+        If an end is not memory, `after` is not a stream, or the dtypes differ and `casting`
         does not allow it, as for `copy`.
     ValueError
         If the shapes do not fit, `dst` is read-only or elements of it share memory, a
@@ -2438,13 +2438,13 @@ def copy_async(
 
     Notes
     -----
-    Without a stream it never waits for other work. With one it **blocks**, GIL
-    released, where the processor takes part in the copy: until an ordinary source has
-    been read, so that it may be changed, and until an ordinary target has been written
-    (also page-locked memory whose elements lie apart, where no kernel reaches it, or
-    are converted). So
-    it waits for the stream's earlier work where the target is ordinary memory, and
-    where an ordinary source is longer than its page-locked pieces hold. Ctrl-C ends the
+    Without a stream it never waits for other work, and the source, ordinary memory too,
+    must not be changed before the copy is done. With one it **blocks**, GIL released,
+    where the processor takes part in the copy: until an ordinary source has been read,
+    so that it may be changed, and until an ordinary target has been written (also
+    page-locked memory whose elements lie apart, where no kernel reaches it, or are
+    converted). So it waits for the stream's earlier work where the target is ordinary
+    memory, and where an ordinary source is longer than its page-locked pieces hold. Ctrl-C ends the
     waiting; what is queued by then still runs. Page-locked and device memory must not
     be changed before the copy is done. **Ordered after** `after`, and all work that
     cumem knows of on either end, except background copies of other bytes of it.
@@ -2489,7 +2489,7 @@ def copy_many(
     ImportError
         If `progress` is True and there is no tqdm.
     TypeError
-        If a pair is no pair, an end is no memory or the dtypes differ.
+        If an item is not a pair, an end is not memory or the dtypes differ.
     ValueError
         If shapes do not fit, a target is read-only or elements of it share memory, a
         buffer is closed or `stream` is of another device. Both name the index of the pair.
@@ -2540,7 +2540,7 @@ def copy_many_async(
     Raises
     ------
     TypeError
-        If a pair is no pair, an end is no memory or the dtypes differ.
+        If an item is not a pair, an end is not memory or the dtypes differ.
     ValueError
         If shapes do not fit, a target is read-only or elements of it share memory, a
         buffer is closed or `stream` is of another device. Both name the index of the pair.

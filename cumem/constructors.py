@@ -200,7 +200,7 @@ def empty_like(
     dtype : dtype_like, optional
         Instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        Instead of the prototype's; device memory for what is not a buffer and for ordinary
         memory.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
@@ -366,7 +366,7 @@ def zeros_like(
     dtype : dtype_like, optional
         Instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        Instead of the prototype's; device memory for what is not a buffer and for ordinary
         memory.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
@@ -449,7 +449,7 @@ def full_like(
     dtype : dtype_like, optional
         Instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is no buffer and for ordinary
+        Instead of the prototype's; device memory for what is not a buffer and for ordinary
         memory.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs

@@ -132,7 +132,7 @@ class Device:
 
     @property
     def emulated(self) -> bool:
-        """True when it is no real GPU."""
+        """True when it is not a real GPU."""
         return backend() == "emulated"
 
     def attributes(self) -> dict[str, int]:

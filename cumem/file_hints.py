@@ -49,7 +49,7 @@ _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _JSON = re.compile(rb'\{\s*("|\})')
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one of two slashes
 _SHORT_NBYTES = 8  # fewer bytes may be printable by chance
-_PATH_NBYTES = 4096  # more is no name
+_PATH_NBYTES = 4096  # more is not a name
 
 
 def is_lfs_pointer(head: bytes) -> bool:

@@ -136,7 +136,7 @@ def _check_regular(mode: int, name: object) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a file to read; what is no regular file, and may never end, is an OSError."""
+    """Open a file to read; what is not a regular file, and may never end, is an OSError."""
     return io.BufferedReader(_open(path, os.O_RDONLY, _check_regular))
 
 
@@ -1145,7 +1145,7 @@ def write_ranges(
 @contextlib.contextmanager
 def open_export(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
     """A binary file to write a record to: takes the place of what has its name once it
-    is complete. What is no path is taken to be such a file, and stays open."""
+    is complete. What is not a path is taken to be such a file, and stays open."""
     if not isinstance(path, (str, os.PathLike)):
         if not hasattr(path, "write"):
             what = "a str, a Path or a binary file"

@@ -83,7 +83,7 @@ def kind_named(value: object) -> str | None:
 
 
 def kind_hint(value: object) -> str | None:
-    """What to type where something that is no kind was given as one."""
+    """What to type where something that is not a kind was given as one."""
     kind = kind_named(value)
     if kind is not None:
         which = str(value).strip()

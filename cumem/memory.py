@@ -435,7 +435,7 @@ class OutOfMemoryHook:
         self._callback(kind, device, nbytes)
 
     def remove(self) -> None:
-        """Call it no more; doing it twice is no error."""
+        """Call it no more; doing it twice is not an error."""
         with contextlib.suppress(ValueError):
             _core._out_of_memory_callbacks.remove(self)
 

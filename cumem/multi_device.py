@@ -196,7 +196,7 @@ def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
 
 
 def _read_one(call: _Call, memory: object, like: _End | None = None) -> _End:
-    """The end of which there is one, which is no list of ends."""
+    """The end of which there is one, which is not a list of ends."""
     if _holds_memory(memory) or (like is None and not _is_memory(memory)):
         raise _refuse_order(call, memory, f"one {call.other}")
     return _read(call, memory, like)
@@ -526,7 +526,7 @@ def broadcast(
     Raises
     ------
     TypeError
-        If an end is no memory, or the dtypes differ and `casting` does not allow it.
+        If an end is not memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -589,7 +589,7 @@ def broadcast_async(
     Raises
     ------
     TypeError
-        If an end is no memory, or the dtypes differ and `casting` does not allow it.
+        If an end is not memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -651,7 +651,7 @@ def scatter(
     Raises
     ------
     TypeError
-        If an end is no memory, or the dtypes differ and `casting` does not allow it.
+        If an end is not memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -711,7 +711,7 @@ def scatter_async(
     Raises
     ------
     TypeError
-        If an end is no memory, or the dtypes differ and `casting` does not allow it.
+        If an end is not memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -770,7 +770,7 @@ def gather(
     Raises
     ------
     TypeError
-        If an end is no memory, or the dtypes differ and `casting` does not allow it.
+        If an end is not memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
@@ -831,7 +831,7 @@ def gather_async(
     Raises
     ------
     TypeError
-        If an end is no memory, or the dtypes differ and `casting` does not allow it.
+        If an end is not memory, or the dtypes differ and `casting` does not allow it.
     ValueError
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.

@@ -350,7 +350,7 @@ def load(
     """
     if mmap_mode is not None:
         raise ValueError(
-            "mmap_mode: a buffer is no mapped file; np.load(file, mmap_mode=...) maps "
+            "mmap_mode: a buffer is not a mapped file; np.load(file, mmap_mode=...) maps "
             "one, and copy() and chunks() take that as their source"
         )
     if allow_pickle:
@@ -705,7 +705,7 @@ def _read_member(
                     f"{file.name!r} is what PyTorch saved: torch.load(file, mmap=True) "
                     "reads it; load() reads .npy and .npz"
                 )
-            raise _NoArrayError(f"{label} is no array")
+            raise _NoArrayError(f"{label} is not an array")
         member.seek(0)
         header = read_header(member, label, max_header_size)
         before = member.tell()
@@ -873,8 +873,8 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
     """
     if not isinstance(fsync, (bool, np.bool_)):
         raise TypeError(
-            "fsync is whether to wait for the disk, True or False, and can be no array's "
-            f"name; not {type(fsync).__name__}"
+            "fsync is whether to wait for the disk, True or False, and cannot be an "
+            f"array's name; not {type(fsync).__name__}"
         )
     arrays = dict(named)
     for index, array in enumerate(args):

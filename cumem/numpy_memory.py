@@ -108,7 +108,7 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
 
     @staticmethod
     def disable() -> None:
-        """End what `enable` began; arrays stay where they are. Twice is no error."""
+        """End what `enable` began; arrays stay where they are. Twice is not an error."""
         _core._numpy_enable(None)
 
 

@@ -75,7 +75,7 @@ def chunk_size(
     Raises
     ------
     TypeError
-        If an argument is no number.
+        If an argument is not a number.
     ValueError
         If an argument is out of its range, or not even chunks of one item fit.
     CudaError

@@ -338,7 +338,7 @@ class Pool(_core._Pool[_B_co]):
         return _core._trim(self, None, -1, *_trim_options(keep, wait))
 
     def close(self) -> None:
-        """Allocate no more, and give back what is not in use; doing it twice is no error.
+        """Allocate no more, and give back what is not in use; a second time does nothing.
 
         Buffers stay valid: their memory goes back when the last of them dies.
 

@@ -82,7 +82,7 @@ class Registration(Generic[_R_co]):
         return self._nbytes
 
     def close(self) -> None:
-        """Unlock the memory now; doing it twice is no error.
+        """Unlock the memory now; doing it twice is not an error.
 
         Raises
         ------

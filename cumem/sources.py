@@ -222,7 +222,7 @@ class Lazy:
         Raises
         ------
         TypeError
-            If what the slice gives is no array.
+            If what the slice gives is not an array.
         ValueError
             If it has another shape than the rows, or has masked elements.
         """
@@ -241,7 +241,7 @@ class Lazy:
         if array.dtype.hasobject:
             raise TypeError(
                 f"{self._name}[{part.start}:{part.stop}] gives {type(found).__name__}, "
-                "which is no array of numbers: src must be an array whose slices are "
+                "which is not an array of numbers: src must be an array whose slices are "
                 "arrays, such as its dense form"
             )
         if array.shape != wanted:
@@ -353,11 +353,11 @@ def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
         raise ValueError(lfs_text(repr(name)))
     if suffix and advice is not None:
         raise ValueError(
-            f"{name!r} is no file of plain elements: {advice}; {_AS_IT_IS}"
+            f"{name!r} is not a file of plain elements: {advice}; {_AS_IT_IS}"
         )
     known = why_not_plain(name, head)
     if known is None and suffix == "npy":
-        known = f"{name!r} is no .npy file, but {what_it_is(head) or 'other bytes'}"
+        known = f"{name!r} is not an .npy file, but {what_it_is(head) or 'other bytes'}"
     if known is not None:
         raise ValueError(f"{known}; {_AS_IT_IS}")
     element = np.dtype("u1") if dtype is None else dtype

@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 __all__ = [
     "format_nbytes",
@@ -98,7 +99,7 @@ def read_count(value: object, name: str) -> int:
     return number
 
 
-def read_size(size: object, name: str, shares: bool, total: int | None) -> int:
+def read_size(size: Any, name: str, shares: bool, total: int | None) -> int:
     """The same of the argument `name`, for the extension: of at most 63 bits.
 
     `total` is None where a share has no meaning (`shares` False), or no known one.
@@ -118,14 +119,14 @@ def read_size(size: object, name: str, shares: bool, total: int | None) -> int:
             )
         raise ValueError(f"{name} must be {expected}, not {size!r}")
     try:
-        nbytes = -1 if isinstance(size, bool) else operator.index(size)
-        is_number = not isinstance(size, bool)
-    except TypeError:  # an array has __index__, and most arrays are no number
-        is_number = False
-    if not is_number:
-        has_size = not isinstance(size, type) and hasattr(size, "nbytes")
+        if isinstance(size, bool):  # an int, but nobody means a number of bytes
+            raise TypeError
+        nbytes = operator.index(size)
+    except TypeError:  # arrays have __index__ too, which works for one element alone
+        has_size = hasattr(size, "nbytes") and not isinstance(size, type)
         hint = ": pass its .nbytes for its size" if has_size else ""
-        raise TypeError(f"{name} must be {expected}, not {type(size).__name__}{hint}")
+        given = type(size).__name__
+        raise TypeError(f"{name} must be {expected}, not {given}{hint}") from None
     if nbytes < 0:
         raise ValueError(f"{name} must not be negative, got {nbytes}")
     if nbytes >= 2**63:

@@ -306,7 +306,7 @@ class Workspace(Generic[_B_co]):
         return buffer
 
     def close(self) -> None:
-        """Give the memory back to the driver, and end all blocks; twice is no error.
+        """Give the memory back to the driver, and end all blocks; twice is not an error.
 
         Notes
         -----

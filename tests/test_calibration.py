@@ -338,7 +338,7 @@ def test_measuring_copies_on_its_own_stream_alone(emulated, monkeypatch):
 
 @pytest.mark.parametrize("noise", [-100e3, -1.0, 0.0, 100e3])
 def test_links_are_never_faster_than_their_chain_allows(emulated, monkeypatch, noise):
-    """A short chain that was held up is no fast link."""
+    """A short chain that was held up is not a fast link."""
     cumem.device_count()
     bench = measuring._Bench(0)
 

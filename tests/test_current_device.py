@@ -234,7 +234,7 @@ def test_prefetch_without_a_device_goes_to_pytorchs(four, monkeypatch) -> None:
     assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [3]
     explicit = cumem.prefetch([np.ones(4)], device=0)
     assert [each.device.index for each in explicit] == [0]
-    assert cumem.empty_device(4).device == 3  # what is no tensor's asks CUDA alone
+    assert cumem.empty_device(4).device == 3  # what is not a tensor's asks CUDA alone
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ TESTED_COMMANDS = (
 
 
 def load(path: Path) -> ModuleType:
-    """Import a script of benchmarks/, which is no package."""
+    """Import a script of benchmarks/, which is not a package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

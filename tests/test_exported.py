@@ -249,7 +249,7 @@ def test_what_another_librarys_copy_writes_late_is_nobody_elses(runtime, kind) -
     assert all((other.numpy() == 9).all() for other in others)
 
 
-# -- what never left us is no export -----------------------------------------------------
+# -- what never left us is not an export ---------------------------------------------------
 
 
 def read_back(buffer: Any) -> None:

@@ -145,6 +145,6 @@ def test_file_system_that_flushes_no_folders_is_no_error(
 
 
 def test_array_called_fsync_is_refused(runtime, tmp_path) -> None:
-    with pytest.raises(TypeError, match="can be no array's name"):
+    with pytest.raises(TypeError, match="cannot be an array's name"):
         cumem.savez(tmp_path / "x", fsync=ARRAY)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

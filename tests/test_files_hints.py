@@ -253,7 +253,7 @@ def test_npz_with_a_text_names_the_arrays_that_can_be_loaded(
     np.savez(path, A=np.ones(2))
     with zipfile.ZipFile(path, "a") as made:
         made.writestr("readme.txt", "text")
-    with pytest.raises(ValueError, match=r"readme.txt is no array.*names=\['A'\]"):
+    with pytest.raises(ValueError, match=r"readme.txt is not an array.*names=\['A'\]"):
         cumem.load(path)
 
 

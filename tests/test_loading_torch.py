@@ -513,7 +513,7 @@ class Fields:
 
 class Quantity:
     def to(self, unit: str) -> Any:
-        raise AssertionError("a batch is no unit")
+        raise AssertionError("a batch is not a unit")
 
 
 def test_batch_that_moves_itself_is_a_new_one_on_the_device(runtime) -> None:

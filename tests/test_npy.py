@@ -350,7 +350,7 @@ def npy_bytes(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (b"", "no .npy or .npz"),
+        (b"", "not an .npy or .npz"),
         (b"\x80\x04pickle", "a pickle, which is not read"),
         (npy_bytes("{}"), "keys"),
         (npy_bytes("nonsense"), "damaged"),
@@ -394,7 +394,7 @@ def test_a_damaged_archive_is_a_value_error(runtime, tmp_path) -> None:
             archive.writestr(name, data)
 
     for name, data, match in (
-        ("notes.txt", b"hello", "notes.txt is no array"),
+        ("notes.txt", b"hello", "notes.txt is not an array"),
         ("x.npy", saved(array)[:-8], "declares 8000 bytes, but 7992"),
         ("x.npy", saved(array) + b"more", "declares"),
         ("x.npy", npy_bytes("{}"), "x.npy"),

@@ -108,7 +108,7 @@ def test_a_commit_that_the_history_lacks_is_that_which_brought_the_file(
         pytest.skip("the history does not have the file")
     monkeypatch.setattr(results, "read", lambda _: {"commit": "0" * 12})
     monkeypatch.setattr(results, "sources_of", lambda _: ("csrc", "cumem"))
-    (line,) = results.older([name])  # it was no line at all
+    (line,) = results.older([name])  # it was not a line at all
     assert line.startswith(f"{name} is of {brought}: ")
     monkeypatch.setattr(results, "brought_by", lambda _: "")
     assert results.older([name]) == []

@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "small letters": (blob({"a": tensor("u8")}, b"1"), "'u8' is not known"),
     "a shape that is a number": (
         blob({"a": tensor(shape=1)}, b"1"),
-        "shape is no list",
+        "shape is not a list",
     ),
     "a negative shape": (blob({"a": tensor(shape=[-1])}, b"1"), "negative"),
     "minus zero": (blob(GOOD.replace("[1]", "[-0]")), "negative"),

@@ -134,7 +134,7 @@ def test_exception_of_the_protocol_passes_through(runtime) -> None:
 
 
 def test_look_alikes_are_refused(runtime) -> None:
-    """.ptr and .handle are common names; the driver may crash on what is no stream."""
+    """.ptr and .handle are common names; the driver may crash on what is not a stream."""
 
     class MyEvent:
         ptr = 1

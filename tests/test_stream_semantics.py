@@ -643,7 +643,7 @@ def test_export_comes_after_the_own_stream_of_another_thread(driver) -> None:
 
 
 def test_stream_object_means_the_own_stream_of_who_uses_it(emulated) -> None:
-    """As in CUDA, an object with handle 2 is no stream of the thread that made it."""
+    """As in CUDA, an object with handle 2 is not a stream of the thread that made it."""
     shared = cumem.Stream.from_external(2)
     buffer = on_no_shared_stream(256)
     writer = Queued(buffer, lambda: shared)

@@ -309,7 +309,7 @@ def test_trimmed_workspace_takes_its_memory_anew(runtime) -> None:
     buffer = None
     with workspace:
         buffer = workspace.empty(8)
-        buffer.free()  # early, which is no error
+        buffer.free()  # early, which is not an error
     assert buffer.closed
 
 

@@ -207,7 +207,7 @@ def _make_dtype(key: str, value: Any) -> np.dtype[Any]:
         dtype = None
     if dtype is None or dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype:
         raise ValueError(
-            f"__cuda_array_interface__['{key}'] is no dtype cumem can hold: "
+            f"__cuda_array_interface__['{key}'] is not a dtype cumem can hold: "
             f"{repr(value)[:200]}"
         )
     return dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a buffer is filled with and what a new one is made of, where it is no number."""
+"""What a buffer is filled with and what a new one is made of, where it is not a number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fill(
     stream: object,
     casting: Any = None,
 ) -> None:
-    """What `Buffer.fill` does with a value that is no number of Python's.
+    """What `Buffer.fill` does with a value that is not a number of Python's.
 
     Values on the device stay there unless they must be converted.
     """

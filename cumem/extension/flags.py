@@ -43,7 +43,7 @@ class Flags(tuple[str, ...]):
     """How memory was made, as a tuple of names, and NumPy's flags.
 
     Attributes are those of ``numpy.ndarray.flags``, and ``flags["C_CONTIGUOUS"]`` is the
-    same, as when ``buf.flags`` was read. `owndata` is true of a buffer that is no view
+    same, as when ``buf.flags`` was read. `owndata` is true of a buffer that is not a view
     and whose memory cumem made. `print` shows NumPy's flags.
     """
 

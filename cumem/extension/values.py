@@ -251,7 +251,7 @@ def read_naturally(value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 def changed_numbers(
     was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Which numbers are others now; rounding is no change.
+    """Which numbers are others now; rounding is not a change.
 
     A long double tells all 64-bit integers apart, and even a double would tell them
     from what they wrap round to.

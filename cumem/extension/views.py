@@ -173,7 +173,7 @@ def _recast(buffer: _core.Buffer, dtype: object, itemsize: int) -> _core.Buffer:
 
 
 def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
-    """Raise why this is no basic index of the buffer."""
+    """Raise why this is not a basic index of the buffer."""
     items = index if isinstance(index, tuple) else (index,)
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index holds at most one Ellipsis")

@@ -85,7 +85,8 @@ class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
         Raises
         ------
         TypeError, ValueError
-            If `size` is none, or `stream` is no stream or one of another device.
+            If `size` is not a number of bytes, or `stream` is not a stream or is one of
+            another device.
         OutOfMemoryError
             If there is no room, also after waiting for freed memory and trimming pools.
         CudaError

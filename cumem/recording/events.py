@@ -145,7 +145,7 @@ def checked(log: Log) -> Log:
     _check_number("lost_count", log.lost_count, 0, _MOST_NBYTES)
     _check_number("duration_ns", log.duration_ns, 0, _MOST_NS)
     if not math.isfinite(log.begin_s) or not 0 <= log.begin_s < 1 << 40:
-        raise ValueError(f"begin_s: {log.begin_s} is no time")
+        raise ValueError(f"begin_s: {log.begin_s} is not a time")
     _check_machine(log.machine)
     return log._replace(stacks=_checked_stacks(log))
 
@@ -176,7 +176,7 @@ def _check_texts(name: str, texts: Sequence[Any]) -> None:
 
 def _check_number(name: str, value: Any, least: int, bound: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}: {value!r:.40} is no integer")
+        raise ValueError(f"{name}: {value!r:.40} is not an integer")
     if not least <= value < bound:
         raise ValueError(f"{name}: {value} is not from {least} to {bound - 1}")
 
@@ -189,7 +189,7 @@ def _check_machine(machine: Any) -> None:
     for name in ("devices", "inner"):
         texts = machine.get(name, [])
         if not isinstance(texts, list):
-            raise ValueError(f"machine: {name} is no list")
+            raise ValueError(f"machine: {name} is not a list")
         _check_texts(f"machine: {name}", texts)
 
 

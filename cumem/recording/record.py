@@ -401,7 +401,7 @@ def diff(before: Record, after: Record) -> answers.Difference:
     Raises
     ------
     TypeError
-        If one is no record.
+        If one is not a record.
     RuntimeError
         If one was not started.
 
@@ -521,7 +521,7 @@ def tag(name: str) -> _Tag:
     Raises
     ------
     TypeError
-        If `name` is no str.
+        If `name` is not a str.
     ValueError
         If it is empty.
 

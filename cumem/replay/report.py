@@ -23,7 +23,7 @@ class Waste:
     Parameters
     ----------
     requested : int
-        What was asked for and live at that moment, which is no waste.
+        What was asked for and live at that moment, which is not waste.
     rounding : int
         Blocks larger than what was asked for.
     fragmentation : int

@@ -445,7 +445,7 @@ def _add_csv_row(columns: _Columns, line: int, cells: list[str]) -> None:
     try:
         size = int(size_text)
     except ValueError:
-        raise columns.fail(line, f"{size_text!r} is no size") from None
+        raise columns.fail(line, f"{size_text!r} is not a size") from None
     if address == 0 and size == 0:
         columns.skipped += 1  # nothing was asked for, nothing was given
     elif action == "allocate":

@@ -65,7 +65,7 @@ MAX_HEADER_NBYTES = 100_000_000
 MAX_NAMES = 1 << 19
 #: ends the name of an index of several files
 INDEX_SUFFIX = ".safetensors.index.json"
-#: name of what is no tensor in a header
+#: name of what is not a tensor in a header
 METADATA = "__metadata__"
 _MAX_NDIM = 64
 #: characters of what is said of one tensor
@@ -73,7 +73,7 @@ _MAX_VALUE_LENGTH = 1 << 16
 
 
 class SafetensorsError(ValueError):
-    """A file is no valid safetensors file or index: the message names file and tensor.
+    """A file is not a valid safetensors file or index: the message names file and tensor.
 
     A file that does not exist or cannot be read is an `OSError` as everywhere.
 
@@ -700,7 +700,7 @@ def check_text(text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{text!r} is no text that UTF-8 can write") from None
+            raise ValueError(f"{text!r} is not a text that UTF-8 can write") from None
 
 
 def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
@@ -740,7 +740,7 @@ def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
 
 def _check_counts(field: str, values: object) -> None:
     if not isinstance(values, list):
-        raise ValueError(f"{field} is no list")
+        raise ValueError(f"{field} is not a list")
     for value in values:
         if type(value) is not int or value < 0:
             raise ValueError(f"{field} has {value!r}: not a whole number from 0 on")
@@ -967,7 +967,7 @@ def _shard(folder: Path, name: str, shard: str) -> Path:
         parts = parts[1:]
     if "\0" in shard or "\\" in shard or any(part in ("", ".", "..") for part in parts):
         raise ValueError(
-            f"tensor {name!r}: its file {shard!r} is no path inside the index's folder"
+            f"tensor {name!r}: its file {shard!r} is not a path inside the index's folder"
         )
     return folder.joinpath(*parts)
 

@@ -102,8 +102,8 @@ def save_safetensors(
     Raises
     ------
     TypeError
-        If an argument is no mapping, a name or text is not a str, a value of `dtypes` is
-        neither a str nor a `SafetensorsInfo`, if something is no array, if its dtype
+        If an argument is not a mapping, a name or text is not a str, a value of `dtypes` is
+        neither a str nor a `SafetensorsInfo`, if something is not an array, if its dtype
         is none of the format's, or if it stood for another type and has a shape that does
         not tell whether it still does.
     ValueError
@@ -439,7 +439,7 @@ def _parts_of(index: Path) -> set[Path]:
     """The index of an earlier checkpoint and its files, which a new one may remove.
 
     An index may come from anywhere: only what lies beside it under a name that is given
-    here, and is no link, is taken for one of its files.
+    here, and is not a link, is taken for one of its files.
     """
     try:
         files = set(read_index(index).values())
@@ -494,7 +494,7 @@ def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:
     if element is None:
         raise TypeError(f"the format has no element type for {tensor.dtype}")
     if tensor.layout is not torch.strided or tensor.is_meta:
-        raise TypeError(f"it is no dense tensor: {tensor.layout} on {tensor.device}")
+        raise TypeError(f"it is not a dense tensor: {tensor.layout} on {tensor.device}")
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if element.name in TORCH_CARRIED:
         tensor = tensor.view(getattr(torch, TORCH_CARRIED[element.name]))
