@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,67 @@ def test_shapes_must_match_or_broadcast(runtime, kind) -> None:
         cumem.copy(buffer, np.zeros((2, 3, 4), "f4"))
     cumem.copy(buffer, np.ones((1, 4), "f4"))
     assert (values.get(buffer) == 1).all()
+
+
+#: Shapes and strides in bytes of two-byte elements that lie on each other, and not.
+SHARED = [
+    ((5,), (0,)),
+    ((5,), (1,)),
+    ((5, 4), (2, 2)),
+    ((5, 4), (-2, 2)),
+    ((5, 4), (4, 2)),
+    ((2, 5, 3), (16, 0, 2)),
+    ((3, 1, 2), (2, 0, 4)),
+]
+APART = [
+    ((2, 3), (6, 4)),
+    ((2, 5), (2, 8)),
+    ((1, 3), (0, 2)),
+    ((0, 3), (0, 0)),
+    ((3, 1), (-2, 0)),
+    ((), ()),
+]
+
+
+def windows(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(np.zeros(200, "u2")[100:], shape, strides)
+
+
+@pytest.mark.parametrize(("shape", "strides"), SHARED)
+@pytest.mark.parametrize("source", ["numpy", "device"])
+def test_target_whose_elements_share_memory_is_refused(
+    emulated, shape, strides, source
+) -> None:
+    """Threads and kernels would write there in any order."""
+    target = windows(shape, strides)
+    values_of = values.put(np.ones(shape, "u2"), source)
+    calls: list[Callable[[], object]] = [
+        lambda: cumem.copy(target, values_of),
+        lambda: cumem.copy_async(target, values_of),
+        lambda: cumem.copy_many([(target, values_of)]),
+        lambda: cumem.broadcast([np.zeros(shape, "u2"), target], values_of),
+        lambda: cumem.copy(target, 1),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="elements of the target.* share memory"):
+            call()
+    assert not target.any()
+
+
+@pytest.mark.parametrize(("shape", "strides"), APART)
+def test_target_that_holds_each_element_once_is_written(
+    emulated, shape, strides
+) -> None:
+    target = windows(shape, strides)
+    cumem.copy(target, np.ones(shape, "u2"))
+    assert (target == 1).all()
+
+
+def test_source_whose_elements_share_memory_is_read(emulated) -> None:
+    source = np.lib.stride_tricks.sliding_window_view(np.arange(10), 4)
+    buffer = cumem.empty_device(source.shape, source.dtype)
+    cumem.copy(buffer, source)
+    assert (buffer.to_numpy() == source).all()
 
 
 def test_read_only_target_is_refused(runtime) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import session, values
 
@@ -200,6 +200,7 @@ def test_overlap_is_what_numpy_says(emulated) -> None:
 
         def view() -> np.ndarray:
             strides = [data.draw(st.sampled_from([1, 2, 3, 5, 8, 16])) for _ in "ab"]
+            assume(strides[1] not in (strides[0], 2 * strides[0]))  # each element once
             room = 63 - sum(s * (n - 1) for s, n in zip(strides, (3, 2), strict=True))
             part = as_strided(base[data.draw(st.integers(0, room)) :], (3, 2), strides)
             return part[:: data.draw(st.sampled_from([1, -1]))]

@@ -56,6 +56,17 @@ def refuse_shapes(before: str, dst: tuple[int, ...], src: tuple[int, ...]) -> No
     )
 
 
+def refuse_shared(
+    before: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> NoReturn:
+    """Raise that elements of a target lie on each other."""
+    raise ValueError(
+        f"{before}elements of the target share memory (shape {shape}, strides {strides} "
+        "in bytes), and which value stays is not defined: copy into an array that holds "
+        "each element once"
+    )
+
+
 def find_table(kind: type) -> object:
     """The capsule of DLPack's C functions that a type has itself; None: it has none."""
     return getattr(kind, "__dict__", {}).get("__dlpack_c_exchange_api__")

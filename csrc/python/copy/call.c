@@ -46,6 +46,13 @@ cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
                      before, type, axis);
         return -1;
     }
+    if (CM_UNLIKELY(cm_region_shares_bytes(&dst->region))) {
+        return cm_package_refuse(
+            "extension.foreign_memory", "refuse_shared",
+            Py_BuildValue("(sNN)", before,
+                          cm_tuple_from(dst->region.shape, dst->region.ndim),
+                          cm_tuple_from(dst->region.strides, dst->region.ndim)));
+    }
     return 0;
 }
 

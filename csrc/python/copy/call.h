@@ -73,7 +73,7 @@ typedef struct cm_call {
 /* -- ends, as they were read -------------------------------------------------------------- */
 
 /* 0; or -1 with ValueError "{before}the target (…) is read-only", or where elements of
- * it are one and the same in memory. */
+ * it share memory, and several threads or a kernel would write there in any order. */
 int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
 /* 0, or -1 with TypeError. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);

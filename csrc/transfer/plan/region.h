@@ -41,6 +41,9 @@ CM_NODISCARD cm_status cm_region_count(const cm_region *region, int64_t *out);
 CM_NODISCARD cm_status cm_region_bounds(const cm_region *region, int64_t *low,
                                         int64_t *high);
 
+/* Do elements certainly share bytes, as in windows that slide and where a stride is 0?
+ * False where only arithmetic with three strides or more would tell. */
+bool cm_region_shares_bytes(const cm_region *region);
 bool cm_region_is_c_contiguous(const cm_region *region);
 bool cm_region_is_f_contiguous(const cm_region *region);
 
