@@ -13,6 +13,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NoReturn,
     Self,
     SupportsIndex,
     TypeVar,
@@ -304,6 +305,12 @@ class Workspace(Generic[_B_co]):
         buffer = self.empty(shape, dtype, order=order)
         _core._fill(buffer, np.zeros((), buffer.dtype), self._stream)
         return buffer
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Workspace cannot be copied or pickled: its memory is handed out once; make "
+            "another one"
+        )
 
     def close(self) -> None:
         """Give the memory back to the driver, and end all blocks; twice is not an error.

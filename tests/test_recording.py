@@ -8,12 +8,14 @@ import asyncio
 import collections
 import contextlib
 import contextvars
+import copy
 import ctypes
 import errno
 import gc
 import json
 import linecache
 import os
+import pickle
 import threading
 import traceback
 from collections.abc import Iterator
@@ -377,6 +379,16 @@ def test_tag_of_a_generator_may_end_in_another_context(runtime) -> None:
     del kept
 
 
+def test_running_record_is_not_copied(runtime) -> None:
+    with cumem.record(stacks=False) as rec:
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="stop"):
+                copied(rec)
+        kept = cumem.empty_pinned(64, "u1")
+    assert len(pickle.loads(pickle.dumps(rec))) == len(rec)
+    del kept
+
+
 def test_record_that_cannot_begin_or_end_is_off(monkeypatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -670,6 +682,49 @@ def test_tags_nest_and_end_with_their_block(runtime) -> None:
         pass
     with pytest.raises(ValueError, match="name"), cumem.tag(""):
         pass
+    pool.close()
+
+
+def test_tag_may_be_entered_again_inside_itself_and_by_threads(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    outer, inner = cumem.tag("outer"), cumem.tag("inner")
+    ready = threading.Barrier(2)
+
+    def work(nbytes: int) -> None:
+        with inner:
+            ready.wait(10)
+            pool.allocate(nbytes)
+            ready.wait(10)
+
+    with cumem.record(stacks=False) as rec:
+        for nbytes in (1, 2):
+            with outer:
+                pool.allocate(nbytes)
+        with outer, inner, outer:
+            pool.allocate(3)
+        threads = [threading.Thread(target=work, args=(n,)) for n in (4, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        pool.allocate(6)
+    assert tag_of(rec) == {
+        1: "outer", 2: "outer", 3: "outer/inner/outer", 4: "inner", 5: "inner", 6: ""
+    }  # fmt: skip
+    pool.close()
+
+
+def test_tags_that_end_in_another_order_leave_those_that_are_open(runtime) -> None:
+    pool = cumem.Pool("pinned")
+    outer, inner = cumem.tag("outer"), cumem.tag("inner")
+    with cumem.record(stacks=False) as rec:
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        pool.allocate(1)
+        inner.__exit__(None, None, None)
+        pool.allocate(2)
+    assert tag_of(rec) == {1: "inner", 2: ""}
     pool.close()
 
 

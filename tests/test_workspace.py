@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import pickle
 import threading
 
 import numpy as np
@@ -360,3 +362,9 @@ def test_arguments_that_make_no_workspace_are_refused(emulated) -> None:
     assert repr(cumem.Workspace(100)) == (
         "<cumem.Workspace of device memory, device 0, emulated: 0 B of 4 KiB in use>"
     )
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_workspace_is_not_copied(emulated, copied) -> None:
+    with pytest.raises(TypeError, match="make another one"):
+        copied(cumem.Workspace(100, "pinned"))

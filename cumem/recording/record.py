@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +121,13 @@ class Record:
                 self._running = False
                 _open.remove(self)
                 _adjust(_open)
+
+    def __getstate__(self) -> object:
+        if self._running:  # its rows are the recorder's, which knows one of them
+            raise TypeError(
+                "a running record cannot be copied or pickled: stop() it first"
+            )
+        return self.__dict__.copy()
 
     def __enter__(self) -> Self:
         self.start()
@@ -478,17 +485,23 @@ def load_record(path: str | os.PathLike[str]) -> Record:
 
 
 class _Tag(contextlib.AbstractContextManager[None]):
-    """What `tag` makes."""
+    """What `tag` makes. It may be entered again and again, also inside itself and by
+    several threads: each context knows the blocks that are open in it.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._block = _mark(name)
 
     def __enter__(self) -> None:
-        self._block.__enter__()
+        _be_inside((*_blocks.get(), self))
 
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._block.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        inside = _blocks.get()
+        # A generator may end in another context than it began in, which has no such block.
+        for i in reversed(range(len(inside))):
+            if inside[i] is self:
+                _be_inside(inside[:i] + inside[i + 1 :])
+                break
 
     def __call__(self, function: _Function) -> _Function:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
@@ -498,16 +511,29 @@ class _Tag(contextlib.AbstractContextManager[None]):
 
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
-            with _mark(self._name):
+            with self:
                 return function(*args, **named)
 
         @functools.wraps(function)
         async def wait(*args: Any, **named: Any) -> Any:
-            with _mark(self._name):
+            with self:
                 return await function(*args, **named)
 
         wrapped: Any = wait if inspect.iscoroutinefunction(function) else call
         return cast("_Function", wrapped)
+
+
+#: The blocks that are open in this context, from the outermost on.
+_blocks: contextvars.ContextVar[tuple[_Tag, ...]] = contextvars.ContextVar(
+    "cumem.tag blocks", default=()
+)
+
+
+def _be_inside(blocks: tuple[_Tag, ...]) -> None:
+    """From now on these are the blocks that are open in this context."""
+    path = "/".join(each._name for each in blocks)
+    _blocks.set(blocks)
+    _tag_variable().set(_number_tag(path))
 
 
 def tag(name: str) -> _Tag:
@@ -530,7 +556,8 @@ def tag(name: str) -> _Tag:
     It belongs to the context, as ``contextvars`` say: tasks of asyncio have that of the
     code which made them, threads begin with none, unless Python or a
     ``contextvars.copy_context()`` gives them one. It also decorates a function, ``async``
-    ones too, but no generator: TypeError. Each name is kept for as long as the process.
+    ones too, but no generator: TypeError. A tag may be entered again and again, also by
+    several threads. Each name is kept for as long as the process.
 
     Examples
     --------
@@ -545,19 +572,6 @@ def tag(name: str) -> _Tag:
     if not name:
         raise ValueError("name must not be empty")
     return _Tag(name)
-
-
-@contextlib.contextmanager
-def _mark(name: str) -> Iterator[None]:
-    variable = _tag_variable()
-    outer = _tags[variable.get()]
-    token = variable.set(_number_tag(f"{outer}/{name}" if outer else name))
-    try:
-        yield
-    finally:
-        # A generator may end in another context than it began in, which has no such tag.
-        with contextlib.suppress(ValueError):
-            variable.reset(token)
 
 
 def _tag_variable() -> contextvars.ContextVar[int]:
