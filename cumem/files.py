@@ -55,6 +55,7 @@ _T = TypeVar("_T")
 _B = TypeVar("_B", bound=_core.Buffer)
 
 _DIRECT = {"auto": 0, "0": 1, "false": 1, "1": 2, "true": 2}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -161,7 +162,10 @@ class Replacement:
         bytes are on the disk in the end, before it gets its name."""
         before = self.check()
         new_mode = self._new_mode() if before is None else 0
-        with open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file:
+        with (
+            self._named(),
+            open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file,
+        ):
             yield file
             file.flush()
             if before is None:
@@ -170,6 +174,17 @@ class Replacement:
                 _give_rights(file.fileno(), before, self.target)
             if fsync:
                 os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Want of room on the disk is told with the name that was asked for. Other errors
+        may be of what is written, such as a mapped file that was cut short."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None and error.errno in _NO_ROOM:
+                error.filename = str(self.target)
+            raise
 
     def place(self, fsync: bool = False) -> None:
         """Give it its name; with `fsync` that is on the disk as well."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +134,38 @@ def test_full_device_is_told(runtime) -> None:
         cumem.tofile("/dev/full", memory("device"))
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.offset % (512 << 10) == 0
+
+
+def no_larger(nbytes: int) -> Callable[[], object]:
+    """Files may have so many bytes, until what it returns is called."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1000], ids=["none", "for the header"])
+@pytest.mark.parametrize("form", ["npy", "npz", "safetensors"])
+def test_want_of_room_names_the_file_and_leaves_none(
+    emulated, path, form, room
+) -> None:
+    target = f"{path}.{form}"
+    data = memory("device")
+    saves: dict[str, Callable[[], object]] = {
+        "npy": lambda: cumem.save(target, data),
+        "npz": lambda: cumem.savez(target, data, more=data),
+        "safetensors": lambda: cumem.save_safetensors(target, {"a": data, "b": data}),
+    }
+    lift = no_larger(room)
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            saves[form]()
+    finally:
+        lift()
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, target)
+    assert not any(str(each).endswith("tmp") for each in os.listdir(path.parent))
+    assert not os.path.exists(target)
+    saves[form]()
+    assert os.path.getsize(target) > 0
 
 
 def test_a_write_that_moves_nothing_is_an_error(emulated, path) -> None:
