@@ -612,7 +612,9 @@ def _shape(
             )
         return items
     lengths = [operator.index(n) for n in shape] if np.iterable(shape) else [shape]
-    if lengths.count(-1) == 1:
+    if lengths.count(-1) > 1:
+        raise ValueError(f"only one length of shape can be -1, not those of {shape}")
+    if -1 in lengths:
         rest = math.prod(n for n in lengths if n != -1)
         items = _items_left(opened, size, begin, itemsize)
         lengths[lengths.index(-1)] = items // rest if rest else 0

@@ -25,6 +25,8 @@ _NOT_FOR_CHILDREN = ("calibration", "choosing", "notebook.objects")
 _WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
 
 _is_loaded = False
+#: How many threads are between what is called before a fork and what is called after it.
+_fork_count = 0
 #: What modules that were loaded just before a fork want to be called at forks.
 _registered_late: list[dict[str, Callable[..., object]]] = []
 
@@ -33,7 +35,8 @@ def before_fork(load: Callable[[str], object], modules: Iterable[str]) -> None:
     """Load `modules` of the package by `load`, once, if there are threads that might be
     loading one when the process forks.
     """
-    global _is_loaded
+    global _is_loaded, _fork_count
+    _fork_count += 1
     if _is_loaded or len(sys._current_frames()) == 1:
         return
     end = time.monotonic() + _PATIENCE_S
@@ -61,13 +64,19 @@ def _register_late(**hooks: Callable[..., object]) -> None:
 
 
 def after_fork_in_parent() -> None:
-    """Register what could not be before the fork."""
-    while _registered_late:
+    """Register what could not be before the fork, unless another thread is forking: of
+    its fork too only the end would be told, and a lock let go of that nobody took.
+    """
+    global _fork_count
+    _fork_count -= 1
+    while _registered_late and _fork_count == 0:
         os.register_at_fork(**_registered_late.pop(0))
 
 
 def after_fork_in_child() -> None:
     """Let go of what threads that are not here were loading."""
+    global _fork_count
+    _fork_count = 1  # the others that were forking are not here
     after_fork_in_parent()
     for name in _held_by_others():
         _locks().pop(name, None)

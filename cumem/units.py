@@ -106,17 +106,18 @@ def read_size(size: Any, name: str, shares: bool, total: int | None) -> int:
     """
     expected = f"a number of bytes, or {_EXPECTED if shares else _EXPECTED_WHOLE}"
     if isinstance(size, str):
-        try:
-            nbytes = parse_nbytes(size, total)
-        except ValueError:
-            nbytes = -1
-        if 0 <= nbytes < 2**63:
-            return nbytes
         if total is None and "%" in size:
             raise ValueError(
                 f"{name}: a share such as {size!r} has no meaning here, or what it is "
                 "a share of is not known"
             )
+        if _SIZE.fullmatch(size) is not None:
+            try:
+                nbytes = parse_nbytes(size, total)
+            except ValueError as error:  # of the unit, or of a share
+                raise ValueError(f"{name}: {error}") from None
+            if nbytes < 2**63:
+                return nbytes
         raise ValueError(f"{name} must be {expected}, not {size!r}")
     try:
         if isinstance(size, bool):  # an int, but nobody means a number of bytes

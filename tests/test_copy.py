@@ -132,7 +132,7 @@ def test_target_whose_elements_share_memory_is_refused(
         lambda: cumem.copy(target, 1),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="elements of the target.* share memory"):
+        with pytest.raises(ValueError, match=r"elements of the target.* share memory"):
             call()
     assert not target.any()
 

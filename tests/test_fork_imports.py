@@ -205,3 +205,41 @@ def test_modules_loaded_before_a_fork_begin_with_the_next_one() -> None:
     """Those with locks take them before forks: for this one it is too late."""
     done = programs.run("-c", LOCKS)
     assert done.returncode == 0, done.stderr
+
+
+#: A thread that forks loads the modules, and stops after that, while another one forks.
+TWO_FORKS = """
+import os, sys, threading
+stopped, go_on = threading.Event(), threading.Event()
+
+def stop_here():
+    if threading.current_thread().name == "late":
+        stopped.set()
+        go_on.wait()
+
+os.register_at_fork(before=stop_here)
+import cumem
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+late = threading.Thread(target=fork, name="late")
+late.start()
+assert stopped.wait()
+registered = sys.modules["concurrent.futures.thread"]  # it takes a lock before forks
+fork()
+go_on.set()
+late.join()
+fork()
+assert not registered._global_shutdown_lock.locked()
+"""
+
+
+def test_thread_that_forks_beside_another_lets_go_of_no_lock_that_it_did_not_take() -> (
+    None
+):
+    done = programs.run("-c", TWO_FORKS)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -692,9 +692,9 @@ def test_tag_may_be_entered_again_inside_itself_and_by_threads(runtime) -> None:
 
     def work(nbytes: int) -> None:
         with inner:
-            ready.wait(10)
+            ready.wait()
             pool.allocate(nbytes)
-            ready.wait(10)
+            ready.wait()
 
     with cumem.record(stacks=False) as rec:
         for nbytes in (1, 2):
@@ -1054,6 +1054,7 @@ def test_environment_that_names_no_format_is_told_so(tmp_path) -> None:
     assert ".npz" in done.stderr
     done = programs.run("-c", PROGRAM, CUMEM_RECORD=str(tmp_path / "no" / "a.npz"))
     assert done.returncode == 0
+    assert f"the folder {tmp_path / 'no'} is not there now" in done.stderr
     assert "could not be written" in done.stderr
     assert list(tmp_path.iterdir()) == []
     assert ".npz" in FORMATS

@@ -772,9 +772,14 @@ def record_until_exit(path: str) -> None:
         text = f"must end in one of {', '.join(FORMATS)}; nothing is recorded"
         warn_caller(f"CUMEM_RECORD={path} {text}", RuntimeWarning)
         return
+    path = os.path.abspath(path)
+    folder = os.path.dirname(path.replace("{pid}", str(os.getpid())))
+    if not os.access(folder, os.W_OK | os.X_OK):  # which may change until the end
+        text = f"the folder {folder} is not there now, or may not be written"
+        warn_caller(f"CUMEM_RECORD={path}: {text}", RuntimeWarning)
     rec = Record()
     rec.start()
-    atexit.register(_write_at_exit, rec, os.path.abspath(path), os.getpid())
+    atexit.register(_write_at_exit, rec, path, os.getpid())
 
 
 def _write_at_exit(rec: Record, path: str, process: int) -> None:
