@@ -23,7 +23,7 @@ multiprocessing's spawn or forkserver
 -12 CM_ECANCELLED the transfer was cancelled
 -13 CM_ETIMEOUT the time given has passed
 -14 CM_EHOSTMEMORY the process may not use that much more memory (cgroup memory.max, \
-or what the machine has left)
+ulimit -v, or what the machine has left)
 -15 CM_ENUMA the memory did not come from the NUMA node asked for
 -16 CM_EMANAGED the device has no concurrent managed access (Windows, WSL, GPUs before \
 Pascal): there pages move only as a whole, when kernels start, and cannot be prefetched

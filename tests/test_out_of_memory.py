@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 
 import cumem
 from cumem import _core, out_of_memory
@@ -576,3 +577,31 @@ def test_more_than_the_host_has_is_told_as_that(emulated, monkeypatch) -> None:
         cumem.empty_pinned(available + (64 << 30), "u1")
     assert caught.value.advice is not None
     assert "can be had from this machine or container now" in caught.value.advice
+
+
+#: Of 300 MiB of addresses that are left; `called` is what callbacks were told.
+ULIMIT = """
+import os, resource
+import cumem
+cumem.empty_pinned(10)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20),) * 2)
+called = []
+with cumem.on_out_of_memory(lambda kind, *_: called.append(kind)):
+    for kind in ("pinned", "mapped"):
+        try:
+            cumem.empty(1 << 30, "u1", kind)
+        except cumem.OutOfMemoryError as error:
+            assert "ulimit -v" in str(error)
+            assert error.available < 300 << 20, error.available
+            assert error.name == "CM_EHOSTMEMORY"
+        assert cumem.zeros(32 << 20, "u1", kind).numpy().sum() == 0
+assert called == ["pinned", "mapped"]
+"""
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="RLIMIT_AS")
+def test_limit_of_the_process_on_addresses_is_want_of_memory_of_the_kind() -> None:
+    done = programs.run("-W", "ignore", "-c", ULIMIT)
+    assert (done.returncode, done.stderr) == (0, "")

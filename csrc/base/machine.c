@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -208,6 +209,25 @@ find_kib(const char *text, const char *key)
                : UINT64_MAX;
 }
 
+/* What RLIMIT_AS (ulimit -v) leaves of the process's addresses. */
+static void
+apply_address_limit(const char *root, cm_host_memory *out)
+{
+    struct rlimit most;
+    uint64_t pages = 0;
+    uint64_t used;
+    if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) {
+        return;
+    }
+    char *text = load(root, "/proc/self/statm"); /* all of it is the first number */
+    if (text != NULL && parse_u64(text, &pages)
+        && !__builtin_mul_overflow(pages, cm_page_nbytes(), &used)) {
+        uint64_t left = most.rlim_cur - cm_least(used, most.rlim_cur);
+        out->available_nbytes = cm_least(out->available_nbytes, left);
+    }
+    free(text);
+}
+
 void
 cm_host_memory_read(const char *root, cm_host_memory *out)
 {
@@ -225,6 +245,7 @@ cm_host_memory_read(const char *root, cm_host_memory *out)
         apply_limit(root, folder, &version_names[1], out);
     }
     out->limit_nbytes = cm_least(out->cgroup_nbytes, out->total_nbytes);
+    apply_address_limit(root, out);
 }
 
 /* -- CPUs ------------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ typedef struct cm_host_memory {
     uint64_t total_nbytes;     /* of the machine */
     uint64_t available_nbytes; /* to be had now: of the machine, as the kernel
                                   estimates, or left in the tightest group, its cache
-                                  counted as free */
+                                  counted as free, or by RLIMIT_AS */
 } cm_host_memory;
 
 static inline size_t

@@ -139,7 +139,10 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     bool is_shared = self->base.config.fork == CM_FORK_SHARE;
-    CM_TRY(cm_host_map_as(nbytes, is_shared, &start));
+    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) {
+        return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes); /* overcommit, ulimit
+                                                                  */
+    }
     cm_status status = populate(self, start, nbytes);
     bool registered = false;
     if (cm_is_ok(status)) {
