@@ -378,7 +378,7 @@ def test_elements_of_a_target_that_share_memory_are_refused(runtime, kind) -> No
     target = same if kind == "numpy" else cumem.asbuffer(same)
     source = cumem.array(np.arange(12.0).reshape(3, 4))
     apart = np.zeros((3, 4))
-    told = r"share memory: stride 0 along axis 0, as after expand\(\)"
+    told = r"share memory .*strides \(0, 8\) in bytes\), as after expand\(\)"
     for copy in (cumem.copy, cumem.copy_async):
         with pytest.raises(ValueError, match=told):
             copy(target, source)
@@ -406,6 +406,6 @@ def test_elements_that_share_memory_may_be_read_and_left_alone(runtime) -> None:
 def test_an_expanded_tensor_is_no_target(emulated) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(1, 4).expand(3, 4)
-    with pytest.raises(ValueError, match="stride 0 along axis 0"):
+    with pytest.raises(ValueError, match=r"strides \(0, 4\) in bytes"):
         cumem.copy(tensor, cumem.zeros((3, 4), "f4"))
     cumem.copy(tensor.contiguous(), cumem.zeros((3, 4), "f4"))

@@ -62,8 +62,8 @@ def refuse_shared(
     """Raise that elements of a target lie on each other."""
     raise ValueError(
         f"{before}elements of the target share memory (shape {shape}, strides {strides} "
-        "in bytes), and which value stays is not defined: copy into an array that holds "
-        "each element once"
+        "in bytes), as after expand(), broadcast_to() or in windows that slide, and which "
+        "value stays is not defined: copy into an array that holds each element once"
     )
 
 

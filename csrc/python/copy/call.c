@@ -11,39 +11,12 @@
 
 /* -- ends --------------------------------------------------------------------------------- */
 
-/* Along an axis of stride 0 all elements are one, as in a tensor that was expanded. A
- * copy would leave there whichever was written last, and threads write in any order.
- * The axis; -1: there is none, or nothing to write. */
-static int
-find_repeated_axis(const cm_region *region)
-{
-    int found = -1;
-    for (int axis = 0; axis < region->ndim; axis++) {
-        if (region->shape[axis] == 0) {
-            return -1;
-        }
-        if (region->shape[axis] > 1 && region->strides[axis] == 0) {
-            found = axis;
-        }
-    }
-    return found;
-}
-
 int
 cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
 {
-    PyObject *type = (PyObject *)Py_TYPE(object);
     if (dst->readonly) {
-        PyErr_Format(PyExc_ValueError, "%sthe target (%R) is read-only", before, type);
-        return -1;
-    }
-    int axis = find_repeated_axis(&dst->region);
-    if (axis >= 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "%selements of the target (%R) share memory: stride 0 along axis "
-                     "%d, as after expand() or broadcast_to(); copy into what it was "
-                     "made of, or into a contiguous copy of it",
-                     before, type, axis);
+        PyErr_Format(PyExc_ValueError, "%sthe target (%R) is read-only", before,
+                     (PyObject *)Py_TYPE(object));
         return -1;
     }
     if (CM_UNLIKELY(cm_region_shares_bytes(&dst->region))) {
