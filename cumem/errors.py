@@ -300,9 +300,8 @@ def make(
     error: Any
     met = casts.get(arg) if name == "CM_ECAST" else None
     if met is not None:
-        kind = (
-            type(met) if type(met) in (ValueError, TypeError, OverflowError) else kind
-        )
+        for known in (ValueError, TypeError, OverflowError):
+            kind = known if type(met) is known else kind
         error = kind(f"{message}: {met}")
     elif kind is OSError and 0 < arg < 4096:
         error = OSError(arg, strerror(arg) if name == "CM_ESYSTEM" else message)
