@@ -226,15 +226,16 @@ _TYPES: dict[str, type[Exception]] = {
 }
 
 
-#: What NumPy raised while it converted elements of a copy, by the number of the cast: it
-#: waits here until somebody reads how the copy ended, if ever.
-_cast_failures: dict[int, BaseException] = {}
+#: What NumPy raised while it converted elements of a copy, by the number of the cast, and
+#: its text: they wait here until somebody reads how the copy ended, if ever. Not the
+#: exception itself, which would keep arrays over memory that may be gone.
+_cast_failures: dict[int, tuple[type[BaseException], str]] = {}
 _MOST_CAST_FAILURES = 64
 
 
 def note_cast_failure(number: int, error: BaseException) -> None:
-    """Keep the first exception of a cast, which threads of the engine have met."""
-    _cast_failures.setdefault(number, error)
+    """Keep what a cast raised first, which threads of the engine have met."""
+    _cast_failures.setdefault(number, (type(error), str(error)))
     while len(_cast_failures) > _MOST_CAST_FAILURES:
         _cast_failures.pop(next(iter(_cast_failures)), None)
 
@@ -277,7 +278,7 @@ def make(
     types: dict[str, type[Exception]] = _TYPES,
     default: type[Exception] = CudaError,
     strerror: Any = os.strerror,
-    casts: dict[int, BaseException] = _cast_failures,
+    casts: dict[int, tuple[type[BaseException], str]] = _cast_failures,
 ) -> Exception:
     """The exception of a call that failed, with its attributes and its note `doing`.
 
@@ -300,9 +301,8 @@ def make(
     error: Any
     met = casts.get(arg) if name == "CM_ECAST" else None
     if met is not None:
-        for known in (ValueError, TypeError, OverflowError):
-            kind = known if type(met) is known else kind
-        error = kind(f"{message}: {met}")
+        kind = next((one for one in (TypeError, OverflowError) if one is met[0]), kind)
+        error = kind(f"{message}: {met[1]}")
     elif kind is OSError and 0 < arg < 4096:
         error = OSError(arg, strerror(arg) if name == "CM_ESYSTEM" else message)
     else:

@@ -337,6 +337,8 @@ typedef struct step_table {
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
     convert_step integer[CM_UINT64 + 1][WIDTH_COUNT]; /* all of it, between integers */
+    convert_step pairs[MIDDLE_COUNT]; /* every second number of the middle type, as the
+                                         real parts of complex ones are */
     convert_step swap[4]; /* elements of 1 << i bytes, whose order is turned round */
 } step_table;
 
@@ -346,6 +348,26 @@ typedef struct step_table {
 #define STEP_ENTRIES(name, text, type, read_as, isa, mid, mid_type)                    \
     .load[mid][CM_##name] = load_##mid##_##name##_##isa,                               \
     .store[mid][CM_##name] = store_##mid##_##name##_##isa,
+#define DEFINE_PAIRS(isa, mid, type)                                                   \
+    CM_ISA_##isa static void pairs_##mid##_##isa(char *restrict dst, int64_t dst_step, \
+                                                 const char *restrict src,             \
+                                                 int64_t src_step, int64_t count)      \
+    {                                                                                  \
+        const UNALIGNED(type) *in = (const void *)src;                                 \
+        UNALIGNED(type) *out = (void *)dst;                                            \
+        (void)dst_step;                                                                \
+        (void)src_step;                                                                \
+        /* one number less than there are: nothing behind the last real part is read   \
+         */                                                                            \
+        for (; count > LANES; count -= LANES, in += 2 * LANES, out += LANES) {         \
+            for (int k = 0; k < LANES; k++) {                                          \
+                out[k] = in[2 * k];                                                    \
+            }                                                                          \
+        }                                                                              \
+        for (; count > 0; count--, in += 2, out++) {                                   \
+            *out = *in;                                                                \
+        }                                                                              \
+    }
 /* Product and sum round one by one, as NumPy's do. */
 #define DEFINE_SCALE(isa, mid, type)                                                   \
     CM_ISA_##isa static void scale_##mid##_##isa(                                      \
@@ -385,10 +407,13 @@ typedef struct step_table {
     DEFINE_STEP(isa, swap_8, uint64_t, uint64_t, __builtin_bswap64)                    \
     DEFINE_SCALE(isa, F32, float)                                                      \
     DEFINE_SCALE(isa, F64, double)                                                     \
+    DEFINE_PAIRS(isa, F32, float)                                                      \
+    DEFINE_PAIRS(isa, F64, double)                                                     \
     static const step_table steps_##isa = {                                            \
         ALL_STEPS(STEP_ENTRIES, isa) INTEGER_SOURCES(INTEGER_ENTRIES, isa)             \
             .integer[CM_UINT64] = WIDTH_ENTRIES(isa, INT64),                           \
         .swap = {NULL, swap_2_##isa, swap_4_##isa, swap_8_##isa},                      \
+        .pairs = {pairs_F32_##isa, pairs_F64_##isa},                                   \
         .scale = {scale_F32_##isa, scale_F64_##isa}};
 
 #define CM_ISA_plain
@@ -534,6 +559,9 @@ run_native(const step_table *steps, const cm_convert *convert, char *dst,
     middle mid = choose_middle(convert);
     int64_t mid_nbytes = numbers[own[mid]].nbytes;
     convert_step load = steps->load[mid][convert->from];
+    if (convert->from == own[mid] && src_step == 2 * mid_nbytes) {
+        load = steps->pairs[mid];
+    }
     convert_step store = steps->store[mid][convert->to];
     bool is_loaded =
         convert->from == own[mid] && src_step == mid_nbytes && !convert->scales;
