@@ -2350,6 +2350,9 @@ def copy(
         the link carries the device's dtype; what has 8 or 16 bits and becomes float32,
         1 MiB of it or more, grows on the device. Floats become what NumPy makes of
         them; those that an integer dtype cannot hold become its nearest value, NaN 0.
+        All other dtypes are converted by NumPy, in the same threads. Between memory of
+        devices the elements come to the host and go on from there, but for those of 8
+        or 16 bits that become float32 within a device.
     scale, offset : float, optional
         With `casting`, each value becomes ``value * scale + offset``: in float64 where
         that is the dtype of an end, else in float32.
@@ -2358,11 +2361,13 @@ def copy(
     ------
     TypeError
         If an end is not memory or has masked elements, the dtypes differ and `casting`
-        does not allow it, they are none that a copy converts, or both ends are device
-        memory.
+        does not allow it, NumPy has no way from the one to the other, or `scale` and
+        `offset` are not for them.
     ValueError
         If the shapes do not fit, `dst` is read-only or elements of it share memory, a
-        buffer is closed, `stream` is of another device or `casting` is not a rule.
+        buffer is closed, `stream` is of another device or `casting` is not a rule; if
+        an element cannot be converted, as a text that is not a number (OverflowError
+        where NumPy raises that).
     ImportError
         If `progress` is True and there is no tqdm.
     CudaError

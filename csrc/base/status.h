@@ -37,7 +37,8 @@ enum {
     CM_EMANAGED = -16,    /* without concurrent managed access */
     CM_ECAPTURING = -17,  /* a graph cannot hold what the host does or waits for */
     CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
-    CM_ECAST = -19, /* an element cannot be converted; the argument is the cast's number */
+    CM_ECAST = -19, /* an element cannot be converted; the argument is the cast's number
+                     */
 };
 
 static inline cm_status

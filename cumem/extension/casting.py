@@ -159,7 +159,8 @@ def plan(
     if scales:
         other = source if names[0] is None else target
         raise TypeError(
-            f"{before}scale= and offset= are for {', '.join(NUMBERS)}, not for dtype {other}"
+            f"{before}scale= and offset= are for {', '.join(NUMBERS)}, not for dtype "
+            f"{other}"
         )
     refusal = _refusal(part, target)
     if refusal:

@@ -48,9 +48,9 @@ typedef struct many_call {
     uint64_t any_devices; /* of ends that are not ordinary memory */
     int first_device;     /* of the first end that is a device's; -1: there is none */
     PyObject *casting;    /* borrowed; NULL, None: dtypes must be equal */
-    PyObject *dtypes[2]; /* owned; of the last pair that was looked at with casting */
-    cm_convert seen;     /* ... and what becomes of its elements */
-    cm_convert convert;  /* of the pair being read, as are the next */
+    PyObject *dtypes[2];  /* owned; of the last pair that was looked at with casting */
+    cm_convert seen;      /* ... and what becomes of its elements */
+    cm_convert convert;   /* of the pair being read, as are the next */
     cm_operand dst;
     cm_operand src;
 } many_call;

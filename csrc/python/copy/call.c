@@ -47,9 +47,9 @@ read_plan(cm_call *call, PyObject *plan, bool scales, cm_convert *out)
 {
     const char *from, *to;
     if (PyTuple_Size(plan) == 3) {
-        PyObject *cast = cm_numpy_cast_new(PyTuple_GetItem(plan, 0),
-                                           PyTuple_GetItem(plan, 1),
-                                           PyTuple_GetItem(plan, 2), &out->cast);
+        PyObject *cast =
+            cm_numpy_cast_new(PyTuple_GetItem(plan, 0), PyTuple_GetItem(plan, 1),
+                              PyTuple_GetItem(plan, 2), &out->cast);
         int result = cast == NULL ? -1 : cm_call_keep_object(call, cast);
         Py_XDECREF(cast);
         return result;

@@ -64,8 +64,8 @@ int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *rea
 PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
 
 /* What converts elements of dtype `from` to `to` in copies: it calls `function` with an
- * array of the target's memory and one of the source's. New object, which `out` lives as
- * long as. */
+ * array of the target's memory and one of the source's. New object, which `out` lives
+ * as long as. */
 PyObject *cm_numpy_cast_new(PyObject *function, PyObject *from, PyObject *to,
                             const cm_cast **out);
 

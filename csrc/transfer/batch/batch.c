@@ -21,9 +21,9 @@ typedef struct batch {
     const cm_many_request *request; /* that */
     cm_piece_regions *far;          /* owned; NULL: it made nothing */
     cm_tuning tuning;               /* resolved */
-    bool in_order;    /* one after the other: they touch each other */
-    bool has_begun;   /* whoever does the work drops the keeps */
-    uint8_t *groups;  /* owned */
+    bool in_order;                  /* one after the other: they touch each other */
+    bool has_begun;                 /* whoever does the work drops the keeps */
+    uint8_t *groups;                /* owned */
     uint32_t group_count;
     uint64_t alone_count; /* pieces that go alone */
     cm_copy_request part; /* the next one */

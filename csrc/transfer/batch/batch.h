@@ -20,8 +20,9 @@ typedef struct cm_many_request {
  * is; that of a call which failed while some were under way, not NULL, is done when
  * these are, whatever came of them. They may be made in any order and at the same time
  * unless one touches what another writes: then it is as if each were made after those
- * with lower indices. What cm_plan_is_far() goes by way of the host. `keep` is dropped once all are done. On failure some may have
- * been made, none with a higher index that touches what failed, and some may still be:
+ * with lower indices. What cm_plan_is_far() goes by way of the host. `keep` is dropped
+ * once all are done. On failure some may have been made, none with a higher index that
+ * touches what failed, and some may still be:
  * a blocking call waits for them unless it is interrupted. Fails: as
  * cm_engine_copy. */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,

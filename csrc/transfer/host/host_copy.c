@@ -255,8 +255,7 @@ convert_axis(const cm_layout *layout)
 static bool
 cast_elements(const cm_cast *cast, const cm_layout *layout, void *dst, const void *src)
 {
-    int outer =
-        layout->ndim > CM_CAST_MAX_NDIM ? layout->ndim - CM_CAST_MAX_NDIM : 0;
+    int outer = layout->ndim > CM_CAST_MAX_NDIM ? layout->ndim - CM_CAST_MAX_NDIM : 0;
     int64_t shape[CM_CAST_MAX_NDIM];
     int64_t strides[2][CM_CAST_MAX_NDIM];
     for (int i = outer; i < layout->ndim; i++) {
