@@ -394,7 +394,9 @@ def _casts(
     casts: dict[str, _Cast] = {}
     for name, given in wanted.items():
         if name not in infos:
-            raise KeyError(f"dtype names {name!r}, which is not a tensor that is loaded")
+            raise KeyError(
+                f"dtype names {name!r}, which is not a tensor that is loaded"
+            )
         if given not in targets:
             targets[given] = _target(given, framework)
         target, element = targets[given]

@@ -271,6 +271,9 @@ is_far(const copy_call *call)
 {
     const cm_copy_request *request = &call->request;
     int64_t count = 0;
+    if (!cm_convert_is_on(&request->convert)) {
+        return false;
+    }
     return cm_is_ok(cm_region_count(&request->dst, &count)) && count > 0
            && cm_plan_is_far(call->call.state->runtime, &request->dst, &request->src,
                              &request->convert);
