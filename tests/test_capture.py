@@ -635,3 +635,27 @@ def test_capture_of_another_library_is_asked_about(
     monkeypatch.delitem(sys.modules, library)
     cumem.trim()
     assert in_flight_nbytes() == 0
+
+
+def calls_of_a_question(stream_count: int) -> tuple[int, int]:
+    """What a fence of exported memory calls, which first asks whether anything captures:
+    how often another device is made current, and how many streams are asked."""
+    streams = [cumem.Stream() for _ in range(stream_count)]
+    handles = [stream.handle for stream in streams]  # by which others may capture them
+    exported = cumem.zeros(1000, "u1", "pinned")
+    np.from_dlpack(exported)
+    del exported
+    session.testing.plan_fault(None, 0)  # resets the counts
+    cumem.trim(wait=False)
+    entered = session.testing.fault_count("context_set")
+    asked = session.testing.fault_count("stream_is_capturing")
+    assert len(handles) == stream_count
+    return entered, asked
+
+
+def test_question_whether_anything_captures_enters_each_device_once(emulated) -> None:
+    calls_of_a_question(0)
+    few_entered, few_asked = calls_of_a_question(1)
+    many_entered, many_asked = calls_of_a_question(25)
+    assert many_asked >= few_asked + 24
+    assert many_entered <= few_entered + 4

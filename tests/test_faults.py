@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import tempfile
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -432,6 +433,103 @@ def load_and_save_numpys_files() -> None:
         packed = cumem.load(f"{folder}/b.npz")
         assert (values.get(packed["arr_0"]) == content).all()
         assert len(os.listdir(folder)) == 3
+
+
+@scenario
+def keep_pools_from_forked_children() -> None:
+    for fork in ("share", "omit"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of small pages
+            pool = cumem.Pool("pinned", fork=fork)  # type: ignore[arg-type]
+        buffer = pool.allocate(next(fresh_sizes))
+        buffer.fill(3)
+        device = cumem.array(buffer)
+        out = np.zeros(buffer.shape, "u1")
+        cumem.copy(out, device)
+        assert (out == 3).all()
+        del buffer
+        pool.trim()
+        pool.close()
+
+
+@scenario
+def trim_pools_to_a_limit() -> None:
+    pool = cumem.Pool("pinned")
+    kept, cached = pool.allocate(100_000), pool.allocate(1 << 20)
+    cumem.copy(cumem.empty_device(1 << 20, "u1"), cached)
+    del cached
+    pool.limit = 1 << 19
+    with cumem.limit("pinned", "1MiB"):
+        pass
+    del kept
+    pool.close()
+
+
+@scenario
+def move_a_tree_to_a_device_and_back() -> None:
+    n = next(fresh_sizes)
+    tree = {"a": np.arange(n), "b": [cumem.full(n, 2, "i2", "pinned"), (np.ones(3),)]}
+    there = cumem.to_device(tree, 1)
+    back = cumem.to_host(cumem.to_device(there, 0, stream=cumem.Stream()))
+    assert (values.get(back["a"]) == tree["a"]).all()
+    assert (values.get(back["b"][0]) == 2).all()
+    assert (values.get(back["b"][1][0]) == 1).all()
+
+
+@scenario
+def convert_on_the_way() -> None:
+    data = np.arange(3000, dtype="f8").reshape(30, 100)
+    device, row = cumem.empty_device((30, 100), "f4"), cumem.empty_device(100, "f4")
+    cumem.copy(device, data, casting="same_kind")
+    cumem.copy_many(
+        [(row, data[0]), (device[1:, ::2], data[1:, ::2])], casting="unsafe"
+    )
+    cumem.broadcast(
+        [device, cumem.empty_device((30, 100), "f4", device=1)],
+        data[:1],
+        casting="same_kind",
+    )
+    whole = cumem.array(np.arange(3000, dtype="i2").reshape(30, 100)).astype("f4")
+    assert (values.get(device) == data[0]).all()
+    assert (values.get(row) == data[0]).all()
+    assert (values.get(whole) == data).all()
+
+
+@scenario
+def write_files_through_to_the_disk() -> None:
+    source = cumem.array(np.arange(1000.0))
+    with tempfile.TemporaryDirectory() as folder:
+        cumem.tofile(f"{folder}/a.bin", source, fsync=True)
+        cumem.save(f"{folder}/a.npy", source[::2], fsync=True)
+        cumem.savez(f"{folder}/a.npz", x=source, fsync=True)
+        for i in (1, 2):
+            name = f"{folder}/{i}.safetensors"
+            cumem.save_safetensors(
+                name,
+                {f"x{i}": source, "e": source[:0]} if i == 1 else {f"x{i}": source},
+                fsync=True,
+            )
+        loaded = cumem.load_safetensors(
+            [f"{folder}/1.safetensors", f"{folder}/2.safetensors"]
+        )
+        assert (values.get(loaded["x2"]) == np.arange(1000.0)).all()
+        assert loaded["e"].shape == (0,)
+        assert len(os.listdir(folder)) == 5
+
+
+@scenario
+def go_through_chunks() -> None:
+    data = np.arange(1 << 16, dtype="i4").reshape(-1, 64)
+    chunked = cumem.chunks(data, nbytes=1 << 16, depth=1)
+    seen = [int(values.get(chunk).sum()) for _, chunk in chunked]
+    assert sum(seen) == int(data.sum())
+    out = np.zeros_like(data)
+
+    def double(part: cumem.Buffer, to: cumem.Buffer, stream: cumem.Stream) -> None:
+        cumem.copy_async(to, part, stream=stream)
+
+    cumem.pipeline(double, data, out, rows=300)
+    assert (out == data).all()
 
 
 @scenario

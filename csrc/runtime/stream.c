@@ -209,6 +209,38 @@ legacy_waits_for_capture(cm_runtime *rt)
     return capturing || status.code == CM_CUDA_CAPTURE_IMPLICIT;
 }
 
+/* The devices of the streams that other code may make capture, by index. */
+static uint64_t
+capturable_devices(cm_runtime *rt)
+{
+    uint64_t devices = 0;
+    cm_mutex_lock(&rt->capturable_lock);
+    for (const cm_list *n = rt->capturable.next; n != NULL && n != &rt->capturable;
+         n = n->next) {
+        devices |= UINT64_C(1) << CM_LIST_ENTRY(n, cm_stream, capturable)->device;
+    }
+    cm_mutex_unlock(&rt->capturable_lock);
+    return devices;
+}
+
+/* Whether one of them captures, of the device that is current. */
+static bool
+one_captures(cm_runtime *rt, int device)
+{
+    bool found = false;
+    cm_mutex_lock(&rt->capturable_lock); /* the questions wait for nothing */
+    for (const cm_list *n = rt->capturable.next;
+         n != NULL && n != &rt->capturable && !found; n = n->next) {
+        const cm_stream *stream = CM_LIST_ENTRY(n, cm_stream, capturable);
+        if (stream->device == device) {
+            cm_ignore(cm_rt_stream_is_capturing(rt, stream->handle, &found));
+        }
+    }
+    cm_mutex_unlock(&rt->capturable_lock);
+    return found;
+}
+
+/* Each device is entered once, however many streams it has. */
 bool
 cm_streams_capture(cm_runtime *rt)
 {
@@ -216,21 +248,16 @@ cm_streams_capture(cm_runtime *rt)
     if (cm_runtime_is_forked(rt)) {
         return false;
     }
+    uint64_t devices = capturable_devices(rt);
     for (int device = 0; device < rt->device_count && !found; device++) {
         cm_device_guard guard;
-        if (cm_device_was_entered(rt, device)
-            && cm_is_ok(cm_device_enter(rt, device, &guard))) {
-            found = legacy_waits_for_capture(rt);
+        bool is_asked =
+            cm_device_was_entered(rt, device) || (devices >> device & 1) != 0;
+        if (is_asked && cm_is_ok(cm_device_enter(rt, device, &guard))) {
+            found = legacy_waits_for_capture(rt) || one_captures(rt, device);
             cm_device_leave(rt, &guard);
         }
     }
-    cm_mutex_lock(&rt->capturable_lock); /* the questions wait for nothing */
-    for (cm_list *n = rt->capturable.next; n != NULL && n != &rt->capturable && !found;
-         n = n->next) {
-        const cm_stream *stream = CM_LIST_ENTRY(n, cm_stream, capturable);
-        cm_ignore(cm_stream_ask_capturing(rt, stream->device, stream->handle, &found));
-    }
-    cm_mutex_unlock(&rt->capturable_lock);
     return found;
 }
 
