@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -377,3 +377,60 @@ def test_child_is_told_the_truth_about_transfers(emulated) -> None:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     running.wait()
+
+
+class Watched:
+    """A tensor whose storage says in Python where its memory is, as of a library that
+    changes it; `looked` runs then."""
+
+    looked: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        self.array = np.arange(1000.0)
+
+    def __dlpack__(self, **how: object) -> object:
+        return self.array.__dlpack__(**how)  # type: ignore[arg-type]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def untyped_storage(self) -> Watched:
+        return self
+
+    def data_ptr(self) -> int:
+        self.looked()
+        return self.array.ctypes.data
+
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+
+USES: dict[str, Callable[[cumem.Buffer], object]] = {
+    "copy": lambda buffer: cumem.copy(np.empty(1000), buffer),
+    "copy_many": lambda buffer: cumem.copy_many([(np.empty(1000), buffer)]),
+    "numpy": lambda buffer: buffer.numpy(),
+    "view": lambda buffer: buffer[1:],
+    "fill": lambda buffer: buffer.fill(3),
+    "ptr": lambda buffer: buffer.ptr,
+    "dlpack": np.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("end", ["free", "shutdown"])
+@pytest.mark.parametrize("use", USES)
+def test_memory_that_is_closed_while_it_is_looked_at_is_not_used(
+    emulated, use: str, end: str
+) -> None:
+    tensor = Watched()
+    buffer = cumem.asbuffer(tensor)
+    buffer[1:]
+
+    def close() -> None:
+        with suppress(RuntimeError, BufferError):  # a call is under way
+            buffer.free() if end == "free" else cumem.shutdown()
+
+    tensor.looked = close
+    with suppress(ValueError):  # where it could be closed
+        USES[use](buffer)
+        assert not buffer.closed
+    del tensor.looked  # which refers to the buffer, which keeps the tensor

@@ -208,18 +208,18 @@ managed(PyObject *module, PyObject *args)
         return NULL;
     }
     wanted.work = work;
+    cm_state_enter(state); /* looking at the buffers may run Python code */
     if (work != ADVISE) {
         wanted.stream = cm_stream_from_object(state, stream, home);
-        if (wanted.stream == NULL) {
-            return NULL;
-        }
     }
-    int result = pin_all(state, tuple);
+    bool has_stream = work == ADVISE || wanted.stream != NULL;
+    int result = has_stream && pin_all(state, tuple) == 0 ? 0 : -1;
     if (result == 0) {
         result = run(state, &wanted, tuple);
         unpin_all(tuple);
     }
     cm_stream_give(state, wanted.stream);
+    cm_state_leave(state);
     if (result == 0 && work == PREFETCH && wanted.advice != 0
         && PyTuple_Size(tuple) > 0) {
         cm_buffer *buffer = (cm_buffer *)(void *)PyTuple_GetItem(tuple, 0);
@@ -237,8 +237,13 @@ ask(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute, int *out
     cm_runtime *rt = cm_state_runtime(self->state);
     cm_address address;
     uint64_t nbytes;
-    /* That may have run Python code, which may have freed us. */
-    if (rt == NULL || find_span(self, false, &address, &nbytes) < 0) {
+    if (rt == NULL) {
+        return -1;
+    }
+    cm_state_enter(self->state); /* looking at the buffer may run Python code */
+    int found = find_span(self, false, &address, &nbytes);
+    cm_state_leave(self->state);
+    if (found < 0) {
         return -1;
     }
     end = end < nbytes ? end : nbytes;

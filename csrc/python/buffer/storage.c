@@ -445,6 +445,11 @@ cm_storage_unlock(cm_storage *storage)
 int
 cm_storage_check_open(const cm_storage *storage)
 {
+    /* First, as it may run Python code of another library, which may close it. */
+    if (CM_UNLIKELY(storage->is_watched) && !storage->closed
+        && cm_memory_check(storage) < 0) {
+        return -1;
+    }
     if (CM_UNLIKELY(storage->closed && storage->is_lost)) {
         return cm_py_raise_int(storage->state, cm_fail(CM_EFORKED, 0), NULL);
     }
@@ -455,7 +460,7 @@ cm_storage_check_open(const cm_storage *storage)
             "end of a with block or shutdown()");
         return -1;
     }
-    return CM_UNLIKELY(storage->is_watched) ? cm_memory_check(storage) : 0;
+    return 0;
 }
 
 /* -- holds --------------------------------------------------------------------------- */

@@ -238,9 +238,14 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
     if (rt->backend != CM_BACKEND_EMULATED) {
         return Py_BuildValue("(sz)", "cuda", NULL);
     }
+    cm_state *state = cm_state_of_module(module);
     bool asked_for = rt->reason == NULL || rt->reason[0] == '\0';
-    return Py_BuildValue("(ss)", "emulated",
-                         asked_for ? "emulation was asked for" : rt->reason);
+    cm_state_enter(state); /* a collection while the answer is made may run Python code
+                            */
+    PyObject *answer = Py_BuildValue(
+        "(ss)", "emulated", asked_for ? "emulation was asked for" : rt->reason);
+    cm_state_leave(state);
+    return answer;
 }
 
 /* -- table ------------------------------------------------------------------------- */

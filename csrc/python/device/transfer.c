@@ -275,8 +275,9 @@ static PyObject *
 transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
-    const cm_runtime *rt = self->state->runtime;
     cm_ticket_info info = read_info(op);
+    const cm_runtime *rt = self->state->runtime; /* as it is now: reading lets others in
+                                                  */
     bool in_child = rt != NULL && (cm_runtime_is_forked(rt) || rt->is_host_only);
     if (!info.done && in_child) {
         /* the parent's threads end it, and a loop here would never see that */
