@@ -2749,7 +2749,8 @@ def _processors() -> tuple[int, int]:
     """
 
 def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
-    """The limit in force, once `new` was put where it is given; None: there is none."""
+    """The limit in force, once `new` was put where it is given; None: there is none. What
+    `cumem.limits` takes for a share stays one until the driver is started."""
 
 def _explain(
     dst: object,

@@ -84,16 +84,17 @@ class _Stack:
     """A field of a batch: samples that are to be stacked, or have been as they are few.
 
     `dtype` is that of NumPy or PyTorch which the samples have, `made` that of the result,
-    for a subclass of tensors with it.
+    for a subclass of tensors with it. `is_of_numbers`: the samples are plain numbers.
     """
 
-    __slots__ = ("dtype", "made", "nbytes", "samples", "shape")
+    __slots__ = ("dtype", "is_of_numbers", "made", "nbytes", "samples", "shape")
 
     def __init__(self, samples: Any, dtype: Any, made: Any, shape: Any) -> None:
         self.samples = samples
         self.dtype = dtype
         self.made = made
         self.shape = tuple(shape)
+        self.is_of_numbers = False
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
 
     def write(self, raw: Any) -> None:
@@ -294,7 +295,10 @@ def _gathered(samples: Sequence[Any]) -> Any:
         return make_record(
             first, lambda name: _gathered([getattr(each, name) for each in samples])
         )
-    return _ready(samples)
+    found = _ready(samples)
+    if isinstance(found, _Stack):
+        found.is_of_numbers = True
+    return found
 
 
 def _turned(samples: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -441,13 +445,15 @@ class PinnedCollate:
     OSError
         If there are no addresses for so many bytes.
 
-    Notes ----- Make it in the process that reads the batches, before the workers start.
+    Notes
+    -----
+    Make it in the process that reads the batches, before the workers start.
     A batch that is larger than a slot, or for which none is free, is stacked as PyTorch
     does it. Where the limit or the system allows no more page-locked memory, batches
-    come in ordinary memory, with one RuntimeWarning that says why. Slots of a worker
-    that died come back. Memory is page-locked by way of the current device
-    (`current_device`; PyTorch's where cumem's own was not chosen): no other GPU gets a
-    context.
+    come in ordinary memory, with one RuntimeWarning that says why; so do batches of plain
+    numbers alone, which leave the driver as it is. Slots of a worker that died come back.
+    Memory is page-locked by way of the current device (`current_device`; PyTorch's where
+    cumem's own was not chosen): no other GPU gets a context.
 
     In a worker a call answers word of the slot, which is the batch once the loader gives
     it: a ``collate_fn`` that calls this one may change samples before, but not the result.
@@ -511,7 +517,16 @@ class PinnedCollate:
             if self._failure is not None:
                 raise self._failure
             return _Message(self._ring, batch)
-        return _each(batch, _Stack, _Stack.pooled)
+        stacks: list[_Stack] = []
+
+        def look(stack: _Stack) -> _Stack:
+            stacks.append(stack)
+            return stack
+
+        _each(batch, _Stack, look, ends=False)
+        # Numbers alone are too few bytes to page-lock, which would start the driver.
+        is_small = all(each.is_of_numbers for each in stacks)
+        return _each(batch, _Stack, _Stack.plain if is_small else _Stack.pooled)
 
     def trim(self) -> None:
         """Give the memory of slots that nobody uses back to the system; the next batch

@@ -12,9 +12,14 @@ from cumem.kinds import KINDS, PAGE_LOCKED, check_kind
 from cumem.locks import make_lock
 from cumem.units import read_size
 
+#: A limit that is a share of a device's memory is this and so many parts of the second,
+#: as in csrc/pool/budget.h, until the driver is started: only that knows how much it is.
+_SHARE, _WHOLE = 1 << 63, 10**9
+
 
 def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None]]:
-    """What `set_limit` would set: the indices of devices, and bytes or None for each."""
+    """What `set_limit` would set: the indices of devices, and bytes, a share or None for
+    each."""
     check_kind(kind)
     count = device_count()
     if kind in PAGE_LOCKED and device is not None:
@@ -28,19 +33,41 @@ def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None
     else:
         index = _core._device(device, "device").index
         places = range(index, index + 1)
-    return [(index, _nbytes(kind, limit, index)) for index in places]
+    nbytes = _nbytes(kind, limit)
+    return [(index, nbytes) for index in places]
 
 
-def _nbytes(kind: str, limit: Any, index: int) -> int | None:
+def _nbytes(kind: str, limit: Any) -> int | None:
+    """Bytes, or a share of a device's memory; None: no limit."""
     if limit is None:
         return None
-    if not isinstance(limit, str) or "%" not in limit:
-        whole = None
-    elif kind in PAGE_LOCKED:
-        whole = _core._host_memory()[3]
-    else:
-        whole = Device(index).total_nbytes
-    return read_size(limit, "limit", True, whole)
+    if kind not in PAGE_LOCKED:
+        return _of_device(limit, "limit")
+    is_share = isinstance(limit, str) and "%" in limit
+    return read_size(
+        limit, "limit", True, _core._host_memory()[3] if is_share else None
+    )
+
+
+def _of_device(limit: Any, name: str) -> int:
+    """The same of memory of a device."""
+    if isinstance(limit, str) and "%" in limit:
+        return _SHARE + read_size(limit, name, True, _WHOLE)
+    return min(read_size(limit, name, True, None), _SHARE - 1)
+
+
+def is_share(limit: int | None) -> bool:
+    """Whether it is a share of a device's memory that nobody has asked for yet."""
+    return limit is not None and limit >= _SHARE
+
+
+def in_force(kind: str, index: int) -> int | None:
+    """The limit in bytes; starts the driver where it is a share."""
+    limit = _core._limit(kind, index)
+    if is_share(limit):
+        _ = Device(index).total_nbytes
+        limit = _core._limit(kind, index)
+    return limit
 
 
 # -- what holds ------------------------------------------------------------------------
@@ -78,18 +105,10 @@ def leave(block: object, kind: str, index: int) -> None:
     _core._limit(kind, index, left[-1][1] if left else _said[place])
 
 
-def has_shares() -> bool:
-    """Whether a limit of the environment is a share of a device's memory."""
-    return any(
-        "%" in os.environ.get(f"CUMEM_LIMIT_{kind.upper()}", "")
-        for kind in KINDS
-        if kind not in PAGE_LOCKED
-    )
-
-
-def begin(usable: int | None, totals: list[int]) -> None:
-    """By the extension, for a driver that opens, with all limits as at first: those of
-    the environment hold, all or none, and those of blocks that are open still.
+def begin(usable: int | None, count: int) -> None:
+    """By the extension, for a driver of `count` devices that opens, with all limits as at
+    first: those of the environment hold, all or none, and those of blocks that are open
+    still.
 
     Shares are those of the memory that the process may use and of the devices.
     """
@@ -103,10 +122,10 @@ def begin(usable: int | None, totals: list[int]) -> None:
         for kind in KINDS:
             name = f"CUMEM_LIMIT_{kind.upper()}"
             if text := os.environ.get(name):
-                wholes = [usable] if kind in PAGE_LOCKED else totals
-                found += [
-                    (kind, index, read_size(text, name, True, whole))
-                    for index, whole in enumerate(wholes)
-                ]
+                if kind in PAGE_LOCKED:
+                    found.append((kind, 0, read_size(text, name, True, usable)))
+                    continue
+                nbytes = _of_device(text, name)
+                found += [(kind, index, nbytes) for index in range(count)]
         for kind, index, nbytes in found:
             put(kind, index, nbytes)

@@ -19,6 +19,7 @@ from cumem.kinds import (
     PORTABLE,
     WRITE_COMBINED,
 )
+from cumem.limits import is_share
 from cumem.locks import make_lock
 from cumem.units import fit, format_nbytes, format_seconds, format_table
 
@@ -298,6 +299,7 @@ def pool_stats(
 ) -> PoolStats:
     """Make what `Pool.stats` answers."""
     name = pool_name(number, flags, kind)
+    limit = None if is_share(limit) else limit  # of what only the driver knows
     return PoolStats(name=name, kind=kind, device=device, limit=limit, **counters)
 
 

@@ -27,7 +27,7 @@ from cumem.kinds import (
     WRITE_COMBINED,
     check_kind,
 )
-from cumem.limits import read_limit
+from cumem.limits import is_share, read_limit
 from cumem.locks import make_lock
 from cumem.units import fold, format_nbytes, read_size
 
@@ -189,7 +189,12 @@ class Pool(_core._Pool[_B_co]):
         it caches above that goes back at once, buffers that live stay. Raises ValueError
         after close().
         """
-        return self._read(False)[4]  # type: ignore[no-any-return]
+        limit: int | None = self._read(False)[4]
+        if is_share(limit):
+            _ = self._config[1].total_nbytes  # starts the driver
+            self._set_limit(limit)  # which makes bytes of it then
+            limit = self._read(False)[4]
+        return limit
 
     @limit.setter
     def limit(self, value: int | str | None) -> None:

@@ -248,7 +248,8 @@ def test_sequences_of_any_kind_are_taken_apart(emulated, one, kind, in_worker) -
         found = collate(samples)
     assert type(found["x"]) is kind
     assert [np.asarray(each).tolist() for each in found["x"]] == [[1] * 3, [2] * 3]
-    assert all(is_locked(each) for each in found["x"])
+    # numbers alone are too few to be worth page-locking
+    assert [is_locked(each) for each in found["x"]] == [in_worker] * 2
     assert list(one) == [1, 2]
 
 

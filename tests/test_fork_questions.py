@@ -4,6 +4,7 @@ number of devices is found without starting the driver."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import programs
+from test_first_calls import CALLS, OTHERS, PROGRAM, folder  # noqa: F401
 
 from cumem.extension import counting
 
@@ -107,6 +110,7 @@ def test_child_after_a_question_has_all_of_cumem(question) -> None:
 
 def test_child_after_limits_of_the_environment_has_all_of_cumem() -> None:
     limits = {"CUMEM_LIMIT_PINNED": "50%", "CUMEM_LIMIT_DEVICE": "64MiB"}
+    limits["CUMEM_LIMIT_MANAGED"] = "50%"
     code = ASKING.format(
         question="assert cumem.get_limit('device') == 1 << 26", count=1
     )
@@ -132,6 +136,117 @@ def test_count_without_the_driver_is_the_drivers() -> None:
         CUMEM_BACKEND="cuda",
     )
     assert said == "True\n"
+
+
+# -- every public call, before a fork ----------------------------------------------------
+
+#: Those that start the driver, so that a child is left with work on the host. They
+#: allocate, register, make streams and events, or ask what only the driver knows.
+USES = {
+    *("array", "asarray", "ascontiguousarray", "empty", "empty_device", "empty_like"),
+    *("empty_managed", "empty_mapped", "empty_pinned", "full", "full_like", "zeros"),
+    *("zeros_like", "register", "load_safetensors", "to_device", "Workspace", "Pool"),
+    *("chunks", "pipeline", "prefetch", "prefetch_many", "tiles", "collate_pinned"),
+    *("PinnedCollate", "numpy_pinned", "Stream", "Event", "Device", "memory_info"),
+    *("synchronize", "a thread registers", "assignment"),
+}
+
+TABLE = (
+    PROGRAM[: PROGRAM.index("bad = {}")]
+    + """
+answers = {}
+for name, call in calls.items():
+    parent = os.fork()
+    if parent == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        make(call)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            assert cumem.copy(n(), a) is None
+            try:
+                assert cumem.zeros(4, "f4", "device").to_numpy().sum() == 0
+            except RuntimeError as error:
+                assert "forked child" in str(error)
+                os._exit(7)
+            os._exit(0)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256)
+    answers[name] = os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
+print(json.dumps(answers))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def answers(folder) -> dict[str, int]:  # noqa: F811
+    """0: the child had its GPU; 7: it worked on the host alone."""
+    calls = json.dumps(CALLS | OTHERS)
+    program = TABLE.replace("import contextlib", "import signal, contextlib")
+    done = programs.run("-c", program, "nothing()", calls, str(folder))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS | OTHERS)
+def test_first_call_before_a_fork_leaves_the_child_what_the_page_says(
+    answers, name
+) -> None:
+    assert answers[name] == (7 if name in USES else 0)
+
+
+def test_page_names_each_call_that_starts_the_driver() -> None:
+    page = (ROOT / "docs" / "workers.md").read_text()
+    missing = [name for name in USES & set(CALLS) if f"`{name}" not in page]
+    assert missing == []
+
+
+NUMBERS = {
+    "numbers": "cumem.collate_pinned([1, 2])",
+    "tuples of numbers": "cumem.collate_pinned([(1, 2.0), (3, 4.0)])",
+    "text": "cumem.collate_pinned(['a', 'b'])",
+    "share of a device": "cumem.set_limit('device', '50%')",
+    "share in a block": "cumem.limit('managed', '50%').__enter__()",
+    "share of a pool": "kept = cumem.Pool('device', limit='50%'); kept.stats()",
+    "background": "cumem.copy_async(numpy.ones(9), numpy.zeros(9)).wait()",
+    "idle trim": "kept = cumem.Pool('pinned', idle_trim=0.001)",
+}
+
+
+@pytest.mark.parametrize("question", NUMBERS)
+def test_child_after_what_needs_no_driver_has_all_of_cumem(question) -> None:
+    code = ASKING.format(question=NUMBERS[question], count=3)
+    run(code, CUMEM_BACKEND="emulated", CUMEM_EMULATED_DEVICES="3")
+
+
+def test_share_of_a_device_is_in_force_from_the_first_memory_on() -> None:
+    """Whether or not anybody has asked how much it is."""
+    code = """
+import cumem
+cumem.set_limit("device", "33.3%")
+pool = cumem.Pool("device", limit="25%")
+assert pool.stats().limit is None  # nobody knows yet
+with cumem.limit("device", "10%"):
+    try:
+        cumem.empty_device(200 << 20, "u1")
+    except cumem.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("the share does not hold")
+assert cumem.get_limit("device") == int((1 << 30) * 333 / 1000)
+try:
+    cumem.empty(300 << 20, "u1", "device", pool=pool)
+except cumem.OutOfMemoryError as error:
+    assert error.limit == pool.limit == 1 << 28
+else:
+    raise AssertionError("the share of the pool does not hold")
+pool.limit = "1%"
+assert pool.limit == pool.stats().limit == (1 << 30) // 100
+other = cumem.Pool("managed", limit="50%")
+assert other.limit == 1 << 29  # asking starts the driver
+"""
+    variables = {"CUMEM_EMULATED_MEMORY": "1GiB", "CUMEM_LIMIT_DEVICE": "90%"}
+    run(code, CUMEM_BACKEND="emulated", **variables)
 
 
 WORKED = """

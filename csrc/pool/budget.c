@@ -12,6 +12,39 @@ cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent)
     budget->parent = parent;
 }
 
+uint64_t
+cm_limit_settled(uint64_t limit_nbytes, uint64_t total_nbytes)
+{
+    if (!cm_limit_is_share(limit_nbytes)) {
+        return limit_nbytes;
+    }
+    unsigned __int128 parts = limit_nbytes - CM_LIMIT_SHARE;
+    return (uint64_t)(parts * total_nbytes / CM_SHARE_WHOLE);
+}
+
+bool
+cm_budget_has_share(const cm_budget *budget)
+{
+    for (; budget != NULL; budget = budget->parent) {
+        if (cm_limit_is_share(atomic_load(&budget->limit_nbytes))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+cm_budget_settle(cm_budget *budget, uint64_t total_nbytes)
+{
+    for (; budget != NULL; budget = budget->parent) {
+        uint64_t limit = atomic_load(&budget->limit_nbytes);
+        if (cm_limit_is_share(limit)) {
+            (void)atomic_compare_exchange_strong(&budget->limit_nbytes, &limit,
+                                                 cm_limit_settled(limit, total_nbytes));
+        }
+    }
+}
+
 static bool
 try_one(cm_budget *budget, uint64_t nbytes)
 {
@@ -59,7 +92,7 @@ cm_budget_left(const cm_budget *budget)
 {
     uint64_t limit = atomic_load(&budget->limit_nbytes);
     uint64_t used = atomic_load(&budget->used_nbytes);
-    if (limit == UINT64_MAX) {
+    if (limit >= CM_LIMIT_SHARE) {
         return UINT64_MAX;
     }
     return used >= limit ? 0 : limit - used;

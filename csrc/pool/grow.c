@@ -587,12 +587,24 @@ open_source(cm_pool *pool)
     return cm_ok();
 }
 
+static cm_status
+settle_shares(const cm_pool *pool)
+{
+    cm_device_info info;
+    CM_TRY(cm_rt_device_describe(pool->rt, pool->config.device, &info));
+    cm_budget_settle(pool->config.budget, info.total_nbytes);
+    return cm_ok();
+}
+
 cm_status
 cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
 {
     CM_NVTX("grow", size);
     if (pool->source == NULL) {
         CM_TRY(open_source(pool));
+    }
+    if (CM_UNLIKELY(cm_budget_has_share(pool->config.budget))) {
+        CM_TRY(settle_shares(pool));
     }
     if (size > INT64_MAX - pool->source->granule) {
         return cm_fail(CM_EOVERFLOW, size);

@@ -44,28 +44,6 @@ put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 
 /* -- the environment --------------------------------------------------------------- */
 
-/* Bytes of the devices: a new list, or NULL with CudaError. Asking for them starts the
- * driver, so that is left out, and they are 0, unless a limit is a share of them. */
-static PyObject *
-list_totals(cm_state *state, cm_runtime *runtime)
-{
-    PyObject *shares = cm_package_call("limits", "has_shares", PyTuple_New(0));
-    bool asks = shares == Py_True;
-    PyObject *list = shares == NULL ? NULL : PyList_New(0);
-    Py_XDECREF(shares);
-    for (int device = 0; list != NULL && device < runtime->device_count; device++) {
-        cm_device_info info = {.total_nbytes = 0};
-        cm_status status = cm_ok();
-        if (asks) {
-            status = CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
-        }
-        cm_append(&list,
-                  cm_py_answer(state, status, "while reading the device's memory size",
-                               PyLong_FromUnsignedLongLong(info.total_nbytes)));
-    }
-    return list;
-}
-
 int
 cm_limits_open(cm_state *state, cm_runtime *runtime)
 {
@@ -83,8 +61,8 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
     /* cumem/limits.py reads them and sets what they say, all of it or nothing. */
     return state->limits.was_put || cm_package_has_variables("CUMEM_LIMIT_")
                ? cm_package_do("limits", "begin",
-                               Py_BuildValue("(NN)", cm_limit_to_object(usable),
-                                             list_totals(state, runtime)))
+                               Py_BuildValue("(Ni)", cm_limit_to_object(usable),
+                                             runtime->device_count))
                : 0;
 }
 
@@ -113,14 +91,35 @@ cm_limit_to_object(uint64_t limit_nbytes)
                                       : PyLong_FromUnsignedLongLong(limit_nbytes);
 }
 
+int
+cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes)
+{
+    cm_runtime *runtime = state->runtime;
+    cm_device_info info;
+    if (!cm_limit_is_share(*limit_nbytes) || runtime == NULL
+        || !cm_runtime_is_awake(runtime)) {
+        return 0;
+    }
+    cm_state_enter(state);
+    cm_status status = CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
+    cm_state_leave(state);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while reading the device's memory size");
+    }
+    *limit_nbytes = cm_limit_settled(*limit_nbytes, info.total_nbytes);
+    return 0;
+}
+
 PyObject *
 cm_limits_list(const cm_budget *budget)
 {
     PyObject *list = PyList_New(0);
     for (; list != NULL && budget != NULL; budget = budget->parent) {
+        uint64_t limit = atomic_load(&budget->limit_nbytes);
+        limit = cm_limit_is_share(limit) ? UINT64_MAX : limit; /* of what nobody knows
+                                                                */
         cm_append(&list,
-                  Py_BuildValue("(NK)",
-                                cm_limit_to_object(atomic_load(&budget->limit_nbytes)),
+                  Py_BuildValue("(NK)", cm_limit_to_object(limit),
                                 (unsigned long long)atomic_load(&budget->used_nbytes)));
     }
     return list;
@@ -164,6 +163,12 @@ cm_limit(PyObject *module, PyObject *args)
         || cm_arg_kind(kind_object, &kind) < 0
         || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0
         || (new != NULL && cm_limit_from_object(new, &nbytes) < 0)) {
+        return NULL;
+    }
+    if (new == NULL) {
+        nbytes = limit_of(cm_limits_budget(state, kind, device));
+    }
+    if (cm_limit_settle(state, device, &nbytes) < 0) {
         return NULL;
     }
     if (new != NULL) {

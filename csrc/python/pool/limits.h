@@ -25,5 +25,8 @@ PyObject *cm_limit_to_object(uint64_t limit_nbytes);
 /* A new list of (limit, used) of each budget that a charge of `budget` counts against,
  * its own first. NULL with an exception. */
 PyObject *cm_limits_list(const cm_budget *budget);
+/* Where it is a share of the device's memory (budget.h), and the driver was started:
+ * the bytes. 0, or -1 with CudaError. GIL, released meanwhile. */
+int cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes);
 /* The other way round. 0, or -1 with an exception. */
 int cm_limit_from_object(PyObject *object, uint64_t *out);

@@ -78,10 +78,7 @@ watch(void *argument)
 {
     cm_engine *engine = argument;
     uint64_t pause = FIRST_PAUSE_NS;
-    /* Looking at an event would break a capture that another thread has under way.
-     * Where this fails the looking itself will say so. */
-    int mode = CM_CAPTURE_RELAXED;
-    cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
+    bool is_relaxed = false;
     for (;;) {
         cm_mutex_lock(&engine->lock);
         (void)trim_idle_locked(engine);
@@ -95,6 +92,14 @@ watch(void *argument)
         cm_mutex_unlock(&engine->lock);
         if (stop) {
             return NULL;
+        }
+        /* Looking at an event would break a capture that another thread has under way.
+         * While nobody has started the driver there are neither, and copies from host
+         * to host do not start it. Where this fails the looking itself will say so. */
+        if (!is_relaxed && cm_runtime_is_of_use(engine->rt)) {
+            int mode = CM_CAPTURE_RELAXED;
+            cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
+            is_relaxed = true;
         }
         if (update_some(engine, BATCH)) {
             pause = FIRST_PAUSE_NS;

@@ -60,8 +60,11 @@ work(void *argument)
         cm_mutex_unlock(&engine->lock);
         cm_status status = cm_ok();
         /* Once: what we call would break a capture that another thread has under way. A
-         * job that has queued something needs it more. */
-        for (int i = 0; !relaxed && i <= job->has_queued; i++) {
+         * job that has queued something needs it more. Until somebody has started the
+         * driver nothing is captured, and a copy from host to host must not start it.
+         */
+        bool asks = !relaxed && cm_runtime_is_of_use(engine->rt);
+        for (int i = 0; asks && !relaxed && i <= job->has_queued; i++) {
             int mode = CM_CAPTURE_RELAXED;
             status = cm_rt_capture_mode_exchange(engine->rt, &mode);
             relaxed = cm_is_ok(status);
