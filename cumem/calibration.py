@@ -164,13 +164,27 @@ def _path(unit: Device) -> pathlib.Path | None:
 
 def kept_path(unit: Device, name: str) -> pathlib.Path | None:
     """Where such figures of this machine are kept; None where there is no place."""
+    folder = _kept_folder()
+    if folder is None:
+        return None
+    mark = zlib.crc32(repr(sorted(machine_key(unit).items())).encode())
+    return folder / f"{name}-{mark:08x}.json"
+
+
+def has_kept(name: str) -> bool:
+    """Whether such figures of any GPU are kept. To ask which GPU this one is starts the
+    driver."""
+    folder = _kept_folder()
+    return folder is not None and any(folder.glob(f"{name}-*.json"))
+
+
+def _kept_folder() -> pathlib.Path | None:
     root = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(root):  # as its specification says
         root = os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(root):  # there is no home
         return None
-    mark = zlib.crc32(repr(sorted(machine_key(unit).items())).encode())
-    return pathlib.Path(root) / "cumem" / f"{name}-{mark:08x}.json"
+    return pathlib.Path(root) / "cumem"
 
 
 def machine_key(unit: Device) -> dict[str, str]:

@@ -14,7 +14,7 @@ from cumem import _core
 from cumem.answers import Answer
 from cumem.bench.cases import Result
 from cumem.bench.report import Report
-from cumem.calibration import kept_path, machine_key
+from cumem.calibration import has_kept, kept_path, machine_key
 from cumem.devices import Device
 from cumem.extension import driver
 from cumem.files import open_regular
@@ -380,7 +380,9 @@ def _find_report(figures: Any, device: Device) -> tuple[Report | None, str]:
     if figures is not None:
         path = pathlib.Path(os.fsdecode(figures))
         return _read_report(_load(path), str(path))
-    kept = None if device.emulated else kept_path(device, "bench")
+    if device.emulated or not has_kept("bench"):
+        return None, ""
+    kept = kept_path(device, "bench")
     if kept is None:
         return None, ""
     try:

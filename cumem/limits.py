@@ -61,13 +61,11 @@ def is_share(limit: int | None) -> bool:
     return limit is not None and limit >= _SHARE
 
 
-def in_force(kind: str, index: int) -> int | None:
+def settled(limit: int | None, index: int) -> int | None:
     """The limit in bytes; starts the driver where it is a share."""
-    limit = _core._limit(kind, index)
-    if is_share(limit):
-        _ = Device(index).total_nbytes
-        limit = _core._limit(kind, index)
-    return limit
+    if limit is None or not is_share(limit):
+        return limit
+    return (limit - _SHARE) * Device(index).total_nbytes // _WHOLE
 
 
 # -- what holds ------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from cumem import _core
 from cumem.answers import Answer
 from cumem.devices import Device
 from cumem.kinds import PAGE_LOCKED, is_on_device
-from cumem.limits import enter, in_force, leave, lock, put, read_limit
+from cumem.limits import enter, leave, lock, put, read_limit, settled
 from cumem.pool_stats import stats
 from cumem.units import fit, format_nbytes
 
@@ -309,7 +309,7 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
     """
     places = read_limit(kind, None, device)
     index = places[0][0] if device is not None else _core.current_device().index
-    return in_force(kind, index)
+    return settled(_core._limit(kind, index), index)
 
 
 class LimitBlock:

@@ -27,7 +27,7 @@ from cumem.kinds import (
     WRITE_COMBINED,
     check_kind,
 )
-from cumem.limits import is_share, read_limit
+from cumem.limits import read_limit, settled
 from cumem.locks import make_lock
 from cumem.units import fold, format_nbytes, read_size
 
@@ -190,11 +190,7 @@ class Pool(_core._Pool[_B_co]):
         after close().
         """
         limit: int | None = self._read(False)[4]
-        if is_share(limit):
-            _ = self._config[1].total_nbytes  # starts the driver
-            self._set_limit(limit)  # which makes bytes of it then
-            limit = self._read(False)[4]
-        return limit
+        return settled(limit, self._config[1].index)
 
     @limit.setter
     def limit(self, value: int | str | None) -> None:
