@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -335,3 +338,90 @@ def test_child_of_the_bare_exec_lets_go(runtime) -> None:
         os.waitpid(pid, 0)
         for end in *tell, *hear:
             os.close(end)
+
+
+# -- children that come about in other ways ------------------------------------------------
+
+
+#: By `vfork`, by `fork`, in a session of its own.
+STARTS: dict[str, Callable[[list[str], int, int], int]] = {
+    "posix_spawn": lambda args, give, take: os.posix_spawn(
+        args[0],
+        args,
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, give, 1), (os.POSIX_SPAWN_DUP2, take, 0)],
+    ),
+    "subprocess": lambda args, give, take: (
+        subprocess.Popen(args, stdin=take, stdout=give).pid
+    ),
+    "subprocess by fork": lambda args, give, take: (
+        subprocess.Popen(args, stdin=take, stdout=give, preexec_fn=os.getpid).pid
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_other_program_holds_no_shared_block(runtime, start) -> None:
+    pool = cumem.Pool("pinned", fork="share")
+    buffer = made(pool, 4 * MIB, 7)
+    place = buffer.ptr
+    tell, hear = os.pipe(), os.pipe()
+    script = "import os; os.write(1, b'x'); os.read(0, 1)"
+    pid = start([sys.executable, "-I", "-S", "-c", script], tell[1], hear[0])
+    try:
+        assert os.read(tell[0], 1) == b"x"
+        assert (buffer.numpy() == 7).all()
+        buffer.free()
+        assert place in addresses(pool, 2, 4 * MIB)
+    finally:
+        os.write(hear[1], b"x")
+        os.waitpid(pid, 0)
+        for end in *tell, *hear:
+            os.close(end)
+
+
+@pytest.mark.parametrize("way", ["share", "omit", "copy"])
+def test_fork_in_another_thread_is_as_in_the_main_one(runtime, way) -> None:
+    pool = cumem.Pool("pinned", fork=way)
+    buffer = made(pool, 4 * MIB, 7)
+    place = buffer.ptr
+    array = buffer.numpy()
+    found: list[bool] = []
+
+    def fork() -> None:
+        with child(lambda: way == "omit" or array[::4096].all() or os._exit(1)) as end:
+            drop()
+            found.append(place in addresses(pool, 6, 4 * MIB))
+            end()
+            found.append(place in addresses(pool, 8, 4 * MIB))
+
+    def drop() -> None:
+        nonlocal array
+        array = np.zeros(1)
+        buffer.free()
+        pool.trim(keep="1GiB")
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    assert found == [way != "share", True]
+
+
+def test_child_of_a_fork_in_a_block_of_a_pool_leaves_the_block(runtime) -> None:
+    """Its blocks are the parent's; what the child makes needs the driver, and says so."""
+    for way in "share", "omit", "copy":
+        with cumem.Pool("pinned", fork=way) as pool:
+            buffer = made(pool, MIB, 7)
+
+            def work(way: str = way, buffer: cumem.Buffer = buffer) -> None:
+                if way != "omit":
+                    assert (buffer.numpy() == 7).all()
+                with pytest.raises(RuntimeError, match="forked child"):
+                    cumem.empty_pinned(9)
+                pickled = pickle.loads(pickle.dumps(cumem.asbuffer(np.ones(3))))
+                assert pickled.numpy().sum() == 3
+
+            fork_and_run(work)
+            assert cumem.empty_pinned(9, "u1").nbytes == 9
+            del buffer, work
