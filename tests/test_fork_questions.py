@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from support import programs
-from test_first_calls import CALLS, OTHERS, PROGRAM, folder  # noqa: F401
+from test_first_calls import CALLS, OTHERS, PROGRAM
+from test_first_calls import folder as files_of_calls  # noqa: F401
 
 from cumem.extension import counting
 
@@ -175,11 +176,11 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def answers(folder) -> dict[str, int]:  # noqa: F811
+def answers(files_of_calls) -> dict[str, int]:  # noqa: F811
     """0: the child had its GPU; 7: it worked on the host alone."""
     calls = json.dumps(CALLS | OTHERS)
     program = TABLE.replace("import contextlib", "import signal, contextlib")
-    done = programs.run("-c", program, "nothing()", calls, str(folder))
+    done = programs.run("-c", program, "nothing()", calls, str(files_of_calls))
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
