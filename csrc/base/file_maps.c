@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -13,17 +14,91 @@
 
 #include "base/machine.h"
 
-enum { TEXT_NBYTES = 64 << 10 };
+enum {
+    TEXT_NBYTES = 64 << 10,
+    QUESTIONS_MAX = 64, /* of the kernel: the text costs as much as some hundred */
+};
 
-/* -- the kernel's list ------------------------------------------------------------------ */
-
-/* One line of the list. */
+/* One mapping, as the kernel's list of them and its answers tell it. */
 typedef struct map_line {
     cm_file_map map;
     unsigned device_major;
     unsigned device_minor;
     uint64_t inode;
 } map_line;
+
+/* -- the kernel's answers --------------------------------------------------------------- */
+
+/* PROCMAP_QUERY of Linux 6.11, whose headers are not needed to build: the kernel takes
+ * the structure by its size, which may grow. */
+typedef struct map_question {
+    uint64_t size;
+    uint64_t flags;
+    uint64_t address;
+    uint64_t begin;
+    uint64_t end;
+    uint64_t rights;
+    uint64_t page_nbytes;
+    uint64_t offset;
+    uint64_t inode;
+    uint32_t device_major;
+    uint32_t device_minor;
+    uint32_t name_nbytes; /* 0: the name is not wanted, nor the next one */
+    uint32_t build_id_nbytes;
+    uint64_t name;
+    uint64_t build_id;
+} map_question;
+
+_Static_assert(sizeof(map_question) == 104, "as <linux/fs.h> has it");
+
+#define ASK_FOR_MAP _IOWR('f', 17, map_question)
+#define COVERING_OR_NEXT 0x10
+#define FILE_BACKED 0x20
+
+/* What an answer was. */
+typedef enum map_answer { MAP_FOUND, MAP_NONE, MAP_UNKNOWN } map_answer;
+
+/* The first mapping of a file at `address` or above. MAP_UNKNOWN: this kernel, or what
+ * stands in for it, does not answer. */
+static map_answer
+ask_for_map(int list, uint64_t address, map_line *out)
+{
+    map_question question = {.size = sizeof(question),
+                             .flags = COVERING_OR_NEXT | FILE_BACKED,
+                             .address = address};
+    if (ioctl(list, ASK_FOR_MAP, &question) != 0) {
+        return errno == ENOENT ? MAP_NONE : MAP_UNKNOWN;
+    }
+    *out = (map_line){
+        .map = {.memory = {question.begin, question.end}, .offset = question.offset},
+        .device_major = question.device_major,
+        .device_minor = question.device_minor,
+        .inode = question.inode};
+    return MAP_FOUND;
+}
+
+/* All mappings of files that lie in a span, appended to `lines`, which has room for
+ * QUESTIONS_MAX. False: unknown, or there are too many to ask for. */
+static bool
+ask_for_span(int list, cm_file_span span, map_line *lines, size_t *count)
+{
+    uint64_t at = span.begin;
+    while (at < span.end) {
+        map_line line;
+        map_answer answer = ask_for_map(list, at, &line);
+        if (answer == MAP_UNKNOWN || *count == QUESTIONS_MAX) {
+            return false;
+        }
+        if (answer == MAP_NONE || line.map.memory.begin >= span.end) {
+            return true;
+        }
+        lines[(*count)++] = line;
+        at = line.map.memory.end;
+    }
+    return true;
+}
+
+/* -- the kernel's list ------------------------------------------------------------------ */
 
 /* All of the list as one text, which the caller frees; NULL text: there is no list. */
 static cm_status
@@ -112,8 +187,33 @@ map_again(int fd)
     return page == MAP_FAILED ? NULL : page;
 }
 
+static bool
+is_same_file(const map_line *a, const map_line *b)
+{
+    return a->inode == b->inode && a->device_major == b->device_major
+           && a->device_minor == b->device_minor;
+}
+
+/* Is a mapping the page that map_again() made? */
+static bool
+is_own(const map_line *line, const void *page)
+{
+    uint64_t place = (uintptr_t)page;
+    return line->map.memory.begin == place
+           && line->map.memory.end == place + cm_page_nbytes();
+}
+
+/* What stat() says, which differs from the list on overlay file systems alone. */
+static map_line
+name_of_stat(const struct stat *info)
+{
+    return (map_line){.device_major = major(info->st_dev),
+                      .device_minor = minor(info->st_dev),
+                      .inode = info->st_ino};
+}
+
 /* What the list calls the file: what stands beside the page that is mapped at `page`,
- * else what stat() says, which differs on overlay file systems alone. */
+ * else what stat() says. */
 static map_line
 find_name(const char *text, const void *page, const struct stat *info)
 {
@@ -124,9 +224,7 @@ find_name(const char *text, const void *page, const struct stat *info)
             return line;
         }
     }
-    return (map_line){.device_major = major(info->st_dev),
-                      .device_minor = minor(info->st_dev),
-                      .inode = info->st_ino};
+    return name_of_stat(info);
 }
 
 static cm_status
@@ -145,25 +243,40 @@ static cm_status
 collect(const char *text, const void *page, map_line name, cm_file_maps *out)
 {
     map_line line;
-    uint64_t place = (uintptr_t)page;
     while ((text = read_line(text, &line)) != NULL) {
-        bool is_it = line.inode == name.inode && line.device_major == name.device_major
-                     && line.device_minor == name.device_minor;
-        bool is_own = line.map.memory.begin == place
-                      && line.map.memory.end == place + cm_page_nbytes();
-        if (is_it && !is_own) {
+        if (is_same_file(&line, &name) && !is_own(&line, page)) {
             CM_TRY(add_map(out, line.map));
         }
     }
     return cm_ok();
 }
 
+/* Can the file be mapped so that it matters? */
+static bool
+may_have_maps(int fd, struct stat *info)
+{
+    return fstat(fd, info) == 0 && S_ISREG(info->st_mode) && info->st_size > 0;
+}
+
+/* End a reading: no list is left where it failed. */
+static cm_status
+finish(cm_file_maps *out, void *page, cm_status status)
+{
+    if (page != NULL) {
+        (void)munmap(page, cm_page_nbytes());
+    }
+    if (!cm_is_ok(status)) {
+        cm_file_maps_fini(out);
+    }
+    return status;
+}
+
 cm_status
-cm_file_maps_read(int fd, cm_file_maps *out)
+cm_file_maps_read_text(int fd, cm_file_maps *out)
 {
     *out = (cm_file_maps){.count = 0};
     struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
+    if (!may_have_maps(fd, &info)) {
         return cm_ok();
     }
     void *page = map_again(fd);
@@ -173,12 +286,58 @@ cm_file_maps_read(int fd, cm_file_maps *out)
         status = collect(text, page, find_name(text, page, &info), out);
         free(text);
     }
-    if (page != NULL) {
-        (void)munmap(page, cm_page_nbytes());
+    return finish(out, page, status);
+}
+
+/* Those of the `count` lines that are the file's. Most often there is no line at all,
+ * and the file is not mapped once more to find its name. */
+static cm_status
+choose(int list, int fd, const struct stat *info, const map_line *lines, size_t count,
+       cm_file_maps *out)
+{
+    if (count == 0) {
+        return cm_ok();
     }
-    if (!cm_is_ok(status)) {
-        cm_file_maps_fini(out);
+    void *page = map_again(fd);
+    map_line name;
+    map_answer answer =
+        page == NULL ? MAP_NONE : ask_for_map(list, (uintptr_t)page, &name);
+    if (answer != MAP_FOUND || name.map.memory.begin > (uintptr_t)page) {
+        name = name_of_stat(info);
     }
+    cm_status status = cm_ok();
+    for (size_t i = 0; i < count && cm_is_ok(status); i++) {
+        if (is_same_file(&lines[i], &name)) {
+            status = add_map(out, lines[i].map);
+        }
+    }
+    return finish(out, page, status);
+}
+
+cm_status
+cm_file_maps_read(int fd, const cm_file_span *memory, size_t count, cm_file_maps *out)
+{
+    *out = (cm_file_maps){.count = 0};
+    struct stat info;
+    if (!may_have_maps(fd, &info)) {
+        return cm_ok();
+    }
+    if (count > QUESTIONS_MAX) {
+        return cm_file_maps_read_text(fd, out);
+    }
+    int list = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (list < 0) {
+        return cm_ok();
+    }
+    map_line lines[QUESTIONS_MAX];
+    size_t line_count = 0;
+    bool is_known = true;
+    for (size_t i = 0; i < count && is_known; i++) {
+        is_known = ask_for_span(list, memory[i], lines, &line_count);
+    }
+    cm_status status = is_known ? choose(list, fd, &info, lines, line_count, out)
+                                : cm_file_maps_read_text(fd, out);
+    (void)close(list);
     return status;
 }
 

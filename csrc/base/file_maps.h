@@ -8,9 +8,9 @@
  * file systems give other numbers there than stat() does, so the file is mapped once
  * more and the numbers beside that mapping are what the others are compared with.
  *
- * Example: before a file is written from memory, cm_file_maps_read() lists its
- * mappings, and cm_file_maps_show() tells whether the memory shows bytes that the call
- * is about to overwrite.
+ * Example: before a file is written from memory, cm_file_maps_read() lists its mappings
+ * that lie in the memory, and cm_file_maps_show() tells whether the memory shows bytes
+ * that the call is about to overwrite.
  *
  * Where there is no /proc, or the file cannot be opened for reading, no map is found.
  * No locks. */
@@ -39,10 +39,18 @@ typedef struct cm_file_maps {
     size_t count;
 } cm_file_maps;
 
-/* List the mappings of the file that `fd` is open for; none for what is not a regular
- * file or is empty, since touching such a mapping raises a signal. Blocks: for about a
- * microsecond per mapping of the process. Fails: CM_ENOMEM. */
-CM_NODISCARD cm_status cm_file_maps_read(int fd, cm_file_maps *out);
+/* List the mappings of the file that `fd` is open for, at least those that lie in one
+ * of the `count` spans of `memory`; none for what is not a regular file or is empty,
+ * since
+ * touching such a mapping raises a signal. Blocks: from Linux 6.11 on for some
+ * microseconds where there are few spans, as the kernel is asked for what lies there
+ * alone (PROCMAP_QUERY); else for about a microsecond per mapping of the process, whose
+ * list is then read as text. Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_file_maps_read(int fd, const cm_file_span *memory,
+                                         size_t count, cm_file_maps *out);
+/* The same by the text, which has all mappings of the file: how it is done where the
+ * kernel answers no questions. */
+CM_NODISCARD cm_status cm_file_maps_read_text(int fd, cm_file_maps *out);
 void cm_file_maps_fini(cm_file_maps *maps);
 
 /* Does memory from its lowest byte to its highest show any of these bytes of the file?

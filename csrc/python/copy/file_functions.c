@@ -152,6 +152,9 @@ open_file(file_call *call)
     return result;
 }
 
+/* So many ends at most are asked about one by one. */
+enum { SPANS_MAX = 32 };
+
 /* -- maps of the file itself -------------------------------------------------------------- */
 
 /* May the memory be a mapping of a file? Not what an allocator or a pool of ours made.
@@ -185,20 +188,29 @@ touched_span(const file_call *call)
     return span;
 }
 
+/* The memory of an end that may be a map, from its lowest byte to its highest. False:
+ * it is none. */
+static bool
+map_span(const file_call *call, Py_ssize_t i, cm_file_span *out)
+{
+    int64_t low, high;
+    const cm_region *region = &call->ends[i].region;
+    if (!may_be_map(call, i) || !cm_is_ok(cm_region_bounds(region, &low, &high))) {
+        return false;
+    }
+    uint64_t first = (uintptr_t)region->host;
+    *out = (cm_file_span){first + (uint64_t)low, first + (uint64_t)high};
+    return true;
+}
+
 /* Append the numbers of the ends that show bytes which the call touches. */
 static int
 list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
 {
     cm_file_span touched = touched_span(call);
     for (Py_ssize_t i = 0; i < call->count; i++) {
-        int64_t low, high;
-        const cm_region *region = &call->ends[i].region;
-        if (!may_be_map(call, i) || !cm_is_ok(cm_region_bounds(region, &low, &high))) {
-            continue;
-        }
-        uint64_t first = (uintptr_t)region->host;
-        cm_file_span memory = {first + (uint64_t)low, first + (uint64_t)high};
-        if (!cm_file_maps_show(maps, memory, touched)) {
+        cm_file_span memory;
+        if (!map_span(call, i, &memory) || !cm_file_maps_show(maps, memory, touched)) {
             continue;
         }
         PyObject *index = PyLong_FromSsize_t(i);
@@ -219,17 +231,28 @@ static PyObject *
 find_own_maps(file_call *call)
 {
     PyObject *shown = PyList_New(0);
-    bool may_be = false;
-    for (Py_ssize_t i = 0; i < call->count && !may_be; i++) {
-        may_be = may_be_map(call, i);
+    cm_file_span spans[SPANS_MAX];
+    size_t span_count = 0;
+    bool is_few = true;
+    for (Py_ssize_t i = 0; i < call->count && is_few; i++) {
+        cm_file_span span;
+        if (!map_span(call, i, &span)) {
+            continue;
+        }
+        is_few = span_count < SPANS_MAX;
+        if (is_few) {
+            spans[span_count++] = span;
+        }
     }
-    if (shown == NULL || !may_be) {
+    if (shown == NULL || span_count == 0) {
         return shown;
     }
     cm_file_maps maps;
     cm_status status;
+    int fd = call->request.fd;
     Py_BEGIN_ALLOW_THREADS
-    status = cm_file_maps_read(call->request.fd, &maps);
+    status = is_few ? cm_file_maps_read(fd, spans, span_count, &maps)
+                    : cm_file_maps_read_text(fd, &maps);
     Py_END_ALLOW_THREADS
     if (!cm_is_ok(status)) {
         Py_DECREF(shown);
