@@ -424,13 +424,29 @@ class Ahead(Generic[T]):
             thread.shutdown(wait=False)
 
     def _note(self, error: BaseException, index: int, label: str) -> None:
-        error.add_note(f"in {self._word} {index}{label}")
+        error.add_note(place_text(self._word, index, label))
 
-    @contextlib.contextmanager
-    def _naming(self, index: int, label: str) -> Iterator[None]:
-        """An exception says which item it is about."""
-        try:
-            yield
-        except Exception as error:
-            self._note(error, index, label)
-            raise
+    def _naming(
+        self, index: int, label: str
+    ) -> contextlib.AbstractContextManager[None]:
+        return naming(self._word, index, label)
+
+
+def place_text(word: str, index: int, label: str) -> str:
+    """What a note says of the item that an exception is about."""
+    return f"in {word} {index}{label}"
+
+
+def part_label(part: slice) -> str:
+    """What follows the number of a chunk there."""
+    return f", src[{part.start}:{part.stop}]"
+
+
+@contextlib.contextmanager
+def naming(word: str, index: int, label: str) -> Iterator[None]:
+    """An exception says which item it is about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(place_text(word, index, label))
+        raise

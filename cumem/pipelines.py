@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.ahead import Ahead, Room
+from cumem.ahead import Ahead, Room, naming, part_label
 from cumem.devices import Device
 from cumem.extension.arguments import hinting, read_dtype
 from cumem.memory import get_limit, memory_info
@@ -225,8 +225,7 @@ class _Steps:
     def label(self) -> str:
         if self._item is None:
             return ""
-        part = self._item.part
-        return f", src[{part.start}:{part.stop}]"
+        return part_label(self._item.part)
 
     def begin(self) -> _Chunk:
         assert self._item is not None
@@ -547,16 +546,6 @@ def pipeline(
     return run.results if target is None else out
 
 
-@contextlib.contextmanager
-def _naming(index: int, part: slice) -> Iterator[None]:
-    """An exception says which chunk it is about."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"in chunk {index}, src[{part.start}:{part.stop}]")
-        raise
-
-
 class _Leaving(NamedTuple):
     chunk: int
     part: slice
@@ -597,7 +586,7 @@ class _Run:
         if self._open_ended:
             self._parts.total += buffer.nbytes
         stream = self._lanes[index % len(self._lanes)]
-        with _naming(index, part), stream.device, stream:
+        with naming("chunk", index, part_label(part)), stream.device, stream:
             if self._target is None:
                 self.results.append(self._func(buffer, None, stream))
                 self._tell(buffer.nbytes)
@@ -619,7 +608,7 @@ class _Run:
         """Wait for the first output: bytes of its source."""
         first = self._leaving[0]
         try:
-            with _naming(first.chunk, first.part):
+            with naming("chunk", first.chunk, part_label(first.part)):
                 first.transfer.wait()
         finally:
             if first.transfer.done:  # not if that was interrupted
