@@ -25,6 +25,7 @@ from cumem.ahead import Ahead, Room
 from cumem.devices import Device
 from cumem.errors import warn_caller
 from cumem.extension.arguments import hinting
+from cumem.extension.hints import framework_hint
 from cumem.sources import gives_fresh, is_alone
 from cumem.structures import (
     M2,
@@ -719,6 +720,7 @@ def prefetch(
     if framework not in (None, "torch", "cupy"):
         raise ValueError(
             f"framework must be 'torch', 'cupy' or None, not {framework!r}"
+            f"{framework_hint(framework, ('torch', 'cupy'))}"
         )
     if framework is not None:
         importlib.import_module(framework)

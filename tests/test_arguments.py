@@ -486,3 +486,9 @@ def test_name_of_ml_dtypes_without_it_says_what_to_install(
 def test_short_name_of_a_dtype_says_the_long_one(emulated, name, meant) -> None:
     with pytest.raises(TypeError, match=f'{name}.* use "{meant}"'):
         cumem.zeros(1, name)
+
+
+@pytest.mark.parametrize("name", ["empty", "zeros", "empty_pinned"])
+def test_lengths_one_by_one_are_told_to_be_a_tuple(emulated, name: str) -> None:
+    with pytest.raises(TypeError, match=r"dtype 3 is a number.*empty\(\(2, 3\)\)"):
+        getattr(cumem, name)(2, 3)

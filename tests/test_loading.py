@@ -347,6 +347,9 @@ def test_arguments_that_make_no_sense_are_refused(emulated, arguments, error, te
 def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) -> None:
     with pytest.raises(ValueError, match="'torch', 'cupy' or None, not 'jax'"):
         cumem.prefetch([], framework="jax")
+    for given, name in (("pt", "torch"), ("PyTorch", "torch"), ("cp", "cupy")):
+        with pytest.raises(ValueError, match=f"say framework='{name}'"):
+            cumem.prefetch([], framework=given)  # type: ignore[call-overload]
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError):
         cumem.prefetch([], framework="cupy")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -358,6 +359,20 @@ def test_empty_list_fits_every_dtype(runtime) -> None:
         buffer.fill([])
 
 
+class Reading:
+    """An array that reads what it is asked for, of which NumPy knows nothing."""
+
+    shape, dtype = (2,), np.dtype("f4")
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return np.ones(2, "f4")[key]
+
+
+class Sparse(Reading):
+    def toarray(self) -> np.ndarray:
+        return np.ones(2, "f4")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -365,8 +380,10 @@ def test_empty_list_fits_every_dtype(runtime) -> None:
         (np.array([1, None]), r"dtype is object.*astype\('f8'\)"),
         (iter([1, 2]), r"list\(values\)"),
         ({"a": np.ones(2)}, "to_device"),
+        (Reading(), r"such as obj\[\.\.\.\]"),
+        (Sparse(), r"toarray\(\)"),
     ],
-    ids=["list", "objects", "iterator", "dict"],
+    ids=["list", "objects", "iterator", "dict", "reading", "sparse"],
 )
 def test_what_holds_no_plain_values_says_what_to_pass(emulated, value, words) -> None:
     for make in (cumem.array, cumem.asarray):

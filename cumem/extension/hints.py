@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -175,6 +176,23 @@ def is_named_by_ml_dtypes(name: str) -> bool:
         return False
 
 
+#: What safetensors and others call libraries that are named here.
+_FRAMEWORK_NAMES = {
+    **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
+    **dict.fromkeys(("np", "numpy"), "numpy"),
+    **dict.fromkeys(("flax", "jax"), "jax"),
+    **dict.fromkeys(("cp", "cupy"), "cupy"),
+}
+
+
+def framework_hint(given: object, known: Collection[str | None]) -> str:
+    """What to type for the name of a library, with what parts it from the text before;
+    empty: it is none of those `known`.
+    """
+    here = _FRAMEWORK_NAMES.get(str(given).lower())
+    return f": say framework={here!r}" if here in known and here is not None else ""
+
+
 def dtype_hint(dtype: object) -> str | None:
     """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea."""
     if isinstance(dtype, str):
@@ -196,6 +214,11 @@ def dtype_hint(dtype: object) -> str | None:
             place += f' and device="{dtype}"'
         call = f"cumem.empty(shape, dtype, {place.replace(' and', ',')})"
         return f"is {what}, not a dtype: write {place}, as in {call}"
+    if isinstance(dtype, int) and not isinstance(dtype, bool):
+        return (
+            "is a number, not a dtype: the lengths are one argument, as in "
+            "cumem.empty((2, 3))"
+        )
     if isinstance(dtype, _core.Stream) or type(dtype).__name__ in ("Device", "Pool"):
         name = type(dtype).__name__.lower()
         return f"is a {name}, not a dtype: write {name}="

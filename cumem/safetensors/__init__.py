@@ -30,6 +30,7 @@ from cumem.converting import Item, read_as
 from cumem.extension.arguments import hinting, read_dtype
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
+from cumem.extension.hints import framework_hint
 from cumem.files import open_regular, read_ranges
 from cumem.kinds import DEVICE_FIRST, is_on_device, kind_hint
 from cumem.progress import Parts, Progress
@@ -69,12 +70,6 @@ _KINDS = (*DEVICE_FIRST, "host")
 #: What else ordinary memory is called.
 _HOST_NAMES = ("cpu", "numpy", "pageable", "ram")
 _FRAMEWORKS = (None, "torch", "numpy", "jax")
-#: what safetensors and others call them
-_FRAMEWORK_NAMES = {
-    **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
-    **dict.fromkeys(("np", "numpy"), "numpy"),
-    **dict.fromkeys(("flax", "jax"), "jax"),
-}
 
 
 class SafetensorsDict(dict[str, _V]):
@@ -588,10 +583,9 @@ def _finisher(
     if not isinstance(kind, str) or kind not in _KINDS:
         _refuse_kind(kind)
     if framework not in _FRAMEWORKS:
-        here = _FRAMEWORK_NAMES.get(str(framework).lower())
-        cure = "" if here is None else f": say framework={here!r}"
         raise ValueError(
-            f"framework must be 'torch', 'numpy', 'jax' or None, not {framework!r}{cure}"
+            f"framework must be 'torch', 'numpy', 'jax' or None, not {framework!r}"
+            f"{framework_hint(framework, _FRAMEWORKS)}"
         )
     if framework is None:
         return lambda buffer, info: buffer
