@@ -143,7 +143,7 @@ def test_chunks_of_what_only_is_called_npy_gives_no_bytes(
     emulated, tmp_path, content
 ) -> None:
     path = written(tmp_path / "x.npy", content)
-    with pytest.raises(ValueError, match=r"is no \.npy file, but"):
+    with pytest.raises(ValueError, match=r"is not an \.npy file, but"):
         list(cumem.chunks(path))
     other = written(tmp_path / "x.dat", content)  # elements may begin so by chance
     assert sum(len(c) for _, c in cumem.chunks(other)) == len(content)
