@@ -2449,9 +2449,9 @@ def copy_async(
     so that it may be changed, and until an ordinary target has been written (also
     page-locked memory whose elements lie apart, where no kernel reaches it, or are
     converted). So it waits for the stream's earlier work where the target is ordinary
-    memory, and where an ordinary source is longer than its page-locked pieces hold. Ctrl-C ends the
-    waiting; what is queued by then still runs. Page-locked and device memory must not
-    be changed before the copy is done. **Ordered after** `after`, and all work that
+    memory, and where an ordinary source is longer than its page-locked pieces hold.
+    Ctrl-C ends the waiting; what is queued by then still runs. Page-locked and device
+    memory must not be changed before the copy is done. **Ordered after** `after`, and all work that
     cumem knows of on either end, except background copies of other bytes of it.
 
     Examples
