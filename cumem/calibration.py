@@ -14,6 +14,7 @@ from typing import Any
 from cumem import _core, measuring
 from cumem.answers import Answer
 from cumem.devices import Device, driver_version
+from cumem.extension.arguments import read_flag
 from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
 
@@ -117,6 +118,7 @@ def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     --------
     >>> cumem.calibrate()
     """
+    again = read_flag(again, "again")
     where: Any = device
     unit = Device(_core.current_device() if device is None else where)
     if unit.emulated:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.extension.arguments import hinting, read_dtype, refuse_dtype
+from cumem.extension.arguments import hinting, read_dtype, read_flag, refuse_dtype
 from cumem.extension.casting import check
 from cumem.extension.filling import (
     as_array,
@@ -582,6 +582,7 @@ def asarray(
     >>> cumem.asarray(array, kind="device").to_numpy()
     array([0, 1, 2])
     """
+    copy = None if copy is None else read_flag(copy, "copy")
     found = _memory(obj, kind, device, stream, pool)
     wanted = None if dtype is None else _usable(dtype)
     is_fit = found is not None and (

@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.converting import Item, read_as, write_as
-from cumem.extension.arguments import hinting, read_dtype
+from cumem.extension.arguments import hinting, read_dtype, read_flag
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
 from cumem.extension.filling import copy_as
@@ -995,6 +995,7 @@ def tofile(
     array([1., 2.])
     """
     number = _direct_number(direct)
+    fsync = read_flag(fsync, "fsync")
     skipped = 0 if offset is None else _offset_number(offset)
     rule: Casting = "same_kind" if casting is None else casting
     item = None
@@ -1153,6 +1154,7 @@ def write_ranges(
     array([0., 0., 7., 0.])
     """
     number = _direct_number(direct)
+    fsync = read_flag(fsync, "fsync")
     with _opened(file, True) as opened:
         _move(opened, ranges, True, stream, number, progress)
         if fsync:

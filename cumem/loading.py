@@ -24,7 +24,7 @@ from cumem import _core
 from cumem.ahead import Ahead, Room
 from cumem.devices import Device
 from cumem.errors import warn_caller
-from cumem.extension.arguments import hinting
+from cumem.extension.arguments import hinting, read_flag
 from cumem.extension.hints import framework_hint
 from cumem.sources import gives_fresh, is_alone
 from cumem.structures import (
@@ -724,6 +724,7 @@ def prefetch(
         )
     if framework is not None:
         importlib.import_module(framework)
+    fresh = None if fresh is None else read_flag(fresh, "fresh")
     where = _core._device(device, "device", True)
     return _Prefetch(iterable, where, ahead, framework, fresh)
 

@@ -22,7 +22,7 @@ from cumem.answers import plain
 from cumem.devices import Device
 from cumem.errors import warn_caller
 from cumem.extension import driver
-from cumem.extension.arguments import read_location, wrong_type
+from cumem.extension.arguments import read_flag, read_location, wrong_type
 from cumem.units import read_integer, read_size
 
 _Place = Device | str | None
@@ -560,7 +560,8 @@ def tiles(
             for n, step in zip(buf.shape, lengths, strict=False)
         )
     )
-    return _tiles(buf, places, _is_shape(nbytes_or_shape), location, count, evict)
+    goes_back = read_flag(evict, "evict")
+    return _tiles(buf, places, _is_shape(nbytes_or_shape), location, count, goes_back)
 
 
 def _tiles(

@@ -104,7 +104,8 @@ class HostMemory(Answer):
     total : int or None
         Of the machine.
     available : int or None
-        What this process may still have now, of the machine or in its control group.
+        What this process may still have now: of the machine, in its control group, under
+        ``ulimit -v``.
     cgroup_limit : int or None
         What its control group allows; None for no limit.
     memlock_limit : int or None

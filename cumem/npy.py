@@ -36,7 +36,7 @@ from cumem import _core
 from cumem.carried import find
 from cumem.converting import Item, read_as
 from cumem.errors import warn_caller
-from cumem.extension.arguments import hinting, read_dtype
+from cumem.extension.arguments import hinting, read_dtype, read_flag
 from cumem.extension.casting import Casting
 from cumem.extension.casting import check as check_casting
 from cumem.extension.filling import as_array, copy_as
@@ -808,6 +808,7 @@ def save(
     >>> numpy.load("x.npy")
     array([1., 2.])
     """
+    fsync = read_flag(fsync, "fsync")
     head, data = _saved(arr, stream)
     options: Any = {"stream": stream, "direct": direct, "progress": progress}
     start = np.frombuffer(head, "u1")

@@ -18,7 +18,7 @@ from typing import (
 
 from cumem import _core
 from cumem.errors import warn_caller
-from cumem.extension.arguments import hinting, read_seconds, wrong_type
+from cumem.extension.arguments import hinting, read_flag, read_seconds, wrong_type
 from cumem.kinds import (
     ATTACH_HOST,
     KINDS,
@@ -516,7 +516,7 @@ def trim(
 
 
 def _trim_options(keep: int | str, wait: bool) -> tuple[int, bool]:
-    return read_size(keep, "keep", False, None), _truth(wait, "wait")
+    return read_size(keep, "keep", False, None), read_flag(wait, "wait")
 
 
 def _limit_nbytes(kind: Any, device: int, limit: Any) -> int | None:
@@ -539,8 +539,8 @@ def _idle_trim_ns(seconds: Any) -> int:
 
 
 def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
-    portable = _truth(portable, "portable")
-    write_combined = _truth(write_combined, "write_combined")
+    portable = read_flag(portable, "portable")
+    write_combined = read_flag(write_combined, "write_combined")
     attach_host = _is_second(attach, "attach", "global", "host")
     if kind not in PAGE_LOCKED and (write_combined or not portable):
         name = "write_combined" if write_combined else "portable"
@@ -618,13 +618,6 @@ def _is_second(value: Any, name: str, first: str, second: str) -> bool:
     if value not in (first, second):
         raise ValueError(f"{name} must be '{first}' or '{second}', not {value!r}")
     return value == second
-
-
-def _truth(value: Any, name: str) -> bool:
-    try:
-        return bool(value)
-    except (TypeError, ValueError):  # an array of many elements
-        raise wrong_type(name, "true or false", value) from None
 
 
 def _other_kind(name: str, kind: str, of: str) -> ValueError:

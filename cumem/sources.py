@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.extension.arguments import read_flag
 from cumem.file_hints import (
     HEAD_NBYTES,
     is_lfs_pointer,
@@ -458,6 +459,7 @@ def pieces(
     `rows` are those of a piece of `memory`. Items of an iterable that are larger than
     `rows`, or than `row_nbytes` bytes, are cut as well; None leaves them whole.
     """
+    fresh = None if fresh is None else read_flag(fresh, "fresh")
     if isinstance(memory, Lazy):
         parts = _parts(len(memory), rows or 1)
         if not memory.has_reader:

@@ -139,9 +139,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     bool is_shared = self->base.config.fork == CM_FORK_SHARE;
-    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) {
-        return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes); /* overcommit, ulimit
-                                                                  */
+    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) { /* strict overcommit */
+        return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     cm_status status = populate(self, start, nbytes);
     bool registered = false;

@@ -222,11 +222,14 @@ def read_timeout(seconds: Any) -> int:
 
 
 def read_flag(value: Any, name: str) -> bool:
-    """By its truth, as Python's own functions read flags."""
+    """By its truth, as Python's own functions read flags; but a text is always true, also
+    "no", and what was meant is the contrary as often as not."""
     try:
-        return bool(value)
+        if not isinstance(value, (str, bytes)):
+            return bool(value)
     except (TypeError, ValueError):  # an array of many elements
-        raise wrong_type(name, "true or false", value) from None
+        pass
+    raise wrong_type(name, "true or false", value)
 
 
 def read_flags(kind: str, portable: Any, write_combined: Any) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.carried import Note, find
+from cumem.extension.arguments import read_flag
 from cumem.extension.values import read_array
 from cumem.files import Replacement, replacing, sync_folder, write_ranges
 from cumem.progress import Parts, Progress
@@ -141,6 +142,7 @@ def save_safetensors(
     ['w']
     """
     path = checked_path(path)
+    fsync = read_flag(fsync, "fsync")
     if path.is_dir():
         path = path / "model.safetensors"
     if path.suffix == ".json":
