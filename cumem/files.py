@@ -110,6 +110,7 @@ def _open(
 ) -> io.FileIO:
     """Never waits for the other end of a FIFO, nor lets that see us come and go."""
     check_is_name(path)
+    path = os.fspath(path)  # which errors name
     with contextlib.suppress(FileNotFoundError):
         check(os.stat(path).st_mode, path)  # some devices do things when opened
     try:

@@ -103,10 +103,19 @@ class Residency(NamedTuple):
 # -- locations -------------------------------------------------------------------------
 
 
+_EXPECTED = 'a device, "cpu" or "numa:N"'
+
+
 def _location(value: Any, name: str) -> int:
     if isinstance(value, str):
         return read_location(value, name)
-    return _core._device(value, name).index
+    try:
+        return _core._device(value, name).index
+    except TypeError:
+        if name == "device":
+            raise
+        expected = 'a device or "cpu"' if name == "accessed_by" else _EXPECTED
+        raise wrong_type(name, expected, value) from None
 
 
 def _place(location: int) -> _Place:

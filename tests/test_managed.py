@@ -243,7 +243,16 @@ def test_memory_goes_back_without_its_advice(runtime) -> None:
             ValueError,
             "preferred_location: device 7 does not exist",
         ),
-        ({"preferred_location": 1.5}, TypeError, "preferred_location must be"),
+        (
+            {"preferred_location": 1.5},
+            TypeError,
+            'a device, "cpu" or "numa:N", not float',
+        ),
+        (
+            {"accessed_by": [0.0]},
+            TypeError,
+            'accessed_by must be a device or "cpu", not',
+        ),
         ({"accessed_by": "cpu"}, TypeError, "must be a sequence of devices, not str"),
         ({"accessed_by": 0}, TypeError, "must be a sequence of devices, not int"),
         ({"accessed_by": [0, 9]}, ValueError, "accessed_by: device 9 does not exist"),

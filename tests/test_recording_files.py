@@ -164,3 +164,21 @@ def test_record_whose_stacks_have_great_numbers_costs_no_more(
     names = [group.name for group in loaded.top().groups if group.name != "no stack"]
     assert names
     assert all(Path(__file__).name in name for name in names)
+
+
+def test_file_that_is_no_archive_is_told_so_and_not_how_to_load_pickles(
+    tmp_path,
+) -> None:
+    path = tmp_path / "record.html"
+    path.write_text("<html></html>")
+    with pytest.raises(ValueError, match=r"no record of cumem: it is no \.npz$"):
+        cumem.load_record(path)
+
+
+def test_error_of_a_path_names_it_as_a_text(tmp_path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        cumem.load_record(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+    with pytest.raises(IsADirectoryError) as caught:
+        cumem.fromfile(tmp_path, "u1")
+    assert caught.value.filename == str(tmp_path)

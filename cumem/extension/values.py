@@ -157,8 +157,15 @@ _WRAPS = int(np.__version__.partition(".")[0]) < 2
 # -- reading ------------------------------------------------------------------------
 
 
-def refuse_objects(value: object) -> TypeError:
+def refuse_objects(value: object) -> Exception:
     """What NumPy would make an array of Python objects of, with what to pass instead."""
+    if isinstance(value, (int, list, tuple)):
+        found = np.asarray(value, object).ravel()
+        if found.size > 0 and all(isinstance(each, int) for each in found):
+            return OverflowError(
+                "an integer among the values has more than 64 bits, for which NumPy has no "
+                'dtype; pass one of floats, such as dtype="f8", where it may be rounded'
+            )
     return TypeError(
         f"an object of type {type(value)!r} holds no plain values: {_values_hint(value)}"
     )

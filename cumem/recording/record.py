@@ -8,12 +8,14 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import io
 import json
 import operator
 import os
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -456,7 +458,7 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     """
     where = Path(path)
     try:
-        with open_regular(where) as file, np.load(file) as arrays:
+        with open_regular(where) as file, _archive(file) as arrays:
             events, living = arrays["events"], arrays["living"]
             tables = json.loads(arrays["tables"].tobytes())
         log = checked(
@@ -479,6 +481,14 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     self = Record()
     self._log = log
     return self
+
+
+def _archive(file: io.BufferedReader) -> Any:
+    """NumPy takes what is no archive for a pickle, and says how to load that."""
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no .npz")
+    file.seek(0)
+    return np.load(file)
 
 
 # -- tags ------------------------------------------------------------------------------
