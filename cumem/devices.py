@@ -73,7 +73,7 @@ class Device:
     True
     """
 
-    __slots__ = ("_index",)
+    __slots__ = ("__weakref__", "_index")
     _index: int
 
     def __new__(cls, index: SupportsIndex | str = 0, /) -> Self:

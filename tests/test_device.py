@@ -7,6 +7,7 @@ import copy
 import operator
 import pickle
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -311,3 +312,11 @@ def test_empty_like_is_used_on_a_stream_of_its_device(emulated) -> None:
     assert like.device == cumem.Device(1)
     like.fill(2)
     assert (values.get(like) == 2).all()
+
+
+def test_device_may_be_a_key_of_a_weak_dictionary(emulated) -> None:
+    device = cumem.Device(0)
+    found = weakref.WeakKeyDictionary({device: 1})
+    assert weakref.ref(device)() is device
+    assert found[cumem.Device(0)] == 1  # it equals its index, and hashes as that
+    assert pickle.loads(pickle.dumps(device)) == device
