@@ -355,7 +355,8 @@ static PyMethodDef pool_methods[] = {
     {"_close", pool_close, METH_NOARGS, CM_DOC__Pool__close},
     {"__enter__", pool_enter, METH_NOARGS, CM_DOC__Pool___enter__},
     {"__exit__", pool_exit, METH_VARARGS, CM_DOC__Pool___exit__},
-    /* Type checkers know the buffers of a pool: Pool[PinnedBuffer] is its annotation. */
+    /* Type checkers know the buffers of a pool: Pool[PinnedBuffer] is its annotation.
+     */
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "See PEP 585."},
     {NULL, NULL, 0, NULL},
 };
