@@ -2451,8 +2451,9 @@ def copy_async(
     converted). So it waits for the stream's earlier work where the target is ordinary
     memory, and where an ordinary source is longer than its page-locked pieces hold.
     Ctrl-C ends the waiting; what is queued by then still runs. Page-locked and device
-    memory must not be changed before the copy is done. **Ordered after** `after`, and all work that
-    cumem knows of on either end, except background copies of other bytes of it.
+    memory must not be changed before the copy is done. **Ordered after** `after`, and
+    all work that cumem knows of on either end, except background copies of other bytes
+    of it.
 
     Examples
     --------
