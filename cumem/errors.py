@@ -297,7 +297,7 @@ def make(
         message = f"cumem: {message}"
     if call is not None and name == "CM_ENOTSUP":
         message += f"; it came with CUDA {oldest // 1000}.{oldest % 1000 // 10}"
-    kind = types.get(name, default)
+    kind: type[BaseException] = types.get(name, default)
     error: Any
     met = casts.get(arg) if name == "CM_ECAST" else None
     if met is not None:

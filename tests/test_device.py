@@ -112,7 +112,7 @@ def test_peers(emulated) -> None:
     assert first.can_access_peer(second) in (True, False)
     assert first.can_access_peer(1) == first.can_access_peer(second)
     assert not first.can_access_peer(first)
-    with pytest.raises(ValueError, match="other 7"):
+    with pytest.raises(ValueError, match="other: device 7"):
         first.can_access_peer(7)
 
 
