@@ -224,7 +224,9 @@ def test_some_tensors_by_name_and_the_others_stay(runtime, tmp_path, tensors) ->
         expected = array.astype(wanted.get(name, array.dtype))
         assert loaded[name].dtype == expected.dtype
         assert values.get(loaded[name]).tobytes() == expected.tobytes()
-    with pytest.raises(KeyError, match="'wieght', which is not a tensor that is loaded"):
+    with pytest.raises(
+        KeyError, match="'wieght', which is not a tensor that is loaded"
+    ):
         cumem.load_safetensors(path, dtype={"wieght": "f4"})
 
 
