@@ -272,6 +272,9 @@ cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
  * those with numbers below `seen` (0: none). 0, or -1. GIL held. */
 int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                           uint64_t seen);
+/* A transfer into it ended well before it could be remembered: failures of earlier ones
+ * are no longer told to whoever uses the memory. GIL. */
+void cm_storage_note_written(cm_storage *storage);
 /* Wait (GIL released) until no transfer of anybody uses it. 0, or -1 with
  * what a signal handler raised. */
 int cm_storage_wait_transfers(cm_storage *storage);

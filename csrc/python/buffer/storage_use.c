@@ -406,7 +406,18 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
         (cm_writer){.ticket = cm_ticket_hold(ticket),
                     .extent = extent,
                     .number = storage->state->writer_total++};
+    if (info.done) { /* it failed, and was counted, before it was remembered here */
+        storage->forget_at = 0;
+    }
     return 0;
+}
+
+void
+cm_storage_note_written(cm_storage *storage)
+{
+    if (CM_UNLIKELY(storage->writer_count > 0)) {
+        forget_some_pending(storage);
+    }
 }
 
 /* 0, or -1 with KeyboardInterrupt or the transfer's failure. */

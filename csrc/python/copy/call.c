@@ -538,7 +538,13 @@ cm_call_remember(cm_call *call, cm_ticket *ticket)
     if (info.captured) {
         cm_call_mark_captured(call);
     }
-    if ((info.done && cm_is_ok(info.status)) || add_writers(call, ticket) == 0) {
+    if (info.done && cm_is_ok(info.status)) {
+        for (uint32_t i = 0; i < call->use_count; i++) {
+            cm_storage_note_written(call->uses[i].storage);
+        }
+        return 0;
+    }
+    if (add_writers(call, ticket) == 0) {
         return 0;
     }
     call->is_ordered = false;
