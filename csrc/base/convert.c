@@ -295,7 +295,7 @@ typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
 /* What an integer becomes: so many bits of it, of its sign where it is shorter, or
  * whether it is other than zero. */
-typedef enum width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } width;
+typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
 #define DEFINE_WIDTHS(isa_unused, name, type, value)                                   \
     static inline uint8_t name##_to_W8(type x)                                         \
@@ -537,11 +537,12 @@ find_swap(const step_table *steps, int64_t nbytes)
     return steps->swap[__builtin_ctzll((uint64_t)nbytes)];
 }
 
-static width
+static int_width
 width_of(cm_number number)
 {
-    return number == CM_BOOL ? WBOOL
-                             : (width)__builtin_ctzll((uint64_t)numbers[number].nbytes);
+    return number == CM_BOOL
+               ? WBOOL
+               : (int_width)__builtin_ctzll((uint64_t)numbers[number].nbytes);
 }
 
 /* In this processor's byte order. */
