@@ -335,7 +335,7 @@ def test_open_length_must_leave_no_bytes_over(runtime, tmp_path) -> None:
         cumem.fromfile(path, "f4", shape=(-1, 7))
     with pytest.raises(ValueError, match=r"3998 bytes of .* at offset 2 .* 2 are left"):
         cumem.fromfile(path, "f4", shape=-1, offset=2)
-    with pytest.raises(ValueError, match="number of 160: 120 are left over"):
+    with pytest.raises(ValueError, match="multiple of 160: 120 are left over"):
         cumem.fromfile(path, "f4", shape=(5, -1, 8), offset=40)
     with path.open("rb") as file:
         file.seek(4)
