@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -93,6 +94,23 @@ def _carried(tensor: Any) -> Any:
         )
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return plain.view(getattr(torch, _CARRIERS[plain.element_size()]))
+
+
+def _keep_until_used(tensor: Any, stream: Any) -> None:
+    """Have PyTorch reuse the memory of a tensor only after the stream's work on it.
+
+    PyTorch cannot do that for sparse and nested tensors, and warns about masked ones.
+    Their memory is reused after the work on their batch all the same: see move_whole().
+    """
+    if not is_tensor(tensor) or is_plain_tensor(tensor):
+        tensor.record_stream(stream)
+        return
+    with (
+        contextlib.suppress(NotImplementedError, RuntimeError),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        tensor.record_stream(stream)
 
 
 def is_left(leaf: Any) -> bool:
@@ -188,10 +206,7 @@ class _Batch:
             for each in self._moved:
                 record = getattr(type(each), "record_stream", None)
                 if callable(record):
-                    # PyTorch has none for sparse and nested tensors. Their memory is
-                    # reused after the work on this batch all the same: see move_whole().
-                    with contextlib.suppress(NotImplementedError, RuntimeError):
-                        each.record_stream(stream)
+                    _keep_until_used(each, stream)
 
     def leave(self, index: int) -> list[_core.Event]:
         self._mover.note_work()
