@@ -220,7 +220,7 @@ format: ## rewrite the sources in the house style
 
 types: ## compare the stubs with the extension
 	$(PYTHON) -m mypy.stubtest cumem._core --ignore-disjoint-bases \
-	--allowlist tests/stubtest-allow.txt
+	--mypy-config-file pyproject.toml --allowlist tests/stubtest-allow.txt
 
 examples: ## check the types of all examples of the documents, with mypy and pyright
 	$(PYTHON) tests/isolated/example_types.py

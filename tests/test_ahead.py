@@ -354,7 +354,9 @@ def test_async_for_that_is_left_early_is_closed(runtime) -> None:
 
 
 def test_fault_sweep_of_loops(emulated) -> None:
-    array = data(4)
+    array = np.ascontiguousarray(
+        data(4)[:, : 64 << 10]
+    )  # once for each call that fails
 
     def scenario() -> None:
         found = [chunk.to_numpy() for _, chunk in cumem.chunks(iter(array))]

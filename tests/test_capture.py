@@ -653,9 +653,10 @@ def calls_of_a_question(stream_count: int) -> tuple[int, int]:
     return entered, asked
 
 
-def test_question_whether_anything_captures_enters_each_device_once(emulated) -> None:
-    calls_of_a_question(0)
-    few_entered, few_asked = calls_of_a_question(1)
-    many_entered, many_asked = calls_of_a_question(25)
+def test_question_whether_anything_captures_enters_each_device_once() -> None:
+    with session.opened("emulated", driver_version=13000):  # older ones have no fences
+        calls_of_a_question(0)
+        few_entered, few_asked = calls_of_a_question(1)
+        many_entered, many_asked = calls_of_a_question(25)
     assert many_asked >= few_asked + 24
     assert many_entered <= few_entered + 4

@@ -871,7 +871,8 @@ def test_a_stream_asks_another_once_for_the_same_work(four) -> None:
     writer, reader = (cumem.Stream(device=d) for d in (0, 1))
     there = cumem.empty_device(1024, device=1, stream=reader)
     cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer).wait()
-    cumem.copy_async(there, batch, stream=reader)
+    # The gate also holds back the event that this one waits for: so it is over before.
+    cumem.copy_async(there, batch, stream=reader).wait()
     session.shut(writer)
     cumem.empty_device(8, device=0).fill(1, stream=writer)  # which is other work
     for _ in range(5):

@@ -38,6 +38,8 @@ def test_stubs_match_the_extension() -> None:
             "mypy.stubtest",
             "cumem._core",
             "--ignore-disjoint-bases",
+            "--mypy-config-file",
+            "pyproject.toml",
             "--allowlist",
             "tests/stubtest-allow.txt",
         ],

@@ -681,6 +681,9 @@ class StandIn:
 
         self.MemPool = MemPool
 
+    def init(self) -> None:
+        """torch.cuda.init()"""
+
     def begin(self, pool: int, applies: Callable[[], bool]) -> None:
         if any(pool == each for each, _ in self.captures):
             raise RuntimeError("already recording to mempool_id")

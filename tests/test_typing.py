@@ -286,6 +286,8 @@ def test_programs_of_users_have_the_types_that_they_expect(
         wrong |= {(name, n) for n, line in lines if line.endswith("# wrong")}
     (tmp_path / "typings").mkdir()
     (tmp_path / "typings" / "torch.pyi").write_text(TORCH)
+    # As where the package is installed, what is wrong within it is not told.
+    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-cumem.*]\nignore_errors = True\n")
     settings = {"include": ["*.py"], "extraPaths": [str(ROOT)]}
     settings |= {"reportUnusedExpression": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
