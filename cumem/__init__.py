@@ -23,7 +23,6 @@ from cumem._core import (
     empty_device, empty_managed, empty_mapped, empty_pinned,
     set_current_device,
 )
-from cumem.forking import after_fork_in_child, after_fork_in_parent, before_fork
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -251,16 +250,21 @@ def _watch() -> None:
 
     from cumem._core import _after_fork
 
+    # The module is loaded by the first fork, since most programs never do; before the
+    # fork, so that the child need not.
+    def before() -> None:
+        import_module("cumem.forking").before_fork(_load, _LATER)
+
     def begin_child() -> None:
         try:
-            after_fork_in_child()
+            import_module("cumem.forking").after_fork_in_child()
         finally:
             _after_fork()
 
     os.register_at_fork(
-        before=lambda: before_fork(_load, _LATER),
+        before=before,
         after_in_child=begin_child,
-        after_in_parent=after_fork_in_parent,
+        after_in_parent=lambda: import_module("cumem.forking").after_fork_in_parent(),
     )
     if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):
         _load("recording.living").report_leaks_at_exit()

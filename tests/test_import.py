@@ -61,7 +61,7 @@ def test_modules_of_the_package_are_loaded_at_first_use() -> None:
         import pickle, sys
         import cumem
         loaded = {name for name in sys.modules if name.partition(".")[0] == "cumem"}
-        assert loaded == {"cumem", "cumem._core", "cumem.forking"}, loaded
+        assert loaded == {"cumem", "cumem._core"}, loaded
         names = {name for name in cumem.__all__ if name not in vars(cumem)}
         assert {"stats", "explain", "fromfile", "limit", "save_safetensors"} <= names
         assert names <= set(dir(cumem))
