@@ -99,14 +99,14 @@ def _carried(tensor: Any) -> Any:
 def _keep_until_used(tensor: Any, stream: Any) -> None:
     """Have PyTorch reuse the memory of a tensor only after the stream's work on it.
 
-    PyTorch cannot do that for sparse and nested tensors, and warns about masked ones.
+    PyTorch has no way to do that for sparse, nested and masked tensors.
     Their memory is reused after the work on their batch all the same: see move_whole().
     """
     if not is_tensor(tensor) or is_plain_tensor(tensor):
         tensor.record_stream(stream)
         return
     with (
-        contextlib.suppress(NotImplementedError, RuntimeError),
+        contextlib.suppress(NotImplementedError, RuntimeError, TypeError),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
