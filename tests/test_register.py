@@ -168,6 +168,7 @@ def test_torch_tensor(runtime) -> None:
         assert buffer.ptr == tensor.data_ptr()
         assert (buffer.numpy() == np.arange(1000, dtype="f4")).all()
         if not runtime.emulated:
+            torch.cuda.init()  # before that PyTorch calls nothing pinned
             assert tensor.is_pinned()
 
 
