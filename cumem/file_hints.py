@@ -43,6 +43,7 @@ _OTHERS = {
 }
 #: First bytes of those that no elements begin with by chance.
 _LONG = (b"\x93NUMPY", b"GGUF", b"\x89HDF\r\n\x1a\n", b"ARROW1", b"\xfd7zXZ\x00")
+_NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 _ARCHIVES = (".npz", ".pt", ".pth", ".ckpt", ".zip")
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
@@ -93,16 +94,21 @@ def text_of(head: bytes) -> str | None:
     return repr(begin.decode()) if is_text and begin.decode().isprintable() else None
 
 
-def why_not_plain(name: str, head: bytes) -> str | None:
+def why_not_plain(name: str, head: bytes, as_bytes: bool = False) -> str | None:
     """What a file is that nobody means to read as plain elements, header and all, and
     what reads it; None: its bytes may be elements.
 
     Where few first bytes tell, elements may begin with them by chance: then the file's
-    name must say the same.
+    name must say the same. With `as_bytes`, elements of one byte are asked for, as which
+    any file may be meant; but not a Git LFS pointer, and not NumPy's own files, since
+    those may hold an array of bytes behind their header.
     """
     if is_lfs_pointer(head):
         return lfs_text(repr(name))
     is_archive = head.startswith(_ZIP) and name.lower().endswith(_ARCHIVES)
+    is_numpys = head.startswith(_NPY) or (is_archive and name.lower().endswith(".npz"))
+    if as_bytes and not is_numpys:
+        return None
     known = what_it_is(head)
     is_tensors = known is not None and known.startswith("a safetensors file")
     is_sure = is_archive or is_tensors or head.startswith(_LONG)

@@ -39,7 +39,6 @@ from cumem.file_hints import (
     HEAD_NBYTES,
     check_is_name,
     explain_missing,
-    is_lfs_pointer,
     why_not_plain,
 )
 from cumem.pools import Pool
@@ -641,15 +640,11 @@ def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) ->
 
 
 def _check_plain(opened: _Opened, begin: int, dtype: Any) -> None:
-    """Nobody means to read the header of such files, or a text, as elements. Whoever
-    names a dtype of one byte means the file as it is, but never a Git LFS pointer.
-    """
+    """Nobody means to read the header of such files, or a text, as elements."""
     head = os.pread(opened.descriptor(), HEAD_NBYTES, begin)
-    are_bytes = dtype is not None and read_dtype(dtype).itemsize == 1
-    if are_bytes and not is_lfs_pointer(head):
-        return
     name = os.fsdecode(opened.name) if isinstance(opened.name, (str, bytes)) else ""
-    known = why_not_plain(name or str(opened.name), head)
+    as_bytes = dtype is not None and read_dtype(dtype).itemsize == 1
+    known = why_not_plain(name or str(opened.name), head, as_bytes)
     if known is not None:
         raise ValueError(
             f"{known}; to read its bytes as they are, header and all, pass dtype='u1' and "
@@ -881,9 +876,9 @@ def fromfile(
     TypeError, ValueError
         If an argument makes no sense or contradicts `out`, if elements of `out` share
         memory, if the file does not hold a whole number of items or of rows of `shape`,
-        or, where there is no `offset` and `dtype` is longer than a byte, if it is an
-        ``.npy``, ``.npz`` or safetensors file, which `load` and `load_safetensors` read,
-        or a Git LFS pointer.
+        or, where there is no `offset`, if it is an ``.npy`` or ``.npz`` file, which
+        `load` reads, or a Git LFS pointer; and, where `dtype` is longer than a byte, a
+        safetensors file, which `load_safetensors` reads, or one of another known format.
     OutOfMemoryError
         If there is no room for the array.
     ImportError
