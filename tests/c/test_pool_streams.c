@@ -262,6 +262,7 @@ test_pool_fence_covers_contexts_of_others(void)
     CHECK(!cm_device_was_entered(rt, 2)); /* nobody works there */
     CHECK_EQ(cm_devices_in_use(rt, true), 3);
     CHECK_OK(cm_emulated_gate_open(rt, theirs));
+    synchronize_device(rt, 0); /* its part of the fence may be late as well */
     synchronize_device(rt, 1);
     cm_block *c = take(pool, CHUNK, NULL);
     CHECK_PTR_EQ(c->host, first);

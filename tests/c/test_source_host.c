@@ -217,8 +217,8 @@ test_host_chunk_without_addresses_for_it_fails(void)
     cm_source *source = open_source(rt, &PINNED, &(cm_host_world){.root = root.path});
     cm_faults_plan(rt, CM_OP_none, 0, 0, false);
     CHECK_CODE(source->ops->open_chunk(source, 0, UINT64_C(1) << 47, &chunk),
-               CM_ENOMEM);
-    CHECK_CODE(source->ops->open_chunk(source, 0, 0 - 2 * MIB, &chunk), CM_ENOMEM);
+               CM_EHOSTMEMORY);
+    CHECK_CODE(source->ops->open_chunk(source, 0, 0 - 2 * MIB, &chunk), CM_EHOSTMEMORY);
     CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
     source->ops->destroy(source);
     root_remove(&root);
