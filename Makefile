@@ -20,7 +20,8 @@ ANY_PYTHON := $(patsubst %,tests/test_%.py,faults file_faults mapped_files trans
 	pool_peers turned several several_overlap transfer transfer_order transfer_control \
 	races register register_lifetime out_of_memory copy_many_order torture limits explain \
 	calibration layout results replay replay_trace safetensors_format stubs \
-	site fuzz_protocols corruption_hunt exported torch_allocator casting \
+	site fuzz_protocols corruption_hunt exported torch_allocator casting casting_rules \
+	casting_files fork_questions width typing \
 	files_own_map files_hints files_fsync \
 	notebooks recording_page bench progress docs doctor nvtx plots first_calls variables)
 # What packaging can change.
