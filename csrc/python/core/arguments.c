@@ -178,15 +178,24 @@ cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out)
 
 /* -- names ------------------------------------------------------------------------- */
 
-int
-cm_arg_kind(PyObject *object, cm_kind *out)
+bool
+cm_arg_try_kind(PyObject *object, cm_kind *out)
 {
     for (int kind = 0; PyUnicode_Check(object) && kind < CM_KIND_COUNT; kind++) {
         if (!cm_kind_is_pageable((cm_kind)kind)
             && PyUnicode_CompareWithASCIIString(object, cm_kinds[kind].text) == 0) {
             *out = (cm_kind)kind;
-            return 0;
+            return true;
         }
+    }
+    return false;
+}
+
+int
+cm_arg_kind(PyObject *object, cm_kind *out)
+{
+    if (cm_arg_try_kind(object, out)) {
+        return 0;
     }
     return cm_package_refuse("kinds", "check_kind", PyTuple_Pack(1, object));
 }

@@ -68,7 +68,9 @@ cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
 }
 /* Product of shape times itemsize; ValueError when it does not fit in 63 bits. */
 int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
-/* The text of a kind that pools can be of. */
+/* Is it the text of a kind that pools can be of? */
+bool cm_arg_try_kind(PyObject *object, cm_kind *out);
+/* The same; 0, or -1 with the exception that says what to type. */
 int cm_arg_kind(PyObject *object, cm_kind *out);
 /* NULL, None or "cuda": cumem's current device; an int, a Device, "cuda:N" or a
  * torch.device. Checks the range; needs the runtime. */

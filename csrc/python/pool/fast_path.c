@@ -41,19 +41,6 @@ find_arguments(const cm_state *state, PyObject *const *args, Py_ssize_t nargs,
     return values[CM_WORD_shape] != NULL;
 }
 
-/* A name that was read from a file or a command line is not the interned one. */
-CM_COLD static bool
-find_kind_by_text(PyObject *value, cm_kind *out)
-{
-    for (int kind = 0; PyUnicode_Check(value) && kind < CM_KIND_COUNT; kind++) {
-        if (PyUnicode_CompareWithASCIIString(value, cm_kinds[kind].text) == 0) {
-            *out = (cm_kind)kind;
-            return !cm_kind_is_pageable((cm_kind)kind);
-        }
-    }
-    return false;
-}
-
 static CM_INLINE bool
 find_kind(const cm_state *state, PyObject *value, cm_kind *out)
 {
@@ -63,7 +50,8 @@ find_kind(const cm_state *state, PyObject *value, cm_kind *out)
             return !cm_kind_is_pageable((cm_kind)kind);
         }
     }
-    return find_kind_by_text(value, out);
+    /* a name that was read from a file or a command line is another object */
+    return cm_arg_try_kind(value, out);
 }
 
 static CM_INLINE bool
