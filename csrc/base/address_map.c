@@ -61,8 +61,12 @@ cm_address_map_put(cm_address_map *map, uint64_t address, void *value)
         *search_locked(map, address) = (cm_address_entry){address, value};
         map->count++;
         /* The lower bound first: nothing is below the upper one until that is there. */
-        map->low = map->high == 0 || address < map->low ? address : map->low;
-        map->high = address > map->high ? address : map->high;
+        if (map->high == 0 || address < map->low) {
+            map->low = address;
+        }
+        if (address > map->high) {
+            map->high = address;
+        }
     }
     cm_spin_lock_give(&map->lock);
     return has_room;

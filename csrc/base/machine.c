@@ -203,10 +203,11 @@ find_kib(const char *text, const char *key)
 {
     uint64_t kib = 0;
     uint64_t nbytes = 0;
-    return text != NULL && find_u64(text, key, &kib)
-                   && !__builtin_mul_overflow(kib, UINT64_C(1024), &nbytes)
-               ? nbytes
-               : UINT64_MAX;
+    if (text == NULL || !find_u64(text, key, &kib)
+        || __builtin_mul_overflow(kib, UINT64_C(1024), &nbytes)) {
+        return UINT64_MAX;
+    }
+    return nbytes;
 }
 
 /* What RLIMIT_AS (ulimit -v) leaves of the process's addresses. */

@@ -66,9 +66,13 @@ DEFINE_LINES(sse2, __m128i, _mm_loadu_si128, _mm_stream_si128)
 static copy_lines
 choose_lines(void)
 {
-    return __builtin_cpu_supports("avx512f") ? copy_lines_avx512f
-           : __builtin_cpu_supports("avx2")  ? copy_lines_avx2
-                                             : copy_lines_sse2;
+    if (__builtin_cpu_supports("avx512f")) {
+        return copy_lines_avx512f;
+    }
+    if (__builtin_cpu_supports("avx2")) {
+        return copy_lines_avx2;
+    }
+    return copy_lines_sse2;
 }
 
 #elif defined(__aarch64__)

@@ -643,9 +643,10 @@ take_fit(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *vie
     uint32_t wanted = every ? UINT32_MAX : LOOK_FITS;
     cm_hole best = {.first = NULL};
     for (; bin < CM_HEAP_BIN_COUNT && bins > 0 && wanted > 0; bins--) {
-        uint64_t look = every        ? UINT64_MAX
-                        : bin == own ? LOOK_OWN_BIN
-                                     : LOOK_LATER_BINS;
+        uint64_t look = bin == own ? LOOK_OWN_BIN : LOOK_LATER_BINS;
+        if (every) {
+            look = UINT64_MAX;
+        }
         look_in_bin(&heap->bins[bin], look, nbytes, align, view, &wanted, &best);
         if (best.first != NULL && (every || best.touched == 0)) {
             break;

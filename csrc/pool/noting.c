@@ -9,10 +9,12 @@ cm_pool_note(const cm_pool *pool, uint8_t op, const cm_block *block, uint64_t nb
     const cm_pool_config *config = &pool->config;
     uint8_t kind =
         config->is_staging ? CM_EVENT_STAGING : cm_kind_in_event(config->kind);
+    uint64_t address = 0;
+    if (block != NULL) {
+        address = block->host != NULL ? (uintptr_t)block->host : block->address;
+    }
     cm_event event = {.op = op,
-                      .address = block == NULL         ? 0
-                                 : block->host != NULL ? (uintptr_t)block->host
-                                                       : block->address,
+                      .address = address,
                       .nbytes = nbytes,
                       .value = value,
                       .stream = stream == NULL ? 0 : stream->handle,

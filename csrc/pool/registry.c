@@ -546,8 +546,12 @@ note_asked_locked(const cm_registration *r, cm_page_piece *p)
     uintptr_t end = r->host + r->nbytes;
     uintptr_t asked = p->foreign || r->host < p->base ? p->base : r->host;
     uintptr_t asked_end = p->foreign || end > p->end ? p->end : end;
-    p->asked = p->asked_end == 0 || asked < p->asked ? asked : p->asked;
-    p->asked_end = asked_end > p->asked_end ? asked_end : p->asked_end;
+    if (p->asked_end == 0 || asked < p->asked) {
+        p->asked = asked;
+    }
+    if (asked_end > p->asked_end) {
+        p->asked_end = asked_end;
+    }
 }
 
 /* Put a new piece over [base, end), a gap, and take a share. Lets go of the lock. */
@@ -746,11 +750,17 @@ cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *
     if (p != NULL) {
         bool is_asked = p->asked <= address && address < p->asked_end;
         *locked = is_asked && !p->foreign && !p->busy;
-        uint64_t edge = (address < p->base    ? p->base
-                         : address < p->asked ? p->asked
-                         : is_asked           ? p->asked_end
-                                              : p->end)
-                        - address;
+        uint64_t edge = p->end;
+        if (address < p->base) {
+            edge = p->base;
+        }
+        else if (address < p->asked) {
+            edge = p->asked;
+        }
+        else if (is_asked) {
+            edge = p->asked_end;
+        }
+        edge -= address;
         run = edge < nbytes ? edge : nbytes;
     }
     cm_mutex_unlock(&registry->lock);

@@ -255,9 +255,11 @@ choose_way(segment_source *self)
     }
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
     /* The runtime cannot be told the node: only where there is one is it right. */
-    return self->populates || !self->is_exact || nodes == UINT64_C(1) << node
-               ? cm_ok()
-               : cm_fail(CM_ENOTSUP, (uint64_t)node);
+    bool has_others = nodes != UINT64_C(1) << node;
+    if (has_others && self->is_exact && !self->populates) {
+        return cm_fail(CM_ENOTSUP, (uint64_t)node);
+    }
+    return cm_ok();
 }
 
 cm_status

@@ -208,15 +208,27 @@ context_record_event(cm_runtime *rt, uint64_t event)
 
 /* ---- memory ----------------------------------------------------------------------- */
 
+static cm_kind
+kind_of_type(enum cudaMemoryType type)
+{
+    switch (type) {
+    case cudaMemoryTypeHost:
+        return CM_KIND_PINNED;
+    case cudaMemoryTypeManaged:
+        return CM_KIND_MANAGED;
+    case cudaMemoryTypeDevice:
+        return CM_KIND_DEVICE;
+    default:
+        return CM_KIND_PAGEABLE;
+    }
+}
+
 static int32_t
 pointer_attributes(cm_address address, cm_pointer_info *out)
 {
     struct cudaPointerAttributes found;
     CM_TRY_CODE(cudaPointerGetAttributes(&found, pointer(address)));
-    cm_kind kind = found.type == cudaMemoryTypeHost      ? CM_KIND_PINNED
-                   : found.type == cudaMemoryTypeManaged ? CM_KIND_MANAGED
-                   : found.type == cudaMemoryTypeDevice  ? CM_KIND_DEVICE
-                                                         : CM_KIND_PAGEABLE;
+    cm_kind kind = kind_of_type(found.type);
     *out = (cm_pointer_info){
         .kind = kind,
         .device = found.device,
@@ -543,8 +555,10 @@ wake_for(cm_runtime *rt, cm_op op)
 {
     bool asks_of_all = op == CM_OP_driver_version || op == CM_OP_runtime_version
                        || op == CM_OP_device_count;
-    return asks_of_all || CM_LIKELY(cm_runtime_is_awake(rt)) ? cm_ok()
-                                                             : cm_runtime_wake(rt);
+    if (CM_LIKELY(cm_runtime_is_awake(rt)) || asks_of_all) {
+        return cm_ok();
+    }
+    return cm_runtime_wake(rt);
 }
 
 #define CALL(name, cuda, oldest, arg, params, args)                                    \

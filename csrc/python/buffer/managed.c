@@ -212,9 +212,9 @@ managed(PyObject *module, PyObject *args)
     if (work != ADVISE) {
         wanted.stream = cm_stream_from_object(state, stream, home);
     }
+    int result = -1;
     bool has_stream = work == ADVISE || wanted.stream != NULL;
-    int result = has_stream && pin_all(state, tuple) == 0 ? 0 : -1;
-    if (result == 0) {
+    if (has_stream && pin_all(state, tuple) == 0) {
         result = run(state, &wanted, tuple);
         unpin_all(tuple);
     }

@@ -36,10 +36,10 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
     bool is_torch = PyObject_HasAttr(memory, state->words[CM_WORD_data_ptr]) != 0;
     PyObject *where = state->words[is_torch ? CM_WORD_data_ptr : CM_WORD_address];
     PyObject *size = state->words[is_torch ? CM_WORD_nbytes : CM_WORD_size];
-    return read_number(memory, where, address) < 0
-                   || read_number(memory, size, nbytes) < 0
-               ? -1
-               : 0;
+    if (read_number(memory, where, address) < 0) {
+        return -1;
+    }
+    return read_number(memory, size, nbytes);
 }
 
 /* -- keeping it --------------------------------------------------------------------------- */

@@ -31,8 +31,12 @@ widen(cm_extent *extent, cm_extent by)
         return;
     }
     bool is_empty = extent->low >= extent->high;
-    extent->low = is_empty || by.low < extent->low ? by.low : extent->low;
-    extent->high = is_empty || by.high > extent->high ? by.high : extent->high;
+    if (is_empty || by.low < extent->low) {
+        extent->low = by.low;
+    }
+    if (is_empty || by.high > extent->high) {
+        extent->high = by.high;
+    }
 }
 
 /* Borrowed, or NULL: nothing is known of that use. */
@@ -88,7 +92,10 @@ name_use(cm_storage *storage, cm_stream *stream, bool *is_new)
     }
     storage->uses[storage->use_count] = cm_stream_hold(stream);
     index = storage->use_count++;
-    return storage->span_count > 0 && fill_spans(storage) < 0 ? -1 : index;
+    if (storage->span_count > 0 && fill_spans(storage) < 0) {
+        return -1;
+    }
+    return index;
 }
 
 int64_t

@@ -168,9 +168,10 @@ note_ends(many_call *self, const cm_region *src)
 {
     note_device(self, &self->dst.region);
     note_device(self, src);
-    return keep_end(self, &self->dst, true) < 0 || keep_end(self, &self->src, false) < 0
-               ? -1
-               : 0;
+    if (keep_end(self, &self->dst, true) < 0) {
+        return -1;
+    }
+    return keep_end(self, &self->src, false);
 }
 
 static int
@@ -217,14 +218,18 @@ check_casting(many_call *self)
 static int
 read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
 {
-    return cm_operand_init(self->state, &self->dst, dst, NULL, self->stream, asking) < 0
-                   || cm_check_target("", &self->dst, dst) < 0
-                   || cm_operand_init(self->state, &self->src, src, self->dst.dtype,
-                                      self->stream, asking)
-                          < 0
-                   || check_casting(self) < 0
-               ? -1
-               : 0;
+    cm_state *state = self->state;
+    if (cm_operand_init(state, &self->dst, dst, NULL, self->stream, asking) < 0) {
+        return -1;
+    }
+    if (cm_check_target("", &self->dst, dst) < 0) {
+        return -1;
+    }
+    PyObject *dtype = self->dst.dtype;
+    if (cm_operand_init(state, &self->src, src, dtype, self->stream, asking) < 0) {
+        return -1;
+    }
+    return check_casting(self);
 }
 
 static void

@@ -196,7 +196,10 @@ cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
     else if (is_current) {
         call->stream = cm_stream_from_object(call->state, Py_None, device);
     }
-    return is_current && call->stream == NULL ? -1 : 0;
+    if (is_current && call->stream == NULL) {
+        return -1;
+    }
+    return 0;
 }
 
 /* -- what comes first --------------------------------------------------------------------- */

@@ -78,22 +78,22 @@ take_end(copy_call *call, const cm_operand *end, bool writes)
 {
     cm_storage *storage = end->storage;
     call->devices |= cm_devices_of(&end->region);
-    return (storage != NULL
-            && cm_call_come_after(&call->call, storage,
-                                  cm_storage_extent(storage, &end->region, writes))
-                   < 0)
-                   || cm_call_keep(&call->call, end) < 0
-               ? -1
-               : 0;
+    if (storage != NULL) {
+        cm_extent extent = cm_storage_extent(storage, &end->region, writes);
+        if (cm_call_come_after(&call->call, storage, extent) < 0) {
+            return -1;
+        }
+    }
+    return cm_call_keep(&call->call, end);
 }
 
 static int
 take_ends(copy_call *call)
 {
-    int result =
-        take_end(call, &call->dst, true) < 0 || take_end(call, &call->src, false) < 0
-            ? -1
-            : 0;
+    int result = take_end(call, &call->dst, true);
+    if (result == 0) {
+        result = take_end(call, &call->src, false);
+    }
     for (uint32_t i = 0; result == 0 && i < call->more_count; i++) {
         result = take_end(call, &call->more[i], true);
     }
@@ -165,12 +165,14 @@ init_ends(copy_call *call)
     cm_kind src = cm_buffer_check(state, call->src_object)
                       ? ((cm_buffer *)(void *)call->src_object)->storage->kind
                       : CM_KIND_PAGEABLE;
-    return cm_operand_init(state, &call->dst, call->dst_object, NULL, stream,
-                           asking(call, src))
-                       < 0
-                   || cm_check_target("copy: ", &call->dst, call->dst_object) < 0
-               ? -1
-               : init_source(call);
+    cm_asking asks = asking(call, src);
+    if (cm_operand_init(state, &call->dst, call->dst_object, NULL, stream, asks) < 0) {
+        return -1;
+    }
+    if (cm_check_target("copy: ", &call->dst, call->dst_object) < 0) {
+        return -1;
+    }
+    return init_source(call);
 }
 
 /* The targets beside the first. */
@@ -219,7 +221,10 @@ init_call(copy_call *call)
         return -1;
     }
     call->request.dst = call->dst.region;
-    return choose_stream(call) < 0 || take_ends(call) < 0 ? -1 : 0;
+    if (choose_stream(call) < 0) {
+        return -1;
+    }
+    return take_ends(call);
 }
 
 static void
@@ -259,11 +264,14 @@ make_transfers(const copy_call *call, cm_ticket *ticket)
 static PyObject *
 make_transfer(copy_call *call, cm_ticket *ticket)
 {
-    return cm_call_remember(&call->call, ticket) < 0 ? NULL
-           : call->how.targets != NULL
-               ? make_transfers(call, ticket)
-               : cm_call_handle(&call->call, ticket, call->dst_object, call->src_object,
-                                home_of(call, &call->dst));
+    if (cm_call_remember(&call->call, ticket) < 0) {
+        return NULL;
+    }
+    if (call->how.targets != NULL) {
+        return make_transfers(call, ticket);
+    }
+    return cm_call_handle(&call->call, ticket, call->dst_object, call->src_object,
+                          home_of(call, &call->dst));
 }
 
 static bool
@@ -340,9 +348,13 @@ run(copy_call *call)
     call->call.is_ordered = !call->how.beside;
     call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     cm_call_join(&call->call, call->how.number);
-    return tells      ? cm_call_tell_end(&call->call, ticket)
-           : blocking ? Py_NewRef(Py_None)
-                      : make_transfer(call, ticket);
+    if (tells) {
+        return cm_call_tell_end(&call->call, ticket);
+    }
+    if (blocking) {
+        Py_RETURN_NONE;
+    }
+    return make_transfer(call, ticket);
 }
 
 PyObject *

@@ -117,10 +117,10 @@ cm_dlpack_add_exchange(PyTypeObject *type)
     PyObject *capsule =
         PyCapsule_New((void *)(uintptr_t)&table, CM_DL_EXCHANGE_NAME, NULL);
     PyObject *names = PyObject_GenericGetDict((PyObject *)(void *)type, NULL);
-    int result =
-        capsule == NULL || names == NULL
-            ? -1
-            : PyDict_SetItemString(names, "__dlpack_c_exchange_api__", capsule);
+    int result = -1;
+    if (capsule != NULL && names != NULL) {
+        result = PyDict_SetItemString(names, "__dlpack_c_exchange_api__", capsule);
+    }
     Py_XDECREF(names);
     Py_XDECREF(capsule);
     PyType_Modified(type);

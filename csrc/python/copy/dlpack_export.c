@@ -58,8 +58,10 @@ read_request(PyObject *stream, PyObject *max_version, export_request *out)
         return -1;
     }
     out->versioned = major >= CM_DL_MAJOR;
-    bool newest = major > CM_DL_MAJOR || minor > CM_DL_MINOR;
-    out->minor = (uint32_t)(newest ? CM_DL_MINOR : minor < 0 ? 0 : minor);
+    out->minor = (uint32_t)Py_MAX(minor, 0);
+    if (major > CM_DL_MAJOR || minor > CM_DL_MINOR) {
+        out->minor = CM_DL_MINOR;
+    }
     return 0;
 }
 
@@ -82,10 +84,13 @@ native_device(const cm_buffer *buffer, const cm_runtime *rt)
     if (cm_kind_is_on_device(kind)) {
         return (cm_dl_device){CM_DL_CUDA, buffer->storage->device};
     }
-    return (cm_dl_device){cm_kind_is_page_locked(kind) ? CM_DL_CUDA_HOST
-                          : cm_kind_migrates(kind)     ? CM_DL_CUDA_MANAGED
-                                                       : CM_DL_CPU,
-                          0};
+    if (cm_kind_is_page_locked(kind)) {
+        return (cm_dl_device){CM_DL_CUDA_HOST, 0};
+    }
+    if (cm_kind_migrates(kind)) {
+        return (cm_dl_device){CM_DL_CUDA_MANAGED, 0};
+    }
+    return (cm_dl_device){CM_DL_CPU, 0};
 }
 
 /* Element 0 for the CPU; NULL where the host has no way to it. With `alias` the second
@@ -286,11 +291,11 @@ export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
         return Py_NewRef(Py_None);
     }
     bool on_device = found.tensor.device.type != CM_DL_CPU;
-    return settle(buffer, asked, &found) < 0
-                   || cm_buffer_note_side(buffer, on_device) < 0
-                   || cm_buffer_check_open(buffer) < 0
-               ? NULL
-               : make_capsule(buffer, asked, &found.tensor);
+    if (settle(buffer, asked, &found) < 0 || cm_buffer_note_side(buffer, on_device) < 0
+        || cm_buffer_check_open(buffer) < 0) {
+        return NULL;
+    }
+    return make_capsule(buffer, asked, &found.tensor);
 }
 
 /* None: only a copy can be had so. */

@@ -143,9 +143,10 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     }
     /* Foreign memory may go when we return; what is registered waits before it goes. */
     bool foreign = storage->pool == NULL && storage->registration == NULL;
-    return (foreign || !named) && cm_storage_is_late(storage)
-               ? cm_storage_wait(storage, true)
-               : 0;
+    if ((foreign || !named) && cm_storage_is_late(storage)) {
+        return cm_storage_wait(storage, true);
+    }
+    return 0;
 }
 
 /* Other memory than a device's own may be filled by any. */

@@ -100,9 +100,10 @@ let_go(PyObject *capsule)
 static cm_storage *
 storage_of(const cm_state *state, PyObject *end)
 {
-    return cm_buffer_check(state, end) ? ((cm_buffer *)(void *)end)->storage
-           : cm_numpy_is_array(end)    ? cm_operand_storage_of(state, end)
-                                       : NULL;
+    if (cm_buffer_check(state, end)) {
+        return ((cm_buffer *)(void *)end)->storage;
+    }
+    return cm_numpy_is_array(end) ? cm_operand_storage_of(state, end) : NULL;
 }
 
 static PyObject *

@@ -58,11 +58,12 @@ refuse(void *dtype)
 static int
 check_usable(PyArray_Descr *descr)
 {
-    return PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
-                   || PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)
-                   || PyDataType_HASSUBARRAY(descr) || PyDataType_ELSIZE(descr) <= 0
-               ? refuse(descr)
-               : 0;
+    if (PyDataType_FLAGCHK(descr, NPY_ITEM_REFCOUNT)
+        || PyDataType_FLAGCHK(descr, NPY_ITEM_IS_POINTER)
+        || PyDataType_HASSUBARRAY(descr) || PyDataType_ELSIZE(descr) <= 0) {
+        return refuse(descr);
+    }
+    return 0;
 }
 
 /* What dtypes were asked for by, and which they are: plain numbers only, whose

@@ -18,7 +18,10 @@ cm_override_init(cm_override *override, const char *name)
     }
     override->getter = PyObject_GetAttrString(override->variable, "get");
     override->entered = PyDict_New();
-    return override->getter == NULL || override->entered == NULL ? -1 : 0;
+    if (override->getter == NULL || override->entered == NULL) {
+        return -1;
+    }
+    return 0;
 }
 
 /* -- chains ---------------------------------------------------------------------------- */

@@ -7,11 +7,13 @@
 int
 cm_progress_open(PyObject *object, const char *title, cm_progress *out)
 {
-    bool is_wanted = cm_arg_is_given(object) && object != Py_False;
-    out->tell = is_wanted ? cm_package_call("progress", "begin",
-                                            Py_BuildValue("(Os)", object, title))
-                          : NULL;
-    return is_wanted && out->tell == NULL ? -1 : 0;
+    out->tell = NULL;
+    if (!cm_arg_is_given(object) || object == Py_False) {
+        return 0;
+    }
+    out->tell =
+        cm_package_call("progress", "begin", Py_BuildValue("(Os)", object, title));
+    return out->tell == NULL ? -1 : 0;
 }
 
 int

@@ -153,7 +153,10 @@ ask_driver(PyObject *module, PyObject *args)
     if (q.what == ATTRIBUTE && status.code == CM_CUDA_INVALID_VALUE) {
         Py_RETURN_NONE; /* this driver does not know it */
     }
-    return answered && cm_py_check(state, status, NULL) == 0 ? tell(&q) : NULL;
+    if (!answered || cm_py_check(state, status, NULL) < 0) {
+        return NULL;
+    }
+    return tell(&q);
 }
 
 /* -- what is current ----------------------------------------------------------------- */
@@ -205,10 +208,12 @@ device_block(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     cm_override *entered = &cm_state_of_module(module)->entered_device;
     PyObject *index = nargs == 0 ? NULL : PyNumber_Index(args[0]);
-    PyObject *done = index == NULL ? NULL
-                     : nargs == 1  ? cm_override_enter(entered, index)
-                                   : cm_override_exit(entered, index, "device");
-    Py_XDECREF(index);
+    if (index == NULL) {
+        return NULL;
+    }
+    PyObject *done = nargs == 1 ? cm_override_enter(entered, index)
+                                : cm_override_exit(entered, index, "device");
+    Py_DECREF(index);
     Py_XDECREF(done);
     return done == NULL ? NULL : Py_NewRef(nargs == 1 ? args[0] : Py_None);
 }

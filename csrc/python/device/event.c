@@ -183,10 +183,11 @@ cm_make_event(PyObject *module, PyObject *args)
     PyObject *object;
     int device, timing, blocking;
     cm_state *state = cm_state_of_module(module);
-    return PyArg_ParseTuple(args, "Opp", &object, &timing, &blocking)
-                   && cm_arg_device(state, object, "device", &device) == 0
-               ? cm_event_object_new(state, device, timing, blocking)
-               : NULL;
+    if (!PyArg_ParseTuple(args, "Opp", &object, &timing, &blocking)
+        || cm_arg_device(state, object, "device", &device) < 0) {
+        return NULL;
+    }
+    return cm_event_object_new(state, device, timing, blocking);
 }
 
 static void

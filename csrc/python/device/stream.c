@@ -297,7 +297,10 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
         cm_py_raise(state, status, "looking up the device of a foreign stream");
         return -2;
     }
-    return !capturing ? named : device >= 0 ? device : cm_state_device(state);
+    if (!capturing) {
+        return named;
+    }
+    return device >= 0 ? device : cm_state_device(state);
 }
 
 static cm_stream *

@@ -68,12 +68,12 @@ static int
 wait_for_stream(const cm_state *state, const cm_stream *stream)
 {
     cm_status ignored;
-    return !may_ask(stream)
-                   || cm_wait_polling(state->runtime, stream->device,
-                                      cm_rt_stream_query, stream->handle, true,
-                                      &ignored)
-               ? 0
-               : -1;
+    if (!may_ask(stream)) {
+        return 0;
+    }
+    bool is_over = cm_wait_polling(state->runtime, stream->device, cm_rt_stream_query,
+                                   stream->handle, true, &ignored);
+    return is_over ? 0 : -1;
 }
 
 /* For all streams that work on a buffer is on now. */

@@ -303,8 +303,12 @@ cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
     }
     if (order == 'A' || order == 'K') {
         bool is_c = cm_region_is_c_contiguous(like);
-        bool only_f = cm_region_is_f_contiguous(like) && !is_c;
-        order = only_f ? 'F' : (order == 'A' || is_c) ? 'C' : 'K';
+        if (!is_c && cm_region_is_f_contiguous(like)) {
+            order = 'F';
+        }
+        else if (is_c || order == 'A') {
+            order = 'C';
+        }
     }
     if (order == 'K') {
         sort_axes(like, axes);

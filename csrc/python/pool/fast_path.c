@@ -262,10 +262,13 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
         PyErr_Clear(); /* the long way asks again */
     }
     else {
-        cm_pool *pool = given != NULL ? given->pool
-                        : current != NULL
-                            ? current
-                            : *cm_state_pool_slot(state, kind, flags, device);
+        cm_pool *pool = current;
+        if (given != NULL) {
+            pool = given->pool;
+        }
+        else if (pool == NULL) {
+            pool = *cm_state_pool_slot(state, kind, flags, device);
+        }
         buffer = make_from(state, kind, pool, values);
     }
     if (current != NULL) {

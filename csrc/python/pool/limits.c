@@ -59,11 +59,12 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
         }
     }
     /* cumem/limits.py reads them and sets what they say, all of it or nothing. */
-    return state->limits.was_put || cm_package_has_variables("CUMEM_LIMIT_")
-               ? cm_package_do("limits", "begin",
-                               Py_BuildValue("(Ni)", cm_limit_to_object(usable),
-                                             runtime->device_count))
-               : 0;
+    if (!state->limits.was_put && !cm_package_has_variables("CUMEM_LIMIT_")) {
+        return 0;
+    }
+    return cm_package_do(
+        "limits", "begin",
+        Py_BuildValue("(Ni)", cm_limit_to_object(usable), runtime->device_count));
 }
 
 int

@@ -231,12 +231,17 @@ pool_read(PyObject *op, PyObject *blocks)
     if (pool == NULL) {
         return NULL;
     }
+    PyObject *answer;
     if (blocks == Py_None) {
         cm_pool_reset_peaks(pool);
+        answer = Py_NewRef(Py_None);
     }
-    PyObject *answer = blocks == Py_None   ? Py_NewRef(blocks)
-                       : blocks == Py_True ? list_blocks(self->state, pool)
-                                           : describe(pool, false);
+    else if (blocks == Py_True) {
+        answer = list_blocks(self->state, pool);
+    }
+    else {
+        answer = describe(pool, false);
+    }
     cm_pool_object_give(op, pool);
     return answer;
 }

@@ -113,11 +113,12 @@ check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
     default:
         count = 0;
     }
-    return device.id >= 0 && device.id < count
-               ? 0
-               : cm_package_refuse(
-                     "extension.foreign_memory", "refuse_device",
-                     Py_BuildValue("(iii)", (int)device.type, (int)device.id, count));
+    if (device.id >= 0 && device.id < count) {
+        return 0;
+    }
+    return cm_package_refuse(
+        "extension.foreign_memory", "refuse_device",
+        Py_BuildValue("(iii)", (int)device.type, (int)device.id, count));
 }
 
 static int
@@ -345,8 +346,10 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
 {
     cm_dl_versioned *managed = NULL;
     const cm_dl_exchange *table = find_table(state, (PyObject *)Py_TYPE(object));
-    int left =
-        table == NULL ? (PyErr_Occurred() ? -1 : 1) : has_gradient(state, object);
+    if (table == NULL) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_NotImplemented);
+    }
+    int left = has_gradient(state, object);
     if (left == 0 && (table->from_object(object, &managed) != 0 || managed == NULL)) {
         left = leave_to_python();
     }

@@ -25,9 +25,10 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     cm_region *region = &bytes->region;
     if (!cm_buffer_check(state, object)) {
         storage->foreign = Py_NewRef(object);
-        return cm_check_unmasked(object) < 0 || cm_memory_keep(storage, object) < 0
-                   ? -1
-                   : cm_numpy_region(object, region, &bytes->dtype, &bytes->readonly);
+        if (cm_check_unmasked(object) < 0 || cm_memory_keep(storage, object) < 0) {
+            return -1;
+        }
+        return cm_numpy_region(object, region, &bytes->dtype, &bytes->readonly);
     }
     cm_buffer *buffer = (cm_buffer *)(void *)object;
     if (cm_buffer_check_open(buffer) < 0) {

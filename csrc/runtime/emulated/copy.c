@@ -119,10 +119,11 @@ find_extent(uint64_t pitch, const move *what, uint64_t *out)
         return CM_CUDA_INVALID_PITCH;
     }
     uint64_t before;
-    return cm_mul_u64(what->height - 1, pitch, &before)
-                   && cm_add_u64(before, what->width, out)
-               ? 0
-               : CM_CUDA_INVALID_VALUE;
+    if (!cm_mul_u64(what->height - 1, pitch, &before)
+        || !cm_add_u64(before, what->width, out)) {
+        return CM_CUDA_INVALID_VALUE;
+    }
+    return 0;
 }
 
 /* Check, stage and queue; `devices` are those the ends must belong to, or NULL. */

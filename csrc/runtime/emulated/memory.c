@@ -826,9 +826,16 @@ cm_emulated_op_range_attribute(cm_emulated *emulated, cm_address address,
             page->preferred == all.preferred ? all.preferred : CM_NO_LOCATION;
         all.wished = page->wished == all.wished ? all.wished : CM_NO_LOCATION;
     }
-    *out = attribute == CM_RANGE_READ_MOSTLY ? all.read_mostly
-           : attribute == CM_RANGE_PREFERRED ? all.preferred
-                                             : all.wished;
+    switch (attribute) {
+    case CM_RANGE_READ_MOSTLY:
+        *out = all.read_mostly;
+        break;
+    case CM_RANGE_PREFERRED:
+        *out = all.preferred;
+        break;
+    default:
+        *out = all.wished;
+    }
     int device = CM_HOST_LOCATION;
     for (int i = 0; attribute == CM_RANGE_ACCESSED_BY && i < count; i++) {
         while (device < emulated->base.device_count

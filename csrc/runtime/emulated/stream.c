@@ -545,9 +545,13 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     CM_TRY_CODE(queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(emulated)->device,
                            &queue));
     queue->is_blocking = (flags & CM_STREAM_NON_BLOCKING) == 0;
-    queue->priority = priority > PRIORITY_LEAST      ? PRIORITY_LEAST
-                      : priority < PRIORITY_GREATEST ? PRIORITY_GREATEST
-                                                     : priority;
+    queue->priority = priority;
+    if (priority > PRIORITY_LEAST) {
+        queue->priority = PRIORITY_LEAST;
+    }
+    else if (priority < PRIORITY_GREATEST) {
+        queue->priority = PRIORITY_GREATEST;
+    }
     /* Handles come back, as on a real device: one kept past its stream is another's. */
     queue->handle = streams->reused_handle != 0 ? streams->reused_handle
                                                 : cm_emulated_new_handle(emulated);
@@ -773,9 +777,10 @@ cm_emulated_op_stream_wait_event(cm_emulated *emulated, uint64_t stream,
         return each->item == NULL ? 0 : CM_CUDA_CAPTURE_ISOLATION;
     }
     CM_TRY_CODE(check_capture(queue));
-    return each->item == NULL || each->item->done
-               ? 0
-               : queue_push(queue, NULL, 0, each->item, NULL);
+    if (each->item == NULL || each->item->done) {
+        return 0;
+    }
+    return queue_push(queue, NULL, 0, each->item, NULL);
 }
 
 /* The event, if the host may ask about it now. */

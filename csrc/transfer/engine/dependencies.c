@@ -156,8 +156,10 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
         }
     }
     /* Another stream does the work, or the host, after the one named. */
-    return job->request_stream != NULL && !fits ? record_one(job, job->request_stream)
-                                                : cm_ok();
+    if (job->request_stream != NULL && !fits) {
+        return record_one(job, job->request_stream);
+    }
+    return cm_ok();
 }
 
 /* By a caller's thread: until it need not be waited for any more. */

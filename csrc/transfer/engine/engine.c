@@ -125,9 +125,10 @@ cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes, cm_stream *strea
     if (hooks != NULL && cm_pool_is_short(status)) {
         status = cm_pool_alloc(pool, nbytes, stream, hooks, out);
     }
-    return hooks == NULL || hooks->interrupted == NULL
-               ? status
-               : relieve(engine, pool, nbytes, stream, status, out);
+    if (hooks == NULL || hooks->interrupted == NULL) {
+        return status;
+    }
+    return relieve(engine, pool, nbytes, stream, status, out);
 }
 
 cm_status

@@ -164,7 +164,10 @@ move_run(cm_file_job *file, cm_file_piece p)
             continue;
         }
         if (moved <= 0) {
-            int error = moved < 0 ? errno : file->request->writes ? EIO : 0;
+            int error = errno;
+            if (moved == 0) { /* a file that is read has ended */
+                error = file->request->writes ? EIO : 0;
+            }
             fail(file, error, p.offset, p.range_index);
             return false;
         }

@@ -236,9 +236,10 @@ cut_chunk(cm_job *job, cm_slot *s)
         s->piece.run_nbytes += chunk->pieces[i].nbytes;
     }
     chunk->memory = s->host == NULL ? NULL : cm_file_align(s->host);
-    return chunk->device < 0 && (chunk->is_strided || chunk->bounces)
-               ? look_at_host(chunk)
-               : cm_ok();
+    if (chunk->device < 0 && (chunk->is_strided || chunk->bounces)) {
+        return look_at_host(chunk);
+    }
+    return cm_ok();
 }
 
 cm_status

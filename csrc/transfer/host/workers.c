@@ -375,8 +375,11 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     uint64_t longest = tuning->part_max_nbytes;
     uint32_t few = (uint32_t)tuning->thread_count - 1;
     uint32_t all = (uint32_t)tuning->fresh_thread_count - 1;
-    uint32_t wanted = is_for_all(task) ? all : few + group->more;
-    task->limit = wanted < all ? wanted : all > few ? all : few;
+    /* There may be fewer threads for fresh memory than for all else: few > all. */
+    task->limit = is_for_all(task) ? all : few + group->more;
+    if (task->limit >= all) {
+        task->limit = all > few ? all : few;
+    }
     if (nbytes > least) {
         uint64_t parts = (nbytes + least - 1) / least;
         start_threads(group->workers,
@@ -384,7 +387,12 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     }
     uint32_t there = atomic_load(&group->workers->thread_count);
     uint64_t part = nbytes / ((there < few ? there : few) + 1);
-    part = part < least ? least : part > longest ? longest : part;
+    if (part < least) {
+        part = least;
+    }
+    else if (part > longest) {
+        part = longest;
+    }
     part = cm_round_up_to(part, PART_EDGE);
     if (task->way == CM_COPY_FRESH) {
         part = CM_HUGE_PAGE_NBYTES;

@@ -114,9 +114,13 @@ place_pieces(cm_many *many)
     uint64_t at = 0;
     for (uint64_t i = 0; i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
-        uint64_t like = many->way == CM_MANY_UP     ? piece->dst.address
-                        : many->way == CM_MANY_DOWN ? piece->src.address
-                                                    : at;
+        uint64_t like = at;
+        if (many->way == CM_MANY_UP) {
+            like = piece->dst.address;
+        }
+        else if (many->way == CM_MANY_DOWN) {
+            like = piece->src.address;
+        }
         at += (like - at) % UNIT_NBYTES;
         many->starts[i] = at;
         at += piece->nbytes;

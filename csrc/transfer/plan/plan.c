@@ -26,7 +26,10 @@ find_host_device(const cm_plan_ends *ends)
     if (reaches_dst && reaches_src && dst->device != src->device) {
         return -1;
     }
-    return reaches_dst ? dst->device : reaches_src ? src->device : -1;
+    if (reaches_dst) {
+        return dst->device;
+    }
+    return reaches_src ? src->device : -1;
 }
 
 static void
@@ -34,9 +37,15 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
 {
     bool dst_on_device = cm_region_is_on_device(ends->dst);
     bool src_on_device = cm_region_is_on_device(ends->src);
-    plan->device = dst_on_device   ? ends->dst->device
-                   : src_on_device ? ends->src->device
-                                   : find_host_device(ends);
+    if (dst_on_device) {
+        plan->device = ends->dst->device;
+    }
+    else if (src_on_device) {
+        plan->device = ends->src->device;
+    }
+    else {
+        plan->device = find_host_device(ends);
+    }
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 

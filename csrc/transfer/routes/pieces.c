@@ -61,8 +61,10 @@ route_of(const cm_job *job, const cm_many *many)
     case CM_MANY_TABLE:
         return CM_ROUTE_TABLE;
     case CM_MANY_PEER: /* a stream of either device may be captured */
-        return !job->capturing && reach_each_other(job, many) ? CM_ROUTE_TABLE
-                                                              : CM_ROUTE_PEER;
+        if (!job->capturing && reach_each_other(job, many)) {
+            return CM_ROUTE_TABLE;
+        }
+        return CM_ROUTE_PEER;
     default:
         return CM_ROUTE_STAGED_TABLE;
     }

@@ -297,9 +297,10 @@ cm_status
 cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
 {
     cm_ring *ring = job->ring;
-    const uint64_t *last = drain             ? &ring->ended
-                           : way->host_first ? &ring->passed
-                                             : &ring->begun;
+    const uint64_t *last = way->host_first ? &ring->passed : &ring->begun;
+    if (drain) {
+        last = &ring->ended;
+    }
     for (;;) {
         cm_slot *s;
         bool over;

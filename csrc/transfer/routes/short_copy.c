@@ -212,7 +212,12 @@ cut_into_pieces(short_copy *c)
         least = c->nbytes < 8 * least ? c->nbytes / 4 : 2 * least;
     }
     uint64_t count = c->nbytes / least;
-    count = count < 1 ? 1 : count > PIECES_MAX ? PIECES_MAX : count;
+    if (count < 1) {
+        count = 1;
+    }
+    else if (count > PIECES_MAX) {
+        count = PIECES_MAX;
+    }
     uint64_t pages = (c->nbytes + PAGE_NBYTES - 1) / PAGE_NBYTES;
     c->piece_nbytes = (pages + count - 1) / count * PAGE_NBYTES;
     c->piece_count = (unsigned)((c->nbytes + c->piece_nbytes - 1) / c->piece_nbytes);

@@ -190,10 +190,13 @@ static cm_status
 start(cm_job *job, const cm_copy_request *request)
 {
     cm_engine *engine = job->engine;
-    int device = request->many != NULL      ? request->many->device
-                 : request->dst.device >= 0 ? request->dst.device
-                                            : request->src.device;
-    device = request->stream != NULL ? request->stream->device : device;
+    int device = request->dst.device >= 0 ? request->dst.device : request->src.device;
+    if (request->stream != NULL) {
+        device = request->stream->device;
+    }
+    else if (request->many != NULL) {
+        device = request->many->device;
+    }
     cm_scope scope;
     bool entered = device >= 0
                    && cm_is_ok(cm_scope_enter(engine->rt, device,
