@@ -384,10 +384,14 @@ def test_calls_for_tensors_with_one_device_ask_nobody(
     def ask() -> int:
         raise AssertionError("there is one device")
 
-    with session.opened("emulated", device_count=1):
-        monkeypatch.setattr(torch.cuda, "is_initialized", ask)
-        monkeypatch.setattr(torch.cuda, "current_device", ask)
-        monkeypatch.setattr(collating, "_uses_cuda", lambda torch: False)
+    # Undone before shutdown(), which may ask: it waits for no stream that captures.
+    with (
+        session.opened("emulated", device_count=1),
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(torch.cuda, "is_initialized", ask)
+        patched.setattr(torch.cuda, "current_device", ask)
+        patched.setattr(collating, "_uses_cuda", lambda torch: False)
         call(torch, torch.ones(1 << 14), tmp_path)
 
 
