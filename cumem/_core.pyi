@@ -2703,8 +2703,35 @@ def _wrap_stream(obj: object, device: int, lasts: bool, /) -> Stream:
     only the end of the object destroys it.
     """
 
-def _ask_driver(what: int, device: int = 0, second: int = 0, /) -> Any:
-    """What cumem/extension/driver.py asks, by number."""
+def _driver_device_count() -> int:
+    """The number of devices that the driver tells now."""
+
+def _driver_version() -> int:
+    """The newest version of CUDA that the driver serves, as 12080 for 12.8."""
+
+def _runtime_version() -> int:
+    """The version of the CUDA runtime that is linked, as 12090 for 12.9."""
+
+def _device_attribute_names() -> tuple[str, ...]:
+    """The names that `_device_attribute` knows."""
+
+def _device_attribute(device: int, name: str, /) -> int | None:
+    """An attribute of a device; None where the driver does not know it."""
+
+def _can_access_peer(device: int, peer: int, /) -> bool:
+    """Whether one device reaches the memory of another one."""
+
+def _stream_priorities(device: int, /) -> tuple[int, int]:
+    """Of a device's streams: the least, which is the highest number, and the greatest."""
+
+def _device_memory(device: int, /) -> tuple[int, int]:
+    """Free and total bytes of a device."""
+
+def _describe_device(device: int, /) -> tuple[bytes, bytes, str, int]:
+    """A device's name, UUID, place on the bus, and bytes of memory."""
+
+def _synchronize_device(device: int, /) -> None:
+    """Wait for all work of a device. Ctrl-C ends the wait."""
 
 def _pools(
     window: bool = False, /
@@ -2980,7 +3007,6 @@ def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
     addresses.
     """
 
-_DEVICE_ATTRIBUTES: Final[dict[str, int]]
 _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
 """Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
 _BUILT_RUNTIME: Final[int]

@@ -16,7 +16,6 @@ from cumem.bench.cases import Result
 from cumem.bench.report import Report
 from cumem.calibration import has_kept, kept_path, machine_key
 from cumem.devices import Device
-from cumem.extension import driver
 from cumem.files import open_regular
 from cumem.memory import get_limit, memory_info
 from cumem.units import fit, format_nbytes, format_seconds, read_count, read_size
@@ -214,7 +213,7 @@ def _is_often(question: _Question) -> bool:
 
 
 def _attribute(device: Device, name: str) -> bool:
-    return bool(driver.attribute(device.index, name))
+    return bool(_core._device_attribute(device.index, name))
 
 
 def _fits_device(question: _Question) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 
 from cumem import _core
 from cumem.errors import CudaError, EmulationWarning, warn_caller
-from cumem.extension import driver
 from cumem.extension.arguments import hinting, read_flag
 from cumem.gpus import gpus_hidden, visible
 from cumem.structures import is_tensor
@@ -103,29 +102,29 @@ class Device:
     @property
     def name(self) -> str:
         """Name of the product."""
-        name = driver.describe(self._index)[0]
+        name = _core._describe_device(self._index)[0]
         return name.decode("utf-8", "replace")
 
     @property
     def uuid(self) -> str:
         """ "GPU-…" as nvidia-smi prints it; the same in every process."""
-        return _uuid_text(driver.describe(self._index)[1])
+        return _uuid_text(_core._describe_device(self._index)[1])
 
     @property
     def pci_bus_id(self) -> str:
         """Place on the bus: "0000:1b:00.0"."""
-        return driver.describe(self._index)[2]
+        return _core._describe_device(self._index)[2]
 
     @property
     def total_nbytes(self) -> int:
         """Bytes of memory on the device."""
-        return driver.describe(self._index)[3]
+        return _core._describe_device(self._index)[3]
 
     @property
     def compute_capability(self) -> tuple[int, int]:
         """Tuple of two ints, e.g. (9, 0)."""
         major, minor = (
-            driver.attribute(self._index, name) or 0
+            _core._device_attribute(self._index, name) or 0
             for name in ("compute_major", "compute_minor")
         )
         return major, minor
@@ -150,8 +149,8 @@ class Device:
             If the driver cannot answer.
         """
         found = {
-            name: driver.attribute(self._index, name)
-            for name in _core._DEVICE_ATTRIBUTES
+            name: _core._device_attribute(self._index, name)
+            for name in _core._device_attribute_names()
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -175,7 +174,7 @@ class Device:
             If the driver cannot answer.
         """
         peer = _core._device(other, "other").index
-        return peer != self._index and driver.can_access_peer(self._index, peer)
+        return peer != self._index and _core._can_access_peer(self._index, peer)
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device so far is done.
@@ -191,7 +190,7 @@ class Device:
         interrupts it in the main thread. Creates a context on the device if there is
         none.
         """
-        driver.synchronize(self._index)
+        _core._synchronize_device(self._index)
 
     def memory_info(self) -> tuple[int, int]:
         """Memory of the device as its driver sees it, all processes together.
@@ -210,7 +209,7 @@ class Device:
         -----
         Creates a context on the device if there is none.
         """
-        return driver.memory_info(self._index)
+        return _core._device_memory(self._index)
 
     def __index__(self) -> int:
         return self._index
@@ -333,7 +332,7 @@ def device_count() -> int:
     True
     """
     try:
-        return driver.device_count()
+        return _core._driver_device_count()
     except CudaError as error:
         if error.name == "cudaErrorNoDevice":  # how the driver says 0
             return 0
@@ -399,7 +398,7 @@ def driver_version() -> tuple[int, int]:
     >>> cumem.driver_version() >= (12, 0)
     True
     """
-    return _pair(driver.driver_version())
+    return _pair(_core._driver_version())
 
 
 def runtime_version() -> tuple[int, int]:
@@ -420,7 +419,7 @@ def runtime_version() -> tuple[int, int]:
     >>> cumem.runtime_version() >= (12, 0)
     True
     """
-    return _pair(driver.runtime_version())
+    return _pair(_core._runtime_version())
 
 
 def _pair(version: int) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from cumem import _core
 from cumem.answers import plain
 from cumem.devices import Device
 from cumem.errors import warn_caller
-from cumem.extension import driver
 from cumem.extension.arguments import read_flag, read_location, wrong_type
 from cumem.units import read_integer, read_size
 
@@ -160,7 +159,7 @@ def read_advice(buffer: _core.ManagedBuffer, name: str) -> Any:
     if name == "read_mostly":
         return bool(_ask(buffer, _READ_MOSTLY[2])[0])
     if name == "accessed_by":
-        found = _ask(buffer, _ACCESSED_BY[2], driver.device_count() + 1)
+        found = _ask(buffer, _ACCESSED_BY[2], _core._driver_device_count() + 1)
         return tuple(_place(each) for each in sorted(found) if each != _NOWHERE)
     attribute = _PREFERRED[2] if name == "preferred_location" else _PREFETCHED
     return _place(_ask(buffer, attribute)[0])
@@ -193,8 +192,10 @@ def _accessors(accessed_by: Any) -> list[tuple[int, int]]:
         raise ValueError('accessed_by must hold devices and "cpu", and no NUMA nodes')
     others = {_HOST} | {
         index
-        for index in range(driver.device_count())
-        if driver.attribute(index, "concurrent_managed_access")  # else it refuses
+        for index in range(_core._driver_device_count())
+        if _core._device_attribute(
+            index, "concurrent_managed_access"
+        )  # else it refuses
     }
     return [
         *((_ACCESSED_BY[1], each) for each in sorted(others - wanted)),

@@ -12,7 +12,6 @@ from typing import NoReturn, TypeVar
 
 from cumem import _core
 from cumem.errors import CudaError, OutOfMemoryError
-from cumem.extension import driver
 from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.pool_stats import PoolStats, pool_stats
 from cumem.units import format_nbytes
@@ -241,7 +240,7 @@ def refuse_locking(
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
     """What cannot be read is left out: the error matters more."""
     try:
-        free, total = driver.memory_info(numbers.device)
+        free, total = _core._device_memory(numbers.device)
     except CudaError:
         return
     ours = sum(

@@ -20,7 +20,6 @@ from typing import (
 import numpy as np
 
 from cumem import _core
-from cumem.extension import driver
 from cumem.extension.arguments import read_flag
 from cumem.kinds import KINDS, is_on_device
 from cumem.out_of_memory import lock_pages
@@ -267,7 +266,7 @@ def register(
 def _can_lock_read_only(index: int) -> bool:
     """Else only pages that may be written can be locked, which those of a read-only
     object often are."""
-    return bool(driver.attribute(index, "host_register_read_only"))
+    return bool(_core._device_attribute(index, "host_register_read_only"))
 
 
 def _find_memory(obj: Any) -> _core.Buffer | np.ndarray[Any, Any]:

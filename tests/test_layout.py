@@ -35,7 +35,6 @@ PACKAGE_LAYERS = [
         "carried",
         "control_groups",
         "gpus",
-        "extension.driver",
         "extension.flags",
         "kinds",
     }

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core, errors
-from cumem.extension import driver, hints
+from cumem.extension import hints
 from cumem.kinds import ATTACH_HOST, KINDS, PORTABLE, WRITE_COMBINED, kind_named
 
 P = ParamSpec("P")
@@ -166,7 +166,7 @@ def read_location(text: str, name: str) -> int:
     if text in ("cpu", "host"):
         return -1
     if node := re.fullmatch(r"numa:(\d{1,2})", text, re.ASCII):
-        if driver.driver_version() < 12020:
+        if _core._driver_version() < 12020:
             call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
             doing = f"{name} is a NUMA node, which takes a newer driver"
             raise errors.make(call, None, 0, -8, 12020, doing)

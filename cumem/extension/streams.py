@@ -7,7 +7,6 @@ import operator
 from typing import Any
 
 from cumem import _core
-from cumem.extension import driver
 from cumem.extension.arguments import read_flag, wrong_type
 
 
@@ -26,7 +25,7 @@ def Stream(  # noqa: N802  # as errors of the call name it
     blocks = not read_flag(non_blocking, "non_blocking")
     where = _core._device(device, "device")
     if number != 0:
-        least, greatest = driver.priorities(where.index)
+        least, greatest = _core._stream_priorities(where.index)
         if not greatest <= number <= least:
             raise ValueError(
                 f"priority must be from {greatest} to {least}, not {number}"

@@ -230,8 +230,8 @@ managed(PyObject *module, PyObject *args)
 
 /* Of the bytes from `begin` to `end` of the span. */
 static int
-ask(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute, int *out,
-    int count)
+read_range(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute, int *out,
+           int count)
 {
     cm_storage *storage = self->storage;
     cm_runtime *rt = cm_state_runtime(self->state);
@@ -265,7 +265,7 @@ int
 cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
 {
     *out = CM_NO_LOCATION;
-    return ask(self, 0, UINT64_MAX, CM_RANGE_PREFETCHED, out, 1);
+    return read_range(self, 0, UINT64_MAX, CM_RANGE_PREFETCHED, out, 1);
 }
 
 /* _managed_ask(buffer, attribute, begin, end, count): so many C ints */
@@ -286,7 +286,8 @@ managed_ask(PyObject *module, PyObject *args)
     for (int i = 0; i < count; i++) { /* of no bytes */
         found[i] = attribute == CM_RANGE_READ_MOSTLY ? 0 : CM_NO_LOCATION;
     }
-    if (ask((cm_buffer *)(void *)buffer, begin, end, attribute, found, count) < 0) {
+    if (read_range((cm_buffer *)(void *)buffer, begin, end, attribute, found, count)
+        < 0) {
         return NULL;
     }
     return PyBytes_FromStringAndSize((const char *)found,

@@ -42,10 +42,11 @@ static int
 add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
-        cm_protocol_methods,  cm_constructor_methods,  cm_copy_methods,
-        cm_device_methods,    cm_pool_methods,         cm_shutdown_methods,
-        cm_configure_methods, cm_multi_device_methods, cm_copy_many_methods,
-        cm_managed_methods,   cm_numpy_memory_methods, cm_recording_methods,
+        cm_protocol_methods,  cm_constructor_methods, cm_copy_methods,
+        cm_device_methods,    cm_driver_methods,      cm_pool_methods,
+        cm_shutdown_methods,  cm_configure_methods,   cm_multi_device_methods,
+        cm_copy_many_methods, cm_managed_methods,     cm_numpy_memory_methods,
+        cm_recording_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -55,17 +56,10 @@ add_functions(PyObject *module)
     return 0;
 }
 
-/* CUDA's number of the attributes of devices that count here, and what each kind of
- * memory is, with its usual flags. */
+/* What each kind of memory is, with its usual flags, and the runtime that is linked. */
 static int
 add_constants(PyObject *module)
 {
-#define ATTRIBUTE_FORMAT(name, number, cuda) "si"
-#define ATTRIBUTE_VALUE(name, number, cuda) , #name, number
-    PyObject *attributes = Py_BuildValue("{" CM_DEVICE_ATTRIBUTES(
-        ATTRIBUTE_FORMAT) "}" CM_DEVICE_ATTRIBUTES(ATTRIBUTE_VALUE));
-#undef ATTRIBUTE_VALUE
-#undef ATTRIBUTE_FORMAT
 #define KIND_FORMAT(name, text, traits, flags) "s(OOOI)"
 #define KIND_IS(traits, trait) ((traits) & (trait)) != 0 ? Py_True : Py_False
 #define KIND_VALUE(name, text, traits, flags)                                          \
@@ -77,11 +71,9 @@ add_constants(PyObject *module)
 #undef KIND_IS
 #undef KIND_FORMAT
     bool failed =
-        PyModule_AddObjectRef(module, "_DEVICE_ATTRIBUTES", attributes) < 0
-        || PyModule_AddObjectRef(module, "_KINDS", kinds) < 0
+        PyModule_AddObjectRef(module, "_KINDS", kinds) < 0
         || PyModule_AddIntConstant(module, "_BUILT_RUNTIME", cm_cuda_built_version())
                < 0;
-    Py_XDECREF(attributes);
     Py_XDECREF(kinds);
     return failed ? -1 : 0;
 }

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the package asks the driver, of itself and of its devices, each time anew: one
+ * function for each question, with a device by its index. */
+#include <string.h>
+
+#include "docstrings.h"
+#include "python/core/arguments.h"
+#include "python/core/errors.h"
+#include "python/core/types.h"
+#include "python/device/objects.h"
+#include "python/device/wait.h"
+
+/* The runtime, which is opened for the question; NULL with an exception. Between here
+ * and end() shutdown() waits. */
+static cm_runtime *
+begin(cm_state *state)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    if (rt != NULL) {
+        cm_state_enter(state);
+    }
+    return rt;
+}
+
+/* 0, or -1 with the exception of what the driver answered. */
+static int
+end(cm_state *state, cm_status status)
+{
+    cm_state_leave(state);
+    return cm_py_check(state, status, NULL);
+}
+
+/* begin() for a question about a device. The number is looked at last: Python code that
+ * ran before may have shut down, and opened a backend with fewer devices. */
+static cm_runtime *
+begin_on(cm_state *state, int device)
+{
+    cm_runtime *rt = begin(state);
+    if (rt == NULL) {
+        return NULL;
+    }
+    if (device >= 0 && device < rt->device_count) {
+        return rt;
+    }
+    PyErr_Format(PyExc_ValueError, "device %d does not exist%s", device,
+                 rt->device_count > 0 ? " any more" : ": there are 0 devices");
+    cm_state_leave(state);
+    return NULL;
+}
+
+/* -- the driver itself ---------------------------------------------------------------- */
+
+static PyObject *
+driver_device_count(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_runtime *rt = begin(state);
+    int count;
+    if (rt == NULL || end(state, CM_WITHOUT_GIL(cm_rt_device_count(rt, &count))) < 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(count);
+}
+
+static PyObject *
+driver_version(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_runtime *rt = begin(state);
+    int version;
+    if (rt == NULL
+        || end(state, CM_WITHOUT_GIL(cm_rt_driver_version(rt, &version))) < 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(version);
+}
+
+static PyObject *
+runtime_version(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_runtime *rt = begin(state);
+    int version;
+    if (rt == NULL
+        || end(state, CM_WITHOUT_GIL(cm_rt_runtime_version(rt, &version))) < 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(version);
+}
+
+/* -- a device ------------------------------------------------------------------------- */
+
+#define ATTRIBUTE_ROW(name, number, cuda) {#name, number},
+static const struct attribute {
+    const char *name;
+    int number; /* CUDA's */
+} attributes[] = {CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ROW)};
+#undef ATTRIBUTE_ROW
+
+enum { ATTRIBUTE_COUNT = sizeof(attributes) / sizeof(attributes[0]) };
+
+static PyObject *
+device_attribute_names(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    (void)module;
+    PyObject *names = PyTuple_New(ATTRIBUTE_COUNT);
+    for (Py_ssize_t i = 0; names != NULL && i < ATTRIBUTE_COUNT; i++) {
+        PyObject *name = PyUnicode_FromString(attributes[i].name);
+        if (name == NULL || PyTuple_SetItem(names, i, name) < 0) {
+            Py_CLEAR(names);
+        }
+    }
+    return names;
+}
+
+static PyObject *
+device_attribute(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device, value;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:_device_attribute", &device, &name)) {
+        return NULL;
+    }
+    int i = 0;
+    while (i < ATTRIBUTE_COUNT && strcmp(attributes[i].name, name) != 0) {
+        i++;
+    }
+    if (i == ATTRIBUTE_COUNT) {
+        PyErr_Format(PyExc_ValueError, "there is no attribute '%s' of devices", name);
+        return NULL;
+    }
+    cm_runtime *rt = begin_on(state, device);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_status status = CM_WITHOUT_GIL(
+        cm_rt_device_attribute(rt, attributes[i].number, device, &value));
+    if (status.code == CM_CUDA_INVALID_VALUE) { /* this driver does not know it */
+        cm_state_leave(state);
+        Py_RETURN_NONE;
+    }
+    return end(state, status) < 0 ? NULL : PyLong_FromLong(value);
+}
+
+static PyObject *
+can_access_peer(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device, peer, can;
+    if (!PyArg_ParseTuple(args, "ii:_can_access_peer", &device, &peer)) {
+        return NULL;
+    }
+    cm_runtime *rt = begin_on(state, device);
+    if (rt == NULL) {
+        return NULL;
+    }
+    if (peer < 0 || peer >= rt->device_count) {
+        cm_state_leave(state);
+        PyErr_Format(PyExc_ValueError, "device %d does not exist any more", peer);
+        return NULL;
+    }
+    cm_status status = CM_WITHOUT_GIL(cm_rt_peer_can_access(rt, device, peer, &can));
+    return end(state, status) < 0 ? NULL : PyBool_FromLong(can);
+}
+
+static PyObject *
+stream_priorities(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device, least, greatest;
+    if (!PyArg_ParseTuple(args, "i:_stream_priorities", &device)) {
+        return NULL;
+    }
+    cm_runtime *rt = begin_on(state, device);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest)));
+    return end(state, status) < 0 ? NULL : Py_BuildValue("(ii)", least, greatest);
+}
+
+static PyObject *
+device_memory(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device;
+    uint64_t free_nbytes, total_nbytes;
+    if (!PyArg_ParseTuple(args, "i:_device_memory", &device)) {
+        return NULL;
+    }
+    cm_runtime *rt = begin_on(state, device);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, device, cm_rt_memory_info(rt, &free_nbytes, &total_nbytes)));
+    if (end(state, status) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)free_nbytes,
+                         (unsigned long long)total_nbytes);
+}
+
+static PyObject *
+describe_device(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device;
+    cm_device_info info;
+    if (!PyArg_ParseTuple(args, "i:_describe_device", &device)) {
+        return NULL;
+    }
+    cm_runtime *rt = begin_on(state, device);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_status status = CM_WITHOUT_GIL(cm_rt_device_describe(rt, device, &info));
+    if (end(state, status) < 0) {
+        return NULL;
+    }
+    PyObject *uuid =
+        PyBytes_FromStringAndSize((const char *)info.uuid, sizeof(info.uuid));
+    return Py_BuildValue("(yNsK)", info.name, uuid, info.pci_bus_id,
+                         (unsigned long long)info.total_nbytes);
+}
+
+static PyObject *
+synchronize_device(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device;
+    if (!PyArg_ParseTuple(args, "i:_synchronize_device", &device)) {
+        return NULL;
+    }
+    cm_runtime *rt = begin_on(state, device);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_status status;
+    bool is_over = cm_wait_for_device(state, rt, device, &status);
+    if (!is_over) { /* with the exception of a signal's handler */
+        cm_state_leave(state);
+        return NULL;
+    }
+    if (end(state, status) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* -- table ---------------------------------------------------------------------------- */
+
+PyMethodDef cm_driver_methods[] = {
+    {"_driver_device_count", driver_device_count, METH_NOARGS,
+     CM_DOC__driver_device_count},
+    {"_driver_version", driver_version, METH_NOARGS, CM_DOC__driver_version},
+    {"_runtime_version", runtime_version, METH_NOARGS, CM_DOC__runtime_version},
+    {"_device_attribute_names", device_attribute_names, METH_NOARGS,
+     CM_DOC__device_attribute_names},
+    {"_device_attribute", device_attribute, METH_VARARGS, CM_DOC__device_attribute},
+    {"_can_access_peer", can_access_peer, METH_VARARGS, CM_DOC__can_access_peer},
+    {"_stream_priorities", stream_priorities, METH_VARARGS, CM_DOC__stream_priorities},
+    {"_device_memory", device_memory, METH_VARARGS, CM_DOC__device_memory},
+    {"_describe_device", describe_device, METH_VARARGS, CM_DOC__describe_device},
+    {"_synchronize_device", synchronize_device, METH_VARARGS,
+     CM_DOC__synchronize_device},
+    {NULL, NULL, 0, NULL},
+};
