@@ -1,0 +1,979 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the text of the sources says of their structure, one function a measure.
+
+A measure answers with a line for each thing that it finds; the number of lines is its
+figure. ``tests/debts.toml`` has the figure that the tree has today and the one that it is
+to have, and ``tests/test_structure.py`` compares them. Run as a program this file prints
+all of them::
+
+    python tests/support/structure.py            # figure, debt and goal of each measure
+    python tests/support/structure.py NAME       # what this measure finds, line by line
+    python tests/support/structure.py --lower    # write lower figures into the file
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "cumem"
+DEBTS = ROOT / "tests" / "debts.toml"
+
+# -- texts of C ------------------------------------------------------------------------
+
+COMMENT_OR_TEXT = re.compile(
+    r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL
+)
+
+
+def _blank(found: re.Match[str]) -> str:
+    """As many lines as before, and nothing in them that could be read as code."""
+    if found[0][0] in "\"'":
+        return found[0][0] * 2
+    return "\n" * found[0].count("\n") or " "
+
+
+def code_of(text: str, keep_texts: bool = False) -> str:
+    """C without comments, on the lines where it was; texts become empty ones."""
+    if not keep_texts:
+        return COMMENT_OR_TEXT.sub(_blank, text)
+    return COMMENT_OR_TEXT.sub(
+        lambda found: found[0] if found[0][0] in "\"'" else _blank(found), text
+    )
+
+
+@cache
+def c_codes() -> dict[str, str]:
+    """The code of each C file below csrc/, by its path there."""
+    return {
+        path.relative_to(CSRC).as_posix(): code_of(path.read_text())
+        for path in sorted(CSRC.rglob("*.[ch]"))
+    }
+
+
+def line_at(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
+
+
+# -- conditionals ----------------------------------------------------------------------
+
+
+class _Frame:
+    """What lies between two brackets, up to a comma or the end of a statement."""
+
+    def __init__(self, start: int, inside: bool, grouped: bool) -> None:
+        self.start = start
+        #: The bracket only groups, and what it groups belongs to a conditional outside.
+        self.inside = inside
+        #: The bracket only groups: it belongs to no call, index, body or keyword.
+        self.grouped = grouped
+        self.begin()
+
+    def begin(self) -> None:
+        """Something else is said from here on, which is no operand of what came before."""
+        self.has_conditional = False
+        self.holds_grouped = False
+
+
+TOKEN = re.compile(r"\w+|[^\w\s]")
+A_TYPE = re.compile(r"\(\s*(?:const\s+|struct\s+|unsigned\s+)*\w+(?:\s*\*+)?\s*\)")
+KEYWORDS = {"return", "case", "else", "do"}
+HEADS = {"if", "while", "for", "switch", "sizeof", "_Generic"}
+
+
+def nested_conditionals(code: str) -> list[int]:
+    """The line of each `?` that belongs to an operand of another one.
+
+    As clang-tidy's readability-avoid-nested-conditional-operator says it, but for operands
+    that only contain a conditional in brackets, as in ``x == (a ? b : c) ? d : e``, which
+    count as well. One that stands in an argument of a call or in an index does not.
+    """
+    found: list[int] = []
+    frames = [_Frame(0, inside=False, grouped=False)]
+    before, closed = "", ""
+    for match in TOKEN.finditer(code):
+        token, frame = match[0], frames[-1]
+        if token in "([{":
+            is_call = token == "(" and (before == "]" or re.match(r"\w", before))
+            is_call = is_call and before not in KEYWORDS
+            is_cast = before == ")" and A_TYPE.fullmatch(closed) is not None
+            grouped = token == "(" and not is_call and (before != ")" or is_cast)
+            inside = grouped and (frame.has_conditional or frame.inside)
+            frames.append(_Frame(match.start(), inside, grouped))
+        elif token in ")]}" and len(frames) > 1:
+            inner = frames.pop()
+            closed = code[inner.start : match.end()]
+            outer = frames[-1]
+            if inner.grouped and (inner.has_conditional or inner.holds_grouped):
+                outer.holds_grouped = True
+            if token == "}":
+                outer.begin()
+        elif token in ",;":
+            frame.begin()
+        elif token == "?":
+            if frame.has_conditional or frame.inside or frame.holds_grouped:
+                found.append(line_at(code, match.start()))
+            frame.has_conditional = True
+        before = token
+    return found
+
+
+STATUS_OF_CHAIN = re.compile(r"\?\s*(?:-1\s*:\s*0|0\s*:\s*-1)\b")
+
+
+def chained_statuses(code: str) -> list[int]:
+    """The line of each statement that makes -1 or 0 of conditions joined by || or &&."""
+    lines = []
+    for match in STATUS_OF_CHAIN.finditer(code):
+        begin = max(code.rfind(mark, 0, match.start()) for mark in ";{}") + 1
+        if re.search(r"\|\||&&", code[begin : match.start()]):
+            lines.append(line_at(code, match.start()))
+    return lines
+
+
+# -- macros of csrc/python, which name functions of the package ------------------------
+
+
+class Macro(NamedTuple):
+    parameters: list[str]
+    body: str
+
+
+DEFINE = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(([^)]*)\)((?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE
+)
+
+
+def macros_of(code: str) -> dict[str, Macro]:
+    """Its macros with parameters."""
+    return {
+        name: Macro(
+            [each.strip() for each in parameters.split(",")],
+            body.replace("\\\n", "\n"),
+        )
+        for name, parameters, body in DEFINE.findall(code)
+    }
+
+
+def arguments_at(text: str, begin: int) -> tuple[list[str], int]:
+    """What stands between the bracket at `begin` and its end, parted at the commas."""
+    depth, place, last = 0, begin, begin + 1
+    found: list[str] = []
+    in_text = False
+    while place < len(text):
+        char = text[place]
+        if char == "\\" and in_text:
+            place += 1
+        elif char == '"':
+            in_text = not in_text
+        elif in_text:
+            pass
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if depth == 0:
+                return [*found, text[last:place].strip()], place + 1
+        elif char == "," and depth == 1:
+            found.append(text[last:place].strip())
+            last = place + 1
+        place += 1
+    return found, place
+
+
+def expand(text: str, macros: dict[str, Macro], hidden: frozenset[str]) -> str:
+    """The text with these macros put in, those too that they lead to."""
+    names = [name for name in macros if name not in hidden]
+    if not names:
+        return text
+    use = re.compile(rf"\b({'|'.join(map(re.escape, names))})\s*\(")
+    parts, last = [], 0
+    while found := use.search(text, last):
+        given, end = arguments_at(text, found.end() - 1)
+        macro = macros[found[1]]
+        values = dict(zip(macro.parameters, given, strict=False))
+        values["__VA_ARGS__"] = ", ".join(given[len(macro.parameters) - 1 :])
+
+        def put(match: re.Match[str], values: dict[str, str] = values) -> str:
+            is_text, name = match[1], match[2]
+            if name not in values:
+                return match[0]
+            return f'"{values[name]}"' if is_text else values[name]
+
+        pasted = re.sub(r"\s*##\s*", "\0", macro.body)
+        body = re.sub(r"(#\s*)?\b([A-Za-z_]\w*)\b", put, pasted).replace("\0", "")
+        parts += [
+            text[last : found.start()],
+            expand(body, macros, hidden | {found[1]}),
+        ]
+        last = end
+    return "".join([*parts, text[last:]])
+
+
+CALL_BACK = re.compile(r"\bcm_package_(call|do|refuse|method|pass)\s*\(")
+LOAD = re.compile(r"\bcm_package_load\s*\(")
+LITERAL = re.compile(r'"([\w.]+)"')
+
+
+class Named(NamedTuple):
+    """A function of the package that C names, and the file that does."""
+
+    function: str
+    place: str
+
+
+def named_functions() -> list[Named]:
+    """The functions of the package that C names by texts, each file once.
+
+    Of a module that C loads and looks through it is ``module.*``.
+    """
+    texts = {
+        path.relative_to(CSRC).as_posix(): code_of(path.read_text(), keep_texts=True)
+        for path in sorted((CSRC / "python").rglob("*.[ch]"))
+        if path.name != "package.c"
+    }
+    shared = {
+        name: macro
+        for path, text in texts.items()
+        if path.endswith(".h")
+        for name, macro in macros_of(text).items()
+    }
+    found = set()
+    for path, text in texts.items():
+        if not path.endswith(".c"):
+            continue
+        own = DEFINE.sub("", text)
+        found |= {
+            Named(name, path)
+            for name in names_in(expand(own, shared | macros_of(text), frozenset()))
+        }
+    return sorted(found)
+
+
+def is_there(function: str) -> bool:
+    """Whether the package, or the extension, has a function of this name."""
+    module, _, name = function.rpartition(".")
+    if module == "_core":
+        return f"def {name}(" in (PACKAGE / "_core.pyi").read_text(encoding="utf-8")
+    return module in modules() and (
+        name == "*" or name in functions_of(module) or name in aliases_of(module)
+    )
+
+
+def names_in(text: str) -> Iterator[str]:
+    for match in CALL_BACK.finditer(text):
+        given, _ = arguments_at(text, match.end() - 1)
+        literals = [LITERAL.fullmatch(each) for each in given[:2]]
+        if None in literals:
+            yield f"?.{', '.join(given[:2])}"  # which test_structure.py refuses
+        else:
+            yield ".".join(each[1] for each in literals if each is not None)
+    for match in LOAD.finditer(text):
+        given, _ = arguments_at(text, match.end() - 1)
+        if literal := LITERAL.fullmatch(given[0]):
+            yield f"{literal[1]}.*"
+    if "cm_package_hint" in text:
+        yield "extension.hints.refuse_attribute"
+
+
+#: Why C may call the package, and what it calls for that, by the last two parts of the
+#: name: docs/decisions/0019-words-not-work.md. Whatever else it calls is work.
+WORDS: dict[str, tuple[str, ...]] = {
+    "relief when memory is short, and what its error tells of the pools": (
+        "out_of_memory.*",
+    ),
+    "the text of an error or of a warning": (
+        *("*.refuse_*", "errors.*", "kinds.check_kind", "texts.name_pair"),
+        *("devices.warn_of_emulation", "gpus.judge_failure"),
+    ),
+    "what an object shows of itself": (
+        *("texts.*_repr", "texts.*_text", "texts.list_names", "texts.buffer_flags"),
+        *("objects._repr_html_", "answers.to_dict"),
+    ),
+    "what the process may use, which is read once": (
+        *("control_groups.find", "counting.count_devices", "devices.read_settings"),
+        *("limits.begin", "tuning.begin", "calibration.take_kept"),
+    ),
+    "types of the package, made once": ("devices.make", "pools.*"),
+    "another library is found, or asked": (
+        *("devices.current_of_torch", "foreign_stream.is_captured"),
+        *("exchange.current_stream", "foreign_memory.find_table"),
+        *("foreign_memory.fix_size", "foreign_memory.check_sign"),
+    ),
+    "a protocol whose other side is Python's: bars, event loops, pickles": (
+        *("progress.begin", "progress.end", "awaiting.*", "pickling.reduce"),
+    ),
+}
+#: These look at pools and trim them, which is what they are called for.
+MAY_USE_CORE = ("relief when memory is short, and what its error tells of the pools",)
+
+
+def reason_of(function: str) -> str | None:
+    """Why C may call it; None where it is work."""
+    short = ".".join(function.split(".")[-2:])
+    for reason, patterns in WORDS.items():
+        if any(fnmatchcase(short, pattern) for pattern in patterns):
+            return reason
+    return None
+
+
+# -- texts of the package --------------------------------------------------------------
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The modules of the package by name, without ``cumem.``; the package is ``""``."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        found["" if name == "__init__" else name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+def running(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs: all nodes but those below ``if TYPE_CHECKING``."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield from running(other)
+        else:
+            yield from running(child)
+
+
+class Import(NamedTuple):
+    """A name of a file, and the module and the name there that it stands for."""
+
+    name: str
+    module: str
+    attribute: str | None
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    """What it takes from modules of the package, at its top or within a function."""
+    for node in running(tree_of(module)):
+        if isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            if parts[0] != "cumem" or node.level:
+                continue
+            inside = ".".join(parts[1:])
+            for alias in node.names:
+                full = f"{inside}.{alias.name}".lstrip(".")
+                if full in modules() or full == "_core":
+                    yield Import(alias.asname or alias.name, full, None)
+                else:
+                    yield Import(alias.asname or alias.name, inside, alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "cumem":
+                    yield Import(
+                        alias.asname or "cumem",
+                        alias.name.removeprefix("cumem").lstrip("."),
+                        None,
+                    )
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            for literal in re.findall(r"'cumem\.([\w.]+)'", ast.unparse(node)):
+                yield Import("", literal, None)
+
+
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Each module with those that it imports; the extension is not among them."""
+    return {
+        module: {each.module for each in imports_of(module)} - {module, "_core"}
+        for module in modules()
+    }
+
+
+#: The rooms of the package: each imports from those before it, and from itself.
+ROOMS = (
+    *("base", "buffers", "interchange", "devices", "pools", "files", "transfers"),
+    *("recording", "integrations", "tools", "face"),
+)
+#: The rooms of modules that are not yet in the folder of theirs.
+FLAT: dict[str, tuple[str, ...]] = {
+    "base": (
+        *("answers", "carried", "control_groups", "error_codes", "errors", "forking"),
+        *("kinds", "locks", "progress", "units", "variables", "extension.nvtx"),
+        "extension",
+    ),
+    "buffers": (
+        *("constructors", "extension.allocating", "extension.arguments"),
+        *("extension.casting", "extension.filling", "extension.flags"),
+        *("extension.hints", "extension.texts", "extension.values"),
+        "extension.views",
+    ),
+    "interchange": (
+        *("registering", "extension.array_interface", "extension.exchange"),
+        *("extension.foreign_memory", "extension.foreign_stream"),
+        *("extension.importing", "extension.pickling"),
+    ),
+    "devices": (
+        *("devices", "gpus", "extension.awaiting", "extension.blocks"),
+        *("extension.counting", "extension.driver", "extension.events"),
+        "extension.streams",
+    ),
+    "pools": (
+        *("limits", "memory", "numpy_memory", "out_of_memory", "pool_stats", "pools"),
+        *("snapshot", "workspace"),
+    ),
+    "files": (
+        *("converting", "file_hints", "files", "npy", "safetensors"),
+        *("safetensors.format", "safetensors.save"),
+    ),
+    "transfers": (
+        *("ahead", "collating", "explanation", "loading", "managed", "multi_device"),
+        *("offloading", "pipelines", "ring", "sources", "structures", "trees"),
+        "tuning",
+    ),
+    "tools": (
+        *("_testing", "bench", "bench.cases", "bench.report", "calibration"),
+        *("choosing", "cli", "doctor", "doctor.checks", "doctor.facts", "info"),
+        *("measuring", "notebook", "notebook.cell", "notebook.html"),
+        *("notebook.magics", "notebook.objects", "plots", "replay"),
+        *("replay.allocators", "replay.hold", "replay.npz", "replay.report"),
+        "replay.trace",
+    ),
+    "face": ("", "__main__"),
+}
+
+
+@cache
+def room_of(module: str) -> str | None:
+    """By its folder; where that is none of the rooms, by the table; None: neither."""
+    first = module.split(".")[0]
+    if first in ROOMS and (PACKAGE / first).is_dir():
+        return first
+    return next((room for room, names in FLAT.items() if module in names), None)
+
+
+def components(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of nodes each of which reaches all the others of its set."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            new = todo.pop()
+            for after in graph.get(new, set()) - seen:
+                seen.add(after)
+                todo.append(after)
+        return seen
+
+    reach = {node: reached(node) for node in graph}
+    found: list[set[str]] = []
+    for node in graph:
+        circle = {other for other in reach[node] if node in reach.get(other, set())}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+# -- functions of the package that C calls ---------------------------------------------
+
+
+class Function(NamedTuple):
+    module: str
+    name: str
+
+
+@cache
+def functions_of(module: str) -> dict[str, ast.AST]:
+    """Its functions and classes, methods as ``Class.method``."""
+    found: dict[str, ast.AST] = {}
+    for node in tree_of(module).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = node
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{each.name}": each
+                for each in node.body
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+@cache
+def aliases_of(module: str) -> dict[str, str]:
+    """Names at its top that stand for a function, as in ``a, b = f, g``."""
+    found: dict[str, str] = {}
+    for node in tree_of(module).body:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target, value = node.targets[0], node.value
+        both = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            both = list(zip(target.elts, value.elts, strict=False))
+        found |= {
+            one.id: other.id
+            for one, other in both
+            if isinstance(one, ast.Name) and isinstance(other, ast.Name)
+        }
+    return found
+
+
+@cache
+def names_of(module: str) -> dict[str, Import]:
+    return {each.name: each for each in imports_of(module)}
+
+
+def called_by(function: Function) -> Iterator[Function]:
+    """Functions of the package that it calls by name, as far as the text tells."""
+    node = functions_of(function.module)[function.name]
+    names = names_of(function.module)
+    for each in ast.walk(node):
+        if not isinstance(each, ast.Call):
+            continue
+        target = each.func
+        if isinstance(target, ast.Name):
+            if target.id in functions_of(function.module):
+                yield Function(function.module, target.id)
+            elif (known := names.get(target.id)) and known.attribute:
+                yield Function(known.module, known.attribute)
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            if target.value.id in ("self", "cls") and "." in function.name:
+                own = function.name.split(".")[0]
+                yield Function(function.module, f"{own}.{target.attr}")
+            elif (known := names.get(target.value.id)) and known.attribute is None:
+                yield Function(known.module, target.attr)
+
+
+def reached_from(starts: Iterable[Function]) -> set[Function]:
+    """These functions, and whatever they call in turn."""
+    seen: set[Function] = set()
+    todo = list(starts)
+    while todo:
+        new = todo.pop()
+        if new in seen or new.module not in modules():
+            continue
+        if new.name in aliases_of(new.module):
+            new = Function(new.module, aliases_of(new.module)[new.name])
+        if new.name in functions_of(new.module):
+            seen.add(new)
+            todo.append(Function(new.module, f"{new.name}.__init__"))  # of a class
+            todo.extend(called_by(new))
+    return seen
+
+
+def core_calls(function: Function) -> list[str]:
+    """Its calls of private functions of the extension, but for one that is its answer."""
+    node = functions_of(function.module)[function.name]
+    if isinstance(node, ast.ClassDef):
+        return []  # its methods are functions of their own
+    answers = {
+        id(each.value) for each in ast.walk(node) if isinstance(each, ast.Return)
+    }
+    found = []
+    for each in ast.walk(node):
+        if not isinstance(each, ast.Call) or id(each) in answers:
+            continue
+        called = ast.unparse(each.func)
+        known = names_of(function.module).get(called)
+        if known and known.module == "_core":
+            called = f"_core.{known.attribute}"
+        if called.startswith("_core._"):
+            found.append(f"{function.module}.{function.name}: {called}")
+    return found
+
+
+# -- the seam: private functions of the extension --------------------------------------
+
+#: A number by these names says which of several things a function is to do.
+OPCODES = {"attribute", "code", "mode", "op", "opcode", "what", "which", "work"}
+
+
+def bare_reasons(function: ast.FunctionDef) -> list[str]:
+    """What a caller of it has to know by heart, since no type says it."""
+    every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    reasons = [
+        f"{each.arg}= is a number that says what to do"
+        for each in every
+        if each.arg in OPCODES
+        and each.annotation is not None
+        and ast.unparse(each.annotation) == "int"
+    ]
+    answer = "None" if function.returns is None else ast.unparse(function.returns)
+    if answer in ("Any", "object"):
+        reasons.append(f"answers {answer}")
+    for each in ast.walk(function.returns or ast.Constant(None)):
+        if isinstance(each, ast.Subscript) and ast.unparse(each.value) == "tuple":
+            members = each.slice.elts if isinstance(each.slice, ast.Tuple) else []
+            if len(members) > 2:
+                reasons.append(f"answers a tuple of {len(members)} without names")
+    if "address" in function.name:
+        reasons.append("hands out addresses")
+    return reasons
+
+
+# -- the measures ----------------------------------------------------------------------
+
+
+def work_called_from_c() -> list[str]:
+    """Functions of the package that C calls for work, and not for words."""
+    named: dict[str, list[str]] = {}
+    for function, place in named_functions():
+        named.setdefault(function, []).append(place)
+    return [
+        f"{function}, of {', '.join(places)}"
+        for function, places in named.items()
+        if reason_of(function) is None
+    ]
+
+
+def core_calls_of_what_c_calls() -> list[str]:
+    """Calls back into the extension, out of functions that C calls."""
+    starts = {
+        Function(*function.rpartition(".")[::2])
+        for function, _ in named_functions()
+        if reason_of(function) not in MAY_USE_CORE
+    }
+    return sorted(call for each in reached_from(starts) for call in core_calls(each))
+
+
+def bare_functions_of_the_seam() -> list[str]:
+    """Private functions of the extension that take opcodes, or answer without names."""
+    stub = ast.parse((PACKAGE / "_core.pyi").read_text(encoding="utf-8"))
+    return [
+        f"{node.name}: {', '.join(reasons)}"
+        for node in stub.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
+        if (reasons := bare_reasons(node))
+    ]
+
+
+def raw_addresses_in_the_package() -> list[str]:
+    """Places where the package takes addresses of the core, or writes through one.
+
+    The integrations are left out: other libraries hand over addresses there.
+    """
+    use = re.compile(r"_core\._addresses\(|\.from_address\(|\baddressof\(|\bmemmove\(")
+    return [
+        f"cumem/{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for module, path in modules().items()
+        if not module.startswith("integrations.")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if use.search(line)
+    ]
+
+
+def tuples_that_c_reads() -> list[str]:
+    """Places where C takes a tuple apart by position that is not its own arguments.
+
+    Three of them are DLPack's: the version that is asked for, the device that is asked
+    for, and the device of somebody's memory.
+    """
+    read = re.compile(r"\bPyArg_ParseTuple\(\s*(?!args\b)")
+    return [
+        f"csrc/{path}:{line_at(code, match.start())}"
+        for path, code in c_codes().items()
+        for match in read.finditer(code)
+    ]
+
+
+def arrows_up() -> list[str]:
+    """Imports of the package that point at a room above that of the file."""
+    return [
+        f"{module or 'cumem'} ({room_of(module)}) -> {other or 'cumem'} "
+        f"({room_of(other)})"
+        for module, others in arrows().items()
+        for other in sorted(others)
+        if ROOMS.index(room_of(other) or "face")
+        > ROOMS.index(room_of(module) or "base")
+    ]
+
+
+def modules_in_circles() -> list[str]:
+    """Modules of the package that import each other, be it by way of others."""
+    inner = {
+        module: {each for each in others if each}
+        for module, others in arrows().items()
+        if module
+    }
+    return sorted(module for circle in components(inner) for module in circle)
+
+
+def rooms_in_circles() -> list[str]:
+    """Rooms of the package that import each other, be it by way of others."""
+    graph: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for module, others in arrows().items():
+        for other in others:
+            graph[room_of(module) or "base"].add(room_of(other) or "face")
+    graph = {room: others - {room} for room, others in graph.items()}
+    return sorted(room for circle in components(graph) for room in circle)
+
+
+#: What begins so and is the name of a macro that goes through the rows.
+ROUTE = re.compile(r"\bCM_ROUTE_(?!NAME\b|ROW\b|FUNCTIONS\b)[A-Z]\w*")
+ROUTE_ASKED = re.compile(rf"{ROUTE.pattern}|\bcm_routes\b|(?:->|\.)route\b")
+
+
+def files_that_name_routes() -> list[str]:
+    """C files that have CM_ROUTE_ in their code."""
+    return [f"csrc/{path}" for path, code in c_codes().items() if ROUTE.search(code)]
+
+
+def files_that_ask_the_route() -> list[str]:
+    """C files that look at the route of a job, by whatever spelling."""
+    return [
+        f"csrc/{path}" for path, code in c_codes().items() if ROUTE_ASKED.search(code)
+    ]
+
+
+def rows_that_are_no_routes() -> list[str]:
+    """Rows of CM_ROUTES that suit no plan, so that something else chooses them."""
+    rows = c_codes()["transfer/plan/route.h"]
+    return re.findall(r"X\((\w+),[^)]*?\bcm_never_suits\b", rows)
+
+
+def conditionals_in_conditionals() -> list[str]:
+    """Conditional operators within the operands of another."""
+    return [
+        f"csrc/{path}:{line}"
+        for path, code in c_codes().items()
+        for line in nested_conditionals(code)
+    ]
+
+
+def statuses_of_chains() -> list[str]:
+    """Statements of the form ``a || b ? -1 : 0``."""
+    return [
+        f"csrc/{path}:{line}"
+        for path, code in c_codes().items()
+        for line in chained_statuses(code)
+    ]
+
+
+#: What users import: the package, and what it does not load by itself.
+PUBLIC_MODULES = (
+    *("cumem", "cumem.bench", "cumem.doctor", "cumem.info", "cumem.replay"),
+    *("cumem.plots", "cumem.recording", "cumem.recording.events", "cumem.units"),
+    *("cumem.integrations.cuda_core", "cumem.integrations.cupy"),
+    *("cumem.integrations.numba", "cumem.integrations.torch"),
+)
+
+
+def names_at_the_top() -> list[str]:
+    """Public names of ``cumem``."""
+    return list(importlib.import_module("cumem").__all__)
+
+
+def all_of(module: str) -> list[str]:
+    """What its ``__all__`` says, read from the text: its library may be missing here."""
+    for node in tree_of(module.removeprefix("cumem").lstrip(".")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def names_of_public_modules() -> list[str]:
+    """Public names of all modules that users import; each thing once."""
+    top = names_at_the_top()
+    return top + [
+        f"{module}.{name}"
+        for module in PUBLIC_MODULES[1:]
+        for name in all_of(module)
+        if name not in top
+    ]
+
+
+def members_of_public_types() -> list[str]:
+    """Public attributes of the types at the top, inherited ones too."""
+    cumem = importlib.import_module("cumem")
+    types = {name: getattr(cumem, name) for name in cumem.__all__}
+    return [
+        f"{name}.{member}"
+        for name, value in types.items()
+        if isinstance(value, type)
+        for member in dir(value)
+        if not member.startswith("_")
+    ]
+
+
+def variables_of_users() -> list[str]:
+    """Variables of the environment, without those of the emulated device."""
+    read = importlib.import_module("cumem.variables").READ
+    return sorted(name for name in read if not name.startswith("CUMEM_EMULATED_"))
+
+
+#: Settings of copies with the results file that shows what each gains; at most three.
+SHOWN_SETTINGS: dict[str, str] = {}
+
+
+def settings_of_copies() -> list[str]:
+    """Keywords of ``cumem.configure``, without those of SHOWN_SETTINGS."""
+    for module in modules():
+        if "configure" in functions_of(module) and module.split(".")[-1] == "tuning":
+            node = functions_of(module)["configure"]
+            assert isinstance(node, ast.FunctionDef)
+            keywords = [each.arg for each in node.args.kwonlyargs]
+            return [each for each in keywords if each not in SHOWN_SETTINGS]
+    raise LookupError("configure() is not in a module tuning: say here where it is")
+
+
+MOST_LINES = 1200
+CODE_FOLDERS = ("csrc", "cumem", "tests", "benchmarks")
+
+
+def files_too_long() -> list[str]:
+    """Files of C and Python of more than 1,200 lines; stubs are lists, and may be."""
+    return [
+        f"{path.relative_to(ROOT).as_posix()}: {count} lines"
+        for folder in CODE_FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".c", ".h", ".py")
+        if (count := path.read_text(encoding="utf-8").count("\n")) > MOST_LINES
+    ]
+
+
+MEASURES: dict[str, Callable[[], list[str]]] = {
+    each.__name__: each
+    for each in (
+        work_called_from_c,
+        core_calls_of_what_c_calls,
+        bare_functions_of_the_seam,
+        tuples_that_c_reads,
+        raw_addresses_in_the_package,
+        arrows_up,
+        modules_in_circles,
+        rooms_in_circles,
+        files_that_name_routes,
+        files_that_ask_the_route,
+        rows_that_are_no_routes,
+        conditionals_in_conditionals,
+        statuses_of_chains,
+        names_at_the_top,
+        names_of_public_modules,
+        members_of_public_types,
+        variables_of_users,
+        settings_of_copies,
+        files_too_long,
+    )
+}
+
+# -- debts -----------------------------------------------------------------------------
+
+
+class Debt(NamedTuple):
+    today: int
+    goal: int
+
+
+def read_debts(text: str) -> dict[str, Debt]:
+    return {
+        name: Debt(row["today"], row["goal"])
+        for name, row in tomllib.loads(text).items()
+        if isinstance(row, dict)
+    }
+
+
+def rises(before: dict[str, Debt], after: dict[str, Debt]) -> list[tuple[str, int]]:
+    """The debts that have become more, with what they are now."""
+    return [
+        (name, debt.today)
+        for name, debt in after.items()
+        if name in before and debt.today > before[name].today
+    ]
+
+
+def read_reasons(text: str) -> set[tuple[str, int]]:
+    """The debts that were raised for a reason, with what they became."""
+    rows = tomllib.loads(text).get("raised", [])
+    return {(row["name"], row["today"]) for row in rows if row["why"]}
+
+
+def judge(name: str, found: list[str], debt: Debt) -> str | None:
+    """What is wrong with the figure of a measure, and what to type; None: nothing."""
+    figure = len(found)
+    if figure > debt.today:
+        lines = by_file(found)
+        return (
+            f"{name} is {figure}, which is {figure - debt.today} more than the debt "
+            f"that tests/debts.toml allows. Take the new ones out again. All of them:\n"
+            + "\n".join(f"  {line}" for line in lines)
+        )
+    lowest = max(figure, debt.goal)
+    if lowest < debt.today:
+        return (
+            f"{name} is {figure} by now: write `today = {lowest}` under [{name}] in "
+            "tests/debts.toml, or run `python tests/support/structure.py --lower`, so "
+            "that it stays there"
+        )
+    return None
+
+
+def by_file(found: list[str]) -> list[str]:
+    """Places as ``file:line`` joined into one line a file; other lines as they are."""
+    places: dict[str, list[str]] = {}
+    lines: Counter[str] = Counter()
+    for line in found:
+        path, mark, number = line.partition(":")
+        if mark and number.isdigit():
+            places.setdefault(path, []).append(number)
+        else:
+            lines[line] += 1
+    return [
+        *(f"{path}: {len(n)}, lines {', '.join(n)}" for path, n in places.items()),
+        *(line if n == 1 else f"{line} ({n} times)" for line, n in lines.items()),
+    ]
+
+
+def lowered(text: str, figures: dict[str, int]) -> str:
+    """The text of the debts with the figures that have become lower."""
+    debts = read_debts(text)
+    for name, figure in figures.items():
+        debt = debts[name]
+        lowest = max(figure, debt.goal)
+        if lowest < debt.today:
+            text, count = re.subn(
+                rf"(?m)^(\[{name}\]\n(?:[^\[\n].*\n|\n)*?today = )\d+",
+                rf"\g<1>{lowest}",
+                text,
+            )
+            assert count == 1, f"[{name}] has no line `today = ...`"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="the measures of the structure")
+    parser.add_argument("name", nargs="?", choices=MEASURES, help="print what it finds")
+    parser.add_argument("--lower", action="store_true", help="write lower figures")
+    options: Any = parser.parse_args()
+    if options.name:
+        print(*MEASURES[options.name](), sep="\n")
+        return 0
+    text = DEBTS.read_text(encoding="utf-8")
+    debts = read_debts(text)
+    figures = {name: len(measure()) for name, measure in MEASURES.items()}
+    for name, figure in figures.items():
+        debt = debts.get(name)
+        said = f"debt {debt.today:4}, goal {debt.goal:4}" if debt else "no debt"
+        print(f"{name:32} {figure:4}  {said}")
+    reasons = Counter(reason_of(each.function) or "work" for each in named_functions())
+    print("C calls the package for:")
+    for reason, count in reasons.most_common():
+        print(f"  {count:4}  {reason}")
+    if options.lower:
+        DEBTS.write_text(lowered(text, figures), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())
