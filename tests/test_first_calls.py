@@ -219,6 +219,8 @@ def make(call):
         print(f"{call}: {error!r}")
 
 # What is loaded before need not be loaded in each child; nothing is opened by that.
+with contextlib.suppress(ImportError):
+    import torch
 for name in cumem.__all__:
     getattr(cumem, name)
 

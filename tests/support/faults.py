@@ -21,10 +21,14 @@ UNKNOWN = 999  # cudaErrorUnknown: no retry anywhere hides it
 #: more calls than so many the first half fails, and as many of the others.
 MOST_CALLS = {
     "event_query": 6,
+    "stream_query": 6,
     "context_get": 24,
     "context_set": 24,
     "capture_mode_exchange": 24,
 }
+#: The same of all other operations. More calls than that come from a loop over chunks or
+#: pairs, and both its first rounds and its later ones are among those that fail.
+MOST_OF_OTHERS = 20
 
 #: Operations whose failure is answered by a second way and need not reach the caller:
 #: what is done instead stands beside each.
@@ -143,7 +147,13 @@ def sweep(scenario: Callable[[], None]) -> Swept:
 
 def chosen(op: str, count: int) -> list[int]:
     """Which of the `count` calls are to fail, from 1."""
-    most = MOST_CALLS.get(op, count)
+    return some_of(count, MOST_CALLS.get(op, MOST_OF_OTHERS))
+
+
+def some_of(count: int, most: int) -> list[int]:
+    """At most so many of the numbers from 1 to `count`: the first ones, and some of each
+    part of the rest, the last one among them.
+    """
     if count <= most:
         return list(range(1, count + 1))
     first = most // 2
