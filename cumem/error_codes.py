@@ -30,7 +30,7 @@ Pascal): there pages move only as a whole, when kernels start, and cannot be pre
 -17 CM_ECAPTURING the stream is being captured, and a graph cannot hold what the host \
 does or what has to be waited for
 -18 CM_EFAULT memory of the copy cannot be accessed: the file that is mapped there was \
-cut short, or cannot be read or written
+cut short, cannot be read or written, or has holes and no room is left on its disk
 -19 CM_ECAST an element cannot be converted to the target's dtype
 1 cudaErrorInvalidValue invalid argument
 2 cudaErrorMemoryAllocation out of memory

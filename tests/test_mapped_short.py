@@ -7,6 +7,7 @@ Each case runs in a process of its own, which a signal would end.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -261,6 +262,90 @@ for upload in (True, False):
         testing.gate_open(stream)
         refused(done.result, upload)
 """,
+    "elements apart over a page in the middle that is gone": """
+APART = {
+    "every third": lambda a: a[::3],
+    "columns": lambda a: a.reshape(-1, 1024)[:, :100],
+    "turned": lambda a: a.reshape(1024, -1).T,
+    "far apart": lambda a: a.reshape(-1, 4096)[:, :16],
+    "wide rows": lambda a: a.reshape(-1, 16384)[::-1, :9000],
+    "three axes": lambda a: a.view("u2").reshape(16, -1, 32)[::-1, 1:, ::2],
+}
+for nbytes, view, place in itertools.product([96 * KIB, 3 * MIB], APART, PLACES):
+    array = APART[view](holed(nbytes, nbytes // 2))
+    other = blank(place, array.nbytes).view(array.dtype).reshape(array.shape)
+    for call in (cumem.copy, cumem.copy_async):
+        refused(lambda: call(array, other), nbytes, view, place)
+        refused(lambda: call(other, array), nbytes, view, place)
+    refused(lambda: cumem.broadcast([array, other], other.copy()), nbytes, view, place)
+""".replace("PLACES", '["device", "pinned", "numpy"]'),
+    "many pieces over a page in the middle that is gone": """
+for nbytes, count, place in itertools.product([96 * KIB, 3 * MIB], [8, 96], PLACES):
+    length = nbytes // count
+    cut = lambda a: [a[i * length : (i + 1) * length] for i in range(count)][::-1]
+    for view in (VIEWS["array"], VIEWS["asbuffer"]):
+        array = holed(nbytes, nbytes // 2)
+        files, others = cut(view(array)), cut(blank(place, nbytes))
+        for call in (cumem.copy_many, cumem.copy_many_async):
+            refused(lambda: call(zip(files, others, strict=True)), nbytes, count, place)
+            refused(lambda: call(zip(others, files, strict=True)), nbytes, count, place)
+        refused(lambda: cumem.scatter(files, blank(place, nbytes)), nbytes, place)
+        refused(lambda: cumem.gather(blank(place, nbytes), files), nbytes, place)
+""".replace("PLACES", '["device", "pinned", "numpy"]'),
+    "values into a file with a page in the middle that is gone": """
+def assign(buffer, value):
+    buffer[...] = value
+
+for nbytes in (96 * KIB, 3 * MIB):
+    for part in (lambda a: a, lambda a: a[::2], lambda a: a.reshape(-1, 1024)[:, :9]):
+        array = holed(nbytes, nbytes // 2)
+        buffer = part(cumem.asbuffer(array))
+        refused(lambda: assign(buffer, np.ones(buffer.shape, "u1")), nbytes)
+        refused(lambda: assign(buffer, 7), nbytes)
+        refused(lambda: buffer.fill(7), nbytes)
+        refused(lambda: buffer.copy(), nbytes)
+        refused(lambda: buffer.astype("f4"), nbytes)
+        refused(lambda: cumem.array(buffer, kind="device"), nbytes)
+        refused(lambda: cumem.asnumpy(buffer), nbytes)
+        wide = np.ones(buffer.shape, "f8")
+        refused(lambda: cumem.copy(buffer, wide, casting="unsafe"), nbytes)
+        refused(lambda: cumem.copy(wide, buffer, casting="unsafe"), nbytes)
+        spelled = part(array).view("?")  # what NumPy converts
+        refused(lambda: cumem.copy(spelled, wide, casting="unsafe"), nbytes)
+""",
+    "short copies over a page that is gone": """
+for nbytes, place in itertools.product([100, 5000, 20 * KIB], PLACES):
+    array = holed(64 * KIB, 16 * KIB)[16 * KIB :][:nbytes]
+    other = blank(place, nbytes)
+    for call in (cumem.copy, cumem.copy_async):
+        refused(lambda: call(array, other), nbytes, place)
+        refused(lambda: call(other, array), nbytes, place)
+    refused(lambda: cumem.copy(array, other, stream=cumem.Stream()), nbytes, place)
+""".replace("PLACES", '["device", "pinned", "managed", "numpy"]'),
+    "files over a page in the middle that is gone": """
+path = PATH + "2"
+for nbytes in (96 * KIB, 3 * MIB):
+    np.zeros(nbytes, "u1").tofile(path)
+    np.save(path + ".npy", np.zeros((nbytes // 1024, 1024), "u1").T)
+    for view in (lambda a: a[::-1], lambda a: a.reshape(-1, 1024).T):
+        array = view(holed(nbytes, nbytes // 2))
+        refused(lambda: cumem.fromfile(path, "u1", out=array), nbytes)
+        refused(lambda: cumem.tofile(path + "3", array), nbytes)
+        refused(lambda: cumem.save(path + "4.npy", array), nbytes)
+        refused(lambda: cumem.write_ranges(path + "5", [(3, array)]), nbytes)
+    array = holed(nbytes, nbytes // 2)
+    refused(lambda: cumem.load(path + ".npy", out=array.reshape(1024, -1)), nbytes)
+    refused(lambda: cumem.fromfile(path, "u1", out=array, direct=True), nbytes)
+""",
+    "pages between elements stay as they are": """
+for place, upload in itertools.product(("device", "pinned", "numpy"), (True, False)):
+    for nbytes in (96 * KIB, 3 * MIB):
+        far = lambda a: a.reshape(-1, 12 * KIB)[:, :9]
+        bad = far(holed(nbytes, nbytes // 2 // (12 * KIB) * 12 * KIB + 4 * KIB))
+        other = blank(place, bad.size).reshape(bad.shape)
+        cumem.copy(*((other, bad) if upload else (bad, other)))
+        cumem.copy_async(*((other, bad) if upload else (bad, other))).wait()
+""",
     "copies that are cut meanwhile": """
 nbytes = 136 * MIB
 for call in ("source", "target"):
@@ -284,13 +369,58 @@ for call in ("source", "target"):
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_memory_of_a_file_cut_short_is_an_oserror(tmp_path: Path, case: str) -> None:
+FULL = """
+def hole(nbytes):
+    with open(PATH, "wb") as file:
+        file.truncate(nbytes)
+    return np.memmap(PATH, "u1", "r+")
+
+CALLS = {
+    "copy": lambda a, other: cumem.copy(a, other),
+    "strided": lambda a, other: cumem.copy(a[::2], other[::2]),
+    "turned": lambda a, other: cumem.copy(a.reshape(64, -1).T, other.reshape(-1, 64)),
+    "many": lambda a, other: cumem.copy_many(
+        [(a[MIB:], other[MIB:]), (a[:MIB], other[:MIB])]
+    ),
+    "rows": lambda a, other: [
+        cumem.copy(a[i : i + 4096], other[i : i + 4096]) for i in range(0, a.size, 4096)
+    ],
+    "scatter": lambda a, other: cumem.scatter([a[:100], a[100:]], other),
+    "background": lambda a, other: cumem.copy_async(a[::-1], other),
+    "fill": lambda a, other: cumem.asbuffer(a)[::3].fill(1),
+}
+for name, call in CALLS.items():
+    for place in ("numpy", "pinned", "device"):
+        array = hole(3 * MIB)
+        refused(lambda: call(array, blank(place, array.size)), name, place)
+"""
+
+
+def run(case: str, path: Path, *before: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + CASES[case], str(tmp_path / "file")],
+        [*before, sys.executable, "-c", PRELUDE + case, str(path)],
         capture_output=True,
         text=True,
         timeout=200,
         env={**os.environ, "CUMEM_BACKEND": "emulated"},
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_of_a_file_cut_short_is_an_oserror(tmp_path: Path, case: str) -> None:
+    run(CASES[case], tmp_path / "file")
+
+
+def test_holes_of_a_file_on_a_full_disk_are_an_oserror(tmp_path: Path) -> None:
+    """On a file system of 1 MiB, in a name space of its own."""
+    mount = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"'
+    inside = ("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "-")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            [*inside, "true"], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("no name space of its own can be made here")
+    run(FULL, tmp_path / "file", *inside)

@@ -270,7 +270,7 @@ test_look_finds_what_is_no_longer_there(void)
 static void
 test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
 {
-    size_t page = CM_POPULATE_NBYTES;
+    size_t page = 64 << 10; /* whole pages, whatever the machine's are */
     FILE *file = tmpfile();
     FILE *none = tmpfile();
     CHECK(file != NULL && none != NULL);
@@ -303,9 +303,26 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         layout.axes[1].stride[CM_SRC] = -(int64_t)page;
         CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
         cm_layout apart = {.run_nbytes = 1, .ndim = 1, .axes = {{8, {1, step}}}};
-        CHECK_OK(cm_host_populate(&apart, CM_SRC, map)); /* the last is there */
-        apart.axes[0].length = 6;
         CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
+        apart.axes[0].length = 2;
+        CHECK_OK(cm_host_populate(&apart, CM_SRC, map));
+        apart.axes[0].stride[CM_SRC] = 3 * step; /* over page 2 */
+        CHECK_OK(cm_host_populate(&apart, CM_SRC, map));
+        apart.offset[CM_SRC] = 2 * step - 8; /* before page 2, and in page 5 */
+        CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
+        /* Elements less than a page apart are one span, in whatever order the axes are. */
+        cm_host_hull hull;
+        cm_layout turned = {.run_nbytes = 4,
+                            .ndim = 2,
+                            .offset = {0, 8},
+                            .axes = {{16, {400, 12}}, {100, {4, 200}}}};
+        CHECK(cm_host_find_hull(&turned, CM_SRC, map, &hull));
+        CHECK(hull.start == map + 8 && hull.nbytes == 99 * 200 + 15 * 12 + 4);
+        CHECK_OK(cm_host_populate(&turned, CM_SRC, map));
+        turned.offset[CM_SRC] = 2 * step - 100;
+        CHECK_EQ(cm_host_populate(&turned, CM_SRC, map).code, CM_EFAULT);
+        turned.axes[1].stride[CM_SRC] = 2 * step; /* pages lie between */
+        CHECK(!cm_host_find_hull(&turned, CM_SRC, map, &hull));
         /* Two short rows, each from its end: the second ends just before page 5. */
         cm_layout back = {.run_nbytes = 1,
                           .ndim = 2,

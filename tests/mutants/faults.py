@@ -655,7 +655,7 @@ FAULTS = [
         "pages of files not populated",
         "csrc/transfer/routes/host_parts.c",
         "only the end of a mapped file is looked at: pages that are gone end the process",
-        "status = cm_host_populate(part, CM_SRC, src);",
+        "status = populate_part(job, part, CM_SRC, src);",
         "",
         [
             "tests/test_mapped_short.py::test_memory_of_a_file_cut_short_is_an_oserror"

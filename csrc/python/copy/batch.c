@@ -150,7 +150,8 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .address = region->address,
                           .owner = operand->storage,
                           .kind = region->kind,
-                          .device = region->device};
+                          .device = region->device,
+                          .is_file = region->is_file};
 }
 
 /* Must the driver say what kind of memory it is? */

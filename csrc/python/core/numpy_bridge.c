@@ -21,18 +21,38 @@ _Static_assert(sizeof(npy_intp) == sizeof(int64_t), "cumem needs a 64-bit platfo
 enum {
     FORMAT_CACHE_MAX = 512,
     KNOWN_DTYPES = 64,
-    FILE_NBYTES = 64 << 10, /* shorter memory is not asked whether it is a file's */
 };
 
 /* dtype -> format string, as NumPy said; emptied when it has grown past
  * FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
 static PyObject *format_cache;
 
+/* The type mmap.mmap, which owns the memory of mapped files; NULL: this Python has no
+ * such module. Guarded by the GIL; never dropped. */
+static PyTypeObject *mmap_type;
+
+static void
+find_mmap_type(void)
+{
+    PyObject *module = PyImport_ImportModule("mmap");
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "mmap");
+    Py_XDECREF(module);
+    if (type != NULL && PyType_Check(type)) {
+        mmap_type = (PyTypeObject *)type;
+        return;
+    }
+    Py_XDECREF(type);
+    PyErr_Clear();
+}
+
 int
 cm_numpy_import(void)
 {
     if (PyArray_API == NULL && _import_array() < 0) {
         return -1;
+    }
+    if (mmap_type == NULL) {
+        find_mmap_type();
     }
     if (format_cache == NULL) {
         format_cache = PyDict_New();
@@ -283,8 +303,7 @@ find_root(PyObject *array, PyObject **base)
     return root;
 }
 
-/* Does the memory end in an mmap.mmap, as numpy.memmap's and frombuffer()'s of one?
- * What was never imported has no objects. */
+/* Does the memory end in an mmap.mmap, as numpy.memmap's and frombuffer()'s of one? */
 static bool
 is_file(PyObject *array)
 {
@@ -294,16 +313,10 @@ is_file(PyObject *array)
         Py_DECREF(owner);
         owner = next;
     }
-    PyObject *name = owner == NULL ? NULL : PyUnicode_FromString("mmap");
-    PyObject *module = name == NULL ? NULL : PyImport_GetModule(name);
-    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "mmap");
-    int is = type == NULL ? 0 : PyObject_IsInstance(owner, type);
+    bool is =
+        owner != NULL && mmap_type != NULL && PyObject_TypeCheck(owner, mmap_type);
     Py_XDECREF(owner);
-    Py_XDECREF(name);
-    Py_XDECREF(module);
-    Py_XDECREF(type);
-    PyErr_Clear();
-    return is == 1;
+    return is;
 }
 
 void
@@ -329,8 +342,7 @@ cm_numpy_region(PyObject *object, cm_region *out, PyObject **dtype, bool *readon
     }
     cm_numpy_layout(object, out);
     out->is_heap = PyArray_CHKFLAGS(find_root(object, &base), NPY_ARRAY_OWNDATA);
-    out->is_file =
-        base != NULL && PyArray_NBYTES(array) >= FILE_NBYTES && is_file(object);
+    out->is_file = base != NULL && is_file(object);
     out->host = PyArray_DATA(array);
     out->address = 0;
     out->kind = CM_KIND_PAGEABLE;

@@ -66,6 +66,7 @@ typedef struct cm_job {
     bool is_fill;          /* nobody asks when it is done, unless blocking */
     bool in_background;    /* a job thread runs it, which others need */
     bool has_queued;       /* the stream may be working for us */
+    bool is_there[2];      /* by cm_side: of a mapped file, populated ahead */
     bool lost_track;       /* waiting for it failed: nobody knows what still runs */
     atomic_int lost_error; /* errno of pages that could not be populated, or of the
                               file; CM_LOST_CAST; 0: none */

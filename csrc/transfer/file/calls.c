@@ -216,6 +216,23 @@ move_direct(cm_file_job *file, cm_file_piece p, bool wide)
     return move_run(file, rest.offset < p.offset ? p : rest);
 }
 
+/* Where the user's memory is a mapped file, its pages may be gone: the failure is the
+ * one that the system's own reads and writes tell of such memory. */
+static bool
+populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
+              const char *user)
+{
+    if (!file->request->ranges[p.range_index].is_file) {
+        return true;
+    }
+    cm_side side = file->request->writes ? CM_SRC : CM_DST;
+    cm_status status = cm_host_populate(layout, side, user);
+    if (!cm_is_ok(status)) {
+        fail(file, (int)status.arg, p.offset, p.range_index);
+    }
+    return cm_is_ok(status);
+}
+
 /* Between the file and the user's memory, as `layout` says with packed bytes on the
  * other side, by way of memory of our own that lies as the file's pages do. */
 static bool
@@ -232,6 +249,10 @@ bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
     }
     char *user = p.host;
     p.host = cm_file_align(own) + before;
+    if (!populate_user(file, p, layout, user)) {
+        free(own);
+        return false;
+    }
     if (!reads) {
         cm_host_copy(layout, p.host, user, false);
     }

@@ -18,7 +18,8 @@ cm_file_range_init(cm_file_range *range, uint64_t offset, const cm_region *regio
                              .host = region->host,
                              .address = region->address,
                              .kind = region->kind,
-                             .device = region->device};
+                             .device = region->device,
+                             .is_file = region->is_file};
     range->region = cm_region_is_c_contiguous(region) ? NULL : region;
     return (uint64_t)INT64_MAX - range->nbytes < offset ? cm_fail(CM_EOVERFLOW, offset)
                                                         : cm_ok();

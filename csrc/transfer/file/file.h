@@ -34,6 +34,7 @@ typedef struct cm_file_range {
     cm_address address;
     cm_kind kind;
     int device;
+    bool is_file;            /* the memory is a mapped file's: its pages may be gone */
     const cm_region *region; /* borrowed: memory in more than one run, taken in C order;
                                 NULL: it is one */
 } cm_file_range;

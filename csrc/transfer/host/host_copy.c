@@ -331,28 +331,52 @@ cm_host_look(const cm_layout *layout, cm_side side, const void *base,
                : cm_pages_look((const char *)base + low, nbytes, side == CM_DST);
 }
 
-/* By runs of this end, which may be longer than those of both. Repeats are one. */
+/* The pages of one side, as spans in which every page is touched: `own` describes
+ * them, with a run for each span and an axis for each distance between spans that
+ * leaves whole pages out. Elements lie in one span as long as less than a page is
+ * between them:
+ *
+ *     every third byte of 1 MiB             one span of 1 MiB
+ *     16 bytes of each row of 3 KiB         one span, as no page lies between two rows
+ *     16 bytes of each row of 16 KiB        a span of 16 bytes for each row
+ *
+ * The axes are taken from the shortest stride on, whose order the other side decides.
+ * Repeats are one. */
+static void
+find_spans(const cm_layout *layout, cm_side side, cm_layout *own)
+{
+    uint64_t page = cm_page_nbytes();
+    *own = (cm_layout){.run_nbytes = run_of(layout, side)};
+    own->offset[side] = layout->offset[side];
+    for (int i = 0; i < layout->ndim; i++) {
+        cm_axis axis = layout->axes[i];
+        if (axis.stride[side] < 0) {
+            own->offset[side] += axis.stride[side] * (axis.length - 1);
+            axis.stride[side] = -axis.stride[side];
+        }
+        if (axis.stride[side] != 0) {
+            own->axes[own->ndim++] = axis;
+        }
+    }
+    cm_layout_sort(own, side);
+    while (own->ndim > 0) {
+        const cm_axis *inner = &own->axes[own->ndim - 1];
+        if ((uint64_t)inner->stride[side] >= own->run_nbytes + page) {
+            return;
+        }
+        own->run_nbytes +=
+            (uint64_t)inner->stride[side] * (uint64_t)(inner->length - 1);
+        own->ndim--;
+    }
+}
+
 cm_status
 cm_host_populate(const cm_layout *layout, cm_side side, const void *base)
 {
-    cm_layout own = *layout;
-    own.ndim = 0;
-    own.run_nbytes = run_of(layout, side);
-    bool joins = true;
-    for (int i = layout->ndim - 1; i >= 0; i--) {
-        const cm_axis *axis = &layout->axes[i];
-        int64_t stride = axis->stride[side];
-        joins = joins && (stride == 0 || llabs(stride) == (int64_t)own.run_nbytes);
-        if (!joins && stride != 0) {
-            own.axes[own.ndim++] = *axis;
-        }
-        else if (stride != 0) {
-            own.offset[side] += stride < 0 ? stride * (axis->length - 1) : 0;
-            own.run_nbytes *= (uint64_t)axis->length;
-        }
-    }
-    if (own.ndim > 0 && own.run_nbytes < CM_POPULATE_NBYTES) {
-        return cm_host_look(&own, side, base, 0);
+    cm_layout own;
+    find_spans(layout, side, &own);
+    if (own.run_nbytes == 0) {
+        return cm_ok();
     }
     int64_t index[CM_MAX_NDIM] = {0};
     do {
@@ -360,4 +384,15 @@ cm_host_populate(const cm_layout *layout, cm_side side, const void *base)
                                  side == CM_DST));
     } while (cm_layout_step(&own, own.ndim, -1, index, own.offset));
     return cm_ok();
+}
+
+bool
+cm_host_find_hull(const cm_layout *layout, cm_side side, const void *base,
+                  cm_host_hull *out)
+{
+    cm_layout own;
+    find_spans(layout, side, &own);
+    *out = (cm_host_hull){.start = (const char *)base + own.offset[side],
+                          .nbytes = own.run_nbytes};
+    return own.ndim == 0;
 }

@@ -21,9 +21,18 @@ bool cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *d
 CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, cm_side side,
                                     const void *base, uint64_t least_nbytes);
 
-/* Where that is known to be a mapped file's: cm_pages_populate() on each run; an end
- * with many shorter runs is looked at. What lies between runs is left alone.
- * Fails: CM_EFAULT. */
-enum { CM_POPULATE_NBYTES = 64 << 10 };
+/* Where that is known to be a mapped file's: cm_pages_populate() for each page that the
+ * layout touches. Pages that lie between its runs are left alone, as they need not be
+ * there. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_host_populate(const cm_layout *layout, cm_side side,
                                         const void *base);
+
+/* From the lowest byte of that side to its highest. */
+typedef struct cm_host_hull {
+    const char *start;
+    uint64_t nbytes;
+} cm_host_hull;
+
+/* Does the layout touch every page of its hull? */
+bool cm_host_find_hull(const cm_layout *layout, cm_side side, const void *base,
+                       cm_host_hull *out);

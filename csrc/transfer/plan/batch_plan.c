@@ -27,6 +27,7 @@ cm_piece_end_region(const cm_piece_end *end, uint64_t nbytes)
                         .address = end->address,
                         .kind = end->kind,
                         .device = end->device,
+                        .is_file = end->is_file,
                         .ndim = 1,
                         .itemsize = 1};
     region.shape[0] = (int64_t)nbytes;
@@ -83,6 +84,7 @@ follows(const cm_piece_end *before, uint64_t nbytes, const cm_piece_end *end)
 {
     bool same = before->owner != NULL && before->owner == end->owner;
     if (before->kind != end->kind || before->device != end->device
+        || before->is_file != end->is_file
         || !(same || cm_kind_is_pageable(end->kind))) {
         return false;
     }

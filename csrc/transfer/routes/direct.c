@@ -2,6 +2,7 @@
 /* Copies and fills that one call of the runtime makes, or one kernel. */
 #include <string.h>
 
+#include "transfer/host/host_copy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
@@ -73,11 +74,25 @@ cm_never_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
 
 /* -- and what they do --------------------------------------------------------------- */
 
+/* The runtime touches ordinary memory itself, where nobody can populate it part by
+ * part. */
+static cm_status
+populate_files(const cm_job *job)
+{
+    if (cm_job_is_file(&job->src, job->src_facts)) {
+        CM_TRY(cm_host_populate(&job->plan.layout, CM_SRC, job->src.host));
+    }
+    return cm_job_is_file(&job->dst, job->dst_facts)
+               ? cm_host_populate(&job->plan.layout, CM_DST, job->dst.host)
+               : cm_ok();
+}
+
 cm_status
 cm_job_copy_direct(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
     CM_TRY(cm_job_look(job, layout));
+    CM_TRY(populate_files(job));
     if ((job->in_background || (job->hooks.interrupted != NULL && !job->blocking))
         && !(job->dst_facts.locked && job->src_facts.locked)) {
         /* The runtime's call waits for the stream and cannot be ended: wait here. */

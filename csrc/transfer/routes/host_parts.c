@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What threads of the host do of a job, part by part, whichever route it goes. */
+#include "base/checked_math.h"
+#include "base/fresh_pages.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
@@ -21,6 +23,51 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
     return by_dst ? cm_host_look(layout, CM_DST, job->dst.host, least) : cm_ok();
 }
 
+/* How much is brought in between two questions whether to go on, and how much of an end
+ * at most before the copy begins: what comes first must still be there when it is
+ * needed. */
+enum { AHEAD_STEP_NBYTES = 32 << 20, AHEAD_MOST_NBYTES = 1 << 30 };
+
+/* Of an end that is a mapped file's, whose elements lie apart. */
+static cm_status
+populate_end_ahead(cm_job *job, cm_side side, const void *base, bool *done)
+{
+    cm_host_hull hull;
+    const cm_layout *layout = &job->plan.layout;
+    if (*done || cm_layout_is_packed(layout, side)
+        || !cm_host_find_hull(layout, side, base, &hull)
+        || hull.nbytes > AHEAD_MOST_NBYTES) {
+        return cm_ok();
+    }
+    for (uint64_t at = 0; at < hull.nbytes; at += AHEAD_STEP_NBYTES) {
+        CM_TRY(cm_job_ask(job, &job->host.asked_ns));
+        CM_TRY(cm_pages_populate(hull.start + at,
+                                 cm_least(hull.nbytes - at, AHEAD_STEP_NBYTES),
+                                 side == CM_DST));
+    }
+    *done = true;
+    return cm_ok();
+}
+
+cm_status
+cm_job_populate_ahead(cm_job *job)
+{
+    if (cm_job_is_file(&job->src, job->src_facts)) {
+        CM_TRY(populate_end_ahead(job, CM_SRC, job->src.host, &job->is_there[CM_SRC]));
+    }
+    return cm_job_is_file(&job->dst, job->dst_facts)
+               ? populate_end_ahead(job, CM_DST, job->dst.host, &job->is_there[CM_DST])
+               : cm_ok();
+}
+
+/* What was populated ahead may have been cut off since: the end of the part tells. */
+static cm_status
+populate_part(const cm_job *job, const cm_layout *part, cm_side side, const void *base)
+{
+    return job->is_there[side] ? cm_host_look(part, side, base, 0)
+                               : cm_host_populate(part, side, base);
+}
+
 void
 cm_job_move_part(const void *context, const cm_layout *part, void *dst, const void *src,
                  bool wide)
@@ -31,10 +78,10 @@ cm_job_move_part(const void *context, const cm_layout *part, void *dst, const vo
     }
     cm_status status = cm_ok();
     if (cm_job_is_file(&job->src, job->src_facts)) {
-        status = cm_host_populate(part, CM_SRC, src);
+        status = populate_part(job, part, CM_SRC, src);
     }
     if (cm_is_ok(status) && cm_job_is_file(&job->dst, job->dst_facts)) {
-        status = cm_host_populate(part, CM_DST, dst);
+        status = populate_part(job, part, CM_DST, dst);
     }
     if (!cm_is_ok(status)) {
         atomic_store(&job->lost_error, (int)status.arg);
@@ -56,9 +103,9 @@ cm_job_open_group(cm_job *job, cm_task_group *group)
     cm_task_group_open(group, &job->engine->workers, &job->tuning);
     if (job->many != NULL) {
         group->move = cm_many_move_part;
-        group->context = job->many;
+        group->context = job;
     }
-    if (cm_job_has_file(job) || cm_job_converts(job)) {
+    else if (cm_job_has_file(job) || cm_job_converts(job)) {
         group->move = cm_job_move_part;
         group->context = job;
     }

@@ -141,12 +141,14 @@ cm_job_run_on_host(cm_job *job)
         CM_TRY(cm_job_begin(job));
         if (job->overlaps && job->plan.layout.ndim > 0) {
             CM_TRY(cm_job_look(job, &job->plan.layout));
+            CM_TRY(cm_job_populate_ahead(job)); /* the source's pages, as it is read */
             CM_TRY(cm_job_replace_source(job));
         }
         cm_cut_init(
             &job->host.cut, &job->plan.layout,
             piece_limit(&job->plan.layout, job->in_background && job->many == NULL));
         job->host.way = choose_way(job);
+        CM_TRY(cm_job_populate_ahead(job));
         job->step = CM_JOB_MOVE;
     }
     return copy_pieces(job);

@@ -189,22 +189,62 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
     return false;
 }
 
+/* The pages up to which a part has populated each side: neighbouring pieces that are
+ * short share a page, which is asked for once. */
+typedef struct populated {
+    uintptr_t begin[2];
+    uintptr_t end[2];
+} populated;
+
+/* A slice of a piece whose end is a mapped file's. */
+static cm_status
+populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const char *at,
+               uint64_t nbytes)
+{
+    if (!end->is_file || !cm_kind_is_pageable(end->kind)) {
+        return cm_ok();
+    }
+    uintptr_t page = cm_page_nbytes();
+    uintptr_t begin = (uintptr_t)at - (uintptr_t)at % page;
+    uintptr_t after = (uintptr_t)at + nbytes + page - 1;
+    after -= after % page;
+    if (seen->begin[side] <= begin && after <= seen->end[side]) {
+        return cm_ok();
+    }
+    seen->begin[side] = begin;
+    seen->end[side] = after;
+    return cm_pages_populate(at, nbytes, side == CM_DST);
+}
+
 /* HOST: both offsets are the same, and there is no block. */
 void
 cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                   const void *src, bool wide)
 {
-    const cm_many *many = context;
+    cm_job *job = (cm_job *)(uintptr_t)context;
+    const cm_many *many = job->many;
     bool up = many->way == CM_MANY_UP;
     bool down = many->way == CM_MANY_DOWN;
     uint64_t at = (uint64_t)part->offset[up ? CM_SRC : CM_DST];
     char *to = up ? (char *)dst + part->offset[CM_DST] : NULL;
     const char *from = down ? (const char *)src + part->offset[CM_SRC] : NULL;
+    populated seen = {.end = {0}};
     slice p;
     for (uint64_t next = cm_many_find(many, at);
-         next_slice(many, at, part->run_nbytes, &next, &p);) {
+         atomic_load(&job->lost_error) == 0
+         && next_slice(many, at, part->run_nbytes, &next, &p);) {
         char *there = up ? to + p.at : p.piece->dst.host + p.from;
         const char *here = down ? from + p.at : p.piece->src.host + p.from;
+        cm_status status =
+            down ? cm_ok()
+                 : populate_slice(&seen, CM_SRC, &p.piece->src, here, p.nbytes);
+        if (cm_is_ok(status) && !up) {
+            status = populate_slice(&seen, CM_DST, &p.piece->dst, there, p.nbytes);
+        }
+        if (!cm_is_ok(status)) {
+            atomic_store(&job->lost_error, (int)status.arg);
+            return;
+        }
         if (wide && p.nbytes >= WIDE_NBYTES) {
             cm_wide_copy(there, here, (size_t)p.nbytes);
         }

@@ -20,6 +20,7 @@ bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
  * (`block`, else 0), to where it belongs; on the way down, what belongs in the slot. */
 CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,
                                          cm_address block);
-/* The host's part of it: a cm_move_part whose context is the cm_many. */
+/* The host's part of it: a cm_move_part whose context is the job. Pieces of mapped
+ * files are populated first; what of them is gone is the job's failure. */
 void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                        const void *src, bool wide);

@@ -36,6 +36,11 @@ void cm_job_count_moved(cm_job *job, uint64_t nbytes);
  * blocks, are not looked at. Of many runs all are looked at with the plan's, and then
  * none. Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
+/* Before the parts are shared out: bring in the pages of a mapped file whose elements
+ * lie apart, as of every third one or of a matrix that is turned. Each page of such an
+ * end is touched by many parts, each of which would have to ask for it. Blocks: while
+ * the pages come from a disk. Fails: CM_EFAULT, CM_ECANCELLED. */
+CM_NODISCARD cm_status cm_job_populate_ahead(cm_job *job);
 /* A cm_move_part for files and what is converted; `context` is the job. The pages of a
  * file's part are populated by the thread that copies it. */
 void cm_job_move_part(const void *context, const cm_layout *part, void *dst,

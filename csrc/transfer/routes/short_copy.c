@@ -389,16 +389,20 @@ is_worth_a_block(const short_copy *c)
            && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
 
-/* Before the host or the runtime touches it. */
+/* Before the host or the runtime touches it. All of a mapped file's, which costs more
+ * than a look at the end. */
 static cm_status
 look(const short_copy *c)
 {
     const cm_region *host = host_end(c);
     if (!cm_kind_is_pageable(host->kind) || host->is_heap || c->locked
-        || c->nbytes < CM_LOOK_NBYTES) {
+        || (c->nbytes < CM_LOOK_NBYTES && !host->is_file)) {
         return cm_ok();
     }
     cm_request_let_go(c->request); /* the pages may come from a disk */
+    if (host->is_file) {
+        return cm_pages_populate(host->host, c->nbytes, c->down);
+    }
     return cm_pages_look(host->host, c->nbytes, c->down);
 }
 

@@ -314,6 +314,9 @@ cm_job_copy_staged(cm_job *job)
         CM_TRY(widen_where_there_is_memory(job));
         CM_TRY(turn_where_there_is_memory(job));
     }
+    if (job->ring == NULL) {
+        CM_TRY(cm_job_populate_ahead(job));
+    }
     CM_TRY(cm_ring_create(job));
     return cm_ring_run(job, way_of(job), false);
 }
