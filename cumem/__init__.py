@@ -266,10 +266,28 @@ def _watch() -> None:
         after_in_child=begin_child,
         after_in_parent=lambda: import_module("cumem.forking").after_fork_in_parent(),
     )
-    if os.environ.get("CUMEM_LEAKS", "0") not in ("", "0"):
-        _load("recording.living").report_leaks_at_exit()
+    if text := os.environ.get("CUMEM_LEAKS"):
+        _report_leaks_if_asked(text)
     if path := os.environ.get("CUMEM_RECORD"):
         _load("recording.record").record_until_exit(path)
+
+
+def _report_leaks_if_asked(text: str) -> None:
+    """What ``CUMEM_LEAKS`` says. A word that it does not know is a warning and reports
+    nothing: an error would keep the program from importing cumem.
+    """
+    variables = import_module("cumem.variables")
+    try:
+        is_asked = variables.read_switch(text)
+    except ValueError:
+        is_asked = False
+        import_module("cumem.errors").warn_caller(
+            f"CUMEM_LEAKS must be {variables.SWITCH_WORDS}, not '{text:.100}': leaks are "
+            "not reported",
+            UserWarning,
+        )
+    if is_asked:
+        _load("recording.living").report_leaks_at_exit()
 
 
 def _at_exit() -> None:

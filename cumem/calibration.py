@@ -17,6 +17,7 @@ from cumem.devices import Device, driver_version
 from cumem.extension.arguments import read_flag
 from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
+from cumem.variables import read_switch
 
 _SCHEMA = 1
 _VARIABLE = "CUMEM_CALIBRATION"
@@ -151,14 +152,22 @@ def _take(figures: dict[str, float]) -> bool:
     return True
 
 
+def _switch(said: str) -> bool | None:
+    """Whether the variable switches calibration on or off; None where it names a file."""
+    try:
+        return read_switch(said)
+    except ValueError:
+        return None
+
+
 # -- the file --------------------------------------------------------------------------
 
 
 def _path(unit: Device) -> pathlib.Path | None:
     """Where figures are kept; None if they are not to be."""
     said = os.environ.get(_VARIABLE, "")
-    if said.lower() in ("off", "0", "no"):
-        return None
+    if said and (switch := _switch(said)) is not None:
+        return kept_path(unit, "calibration") if switch else None
     if said:
         return pathlib.Path(said)
     return kept_path(unit, "calibration")

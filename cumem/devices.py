@@ -20,7 +20,7 @@ from cumem.extension.arguments import hinting, read_flag
 from cumem.gpus import gpus_hidden, visible
 from cumem.structures import is_tensor
 from cumem.units import format_count, read_size
-from cumem.variables import advice, misspelt
+from cumem.variables import SWITCH_WORDS, advice, misspelt, read_switch
 
 _Backend = Literal["cuda", "emulated"]
 
@@ -482,9 +482,9 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
         _count(2**64 - 1),
         "an integer of at most 64 bits",
     ),
-    "peers": ("CUMEM_EMULATED_PEERS", _count(1), "0 or 1"),
-    "concurrent": ("CUMEM_EMULATED_CONCURRENT", _count(1), "0 or 1"),
-    "nvtx": ("CUMEM_NVTX", _count(1), "0 or 1"),
+    "peers": ("CUMEM_EMULATED_PEERS", read_switch, SWITCH_WORDS),
+    "concurrent": ("CUMEM_EMULATED_CONCURRENT", read_switch, SWITCH_WORDS),
+    "nvtx": ("CUMEM_NVTX", read_switch, SWITCH_WORDS),
 }
 
 

@@ -44,6 +44,7 @@ from cumem.file_hints import (
 from cumem.pools import Pool
 from cumem.progress import Parts, Progress
 from cumem.units import read_integer
+from cumem.variables import SWITCH_WORDS, read_switch
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 #: what names a file: a path, a descriptor or a binary file that open() made
@@ -54,17 +55,21 @@ Ranges = Iterable[tuple[SupportsIndex, object]]
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=_core.Buffer)
 
-_DIRECT = {"auto": 0, "0": 1, "false": 1, "1": 2, "true": 2}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
 
 
 def _direct_number(direct: Direct) -> int:
     if direct is None:
-        text = os.environ.get("CUMEM_DIRECT", "auto").lower()
-        if text not in _DIRECT:
-            raise ValueError(f'CUMEM_DIRECT must be "auto", 0 or 1, not {text!r}')
-        return _DIRECT[text]
+        text = os.environ.get("CUMEM_DIRECT", "")
+        if text.strip().lower() in ("", "auto"):
+            return 0
+        try:
+            return 1 + read_switch(text)
+        except ValueError:
+            raise ValueError(
+                f"CUMEM_DIRECT must be auto, {SWITCH_WORDS}, not '{text:.100}'"
+            ) from None
     if isinstance(direct, str) and direct != "auto":
         raise ValueError(f'direct must be "auto", True or False, not {direct!r}')
     return 0 if direct == "auto" else 1 + bool(direct)

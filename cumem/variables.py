@@ -34,6 +34,29 @@ OTHERS = frozenset(
 )
 
 
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"0", "false", "no", "off"})
+#: What a variable that switches something takes, as messages name it.
+SWITCH_WORDS = "1, true, yes or on, or 0, false, no or off"
+
+
+def read_switch(text: str) -> bool:
+    """Whether a variable switches something on: all that do know the same words.
+
+    Capital letters and blanks round the word do not matter. An empty variable is as one
+    that is not set, which the caller asks before.
+
+    Raises
+    ------
+    ValueError
+        For any other word. The caller names the variable and `SWITCH_WORDS`.
+    """
+    word = text.strip().lower()
+    if word not in _YES | _NO:
+        raise ValueError(text)
+    return word in _YES
+
+
 def misspelt() -> dict[str, str | None]:
     """Variables that are set and that nothing reads, each with the name that is nearest."""
     found: dict[str, str | None] = {}

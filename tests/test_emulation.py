@@ -179,8 +179,9 @@ def test_no_device_is_a_number_of_devices() -> None:
         ("CUMEM_EMULATED_DRIVER", "0.4", "a CUDA version such as 12.4"),
         ("CUMEM_EMULATED_DELAY_US", "1000001", "from 0 to 1000000"),
         ("CUMEM_EMULATED_SEED", str(2**64), "at most 64 bits"),
-        ("CUMEM_EMULATED_PEERS", "2", "0 or 1"),
-        ("CUMEM_EMULATED_CONCURRENT", "no", "0 or 1"),
+        ("CUMEM_EMULATED_PEERS", "2", "1, true, yes or on, or 0, false, no or off"),
+        ("CUMEM_EMULATED_CONCURRENT", "never", "0, false, no or off"),
+        ("CUMEM_NVTX", "y", "1, true, yes or on"),
     ],
 )
 def test_wrong_variable_is_named(monkeypatch, name, text, expected) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support import programs, rules, session
 
 import cumem
-from cumem import devices, variables
+from cumem import calibration, devices, files, variables
 from cumem.doctor import checks
 
 ROOT = Path(__file__).parent.parent
@@ -83,3 +83,64 @@ def test_variables_are_those_that_the_sources_name() -> None:
     known = variables.READ | variables.OTHERS
     rules.check_none(sorted(named - known), "in no list of cumem/variables.py:")
     rules.check_none(sorted(variables.READ - named), "nothing reads or tells of:")
+
+
+YES = ["1", "true", "Yes", "ON", " 1 "]
+NO = ["0", "false", "No", "OFF", "off "]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on"),
+    [*((text, True) for text in YES), *((text, False) for text in NO)],
+)
+def test_switches_know_the_same_words(clean, text: str, is_on: bool) -> None:
+    assert variables.read_switch(text) is is_on
+    clean.setenv("CUMEM_EMULATED_PEERS", text)
+    clean.setenv("CUMEM_EMULATED_CONCURRENT", text)
+    *_, peers, concurrent, _, _ = devices.read_settings()
+    assert peers is concurrent is is_on
+    clean.setenv("CUMEM_DIRECT", text)
+    assert files._direct_number(None) == 1 + is_on
+    clean.setenv("CUMEM_CALIBRATION", text)
+    assert calibration._switch(text) is is_on
+    assert (
+        bool(list(checks.check_nvtx(NVTX | {"environment": environment(text)})))
+        is is_on
+    )
+
+
+NVTX = {"tool_listens": True}
+
+
+def environment(text: str) -> dict[str, str | None]:
+    return {"CUMEM_NVTX": text, "NVTX_INJECTION64_PATH": None}
+
+
+def test_empty_switches_are_as_unset_ones(clean) -> None:
+    for name in ("PEERS", "CONCURRENT"):
+        clean.setenv(f"CUMEM_EMULATED_{name}", "")
+    *_, peers, concurrent, _, _ = devices.read_settings()
+    assert peers is concurrent is True
+    clean.setenv("CUMEM_DIRECT", "")
+    assert files._direct_number(None) == 0
+    assert not list(checks.check_nvtx(NVTX | {"environment": environment("")}))
+
+
+LEAK = "import cumem; kept = cumem.empty_pinned(3)"
+
+
+@pytest.mark.parametrize("text", [*NO, ""])
+def test_leaks_that_are_switched_off_are_not_reported(text: str) -> None:
+    assert programs.run("-c", LEAK, CUMEM_LEAKS=text).stderr == ""
+
+
+@pytest.mark.parametrize("text", YES)
+def test_leaks_that_are_switched_on_are_reported(text: str) -> None:
+    assert "cumem at exit" in programs.run("-c", LEAK, CUMEM_LEAKS=text).stderr
+
+
+def test_word_that_no_switch_knows_is_a_warning_with_those_it_knows() -> None:
+    said = programs.run("-c", LEAK, CUMEM_LEAKS="nein").stderr
+    assert "CUMEM_LEAKS must be 1, true, yes or on, or 0, false, no or off" in said
+    assert "not 'nein': leaks are not reported" in said
+    assert "cumem at exit" not in said

@@ -12,7 +12,7 @@ from cumem.answers import Answer
 from cumem.gpus import gpus_hidden
 from cumem.out_of_memory import advise_on_host
 from cumem.units import format_count, format_nbytes
-from cumem.variables import advice
+from cumem.variables import advice, read_switch
 
 __all__ = ["CHECKS", "Finding"]
 
@@ -909,7 +909,11 @@ def check_variables(facts: Facts) -> Findings:
 def check_nvtx(facts: Facts) -> Findings:
     """Is anyone listening to the ranges that were asked for?"""
     env = facts["environment"]
-    if env["CUMEM_NVTX"] in (None, "", "0"):
+    try:
+        asks = read_switch(env["CUMEM_NVTX"] or "no")
+    except ValueError:
+        return  # opening the devices says so
+    if not asks:
         return
     path = env["NVTX_INJECTION64_PATH"]
     if facts["tool_listens"]:
