@@ -566,4 +566,4 @@ def _make_default() -> PinnedCollate:
         return made
 
 
-collate_pinned = _make_default()
+collate_pinned: PinnedCollate = _make_default()

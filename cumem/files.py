@@ -160,7 +160,9 @@ class Replacement:
 
     def __init__(self, target: pathlib.Path) -> None:
         self.target = target
-        self.temporary = target.with_name(f".cumem-{os.urandom(8).hex()}.tmp")
+        self.temporary: pathlib.Path = target.with_name(
+            f".cumem-{os.urandom(8).hex()}.tmp"
+        )
 
     @contextlib.contextmanager
     def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from cumem import _core
@@ -77,7 +78,7 @@ _Place = tuple[str, int]  #: a kind, and the index of a device
 _said: dict[_Place, int | None] = {}
 #: Open blocks and their limits, in the order of entering: the last one's holds.
 _blocks: dict[_Place, list[tuple[object, int | None]]] = {}
-lock = make_lock()  #: of both, which the next three are called with
+lock: threading.RLock = make_lock()  #: of both, which the next three are called with
 
 
 def put(kind: str, index: int, nbytes: int | None) -> None:

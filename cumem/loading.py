@@ -47,7 +47,7 @@ from cumem.structures import (
 from cumem.units import fold, read_count
 
 if TYPE_CHECKING:
-    import torch
+    from cumem._optional_types import Tensor
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -577,7 +577,7 @@ def prefetch(
     *,
     framework: Literal["torch"],
     fresh: bool | None = ...,
-) -> _Prefetch[torch.Tensor]: ...
+) -> _Prefetch[Tensor]: ...
 @overload
 def prefetch(
     iterable: Iterable[tuple[M, M2]],
@@ -586,7 +586,7 @@ def prefetch(
     *,
     framework: Literal["torch"],
     fresh: bool | None = ...,
-) -> _Prefetch[tuple[torch.Tensor, torch.Tensor]]: ...
+) -> _Prefetch[tuple[Tensor, Tensor]]: ...
 @overload
 def prefetch(
     iterable: Iterable[tuple[M, ...]],
@@ -595,7 +595,7 @@ def prefetch(
     *,
     framework: Literal["torch"],
     fresh: bool | None = ...,
-) -> _Prefetch[tuple[torch.Tensor, ...]]: ...
+) -> _Prefetch[tuple[Tensor, ...]]: ...
 @overload
 def prefetch(
     iterable: Iterable[list[M]],
@@ -604,7 +604,7 @@ def prefetch(
     *,
     framework: Literal["torch"],
     fresh: bool | None = ...,
-) -> _Prefetch[list[torch.Tensor]]: ...
+) -> _Prefetch[list[Tensor]]: ...
 @overload
 def prefetch(
     iterable: Iterable[dict[K, M]],
@@ -613,7 +613,7 @@ def prefetch(
     *,
     framework: Literal["torch"],
     fresh: bool | None = ...,
-) -> _Prefetch[dict[K, torch.Tensor]]: ...
+) -> _Prefetch[dict[K, Tensor]]: ...
 @overload
 def prefetch(
     iterable: Iterable[Tree],

@@ -298,8 +298,8 @@ class ActivationOffload:
     """
 
     def __init__(self, torch: Any, min_nbytes: int, depth: int) -> None:
-        self.tensor_count = 0
-        self.offloaded_nbytes = 0
+        self.tensor_count: int = 0
+        self.offloaded_nbytes: int = 0
         self._torch = torch
         self._weak = importlib.import_module("torch.multiprocessing.reductions")
         self._min_nbytes = min_nbytes

@@ -113,13 +113,15 @@ class Ring:
         key: tuple[int, int] | None = None,
     ) -> None:
         self.slots = slots
-        self.slot_nbytes = -(-slot_nbytes // _PAGE) * _PAGE
-        self.key = (os.getpid(), next(_numbers)) if key is None else key
+        self.slot_nbytes: int = -(-slot_nbytes // _PAGE) * _PAGE
+        self.key: tuple[int, int] = (
+            (os.getpid(), next(_numbers)) if key is None else key
+        )
         self._device = device
         self._streams = streams
         self._head_nbytes = -(-8 * slots // _PAGE) * _PAGE
         total = self._head_nbytes + slots * self.slot_nbytes
-        self.fd = os.memfd_create("cumem-ring") if fd is None else fd
+        self.fd: int = os.memfd_create("cumem-ring") if fd is None else fd
         weakref.finalize(self, os.close, self.fd)
         try:
             if fd is None:

@@ -182,19 +182,19 @@ class Lazy:
     def __init__(self, array: Any) -> None:
         self._array = array
         self._name = type(array).__name__
-        self.shape = tuple(map(self._length, array.shape))
-        self.dtype = self._read_dtype()
+        self.shape: tuple[int, ...] = tuple(map(self._length, array.shape))
+        self.dtype: np.dtype[Any] = self._read_dtype()
         if self.dtype.hasobject:
             raise TypeError(
                 f"src is a {self._name} of Python objects (dtype {array.dtype}), which "
                 "have no bytes to copy: convert it to a dtype of fixed size first"
             )
-        self.size = 1
+        self.size: int = 1
         for length in self.shape:
             self.size *= length
-        self.nbytes = self.size * self.dtype.itemsize
+        self.nbytes: int = self.size * self.dtype.itemsize
         library = type(array).__module__.partition(".")[0]
-        self.has_reader = library not in _ONE_THREAD
+        self.has_reader: bool = library not in _ONE_THREAD
 
     def _length(self, length: Any) -> int:
         try:

@@ -38,7 +38,7 @@ PACKAGE_LAYERS = [
         "extension.flags",
         "kinds",
     }
-    | {"file_hints", "forking", "locks", "structures"},
+    | {"_optional_types", "file_hints", "forking", "locks", "structures"},
     {"extension.hints"},
     {
         "extension.arguments",

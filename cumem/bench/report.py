@@ -39,7 +39,7 @@ class Report:
     """
 
     def __init__(self, results: Iterable[Result], advises: bool = True) -> None:
-        self.results = list(results)
+        self.results: list[Result] = list(results)
         self.advises = advises
         self._by_key: dict[_Key, Result] = {
             (result.group, result.what, result.kind, result.nbytes): result

@@ -13,7 +13,7 @@ import weakref
 from contextvars import ContextVar
 from operator import itemgetter
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _Chain = tuple["Block", "_Chain | None"]
 _Variable = ContextVar[_Chain | None]
@@ -31,13 +31,22 @@ class Block(list[Any]):
     """
 
     __slots__ = ("__weakref__",)
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    if TYPE_CHECKING:
 
-    target = property(itemgetter(0))  #: None: it is over, in all contexts
-    frame = property(itemgetter(1))  #: None: there was none, or it was left at home
-    token = property(itemgetter(2))  #: None likewise
-    is_relinked = property(itemgetter(3))  #: so that the token's chain is an old one
+        def __eq__(self, other: object, /) -> bool: ...
+        def __hash__(self) -> int: ...  # type: ignore[override]
+    else:
+        __eq__ = object.__eq__
+        __hash__ = object.__hash__
+
+    #: None: the block is over, in all contexts.
+    target: Any = property(itemgetter(0))
+    #: None: there was none, or it was left at home.
+    frame: Any = property(itemgetter(1))
+    #: None likewise.
+    token: Any = property(itemgetter(2))
+    #: So that the chain of its token is an old one.
+    is_relinked: Any = property(itemgetter(3))
 
     def end(self, everywhere: _Entered | None) -> None:
         """Here alone, or in every context: then it is none of those any more."""

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -320,8 +320,13 @@ def rounded(buffer: _core.Buffer, ndigits: object = None) -> NoReturn:
 
 
 #: As the extension calls them.
-__array__, __complex__, __copy__, __deepcopy__ = as_array, as_complex, copied, copied
-__format__, __reversed__, __round__ = format_values, backwards, rounded
+__array__: Final = as_array
+__complex__: Final = as_complex
+__copy__: Final = copied
+__deepcopy__: Final = copied
+__format__: Final = format_values
+__reversed__: Final = backwards
+__round__: Final = rounded
 
 
 def refuse_search(buffer: _core.Buffer) -> NoReturn:

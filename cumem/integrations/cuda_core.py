@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda import core
 
@@ -21,7 +21,15 @@ __all__ = ["PoolMemoryResource"]
 _HAS_STREAM = "stream" in inspect.signature(core.Buffer.from_handle).parameters
 
 
-class PoolMemoryResource(core.MemoryResource):  # type: ignore[misc]
+if TYPE_CHECKING:
+    # cuda.core is compiled, has no types, and may be missing where types are checked. A
+    # base class that is unknown would make the whole class unknown.
+    class _MemoryResource: ...
+else:
+    _MemoryResource = core.MemoryResource
+
+
+class PoolMemoryResource(_MemoryResource):
     """Memory of a Pool as buffers of cuda.core.
 
     Device memory is ordered by streams: it is for the stream that it is allocated on,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy
 
@@ -28,24 +28,37 @@ _KINDS = ("device", "managed")
 _STREAMS_MAX = 64
 
 
-class OutOfMemoryError(errors.OutOfMemoryError, cupy.cuda.memory.OutOfMemoryError):  # type: ignore[misc]
+if TYPE_CHECKING:
+    # CuPy's errors are compiled and have no types, and CuPy itself may be missing where
+    # types are checked. A base class that is unknown would make the whole class unknown,
+    # so that type checkers are told the builtin class that each of the two extends.
+    _OutOfMemory = MemoryError
+    _RuntimeError = RuntimeError
+else:
+    _OutOfMemory = cupy.cuda.memory.OutOfMemoryError
+    _RuntimeError = cupy.cuda.runtime.CUDARuntimeError
+
+
+class OutOfMemoryError(errors.OutOfMemoryError, _OutOfMemory):
     """cumem's `OutOfMemoryError`, which CuPy's own handlers catch as well."""
 
-    __reduce__ = Exception.__reduce__  # not CuPy's, which counts on its own attributes
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """As Exception does: CuPy's counts on attributes that only CuPy sets."""
+        return Exception.__reduce__(self)
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
 
 
-class PinnedOutOfMemoryError(
-    errors.OutOfMemoryError,
-    cupy.cuda.runtime.CUDARuntimeError,  # type: ignore[misc]
-):
+class PinnedOutOfMemoryError(errors.OutOfMemoryError, _RuntimeError):
     """The same for page-locked memory: CuPy then copies without it, and warns."""
 
     #: ``cudaErrorMemoryAllocation``, by which CuPy tells it from other errors.
     status = 2
-    __reduce__ = Exception.__reduce__
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """As that of `OutOfMemoryError`."""
+        return Exception.__reduce__(self)
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)

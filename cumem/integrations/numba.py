@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numba.cuda.cudadrv import driver
 
@@ -30,15 +30,38 @@ _LEGACY = 1  # the handle of CUDA's legacy default stream
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, of the driver and of the runtime
 
 
-class OutOfMemoryError(errors.OutOfMemoryError, driver.CudaAPIError):  # type: ignore[misc]
+if TYPE_CHECKING:
+    # Numba has no types and may be missing where types are checked. A base class that is
+    # unknown would make the whole class unknown, so that type checkers are told what the
+    # classes below need of theirs.
+    _CudaAPIError = Exception
+
+    class _Manager:
+        context: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def get_ipc_handle(self, memory: Any) -> Any: ...
+else:
+    _CudaAPIError = driver.CudaAPIError
+
+    class _Manager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager):
+        """What Numba itself brings of a memory manager."""
+
+
+class OutOfMemoryError(errors.OutOfMemoryError, _CudaAPIError):
     """cumem's `OutOfMemoryError`, which is caught as Numba's own error as well.
 
     Its code is that of ``CUDA_ERROR_OUT_OF_MEMORY``, also where a limit of cumem's was
     reached.
     """
 
-    __reduce__ = Exception.__reduce__
-    __str__ = Exception.__str__
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """As Exception does."""
+        return Exception.__reduce__(self)
+
+    def __str__(self) -> str:
+        """The text alone, without Numba's code in front of it."""
+        return Exception.__str__(self)
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
@@ -54,14 +77,14 @@ def _as_numbas() -> Iterator[None]:
         raise made from None
 
 
-class CumemMemoryManager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager):  # type: ignore[misc]
+class CumemMemoryManager(_Manager):
     """Device, managed and page-locked memory of one of Numba's contexts.
 
     Made by Numba. Device memory comes from the pools of `enable`, other memory from the
     default pools.
     """
 
-    pools = Pools(None, None, _KINDS, "Numba")
+    pools: Pools = Pools(None, None, _KINDS, "Numba")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

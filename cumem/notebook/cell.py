@@ -24,6 +24,8 @@ from cumem.notebook.html import (
 from cumem.recording.events import KINDS, OUT_OF_MEMORY, TRANSFER, Frame, Log
 from cumem.recording.lives import lanes
 from cumem.recording.reading import (
+    Copies,
+    Left,
     copies,
     joined,
     left,
@@ -152,9 +154,9 @@ class Report:
         self.log = log
         self._what = title
         self._names = names
-        self.left = left(log)
-        self.peaks = peaks(log)
-        self.copies = copies(log)
+        self.left: list[Left] = left(log)
+        self.peaks: dict[str, tuple[int, int]] = peaks(log)
+        self.copies: list[Copies] = copies(log)
 
     def _peak_rows(self) -> list[list[str]]:
         return [

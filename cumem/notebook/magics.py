@@ -349,7 +349,7 @@ class Overview:
     """What ``%cumem`` shows: pools, limits, and the largest buffers."""
 
     def __init__(self, shell: _Shell) -> None:
-        self.stats = stats()
+        self.stats: Stats = stats()
         self._after = f"In[{number(shell)}]"
         self._at = time.strftime("%H:%M:%S")
         holders = Holders(shell)
@@ -365,7 +365,7 @@ class Overview:
             for kind, device, nbytes, used in _limits(self.stats)
         ]
         #: The same while nothing has changed.
-        self.key = repr((self.stats, self._rows, self._limits))
+        self.key: str = repr((self.stats, self._rows, self._limits))
 
     _BUFFERS: Final = (
         *("variables", "kind", "shape", "dtype", "device", "size", "allocated by"),

@@ -30,7 +30,7 @@ from cumem.units import fit, format_nbytes
 
 __all__ = ["Options", "Replayed", "Waste", "main", "replay", "time_loop"]
 
-PEERS: Final = {
+PEERS: Final[dict[str, tuple[str, ...]]] = {
     "torch": ("torch", "torch-expandable"),
     "cupy": ("cupy",),
     "rmm": ("rmm",),

@@ -110,7 +110,7 @@ class CumemAllocator(Allocator):
     """cumem's pools, as a program uses them."""
 
     name = "cumem"
-    version = cumem.__version__
+    version: str = cumem.__version__
 
     def __init__(self, kind: str, pool: str, device: int, stream_count: int) -> None:
         if kind not in DEVICE_FIRST:
@@ -124,12 +124,14 @@ class CumemAllocator(Allocator):
         )
         self._device = device
         self._growths_before = 0
-        self.streams = [cumem.Stream(device=device) for _ in range(stream_count)]
-        self.side = cumem.Stream(device=device)
+        self.streams: list[Any] = [
+            cumem.Stream(device=device) for _ in range(stream_count)
+        ]
+        self.side: Any = cumem.Stream(device=device)
         allocate = self._pool.allocate
-        self.allocate = allocate
+        self.allocate: Callable[[int], object] = allocate
         # host memory is allocated on no stream
-        self.allocate_on = (
+        self.allocate_on: Callable[[int, Any], object] = (
             allocate if kind == "device" else lambda size, _: allocate(size)
         )
 
@@ -179,16 +181,16 @@ class TorchAllocator(Allocator):
         os.environ["PYTORCH_ALLOC_CONF"] = setting  # its name from 2.9 on
         import torch
 
-        self.version = torch.__version__
+        self.version: str = torch.__version__
         self._cuda = torch.cuda
         torch.cuda.set_device(device)
         torch.cuda.init()
-        self.streams = [torch.cuda.Stream() for _ in range(stream_count)]
-        self.side = torch.cuda.Stream()
+        self.streams: list[Any] = [torch.cuda.Stream() for _ in range(stream_count)]
+        self.side: Any = torch.cuda.Stream()
         allocate = functools.partial(
             torch.empty, dtype=torch.uint8, device=f"cuda:{device}"
         )
-        self.allocate = allocate
+        self.allocate: Callable[[int], object] = allocate
         current: Any = None
 
         def allocate_on(size: int, stream: Any) -> object:
@@ -198,7 +200,7 @@ class TorchAllocator(Allocator):
                 current = stream
             return allocate(size)
 
-        self.allocate_on = allocate_on
+        self.allocate_on: Callable[[int, Any], object] = allocate_on
 
     def reserved(self) -> int:
         return int(self._cuda.memory_reserved())
@@ -229,17 +231,17 @@ class CupyAllocator(Allocator):
     def __init__(self, device: int, stream_count: int) -> None:
         import cupy
 
-        self.version = cupy.__version__
+        self.version: str = cupy.__version__
         cupy.cuda.Device(device).use()
         self._synchronize = cupy.cuda.Device(device).synchronize
         self._pool = cupy.cuda.MemoryPool()
         cupy.cuda.set_allocator(self._pool.malloc)
-        self.streams = [
+        self.streams: list[Any] = [
             cupy.cuda.Stream(non_blocking=True) for _ in range(stream_count)
         ]
-        self.side = cupy.cuda.Stream(non_blocking=True)
+        self.side: Any = cupy.cuda.Stream(non_blocking=True)
         allocate = cupy.cuda.alloc
-        self.allocate = allocate
+        self.allocate: Callable[[int], object] = allocate
         current: Any = None
 
         def allocate_on(size: int, stream: Any) -> object:
@@ -249,7 +251,7 @@ class CupyAllocator(Allocator):
                 current = stream
             return allocate(size)
 
-        self.allocate_on = allocate_on
+        self.allocate_on: Callable[[int, Any], object] = allocate_on
 
     def reserved(self) -> int:
         return int(self._pool.total_bytes())
@@ -270,15 +272,19 @@ class RmmAllocator(Allocator):
         import rmm.mr
         import rmm.pylibrmm.stream
 
-        self.version = rmm.__version__
+        self.version: str = rmm.__version__
         self._mr = rmm.mr
         self._device = device
         wrap = rmm.pylibrmm.stream.Stream
-        self.streams = [wrap(cumem.Stream(device=device)) for _ in range(stream_count)]
-        self.side = wrap(cumem.Stream(device=device))
+        self.streams: list[Any] = [
+            wrap(cumem.Stream(device=device)) for _ in range(stream_count)
+        ]
+        self.side: Any = wrap(cumem.Stream(device=device))
         make = rmm.DeviceBuffer
-        self.allocate = lambda size: make(size=size)
-        self.allocate_on = lambda size, stream: make(size=size, stream=stream)
+        self.allocate: Callable[[int], object] = lambda size: make(size=size)
+        self.allocate_on: Callable[[int, Any], object] = lambda size, stream: make(
+            size=size, stream=stream
+        )
         self.empty()
 
     def reserved(self) -> int:

@@ -53,7 +53,7 @@ class Gates:
 
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
-        self.forced = 0
+        self.forced: int = 0
         self._calls = 0  # odd while one is under way
         self._seen = self._opened = 0
         self._ended = threading.Event()

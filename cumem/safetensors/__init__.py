@@ -54,9 +54,9 @@ from cumem.safetensors.format import (
 )
 
 if TYPE_CHECKING:
-    import jax
-    import torch
     import typing_extensions
+
+    from cumem._optional_types import Array, Tensor
 
     #: Of what a `SafetensorsDict` holds, which alone may have any.
     _V = typing_extensions.TypeVar("_V", default=Any)
@@ -179,7 +179,7 @@ def load_safetensors(
     kind: _core._Kind | Literal["host"] | None = ...,
     framework: Literal["torch"],
     **options: Unpack[_From],
-) -> SafetensorsDict[torch.Tensor]: ...
+) -> SafetensorsDict[Tensor]: ...
 @overload
 def load_safetensors(
     path: _Path | Iterable[_Path],
@@ -195,7 +195,7 @@ def load_safetensors(
     kind: _core._Kind | Literal["host"] | None = ...,
     framework: Literal["jax"],
     **options: Unpack[_From],
-) -> SafetensorsDict[jax.Array]: ...
+) -> SafetensorsDict[Array]: ...
 @overload
 def load_safetensors(
     path: _Path | Iterable[_Path],
