@@ -460,7 +460,7 @@ class Buffer:
         order: _LikeOrder = "K",
         casting: _Casting = "unsafe",
         copy: bool = True,
-    ) -> Buffer:
+    ) -> Self:
         """Convert into a new buffer of the same kind, flags and device.
 
         Parameters

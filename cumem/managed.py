@@ -484,7 +484,7 @@ def tiles(
     device: object = ...,
     ahead: SupportsIndex = ...,
     evict: bool = ...,
-) -> Iterator[tuple[slice, _core.ManagedBuffer]]: ...
+) -> Iterator[tuple[slice[int, int, Any], _core.ManagedBuffer]]: ...
 @overload
 def tiles(
     buf: _core.ManagedBuffer,
@@ -492,7 +492,7 @@ def tiles(
     device: object = ...,
     ahead: SupportsIndex = ...,
     evict: bool = ...,
-) -> Iterator[tuple[tuple[slice, ...], _core.ManagedBuffer]]: ...
+) -> Iterator[tuple[tuple[slice[int, int, Any], ...], _core.ManagedBuffer]]: ...
 def tiles(
     buf: _core.ManagedBuffer,
     nbytes_or_shape: SupportsIndex | str | Sequence[SupportsIndex],

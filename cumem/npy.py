@@ -69,6 +69,37 @@ if TYPE_CHECKING:
 
     #: Of the buffers in an `NpzDict`, which alone may have any.
     _V = typing_extensions.TypeVar("_V", default=Any)
+
+    # What `load` gives where only the file tells whether it is an array or an archive. To
+    # type checkers it is an array, which most files are, so that its attributes are known
+    # and mistakes in them found; beside it stands Any, so that isinstance() can still tell
+    # that it is an archive. Where the program declares which of the two it expects, or
+    # both, it is that.
+    _OnDevice = typing_extensions.TypeVar(
+        "_OnDevice",
+        bound="_core.DeviceBuffer | NpzDict[_core.DeviceBuffer]",
+        default=_core.DeviceBuffer | Any,
+    )
+    _Pinned = typing_extensions.TypeVar(
+        "_Pinned",
+        bound="_core.PinnedBuffer | NpzDict[_core.PinnedBuffer]",
+        default=_core.PinnedBuffer | Any,
+    )
+    _Mapped = typing_extensions.TypeVar(
+        "_Mapped",
+        bound="_core.MappedBuffer | NpzDict[_core.MappedBuffer]",
+        default=_core.MappedBuffer | Any,
+    )
+    _Managed = typing_extensions.TypeVar(
+        "_Managed",
+        bound="_core.ManagedBuffer | NpzDict[_core.ManagedBuffer]",
+        default=_core.ManagedBuffer | Any,
+    )
+    _OfAnyKind = typing_extensions.TypeVar(
+        "_OfAnyKind",
+        bound="_core.Buffer | NpzDict[Any]",
+        default=_core.Buffer | Any,
+    )
 else:
     _V = TypeVar("_V")
 
@@ -233,6 +264,7 @@ def load(
     out: None = ...,
     **options: Unpack[_From],
 ) -> NpzDict[_core.Buffer]: ...
+# Without names nothing tells the two sorts of files apart: see `_OnDevice`.
 @overload
 def load(
     file: File,
@@ -240,11 +272,83 @@ def load(
     allow_pickle: Literal[False] = ...,
     *,
     names: None = ...,
-    kind: _core._Kind | None = ...,
+    kind: None = ...,
+    pool: None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _OnDevice: ...  # type: ignore[type-var]
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: None = ...,
+    pool: Pool[_B],
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _B | Any: ...
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: Literal["pinned"],
     pool: Pool | None = ...,
     out: None = ...,
     **options: Unpack[_From],
-) -> Any: ...
+) -> _Pinned: ...  # type: ignore[type-var]
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _Mapped: ...  # type: ignore[type-var]
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _Managed: ...  # type: ignore[type-var]
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _OnDevice: ...  # type: ignore[type-var]
+@overload
+def load(
+    file: File,
+    mmap_mode: None = ...,
+    allow_pickle: Literal[False] = ...,
+    *,
+    names: None = ...,
+    kind: _core._Kind,
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _OfAnyKind: ...  # type: ignore[type-var]
 @overload
 def load(
     file: File,

@@ -7,7 +7,16 @@ import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import (
+    Any,
+    NamedTuple,
+    Self,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -26,7 +35,11 @@ from cumem.sources import (
     row_nbytes,
     total_nbytes,
 )
+from cumem.structures import Untyped
 from cumem.units import format_nbytes, read_count, read_size
+
+_R = TypeVar("_R")
+_T = TypeVar("_T")
 
 #: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
 #: ordinary memory has a fixed cost, which a long one hides: a 64th of it, up to many.
@@ -147,7 +160,7 @@ class _Chunk:
 
     def __init__(
         self,
-        output: tuple[slice, _core.DeviceBuffer],
+        output: tuple[slice[int, int, Any], _core.DeviceBuffer],
         transfer: _core.Transfer,
         label: str,
         after: Callable[[int], _core.Stream],
@@ -267,7 +280,7 @@ def chunks(
     dtype: DTypeLike | None = None,
     casting: _core._Casting = "same_kind",
     fresh: bool | None = None,
-) -> Ahead[tuple[slice, _core.DeviceBuffer]]:
+) -> Ahead[tuple[slice[int, int, Any], _core.DeviceBuffer]]:
     """Bring data to a device chunk by chunk, the next ones already on their way.
 
     Parameters
@@ -378,7 +391,17 @@ def chunks(
 # -- in, work, out ---------------------------------------------------------------------
 
 #: What `pipeline` calls for each chunk: its input, its output or None, and the stream.
-Work = Callable[[_core.DeviceBuffer, _core.DeviceBuffer | None, _core.Stream], object]
+Work = Callable[[_core.DeviceBuffer, Any, _core.Stream], object]
+
+
+class _Options(TypedDict, total=False):
+    """What `pipeline` takes by name alone."""
+
+    rows: SupportsIndex | None
+    device: object
+    dtype: DTypeLike | None
+    casting: _core._Casting
+    fresh: bool | None
 
 
 def _streams(streams: Any, device: int) -> list[_core.Stream]:
@@ -405,11 +428,46 @@ def _target(out: Any) -> Any:
     return found
 
 
+# Whether there is an output decides what the function is called with and what comes back.
+# Of an `out` that is Any nothing is known, and the later two would say too much.
+@overload
+def pipeline(
+    func: Work,
+    src: object,
+    out: Untyped,
+    nbytes: SupportsIndex | str | None = ...,
+    depth: SupportsIndex = ...,
+    streams: object = ...,
+    progress: Progress = ...,
+    **options: Unpack[_Options],
+) -> Any: ...
+@overload
+def pipeline(
+    func: Callable[[_core.DeviceBuffer, None, _core.Stream], _R],
+    src: object,
+    out: None = ...,
+    nbytes: SupportsIndex | str | None = ...,
+    depth: SupportsIndex = ...,
+    streams: object = ...,
+    progress: Progress = ...,
+    **options: Unpack[_Options],
+) -> list[_R]: ...
+@overload
+def pipeline(
+    func: Callable[[_core.DeviceBuffer, _core.DeviceBuffer, _core.Stream], object],
+    src: object,
+    out: _T,
+    nbytes: SupportsIndex | str | None = ...,
+    depth: SupportsIndex = ...,
+    streams: object = ...,
+    progress: Progress = ...,
+    **options: Unpack[_Options],
+) -> _T: ...
 @hinting
 def pipeline(
     func: Work,
     src: object,
-    out: object = None,
+    out: Any = None,
     nbytes: SupportsIndex | str | None = None,
     depth: SupportsIndex = 3,
     streams: object = None,
