@@ -2735,7 +2735,7 @@ def _synchronize_device(device: int, /) -> None:
 
 def _pools(
     window: bool = False, /
-) -> list[tuple[int, int, tuple[int, int, str, int, int | None, dict[str, int]]]]:
+) -> list[tuple[int, int, tuple[int, int, _Kind, int, int | None, dict[str, int]]]]:
     """A list of (address, serial, (number, flags, kind, device, limit, counters)) of all
     pools; with `window` the peaks are those since the last call with it.
     """

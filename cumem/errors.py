@@ -7,10 +7,13 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cumem.answers import Answer
 from cumem.error_codes import CODES
+
+if TYPE_CHECKING:
+    from cumem.kinds import Kind
 
 
 class CudaError(RuntimeError, Answer):
@@ -122,7 +125,7 @@ class OutOfMemoryError(CudaError, MemoryError):
     """
 
     requested: int | None = None
-    kind: str | None = None
+    kind: Kind | None = None
     device: int | None = None
     limit: int | None = None
     live: int | None = None

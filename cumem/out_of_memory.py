@@ -191,7 +191,7 @@ def explain(
 
 def refuse_locking(
     error: CudaError,
-    kind: str,
+    kind: _core._Kind,
     device: int,
     requested: int,
     budgets: list[tuple[int | None, int]],

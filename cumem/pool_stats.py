@@ -18,6 +18,7 @@ from cumem.kinds import (
     KINDS,
     PORTABLE,
     WRITE_COMBINED,
+    Kind,
 )
 from cumem.limits import is_share
 from cumem.locks import make_lock
@@ -168,7 +169,7 @@ class PoolStats(Counters):
     """
 
     name: str = ""
-    kind: str = ""
+    kind: Kind = "device"
     device: int = 0
     limit: int | None = None
 
@@ -292,7 +293,7 @@ def pool_counters() -> dict[str, dict[str, int]]:
 def pool_stats(
     number: int,
     flags: int,
-    kind: str,
+    kind: Kind,
     device: int,
     limit: int | None,
     counters: dict[str, int],

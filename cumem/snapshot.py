@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cumem.answers import Answer
+from cumem.kinds import Kind
 from cumem.pool_stats import pool_name
 from cumem.units import (
     fit,
@@ -110,7 +111,7 @@ class Snapshot(Answer):
     """
 
     name: str
-    kind: str
+    kind: Kind
     device: int
     segments: tuple[Segment, ...]
 
@@ -232,7 +233,7 @@ def _mark(states: set[str]) -> str:
 def snapshot(
     number: int,
     flags: int,
-    kind: str,
+    kind: Kind,
     device: int,
     rows: list[tuple[int, int, int, int, int]],
 ) -> Snapshot:
