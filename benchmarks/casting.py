@@ -3,6 +3,7 @@
 
     python benchmarks/casting.py --json benchmarks/results/casting-h200.json
     python benchmarks/casting.py --arrays  # array(x, dtype) beside array(x.astype(dtype))
+    python benchmarks/casting.py --arrays --only complex64 --elements 32,8192,4194304
 
 Large arrays of the host to the device and back, another dtype on each side, each case
 verified bit by bit; in the same run a copy of the wider dtype with a conversion by the
@@ -13,7 +14,9 @@ figures are then not a GPU's.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import itertools
 import statistics
 import sys
 import time
@@ -252,40 +255,94 @@ def line(case: Case) -> str:
 OTHERS = (">f4", ">i2", "complex64", "float8_e4m3fn")
 
 
-def show_arrays() -> None:
+def arrays_options(arguments: list[str]) -> argparse.Namespace:
+    """What ``--arrays`` is to measure; by default every pair, long, into every kind."""
+    parser = argparse.ArgumentParser(
+        prog="casting.py --arrays", description=(show_arrays.__doc__ or "").strip()
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="DTYPES",
+        help="pairs with one of these dtypes, as complex64,>f4; two of them joined by a "
+        "colon are a pair, as float32:complex64",
+    )
+    parser.add_argument(
+        "--kinds", default="pinned,managed,device", help="of the target"
+    )
+    parser.add_argument(
+        "--elements", default=str(1 << 22), help="lengths of arrays, as 32,4096"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of which the best counts"
+    )
+    parser.add_argument(
+        "--above", type=float, default=0.0, help="print only what is slower than this"
+    )
+    return parser.parse_args(arguments)
+
+
+def is_wanted(only: str, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether `only`, of the command line, names the pair or a dtype of it."""
+    for word in filter(None, only.split(",")):
+        dtypes = [dtype_of(name) for name in word.split(":")]
+        if dtypes == [source, target] or (
+            len(dtypes) == 1 and dtypes[0] in (source, target)
+        ):
+            return True
+    return not only
+
+
+def ratio_to_hand(
+    array: np.ndarray[Any, Any], target: np.dtype[Any], kind: Any, rounds: int
+) -> tuple[float, float]:
+    """Seconds of `array(x, dtype)`, and over those of ``array(x.astype(dtype))``."""
+    ours, by_hand = [], []
+    with warnings.catch_warnings():  # once: it takes as long as a short conversion
+        warnings.simplefilter("ignore")
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            cumem.array(array, target, kind, casting="unsafe")
+            middle = time.perf_counter()
+            cumem.array(array.astype(target), kind=kind)
+            by_hand.append(time.perf_counter() - middle)
+            ours.append(middle - begin)
+    return min(ours), min(ours) / min(by_hand)
+
+
+def show_arrays(arguments: list[str]) -> None:
     """`array(x, dtype)` beside ``array(x.astype(dtype))``, for every pair of dtypes.
 
     Best times, by turns; above 1 the call with a dtype is the slower one. Prints only, and
     sorted, so that the pairs where it does not pay come first.
     """
+    options = arrays_options(arguments)
     names = (*NUMBERS, *OTHERS)
     dtypes = [found for found in map(dtype_of, names) if found is not None]
     rows = []
-    for source in dtypes:
-        array = np.random.default_rng(3).integers(0, 2, 1 << 22).astype(source)
-        for target in dtypes:
-            if source == target or not np.can_cast(source, target, "unsafe"):
-                continue
-            for kind in ("pinned", "managed", "device"):
-                ours, by_hand = [], []
-                for _ in range(3):
-                    begin = time.perf_counter()
-                    cumem.array(array, target, kind, casting="unsafe")
-                    middle = time.perf_counter()
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        cumem.array(array.astype(target), kind=kind)
-                    by_hand.append(time.perf_counter() - middle)
-                    ours.append(middle - begin)
-                rows.append((min(ours) / min(by_hand), str(source), str(target), kind))
-    for ratio, *case in sorted(rows, reverse=True):
-        print(f"{ratio:6.2f} x  {' '.join(case)}")
+    for source, target in itertools.product(dtypes, dtypes):
+        if (
+            source == target
+            or not np.can_cast(source, target, "unsafe")
+            or not is_wanted(options.only, source, target)
+        ):
+            continue
+        for count in map(int, options.elements.split(",")):
+            array = np.random.default_rng(3).integers(0, 2, count).astype(source)
+            for kind in options.kinds.split(","):
+                seconds, ratio = ratio_to_hand(array, target, kind, options.rounds)
+                rows.append((ratio, seconds, f"{source} {target} {kind} {count}"))
+    for ratio, seconds, case in sorted(rows, reverse=True):
+        if ratio > options.above:
+            print(f"{ratio:6.2f} x  {seconds * 1e6:10.1f} us  {case}")
+    slower = sum(ratio > 1.03 for ratio, *_ in rows)
+    print(f"{slower} of {len(rows)} are slower than by hand by more than 3 %")
 
 
 def main() -> int:
     """Measure and print; a file on request."""
     if "--arrays" in sys.argv:
-        show_arrays()
+        show_arrays([word for word in sys.argv[1:] if word != "--arrays"])
         return 0
     run = Run(__doc__)
     bench = Bench(run.options.quick)

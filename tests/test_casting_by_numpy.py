@@ -16,6 +16,7 @@ import pytest
 from support import programs, session, values
 from support.faults import sweep
 from support.session import testing
+from support.strategies import same_bytes
 
 import cumem
 
@@ -103,7 +104,7 @@ def test_objects_are_refused_by_every_call(runtime) -> None:
 
 def test_complex_to_real_warns_once_of_the_caller(runtime) -> None:
     array = np.array([1 + 2j, 3 - 4j], "c8")
-    for to in ("f8", "i2", ml_dtypes.bfloat16, ">f4"):
+    for to in ("f8", "i2", ml_dtypes.bfloat16, ">f4", F8, "f8", "i2"):
         target = cumem.zeros(2, to)
         with pytest.warns(np.exceptions.ComplexWarning, match="imaginary") as caught:
             cumem.copy_async(target, array, casting="unsafe").wait()
@@ -113,6 +114,24 @@ def test_complex_to_real_warns_once_of_the_caller(runtime) -> None:
     target = cumem.zeros(2, "?")
     cumem.copy(target, np.array([0j, 2j]), casting="unsafe")  # warns in NumPy neither
     assert values.get(target).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", ["complex32", "bcomplex32"])
+def test_complex_numbers_of_ml_dtypes_keep_their_imaginary_parts(runtime, name) -> None:
+    if not hasattr(ml_dtypes, name):
+        pytest.skip("older than these")
+    short = np.dtype(getattr(ml_dtypes, name))
+    for source in ("c8", "c16", ">c8"):
+        array = np.array([1 + 2j, 3 - 4j, -0j], source)
+        target = cumem.zeros(3, short)
+        cumem.copy(target, array, casting="unsafe")
+        assert values.get(target).tobytes() == array.astype(short).tobytes()
+        back = cumem.zeros(3, source, "pinned")
+        cumem.copy(back, target, casting="unsafe")
+        assert same_bytes(values.get(back), array)
+    with pytest.warns(np.exceptions.ComplexWarning, match="imaginary") as caught:
+        cumem.copy(np.zeros(3, "f4"), target, casting="unsafe")
+    assert caught[0].filename == __file__
 
 
 def test_numpys_warnings_and_its_state_of_errors_play_no_part(runtime) -> None:
@@ -138,19 +157,21 @@ def test_elements_longer_than_a_piece_are_not_cut(runtime) -> None:
     assert (back == array).all()
 
 
+@pytest.mark.parametrize("to", ["c16", "g"])
 @pytest.mark.parametrize("kind", ["numpy", "pinned", "managed", "device"])
-def test_many_axes_of_any_strides_are_converted(runtime, kind) -> None:
+def test_many_axes_of_any_strides_are_converted(runtime, kind, to) -> None:
     rng = np.random.default_rng(0)
     array = rng.integers(0, 99, (2, 3) * 6).astype("f8")
     turned = array.transpose(*range(0, 12, 2), *range(1, 12, 2))[:, ::-1, ..., ::2]
-    target = values.put(np.zeros(turned.shape, "c16"), kind)
+    target = values.put(np.zeros(turned.shape, to), kind)
     cumem.copy(target, turned, casting="safe")
     assert (values.get(target) == turned).all()
 
 
-def test_threads_may_convert_at_once(runtime) -> None:
+@pytest.mark.parametrize("to", ["c8", "g"])
+def test_threads_may_convert_at_once(runtime, to) -> None:
     arrays = [np.arange(60_000.0) + i for i in range(4)]
-    targets = [np.zeros(60_000, "c8") for _ in arrays]
+    targets = [np.zeros(60_000, to) for _ in arrays]
 
     def convert(i: int) -> None:
         for _ in range(5):

@@ -5,6 +5,7 @@
  * constant length become vector instructions. */
 #include "base/convert.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -288,8 +289,8 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
     }
 
 #define ALL_STEPS(X, isa)                                                              \
-    CM_NUMBERS(X, isa, F32, float)                                                     \
-    CM_NUMBERS(X, isa, F64, double)
+    CM_REALS(X, isa, F32, float)                                                       \
+    CM_REALS(X, isa, F64, double)
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
@@ -337,8 +338,10 @@ typedef struct step_table {
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
     convert_step integer[CM_UINT64 + 1][WIDTH_COUNT]; /* all of it, between integers */
-    convert_step pairs[MIDDLE_COUNT]; /* every second number of the middle type, as the
-                                         real parts of complex ones are */
+    convert_step pairs[MIDDLE_COUNT];  /* every second number of the middle type, as the
+                                          real parts of complex ones are */
+    convert_step spread[MIDDLE_COUNT]; /* numbers of the middle type to complex ones,
+                                          all side by side */
     convert_step swap[4]; /* elements of 1 << i bytes, whose order is turned round */
 } step_table;
 
@@ -366,6 +369,26 @@ typedef struct step_table {
         }                                                                              \
         for (; count > 0; count--, in += 2, out++) {                                   \
             *out = *in;                                                                \
+        }                                                                              \
+    }
+#define DEFINE_SPREAD(isa, mid, type)                                                  \
+    CM_ISA_##isa static void spread_##mid##_##isa(                                     \
+        char *restrict dst, int64_t dst_step, const char *restrict src,                \
+        int64_t src_step, int64_t count)                                               \
+    {                                                                                  \
+        const UNALIGNED(type) *in = (const void *)src;                                 \
+        UNALIGNED(type) *out = (void *)dst;                                            \
+        (void)dst_step;                                                                \
+        (void)src_step;                                                                \
+        for (; count >= LANES; count -= LANES, in += LANES, out += 2 * LANES) {        \
+            for (int k = 0; k < LANES; k++) {                                          \
+                out[2 * k] = in[k];                                                    \
+                out[2 * k + 1] = 0;                                                    \
+            }                                                                          \
+        }                                                                              \
+        for (; count > 0; count--, in++, out += 2) {                                   \
+            out[0] = *in;                                                              \
+            out[1] = 0;                                                                \
         }                                                                              \
     }
 /* Product and sum round one by one, as NumPy's do. */
@@ -409,11 +432,14 @@ typedef struct step_table {
     DEFINE_SCALE(isa, F64, double)                                                     \
     DEFINE_PAIRS(isa, F32, float)                                                      \
     DEFINE_PAIRS(isa, F64, double)                                                     \
+    DEFINE_SPREAD(isa, F32, float)                                                     \
+    DEFINE_SPREAD(isa, F64, double)                                                    \
     static const step_table steps_##isa = {                                            \
         ALL_STEPS(STEP_ENTRIES, isa) INTEGER_SOURCES(INTEGER_ENTRIES, isa)             \
             .integer[CM_UINT64] = WIDTH_ENTRIES(isa, INT64),                           \
         .swap = {NULL, swap_2_##isa, swap_4_##isa, swap_8_##isa},                      \
         .pairs = {pairs_F32_##isa, pairs_F64_##isa},                                   \
+        .spread = {spread_F32_##isa, spread_F64_##isa},                                \
         .scale = {scale_F32_##isa, scale_F64_##isa}};
 
 #define CM_ISA_plain
@@ -475,13 +501,24 @@ set_mode(uint64_t mode)
 typedef struct number_row {
     const char *text;
     int64_t nbytes;
+    cm_number part; /* what each of the two parts of a complex number is, a real number
+                       itself */
 } number_row;
 
 static const number_row numbers[CM_NUMBER_COUNT] = {
-#define NUMBER_ROW(name, text, type, ...) [CM_##name] = {text, sizeof(type)},
-    CM_NUMBERS(NUMBER_ROW)
-#undef NUMBER_ROW
+#define REAL_ROW(name, text, type, ...) [CM_##name] = {text, sizeof(type), CM_##name},
+#define COMPLEX_ROW(name, text, type, part, ...)                                       \
+    [CM_##name] = {text, sizeof(type), CM_##part},
+    CM_REALS(REAL_ROW) CM_COMPLEX_NUMBERS(COMPLEX_ROW)
+#undef REAL_ROW
+#undef COMPLEX_ROW
 };
+
+static bool
+is_complex(cm_number number)
+{
+    return numbers[number].part != number;
+}
 
 const char *
 cm_number_text(cm_number number)
@@ -515,6 +552,13 @@ cm_convert_widens(const cm_convert *convert)
            && !convert->from_swapped && !convert->to_swapped
            && numbers[convert->from].nbytes < (int64_t)sizeof(float)
            && (!convert->scales || (is_finite && !is_float));
+}
+
+bool
+cm_convert_drops_imaginary(const cm_convert *convert)
+{
+    return is_complex(convert->from) && !is_complex(convert->to)
+           && convert->to != CM_BOOL;
 }
 
 /* The one that rounds as NumPy does: integers once, halves by way of float32. */
@@ -623,21 +667,175 @@ run_swapped(const step_table *steps, const cm_convert *convert, char *dst,
     }
 }
 
-void
-cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step, const void *src,
-               int64_t src_step, int64_t count)
+static void
+run_reals(const step_table *steps, const cm_convert *convert, char *dst,
+          int64_t dst_step, const char *src, int64_t src_step, int64_t count)
 {
-    const step_table *steps = choose_steps();
-    uint64_t mode = get_mode();
-    if (mode != USUAL_MODE) {
-        set_mode(USUAL_MODE);
-    }
     if (convert->from_swapped || convert->to_swapped) {
         run_swapped(steps, convert, dst, dst_step, src, src_step, count);
     }
     else {
         run_native(steps, convert, dst, dst_step, src, src_step, count);
     }
+}
+
+/* -- complex numbers ------------------------------------------------------------------------ */
+/* A complex number is two real ones, so the conversions above do the work, and the
+ * functions below only say where the parts are. `parts` is the conversion from part to
+ * part; where an end is real, its number takes the place of the part. A block of
+ * elements is finished before the next begins, so that what is read or written twice is
+ * still in the nearest cache. */
+
+static middle
+middle_of(cm_number part)
+{
+    return part == CM_FLOAT64 ? F64 : F32;
+}
+
+static void
+run_complex_to_complex(const step_table *steps, const cm_convert *parts, char *dst,
+                       int64_t dst_step, const char *src, int64_t src_step,
+                       int64_t count)
+{
+    int64_t from_nbytes = numbers[parts->from].nbytes;
+    int64_t to_nbytes = numbers[parts->to].nbytes;
+    if (src_step == 2 * from_nbytes && dst_step == 2 * to_nbytes) {
+        run_reals(steps, parts, dst, to_nbytes, src, from_nbytes, 2 * count);
+        return;
+    }
+    while (count > 0) {
+        int64_t now = count < BLOCK ? count : BLOCK;
+        run_reals(steps, parts, dst, dst_step, src, src_step, now);
+        run_reals(steps, parts, dst + to_nbytes, dst_step, src + from_nbytes, src_step,
+                  now);
+        src += now * src_step;
+        dst += now * dst_step;
+        count -= now;
+    }
+}
+
+/* Zero is the same in either byte order, so only the real parts may have to be turned
+ * round, which run_reals() does. */
+static void
+run_real_to_complex(const step_table *steps, const cm_convert *parts, char *dst,
+                    int64_t dst_step, const char *src, int64_t src_step, int64_t count)
+{
+    char room[BLOCK * sizeof(double)];
+    int64_t nbytes = numbers[parts->to].nbytes;
+    convert_step spread = steps->spread[middle_of(parts->to)];
+    bool is_packed = dst_step == 2 * nbytes;
+    bool is_made = parts->from == parts->to && parts->from_swapped == parts->to_swapped
+                   && src_step == nbytes;
+    if (is_packed && is_made) {
+        spread(dst, dst_step, src, src_step, count);
+        return;
+    }
+    while (count > 0) {
+        int64_t now = count < BLOCK ? count : BLOCK;
+        if (is_packed) {
+            run_reals(steps, parts, room, nbytes, src, src_step, now);
+            spread(dst, dst_step, room, nbytes, now);
+        }
+        else {
+            run_reals(steps, parts, dst, dst_step, src, src_step, now);
+            for (int64_t i = 0; i < now; i++) {
+                memset(dst + i * dst_step + nbytes, 0, (size_t)nbytes);
+            }
+        }
+        src += now * src_step;
+        dst += now * dst_step;
+        count -= now;
+    }
+}
+
+/* The real parts are put side by side first, in whichever byte order they are: two fast
+ * loops take less time than one that does both. */
+static void
+run_complex_to_real(const step_table *steps, const cm_convert *parts, char *dst,
+                    int64_t dst_step, const char *src, int64_t src_step, int64_t count)
+{
+    char room[BLOCK * sizeof(double)];
+    int64_t nbytes = numbers[parts->from].nbytes;
+    convert_step take_parts = steps->pairs[middle_of(parts->from)];
+    bool is_made = parts->from == parts->to && parts->from_swapped == parts->to_swapped
+                   && dst_step == nbytes;
+    if (src_step != 2 * nbytes) {
+        run_reals(steps, parts, dst, dst_step, src, src_step, count);
+        return;
+    }
+    if (is_made) {
+        take_parts(dst, dst_step, src, src_step, count);
+        return;
+    }
+    while (count > 0) {
+        int64_t now = count < BLOCK ? count : BLOCK;
+        take_parts(room, nbytes, src, src_step, now);
+        run_reals(steps, parts, dst, dst_step, room, nbytes, now);
+        src += now * src_step;
+        dst += now * dst_step;
+        count -= now;
+    }
+}
+
+/* A number is true where either part is. Both become a byte that is 0 or 1, and the two
+ * bytes together, as one integer, are not 0 where either is not. */
+static void
+run_complex_to_bool(const step_table *steps, const cm_convert *parts, char *dst,
+                    int64_t dst_step, const char *src, int64_t src_step, int64_t count)
+{
+    char room[2 * BLOCK];
+    int64_t nbytes = numbers[parts->from].nbytes;
+    while (count > 0) {
+        int64_t now = count < BLOCK ? count : BLOCK;
+        if (src_step == 2 * nbytes) {
+            run_reals(steps, parts, room, 1, src, nbytes, 2 * now);
+        }
+        else {
+            run_reals(steps, parts, room, 2, src, src_step, now);
+            run_reals(steps, parts, room + 1, 2, src + nbytes, src_step, now);
+        }
+        steps->integer[CM_UINT16][WBOOL](dst, dst_step, room, 2, now);
+        src += now * src_step;
+        dst += now * dst_step;
+        count -= now;
+    }
+}
+
+typedef void (*run_numbers)(const step_table *steps, const cm_convert *parts, char *dst,
+                            int64_t dst_step, const char *src, int64_t src_step,
+                            int64_t count);
+
+static run_numbers
+choose_run(const cm_convert *convert)
+{
+    bool from_complex = is_complex(convert->from);
+    bool to_complex = is_complex(convert->to);
+    if (from_complex && to_complex) {
+        return run_complex_to_complex;
+    }
+    if (to_complex) {
+        return run_real_to_complex;
+    }
+    if (from_complex && convert->to == CM_BOOL) {
+        return run_complex_to_bool;
+    }
+    return from_complex ? run_complex_to_real : run_reals;
+}
+
+void
+cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step, const void *src,
+               int64_t src_step, int64_t count)
+{
+    run_numbers run = choose_run(convert);
+    cm_convert parts = *convert;
+    parts.from = numbers[convert->from].part;
+    parts.to = numbers[convert->to].part;
+    assert(run == run_reals || !convert->scales);
+    uint64_t mode = get_mode();
+    if (mode != USUAL_MODE) {
+        set_mode(USUAL_MODE);
+    }
+    run(choose_steps(), &parts, dst, dst_step, src, src_step, count);
     if (mode != USUAL_MODE) {
         set_mode(mode);
     }

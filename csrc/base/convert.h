@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 /* X(name, its text, type in C, how it is read, what else). The names are those of NumPy's
- * dtypes. */
+ * dtypes. A complex number is read as its two parts, real before imaginary, each a
+ * number of the type whose name stands in the place of how it is read. */
 /* clang-format off */
 #define CM_INTEGERS(X, ...)                                                              \
     X(BOOL, "bool", uint8_t, BOOL, __VA_ARGS__)                                          \
@@ -20,13 +21,29 @@
     X(UINT32, "uint32", uint32_t, PLAIN, __VA_ARGS__)                                    \
     X(INT64, "int64", int64_t, PLAIN, __VA_ARGS__)                                       \
     X(UINT64, "uint64", uint64_t, PLAIN, __VA_ARGS__)
-#define CM_NUMBERS(X, ...)                                                               \
+#define CM_REALS(X, ...)                                                                 \
     CM_INTEGERS(X, __VA_ARGS__)                                                          \
     X(FLOAT16, "float16", uint16_t, FLOAT16, __VA_ARGS__)                                \
     X(BFLOAT16, "bfloat16", uint16_t, BFLOAT16, __VA_ARGS__)                             \
     X(FLOAT32, "float32", float, PLAIN, __VA_ARGS__)                                     \
     X(FLOAT64, "float64", double, PLAIN, __VA_ARGS__)
+#define CM_COMPLEX_NUMBERS(X, ...)                                                       \
+    X(COMPLEX64, "complex64", cm_complex64, FLOAT32, __VA_ARGS__)                        \
+    X(COMPLEX128, "complex128", cm_complex128, FLOAT64, __VA_ARGS__)
+#define CM_NUMBERS(X, ...)                                                               \
+    CM_REALS(X, __VA_ARGS__)                                                             \
+    CM_COMPLEX_NUMBERS(X, __VA_ARGS__)
 /* clang-format on */
+
+typedef struct cm_complex64 {
+    float real;
+    float imaginary;
+} cm_complex64;
+
+typedef struct cm_complex128 {
+    double real;
+    double imaginary;
+} cm_complex128;
 
 typedef enum cm_number {
     CM_NUMBER_NONE,
@@ -52,7 +69,8 @@ typedef struct cm_cast {
 enum { CM_CAST_MAX_NDIM = 8 }; /* of one call of `run` */
 
 /* Each value becomes value * scale + offset, in float64 where that is one of the types
- * and else in float32; without `scales` it stays, as far as the type can say it. */
+ * and else in float32; without `scales` it stays, as far as the type can say it.
+ * Complex numbers are not scaled. */
 typedef struct cm_convert {
     cm_number from; /* NONE: nothing is converted, or `cast` does it */
     cm_number to;
@@ -75,6 +93,10 @@ cm_convert_is_on(const cm_convert *convert)
  * no NaN comes out that was not in it. */
 bool cm_convert_widens(const cm_convert *convert);
 
+/* Of complex numbers only the real parts are read, and what they become is real. A bool
+ * is made of both parts. */
+bool cm_convert_drops_imaginary(const cm_convert *convert);
+
 const char *cm_number_text(cm_number number);
 uint64_t cm_number_nbytes(cm_number number);
 /* NONE: there is no such number. */
@@ -84,6 +106,8 @@ cm_number cm_number_find(const char *text);
  * must not overlap. Floats round to the nearest, ties to even, whatever the thread's
  * settings are, with infinities, subnormals and the bits of NaN that NumPy gives.
  * Integers wrap round into shorter ones. Floats are cut to integers; what is out of
- * range becomes the nearest one, NaN 0. */
+ * range becomes the nearest one, NaN 0. Both parts of a complex number are converted as
+ * numbers of their own, the imaginary part of what was real is 0, and a complex number
+ * is true where either part is. */
 void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
                     const void *src, int64_t src_step, int64_t count);

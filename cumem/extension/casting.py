@@ -11,11 +11,14 @@ import numpy as np
 from cumem.errors import warn_caller
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
-#: What the copy threads convert.
-NUMBERS = (
+_RULES: tuple[Casting, ...] = get_args(Casting)
+#: What the copy threads convert and scale.
+REALS = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
 )
+#: What the copy threads convert: the rows of CM_NUMBERS in csrc/base/convert.h.
+NUMBERS = (*REALS, "complex64", "complex128")
 
 
 #: The elements of an array of integers whose dtype says so are numbers for which NumPy
@@ -74,13 +77,12 @@ def check(
     before: str, source: np.dtype[Any], target: np.dtype[Any], casting: Any
 ) -> None:
     """TypeError or ValueError unless `casting` allows it."""
-    rules = get_args(Casting)
-    if casting not in rules:
-        words = ", ".join(map(repr, rules))
+    if casting not in _RULES:
+        words = ", ".join(map(repr, _RULES))
         error = ValueError if isinstance(casting, str) else TypeError
         raise error(f"casting must be one of {words}, not {casting!r}")
     if not allows(casting, source, target):
-        widest = next((rule for rule in rules if allows(rule, source, target)), "")
+        widest = next((rule for rule in _RULES if allows(rule, source, target)), "")
         raise TypeError(
             f"{before}casting={casting!r} does not allow dtype {source} to become dtype "
             f"{target}" + (f"; casting={widest!r} does" if widest else "")
@@ -118,17 +120,22 @@ def cast(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
         np.copyto(target, source, casting="unsafe")
 
 
-def _real_part(source: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the numbers that a complex one begins with, where those alone are
-    converted, as NumPy does and warns of; any other source as it is."""
-    is_real = target.kind in "iuf" or target.type.__module__ == "ml_dtypes"
-    if source.kind != "c" or not is_real:
-        return source
+def _drops_imaginary(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether only the real parts of complex numbers are converted, as in NumPy.
+
+    ml_dtypes has complex dtypes beside its real ones, and only the name tells which.
+    """
+    is_foreign = target.type.__module__ == "ml_dtypes"
+    is_real = target.kind in "iuf" or (is_foreign and "complex" not in target.name)
+    return is_real and (source.kind == "c" or "complex" in source.name)
+
+
+def warn_of_imaginary() -> None:
+    """Warn as NumPy does where only the real parts of complex numbers are converted."""
     warn_caller(
         "Casting complex values to real discards the imaginary part",
         np.exceptions.ComplexWarning,
     )
-    return np.dtype(f"f{source.itemsize // 2}").newbyteorder(source.byteorder)
 
 
 def plan(
@@ -152,16 +159,21 @@ def plan(
     is_same = source == target and _stand_in(source) == _stand_in(target)
     if is_same and not scales:
         return None
-    part = source if scales else _real_part(source, target)
-    names = name_of(part), name_of(target)
+    names = name_of(source), name_of(target)
+    if scales:
+        for dtype, name in zip((source, target), names, strict=True):
+            if name is None or name.lstrip(">") not in REALS:
+                raise TypeError(
+                    f"{before}scale= and offset= are for {', '.join(REALS)}, not for "
+                    f"dtype {dtype}"
+                )
+    part = source
+    if _drops_imaginary(source, target):
+        warn_of_imaginary()
+        if source.kind == "c":  # by the real parts alone NumPy does not warn again
+            part = np.dtype(f"f{source.itemsize // 2}").newbyteorder(source.byteorder)
     if names[0] is not None and names[1] is not None:
         return names[0], names[1], factor, term
-    if scales:
-        other = source if names[0] is None else target
-        raise TypeError(
-            f"{before}scale= and offset= are for {', '.join(NUMBERS)}, not for dtype "
-            f"{other}"
-        )
     refusal = _refusal(part, target)
     if refusal:
         raise TypeError(

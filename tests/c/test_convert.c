@@ -151,7 +151,7 @@ check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
     memset(dst, 0x5a, dst_nbytes);
     cm_convert_run(&convert, dst, dst_step, src, src_step, count);
     for (int64_t i = 0; i < count; i++) {
-        char one[8];
+        char one[16];
         cm_convert_run(&convert, one, 99, src + i * src_step, 99, 1);
         CHECK(memcmp(one, dst + i * dst_step, (size_t)numbers[to].nbytes) == 0);
         for (int64_t k = numbers[to].nbytes; k < dst_step && i + 1 < count; k++) {
@@ -161,7 +161,7 @@ check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
     /* backwards, from the last on */
     cm_convert_run(&convert, dst + (count - 1) * dst_step, -dst_step,
                    src + (count - 1) * src_step, -src_step, count);
-    char one[8];
+    char one[16];
     cm_convert_run(&convert, one, 1, src, 1, 1);
     CHECK(memcmp(one, dst, (size_t)numbers[to].nbytes) == 0);
     free(src);
@@ -175,32 +175,40 @@ test_convert_of_any_steps_is_that_of_each(void)
     for (int from = CM_BOOL; from < CM_NUMBER_COUNT; from++) {
         for (int to = CM_BOOL; to < CM_NUMBER_COUNT; to++) {
             size_t k = (size_t)(draw() % (sizeof(counts) / sizeof(*counts)));
+            bool are_real = from < CM_COMPLEX64 && to < CM_COMPLEX64;
             for (int gaps = 0; gaps < 4; gaps++) {
                 check_steps((cm_number)from, (cm_number)to, counts[k], gaps & 1 ? 3 : 0,
-                            gaps & 2 ? 5 : 0, from % 2 == gaps % 2);
+                            gaps & 2 ? 5 : 0, are_real && from % 2 == gaps % 2);
             }
         }
     }
 }
 
 static void
-check_step(convert_step one, convert_step other, int64_t dst_step, int64_t src_step)
+check_step_to(convert_step one, convert_step other, int64_t dst_step, int64_t src_step,
+              size_t room)
 {
     CHECK_EQ(one == NULL, other == NULL);
     if (one == NULL) {
         return;
     }
-    uint64_t *src = malloc(COUNT * 8);
-    char *found[2] = {calloc(COUNT, 8), calloc(COUNT, 8)};
-    for (int i = 0; i < COUNT; i++) {
+    uint64_t *src = malloc(COUNT * room);
+    char *found[2] = {calloc(COUNT, room), calloc(COUNT, room)};
+    for (int i = 0; i < COUNT * (int)room / 8; i++) {
         src[i] = draw();
     }
     one(found[0], dst_step, (char *)src, src_step, COUNT);
     other(found[1], dst_step, (char *)src, src_step, COUNT);
-    CHECK(memcmp(found[0], found[1], COUNT * 8) == 0);
+    CHECK(memcmp(found[0], found[1], COUNT * room) == 0);
     free(src);
     free(found[0]);
     free(found[1]);
+}
+
+static void
+check_step(convert_step one, convert_step other, int64_t dst_step, int64_t src_step)
+{
+    check_step_to(one, other, dst_step, src_step, 8);
 }
 
 static void
@@ -224,6 +232,82 @@ check_integers(const step_table *a, const step_table *b, int number)
     }
 }
 
+/* Against each part by itself, as the real number that it is. */
+static void
+check_parts(cm_number from, cm_number to, bool from_swapped, bool to_swapped)
+{
+    enum { SOME = 1100 };
+    static char src[SOME * 16], dst[SOME * 16], part[2][SOME * 8];
+    cm_convert convert = from_to(from, to);
+    convert.from_swapped = from_swapped;
+    convert.to_swapped = to_swapped;
+    cm_convert parts = convert;
+    parts.from = numbers[from].part;
+    parts.to = numbers[to].part;
+    int64_t from_nbytes = numbers[parts.from].nbytes;
+    int64_t to_nbytes = numbers[parts.to].nbytes;
+    for (size_t i = 0; i < sizeof(src); i++) {
+        src[i] = (char)draw();
+    }
+    convert_packed(convert, dst, src, SOME);
+    memset(part, 0, sizeof(part));
+    for (int k = 0; k <= is_complex(from); k++) {
+        cm_convert_run(&parts, part[k], to_nbytes, src + k * from_nbytes,
+                       numbers[from].nbytes, SOME);
+    }
+    for (int64_t i = 0; i < SOME; i++) {
+        const char *is = dst + i * numbers[to].nbytes;
+        if (to == CM_BOOL) {
+            CHECK_EQ(*is, part[0][i] | part[1][i]);
+            continue;
+        }
+        for (int k = 0; k <= is_complex(to); k++) {
+            CHECK(memcmp(is + k * to_nbytes, part[k] + i * to_nbytes, (size_t)to_nbytes)
+                  == 0);
+        }
+    }
+}
+
+static void
+test_convert_of_complex_numbers_is_that_of_their_parts(void)
+{
+    for (int from = CM_BOOL; from < CM_NUMBER_COUNT; from++) {
+        for (int to = CM_BOOL; to < CM_NUMBER_COUNT; to++) {
+            if (!is_complex((cm_number)from) && !is_complex((cm_number)to)) {
+                continue;
+            }
+            for (int which = 0; which < 4; which++) {
+                bool from_swapped = (which & 1) != 0 && numbers[from].nbytes > 1;
+                bool to_swapped = (which & 2) != 0 && numbers[to].nbytes > 1;
+                check_parts((cm_number)from, (cm_number)to, from_swapped, to_swapped);
+            }
+        }
+    }
+}
+
+static void
+test_convert_says_where_imaginary_parts_are_lost(void)
+{
+    for (int number = CM_BOOL; number < CM_NUMBER_COUNT; number++) {
+        cm_convert down = from_to(CM_COMPLEX64, (cm_number)number);
+        cm_convert up = from_to((cm_number)number, CM_COMPLEX128);
+        CHECK_EQ(cm_convert_drops_imaginary(&down),
+                 number != CM_BOOL && number < CM_COMPLEX64);
+        CHECK(!cm_convert_drops_imaginary(&up));
+        CHECK(!cm_convert_widens(&down) && !cm_convert_widens(&up));
+    }
+}
+
+static void
+check_pairs(const step_table *a, const step_table *b)
+{
+    static const int64_t own[] = {4, 8};
+    for (int mid = 0; mid < MIDDLE_COUNT; mid++) {
+        check_step_to(a->spread[mid], b->spread[mid], 2 * own[mid], own[mid], 16);
+        check_step_to(a->pairs[mid], b->pairs[mid], own[mid], 2 * own[mid], 16);
+    }
+}
+
 static void
 test_convert_is_the_same_by_all_instructions(void)
 {
@@ -233,6 +317,7 @@ test_convert_is_the_same_by_all_instructions(void)
             check_tables(&steps_plain, choose_steps(), mid, number, true);
         }
     }
+    check_pairs(&steps_plain, choose_steps());
     for (int number = CM_BOOL; number <= CM_UINT64; number++) {
         check_integers(&steps_plain, choose_steps(), number);
     }
@@ -288,8 +373,8 @@ test_convert_of_swapped_bytes_is_that_of_the_others(void)
 {
     enum { SOME = 1100 };
     static char src[SOME * 8], turned[SOME * 8], expected[SOME * 8], found[SOME * 8];
-    for (int from = CM_BOOL; from < CM_NUMBER_COUNT; from++) {
-        for (int to = CM_BOOL; to < CM_NUMBER_COUNT; to++) {
+    for (int from = CM_BOOL; from < CM_COMPLEX64; from++) {
+        for (int to = CM_BOOL; to < CM_COMPLEX64; to++) {
             int64_t was = numbers[from].nbytes, is = numbers[to].nbytes;
             for (int64_t i = 0; i < SOME * was; i++) {
                 src[i] = from == CM_BOOL ? (char)(draw() & 1) : (char)draw();
@@ -373,7 +458,7 @@ test_numbers_are_found_by_their_text(void)
     for (int number = CM_BOOL; number < CM_NUMBER_COUNT; number++) {
         CHECK_EQ(cm_number_find(cm_number_text((cm_number)number)), number);
     }
-    CHECK_EQ(cm_number_find("complex64"), CM_NUMBER_NONE);
+    CHECK_EQ(cm_number_find("complex256"), CM_NUMBER_NONE);
     CHECK(cm_number_text(CM_NUMBER_NONE) == NULL);
     cm_convert nothing = from_to(CM_FLOAT64, CM_FLOAT32);
     cm_convert_run(&nothing, NULL, 4, NULL, 8, 0);
@@ -382,9 +467,11 @@ test_numbers_are_found_by_their_text(void)
 MAIN(RUN(test_convert_every_half_there_and_back)
          RUN(test_convert_rounds_to_the_nearest_even)
              RUN(test_convert_of_any_steps_is_that_of_each)
-                 RUN(test_convert_is_the_same_by_all_instructions)
-                     RUN(test_convert_does_not_heed_the_threads_settings)
-                         RUN(test_convert_cuts_what_does_not_fit)
+                 RUN(test_convert_of_complex_numbers_is_that_of_their_parts)
+                     RUN(test_convert_says_where_imaginary_parts_are_lost) RUN(
+                         test_convert_is_the_same_by_all_instructions)
+                         RUN(test_convert_does_not_heed_the_threads_settings) RUN(
+                             test_convert_cuts_what_does_not_fit)
                              RUN(test_convert_cuts_about_every_edge) RUN(
                                  test_convert_of_swapped_bytes_is_that_of_the_others)
                                  RUN(test_numbers_are_found_by_their_text))
