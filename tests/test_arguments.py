@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 import re
 import sys
 from collections.abc import Callable
@@ -30,6 +31,27 @@ class Unkind:
 
     def __bool__(self) -> bool:
         raise ZeroDivisionError
+
+
+class Pair:
+    """A sequence that is no tuple, list or array."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: int) -> object:
+        return [np.int32(2), Index(3)][place]
+
+
+class Shrinking:
+    """An integer that empties the list that it is in."""
+
+    def __init__(self) -> None:
+        self.items: list[object] = [self, 3]
+
+    def __index__(self) -> int:
+        self.items.clear()
+        return 2
 
 
 class Undecided:
@@ -86,6 +108,15 @@ class Exported:
         (Index(3), (3,)),
         ((Index(2), np.uint8(3)), (2, 3)),
         (0, (0,)),
+        (np.int64(64), (64,)),
+        (np.uint8(7), (7,)),
+        ((np.int64(2), np.int64(3)), (2, 3)),
+        ([np.array(2), 3], (2, 3)),
+        (Pair(), (2, 3)),
+        (memoryview(b"\x02\x03"), (2, 3)),
+        (array.array("i", [4, 5]), (4, 5)),
+        (np.empty((3, 0, 2)).shape, (3, 0, 2)),
+        ((np.int8(1),) * 6, (1,) * 6),
     ],
 )
 def test_shape_is_read_as_numpy_reads_it(runtime, shape, expected) -> None:
@@ -111,12 +142,40 @@ def test_shape_is_read_as_numpy_reads_it(runtime, shape, expected) -> None:
         ((0, 2**62, 2**62), ValueError, "shape is too large"),
         ((1,) * 65, ValueError, "shape has 65 dimensions: at most 64"),
         (True, TypeError, "shape must be .* not bool"),
+        (np.True_, TypeError, "shape must be .* not bool"),
+        ((True, 2), TypeError, "shape must be .* not bool"),
+        ([3, np.False_], TypeError, "shape must be .* not bool"),
+        (np.array([[2]]), TypeError, "shape must be .* not ndarray"),
+        ((np.array([2]),), TypeError, "shape must be .* not ndarray"),
+        ({2: 1}, TypeError, "shape must be .* not dict"),
+        ((i for i in (1, 2)), TypeError, "shape must be .* not generator"),
+        (range(65), ValueError, "shape has 65 dimensions: at most 64"),
+        (np.int64(-1), ValueError, "shape must not hold negative lengths, got -1"),
+        ((np.uint64(2**63),), ValueError, "shape: .*9223372036854775808.* does not"),
+        ((2, Unkind()), ZeroDivisionError, None),
+        (Shrinking().items, IndexError, None),
         (Unkind(), ZeroDivisionError, None),
     ],
 )
 def test_wrong_shape_is_refused(runtime, shape, error, match) -> None:
     with pytest.raises(error, match=match):
         cumem.empty_pinned(shape)
+
+
+@pytest.mark.parametrize("make", [cumem.empty, cumem.empty_pinned, cumem.zeros])
+def test_shape_whose_integer_shuts_cumem_down_is_that_of_a_new_buffer(
+    emulated, make
+) -> None:
+    """Whatever __index__() does comes before a pool is chosen."""
+
+    class Shutting:
+        def __index__(self) -> int:
+            cumem.shutdown()
+            return 64
+
+    make(64)  # the pool is warm
+    assert make(Shutting()).shape == (64,)
+    assert make((2, Shutting())).shape == (2, 64)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that the extension does not know at a look: unusual shapes and devices."""
+"""Arguments that the extension does not know at a look: calls, dtypes, devices, flags."""
 
 from __future__ import annotations
 
 import functools
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -19,7 +18,6 @@ from cumem.kinds import ATTACH_HOST, KINDS, PORTABLE, WRITE_COMBINED, kind_named
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_SHAPE = "an int or a sequence of ints"
 
 
 def refuse_call(
@@ -101,37 +99,6 @@ def _wrong_call_of(
         positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return wrong_call(function.__name__, len(args), named, names, positional)
     return None
-
-
-def read_shape(shape: Any, name: str, most: int) -> tuple[int, ...]:
-    """The lengths that an int, or a sequence of at most `most` ints, stands for."""
-    # bytes are sequences of ints and True is an int, but nobody means a shape
-    if isinstance(shape, (str, bytes, bytearray, bool)):
-        raise wrong_type(name, _SHAPE, shape)
-    if hasattr(type(shape), "__getitem__") and not isinstance(shape, dict):
-        try:
-            len(shape)
-        except TypeError:  # a scalar of NumPy's
-            return (_length(shape, name),)
-        lengths = tuple(shape)
-        if len(lengths) > most:
-            raise ValueError(
-                f"{name} has {len(lengths)} dimensions: at most {most} are possible"
-            )
-        return tuple(_length(each, name) for each in lengths)
-    return (_length(shape, name),)
-
-
-def _length(value: Any, name: str) -> int:
-    try:
-        length = operator.index(value)
-    except TypeError:  # an array of two elements, for one
-        raise wrong_type(name, _SHAPE, value) from None
-    if not -(2**63) <= length < 2**63:
-        raise ValueError(f"{name}: {length} does not fit in 63 bits")
-    if length < 0:
-        raise ValueError(f"{name} must not hold negative lengths, got {length}")
-    return length
 
 
 def read_device(device: Any, name: str, current: int) -> int:

@@ -138,22 +138,94 @@ cm_arg_check_range(int value, const char *name, int least, int end)
 
 /* -- shapes and sizes -------------------------------------------------------------- */
 
+/* How many items a sequence has; -1 for what is one number, or no number at all; -2
+ * with an exception. Texts are sequences of numbers too, of which nobody means a shape.
+ */
+static Py_ssize_t
+count_items(PyObject *object)
+{
+    if (PyUnicode_Check(object) || PyBytes_Check(object) || PyByteArray_Check(object)
+        || !PySequence_Check(object)) {
+        return -1;
+    }
+    Py_ssize_t count = PySequence_Size(object);
+    if (count >= 0) {
+        return count;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -2;
+    }
+    PyErr_Clear(); /* an array or a tensor without dimensions is a number */
+    return -1;
+}
+
+/* True is an int for Python. NumPy takes no bool for a length or an axis, since whoever
+ * passes one means a flag, and has forgotten its name. */
+static int
+to_length(PyObject *object, const char *name, const char *expected, int64_t *out)
+{
+    if (PyBool_Check(object)) {
+        return cm_arg_refuse(object, name, expected);
+    }
+    return to_int64(object, name, expected, out);
+}
+
+int
+cm_arg_integers(PyObject *const *args, Py_ssize_t nargs, const char *name,
+                const char *expected, int *count, int64_t *out)
+{
+    PyObject *sequence = NULL;
+    if (nargs == 1) {
+        Py_ssize_t items = count_items(args[0]);
+        if (items < -1) {
+            return -1;
+        }
+        if (items >= 0) {
+            sequence = args[0];
+            nargs = items;
+        }
+    }
+    if (nargs > CM_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd dimensions: at most %d are possible",
+                     name, nargs, CM_MAX_NDIM);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < nargs; i++) {
+        /* Held, since its __index__() may take it out of the sequence. */
+        PyObject *item =
+            sequence == NULL ? Py_NewRef(args[i]) : PySequence_GetItem(sequence, i);
+        if (item == NULL) {
+            return -1;
+        }
+        int result = to_length(item, name, expected, &out[i]);
+        Py_DECREF(item);
+        if (result < 0) {
+            return -1;
+        }
+    }
+    *count = (int)nargs;
+    return 0;
+}
+
 int
 cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape)
 {
-    if (cm_arg_try_shape(object, CM_MAX_NDIM, ndim, shape)) {
+    if (cm_arg_try_shape(object, ndim, shape)) {
         return 0;
     }
-    PyObject *lengths =
-        cm_package_call("extension.arguments", "read_shape",
-                        Py_BuildValue("(Osi)", object, name, (int)CM_MAX_NDIM));
-    Py_ssize_t count = lengths == NULL ? -1 : PyTuple_Size(lengths);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        shape[i] = PyLong_AsLongLong(PyTuple_GetItem(lengths, i));
+    if (cm_arg_integers(&object, 1, name, "an int or a sequence of ints", ndim, shape)
+        < 0) {
+        return -1;
     }
-    Py_XDECREF(lengths);
-    *ndim = (int)count;
-    return count < 0 ? -1 : 0;
+    for (int i = 0; i < *ndim; i++) {
+        if (shape[i] < 0) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s must not hold negative lengths, got %lld", name,
+                         (long long)shape[i]);
+            return -1;
+        }
+    }
+    return 0;
 }
 
 int

@@ -25,10 +25,16 @@ int cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out);
 
 /* TypeError "{name} must be {expected}, not {type of object}"; always -1. */
 int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
-/* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
-int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
-/* The usual shapes at a look: an int, or a tuple or list of at most `most` ints. False,
- * without an exception, for all others. */
+/* Integers as NumPy reads lengths and axes: each of the `nargs` arguments is one, or
+ * the only argument is a sequence of them. An integer is whatever has __index__() and
+ * is no
+ * bool. `out` has room for CM_MAX_NDIM. May run Python code. Fails: TypeError "{name}
+ * must be {expected}", ValueError for too many or too large ones, and what __index__()
+ * raises. */
+int cm_arg_integers(PyObject *const *args, Py_ssize_t nargs, const char *name,
+                    const char *expected, int *count, int64_t *out);
+/* The usual integers at a look. False, without an exception and without a call of
+ * Python code, for all others. */
 static inline bool
 cm_arg_try_length(PyObject *object, int64_t *out)
 {
@@ -44,8 +50,9 @@ cm_arg_try_length(PyObject *object, int64_t *out)
     return true;
 }
 
+/* The same of usual shapes: an int, or a tuple or list of ints. */
 static inline bool
-cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
+cm_arg_try_shape(PyObject *object, int *ndim, int64_t *shape)
 {
     bool is_tuple = Py_IS_TYPE(object, &PyTuple_Type);
     if (!is_tuple && !Py_IS_TYPE(object, &PyList_Type)) {
@@ -53,7 +60,7 @@ cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
         return cm_arg_try_length(object, shape);
     }
     Py_ssize_t count = is_tuple ? PyTuple_Size(object) : PyList_Size(object);
-    if (count > most) {
+    if (count > CM_MAX_NDIM) {
         return false;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -66,6 +73,8 @@ cm_arg_try_shape(PyObject *object, int most, int *ndim, int64_t *shape)
     *ndim = (int)count;
     return true;
 }
+/* An int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of them. */
+int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
 /* Product of shape times itemsize; ValueError when it does not fit in 63 bits. */
 int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
 /* Is it the text of a kind that pools can be of? */

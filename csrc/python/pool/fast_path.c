@@ -79,7 +79,7 @@ typedef struct fast_plan {
     uint64_t nbytes; /* not 0 */
     bool fortran;
     int ndim;
-    int64_t shape[CM_FEW_NDIM];
+    const int64_t *shape; /* borrowed */
 } fast_plan;
 
 static CM_INLINE bool
@@ -176,23 +176,36 @@ take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
     return (PyObject *)root;
 }
 
-/* The same for what is not warm: any shape and dtype, a size that the pool has not at
- * hand, more buffers than are kept. Python code may run: what is used is held. */
+/* What was asked for: the arguments in the slots of their names, of which the shape has
+ * been read. That may run Python code, of an __index__(), and so comes before a look at
+ * anything that such code could change. */
+typedef struct request {
+    PyObject *values[SLOT_COUNT];
+    int ndim;
+    int64_t shape[CM_MAX_NDIM];
+} request;
+
+/* The same for what is not warm: any dtype and any number of dimensions, a size that
+ * the pool has not at hand, more buffers than are kept. Python code may run: what is
+ * used is held. */
 CM_COLD static PyObject *
-make_cold(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+make_cold(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
 {
     cm_region like;
     fast_plan plan = {.pool = pool};
-    if (!cm_arg_try_shape(values[CM_WORD_shape], CM_MAX_NDIM, &like.ndim, like.shape)
-        || !plan_order(state, values[CM_WORD_order], &plan)
-        || !plan_stream(state, kind, values[CM_WORD_stream], &plan)) {
+    if (!plan_order(state, asked->values[CM_WORD_order], &plan)
+        || !plan_stream(state, kind, asked->values[CM_WORD_stream], &plan)) {
         return NULL;
+    }
+    like.ndim = asked->ndim;
+    for (int i = 0; i < asked->ndim; i++) {
+        like.shape[i] = asked->shape[i];
     }
     cm_state_enter(state);
     pool = cm_pool_hold(pool);
     cm_stream *stream = plan.stream == NULL ? NULL : cm_stream_take(state, plan.stream);
     PyObject *buffer = NULL;
-    PyObject *dtype = cm_numpy_dtype(values[CM_WORD_dtype]);
+    PyObject *dtype = cm_numpy_dtype(asked->values[CM_WORD_dtype]);
     if (dtype != NULL && cm_state_runtime(state) != NULL) {
         buffer = cm_buffer_allocate(state, pool, dtype, &like, plan.fortran ? 'F' : 'C',
                                     stream);
@@ -207,35 +220,41 @@ make_cold(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
 }
 
 static CM_INLINE PyObject *
-make_warm(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+make_warm(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
 {
-    fast_plan plan = {.pool = pool};
-    if (!cm_arg_try_shape(values[CM_WORD_shape], CM_FEW_NDIM, &plan.ndim, plan.shape)
-        || !plan_order(state, values[CM_WORD_order], &plan)
-        || !plan_stream(state, kind, values[CM_WORD_stream], &plan)) {
+    fast_plan plan = {.pool = pool, .ndim = asked->ndim, .shape = asked->shape};
+    if (asked->ndim > CM_FEW_NDIM
+        || !plan_order(state, asked->values[CM_WORD_order], &plan)
+        || !plan_stream(state, kind, asked->values[CM_WORD_stream], &plan)) {
         return NULL;
     }
-    PyObject *dtype = values[CM_WORD_dtype];
+    PyObject *dtype = asked->values[CM_WORD_dtype];
     plan.dtype = cm_numpy_known_dtype(dtype == NULL ? Py_None : dtype, &plan.itemsize);
-    return plan.dtype == NULL || !plan_size(&plan) ? NULL
-                                                   : take_planned(state, kind, &plan);
+    if (plan.dtype == NULL || !plan_size(&plan)) {
+        return NULL;
+    }
+    return take_planned(state, kind, &plan);
 }
 
 static CM_INLINE PyObject *
-make_from(cm_state *state, cm_kind kind, cm_pool *pool, PyObject *const *values)
+make_from(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
 {
-    PyObject *made = pool == NULL ? NULL : make_warm(state, kind, pool, values);
-    return CM_LIKELY(made != NULL) || pool == NULL
-               ? made
-               : make_cold(state, kind, pool, values);
+    if (pool == NULL) {
+        return NULL;
+    }
+    PyObject *made = make_warm(state, kind, pool, asked);
+    if (CM_LIKELY(made != NULL)) {
+        return made;
+    }
+    return make_cold(state, kind, pool, asked);
 }
 
 /* The same where blocks were entered, or a device or pool is given: what is current in
  * this context is looked up first, since Python code may run. */
 CM_COLD static PyObject *
-make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
-             PyObject **values)
+make_current(cm_state *state, cm_kind kind, const cm_pool_object *given, request *asked)
 {
+    PyObject **values = asked->values;
     int device = given != NULL ? given->config.device : 0;
     PyObject *place = values[CM_WORD_device];
     if (cm_arg_is_given(place)) {
@@ -269,7 +288,7 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
         else if (pool == NULL) {
             pool = *cm_state_pool_slot(state, kind, flags, device);
         }
-        buffer = make_from(state, kind, pool, values);
+        buffer = make_from(state, kind, pool, asked);
     }
     if (current != NULL) {
         cm_pool_release(current); /* never the last: its Pool is open */
@@ -279,8 +298,9 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
 }
 
 static CM_INLINE PyObject *
-fast_empty(cm_state *state, cm_kind kind, PyObject **values)
+fast_empty(cm_state *state, cm_kind kind, request *asked)
 {
+    PyObject *const *values = asked->values;
     PyObject *object = values[CM_WORD_pool];
     const cm_pool_object *given = NULL;
     if (CM_UNLIKELY(cm_arg_is_given(object))) {
@@ -293,11 +313,21 @@ fast_empty(cm_state *state, cm_kind kind, PyObject **values)
                     || !cm_override_is_empty(&state->current_pool)
                     || !cm_override_is_empty(&state->current_stream)
                     || !cm_override_is_empty(&state->entered_device))) {
-        return make_current(state, kind, given, values);
+        return make_current(state, kind, given, asked);
     }
     unsigned flags = cm_kinds[kind].flags;
     cm_pool *pool = *cm_state_pool_slot(state, kind, flags, cm_state_device(state));
-    return make_from(state, kind, pool, values);
+    return make_from(state, kind, pool, asked);
+}
+
+static CM_INLINE int
+read_shape(request *asked)
+{
+    PyObject *shape = asked->values[CM_WORD_shape];
+    if (CM_LIKELY(cm_arg_try_shape(shape, &asked->ndim, asked->shape))) {
+        return 0;
+    }
+    return cm_arg_shape(shape, "shape", &asked->ndim, asked->shape);
 }
 
 /* -- entries ---------------------------------------------------------------------------- */
@@ -306,32 +336,33 @@ PyObject *
 cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    PyObject *values[SLOT_COUNT];
-    if (!find_arguments(state, args, nargs, kwnames, 2, values)
-        || values[CM_WORD_kind] != NULL) {
+    request asked;
+    if (!find_arguments(state, args, nargs, kwnames, 2, asked.values)
+        || asked.values[CM_WORD_kind] != NULL || read_shape(&asked) < 0) {
         return NULL;
     }
-    return fast_empty(state, kind, values);
+    return fast_empty(state, kind, &asked);
 }
 
 PyObject *
 cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyObject *values[SLOT_COUNT];
-    if (!find_arguments(state, args, nargs, kwnames, 3, values)) {
+    request asked;
+    if (!find_arguments(state, args, nargs, kwnames, 3, asked.values)
+        || read_shape(&asked) < 0) {
         return NULL;
     }
     cm_kind kind = CM_KIND_DEVICE;
-    PyObject *given = values[CM_WORD_pool];
-    if (values[CM_WORD_kind] != NULL) {
-        if (!find_kind(state, values[CM_WORD_kind], &kind)) {
+    PyObject *given = asked.values[CM_WORD_pool];
+    if (asked.values[CM_WORD_kind] != NULL) {
+        if (!find_kind(state, asked.values[CM_WORD_kind], &kind)) {
             return NULL;
         }
     }
     else if (cm_arg_is_given(given) && Py_TYPE(given) == state->pool_type) {
         kind = ((const cm_pool_object *)(void *)given)->config.kind;
     }
-    return fast_empty(state, kind, values);
+    return fast_empty(state, kind, &asked);
 }
 
 PyObject *
@@ -354,7 +385,7 @@ cm_fast_bytes(cm_state *state, const cm_pool_object *self, int64_t nbytes,
                       .itemsize = 1,
                       .nbytes = (uint64_t)nbytes,
                       .ndim = 1,
-                      .shape = {nbytes}};
+                      .shape = &nbytes};
     PyObject *buffer = NULL;
     if (plan.pool != NULL && nbytes != 0 && plan_stream(state, kind, stream, &plan)) {
         buffer = take_planned(state, kind, &plan);
