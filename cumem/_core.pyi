@@ -210,15 +210,19 @@ class Buffer:
         ValueError
             The buffer is closed.
         """
-    def reshape(self, *shape: _Shape, order: _Order = "C") -> Self:
+    def reshape(
+        self, *shape: _Shape, order: Literal["C", "F", "A"] | None = "C"
+    ) -> Self:
         """View the same bytes with another shape.
 
         Parameters
         ----------
-        *shape : int or tuple of int
+        *shape : int or sequence of int
             New lengths in elements; one of them may be -1 and is worked out.
-        order : {'C', 'F'}
-            Which index runs fastest where elements are read and laid out.
+        order : {'C', 'F', 'A'}
+            Which index runs fastest where elements are read and laid out: the last, the
+            first, or (``'A'``) the first of a buffer that is in Fortran's order alone,
+            else the last.
 
         Returns
         -------
@@ -231,7 +235,15 @@ class Buffer:
             The number of elements differs, more than one length is -1, the strides do
             not allow the shape without a copy, or the buffer is closed.
         TypeError
-            A length is not an integer.
+            A length is not an integer, or is a bool.
+
+        Examples
+        --------
+        >>> buf = cumem.empty_pinned((4, 6))
+        >>> buf.reshape(2, -1).shape
+        (2, 12)
+        >>> buf[:, :5].copy().reshape(-1).shape
+        (20,)
         """
     def ravel(self, order: _LikeOrder = "C") -> Self:
         """All elements in one row: a view where the strides allow it, else a copy.
@@ -311,7 +323,8 @@ class Buffer:
         Raises
         ------
         ValueError
-            An axis is longer, is named twice or does not exist, or the buffer is closed.
+            An axis is longer or is named twice, or the buffer is closed. For an axis that
+            does not exist it is NumPy's AxisError, which is an IndexError too.
         TypeError
             An axis is not an integer.
         """
@@ -367,12 +380,12 @@ class Buffer:
         Blocks: until the bytes are there (GIL released).
         Ordered after: as `item`.
         """
-    def transpose(self, *axes: SupportsIndex) -> Self:
+    def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex] | None) -> Self:
         """View with the axes in another order; without arguments reversed.
 
         Parameters
         ----------
-        *axes : int or tuple of int
+        *axes : int or sequence of int
             A permutation of the axes; negative numbers count from the end.
 
         Returns
@@ -383,18 +396,20 @@ class Buffer:
         Raises
         ------
         ValueError
-            `axes` is not a permutation, or the buffer is closed.
+            `axes` is not a permutation, or the buffer is closed. For an axis that does
+            not exist it is NumPy's AxisError, which is an IndexError too.
         TypeError
             An axis is not an integer.
         """
-    def view(self, dtype: DTypeLike) -> Self:
+    def view(self, dtype: DTypeLike = ...) -> Self:
         """View the same bytes as another dtype, by NumPy's rules.
 
         Parameters
         ----------
-        dtype : dtype_like
-            Any dtype without Python objects. Where its itemsize differs, the last axis
-            is lengthened or shortened and must be contiguous.
+        dtype : dtype_like, optional
+            Any dtype without Python objects; by default the one that the buffer has.
+            Where its itemsize differs, the last axis is lengthened or shortened and must
+            be contiguous.
 
         Returns
         -------
@@ -2932,18 +2947,6 @@ def _allocate(
     /,
 ) -> Buffer:
     """A buffer of that shape, or of the layout of `like`; with the flags of a buffer."""
-
-def _view(
-    buffer: Buffer,
-    dtype: object,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    as_device: bool = False,
-    /,
-) -> Buffer:
-    """Of the same bytes, which is not checked; strides count bytes. `as_device`: as
-    device memory, which it can serve as.
-    """
 
 def _recorder_open(capacity: int, least_nbytes: int, tags: object, /) -> None:
     """Note what happens to memory from now on, in room for so many rows at least; with

@@ -226,7 +226,11 @@ def test_squeeze_takes_axes_as_numpy_does(runtime, kind) -> None:
     assert buffer.squeeze(0).shape == (3, 1)
     assert buffer.squeeze(axis=(-1, 0)).shape == (3,)
     assert buffer.squeeze(()).shape == (1, 3, 1)
-    for axis, text in ((1, "length 3"), (3, "does not exist"), ((0, -3), "twice")):
+    for axis, text in (
+        (1, "length 3"),
+        (3, "axis 3 is out of bounds"),
+        ((0, -3), "twice"),
+    ):
         with pytest.raises(ValueError, match=text):
             buffer.squeeze(axis)
     with pytest.raises(TypeError, match="axis"):
@@ -707,6 +711,8 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "to_device": (np.ones(3),),
     "to_host": (np.ones(3),),
     "copy": (np.ones(3), np.ones(3)),
+    "reshape": (1, 1),
+    "transpose": (1, 0),
 }
 
 
@@ -715,7 +721,8 @@ def test_every_function_says_what_to_type_for_arguments_of_others(
     emulated, name: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    call: Any = getattr(cumem, name)
+    buffer: Any = cumem.empty_pinned((1, 1))
+    call: Any = getattr(cumem if hasattr(cumem, name) else buffer, name)
     for keyword, hint in hints.ARGUMENTS_OF[name].items():
         with pytest.raises(TypeError) as caught:
             call(*NEEDED[name], **{keyword: True})

@@ -31,6 +31,13 @@ cm_mul_i64(int64_t a, int64_t b, int64_t *out)
     return !__builtin_mul_overflow(a, b, out);
 }
 
+/* How far a stride goes, whichever way. */
+static inline uint64_t
+cm_magnitude(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
 /* Round `n` up to a multiple of `step`, a power of two. */
 static inline bool
 cm_round_up_u64(uint64_t n, uint64_t step, uint64_t *out)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.extension.arguments import hinting, read_dtype
+from cumem.extension.arguments import hinting
 from cumem.extension.casting import check, refuse_dtypes
 from cumem.extension.values import as_value, read_array
 from cumem.kinds import is_on_device
@@ -142,13 +142,12 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 def astype(
     buffer: _core.Buffer,
-    dtype: DTypeLike,
-    order: Any = "K",
-    casting: Any = "unsafe",
-    copy: bool = True,
+    wanted: np.dtype[Any],
+    order: Any,
+    casting: Any,
+    copy: bool,
 ) -> _core.Buffer:
-    """See `Buffer.astype`."""
-    wanted = read_dtype(dtype)
+    """`Buffer.astype` where the dtype is another one, or `casting` was given."""
     check("astype: ", buffer.dtype, wanted, casting)
     if not copy and buffer.dtype == wanted and order in ("K", None):
         return buffer
@@ -156,16 +155,6 @@ def astype(
     make: Any = _make_ordinary if is_pageable else make_like
     result: _core.Buffer = make(buffer, wanted, order=order)
     copy_as(result, buffer, None, casting)
-    return result
-
-
-def copy(self: _core.Buffer, order: Any = "C") -> _core.Buffer:
-    """See `Buffer.copy`."""
-    _ = self.ptr  # a closed one says so
-    is_pageable = self.kind == "pageable"
-    make: Any = _make_ordinary if is_pageable else make_like
-    result: _core.Buffer = make(self, self.dtype, order="C" if order is None else order)
-    _core.copy(result, self)
     return result
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 #: NumPy's letters, and the names that it takes beside those of the attributes.
@@ -25,18 +25,6 @@ _SHOWN = (
     "WRITEBACKIFCOPY",
 )
 _NAMES = (*_SHOWN, "BEHAVED", "CARRAY", "FARRAY", "FNC", "FORC")
-
-
-def is_dense(lengths: Sequence[int], steps: Sequence[int], itemsize: int) -> bool:
-    """Do elements lie side by side, those along the last of these axes the nearest?"""
-    if 0 in lengths:
-        return True
-    nearest = itemsize
-    for length, step in zip(reversed(lengths), reversed(steps), strict=True):
-        if length != 1 and step != nearest:
-            return False
-        nearest *= length
-    return True
 
 
 class Flags(tuple[str, ...]):

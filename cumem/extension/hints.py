@@ -125,6 +125,15 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         "shuffle": _LOADERS,
         "size": _NEXT,
     },
+    "reshape": {
+        "copy": "a reshape never copies: leave it out, or buf.copy().reshape(...) first",
+        **dict.fromkeys(
+            ("newshape", "shape", "size"), "the lengths come first: buf.reshape(2, 3)"
+        ),
+    },
+    "transpose": dict.fromkeys(
+        ("axes", "dims", "perm"), "the axes come first: buf.transpose(1, 0)"
+    ),
     "load": {
         "encoding": _PICKLES,
         "fix_imports": _PICKLES,

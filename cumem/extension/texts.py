@@ -14,7 +14,7 @@ import numpy as np
 from cumem import _core
 from cumem.errors import CudaError
 from cumem.extension.array_interface import describe
-from cumem.extension.flags import Flags, is_dense
+from cumem.extension.flags import Flags
 from cumem.extension.hints import EVENT_MEMBERS, NAMES, STREAM_MEMBERS
 from cumem.kinds import (
     ATTACH_HOST,
@@ -111,20 +111,24 @@ def event_repr(event: _core.Event, is_closed: int) -> str:
 
 
 def buffer_flags(
-    buffer: _core.Buffer, kind: str, flags: int, is_registered: bool, has_pool: bool
+    kind: str,
+    flags: int,
+    is_registered: bool,
+    has_pool: bool,
+    c_contiguous: bool,
+    f_contiguous: bool,
+    owndata: bool,
+    writeable: bool,
+    aligned: bool,
 ) -> Flags:
     """What `Buffer.flags` is."""
-    shape, strides, itemsize = buffer.shape, buffer.strides, buffer.itemsize
-    align = buffer.dtype.alignment
-    place = 0 if buffer.closed or buffer.size == 0 else buffer.ptr
-    steps = [step for length, step in zip(shape, strides, strict=True) if length > 1]
     return Flags(
         flag_names(kind, flags, is_registered, has_pool),
-        c_contiguous=is_dense(shape, strides, itemsize),
-        f_contiguous=is_dense(shape[::-1], strides[::-1], itemsize),
-        owndata=has_pool and buffer.base is None,
-        writeable=not buffer.readonly,
-        aligned=all(each % align == 0 for each in (place, *steps)),
+        c_contiguous=c_contiguous,
+        f_contiguous=f_contiguous,
+        owndata=owndata,
+        writeable=writeable,
+        aligned=aligned,
     )
 
 

@@ -114,6 +114,36 @@ cm_buffer_nbytes(const cm_buffer *buffer)
     return nbytes;
 }
 
+int64_t
+cm_buffer_size(const cm_buffer *buffer)
+{
+    const int64_t *shape = cm_buffer_shape(buffer);
+    int64_t size = 1;
+    for (int i = 0; i < buffer->ndim; i++) {
+        size *= shape[i];
+    }
+    return size;
+}
+
+bool
+cm_buffer_is_contiguous(const cm_buffer *buffer, bool fortran)
+{
+    int64_t nearest = buffer->itemsize;
+    bool is_dense = true;
+    for (int place = 0; place < buffer->ndim; place++) {
+        int axis = fortran ? place : buffer->ndim - 1 - place;
+        int64_t length = cm_buffer_shape(buffer)[axis];
+        if (length == 0) {
+            return true;
+        }
+        if (length > 1) {
+            is_dense = is_dense && cm_buffer_strides(buffer)[axis] == nearest;
+            nearest *= length;
+        }
+    }
+    return is_dense;
+}
+
 void *
 cm_buffer_host(const cm_buffer *buffer)
 {

@@ -88,6 +88,16 @@ PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage
 void *cm_buffer_host(const cm_buffer *buffer);
 cm_address cm_buffer_address(const cm_buffer *buffer);
 uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
+int64_t cm_buffer_size(const cm_buffer *buffer); /* elements */
+/* Do elements lie side by side, in C's or in Fortran's order? */
+bool cm_buffer_is_contiguous(const cm_buffer *buffer, bool fortran);
+/* In Fortran's order alone: what has one axis, or no elements, is in both. */
+static inline bool
+cm_buffer_is_fortran(const cm_buffer *buffer)
+{
+    return cm_buffer_is_contiguous(buffer, true)
+           && !cm_buffer_is_contiguous(buffer, false);
+}
 /* Has its `with` block ended, or that of the buffer it is a view of? */
 static inline bool
 cm_buffer_is_left(const cm_buffer *buffer)

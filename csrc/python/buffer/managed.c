@@ -295,7 +295,6 @@ managed_ask(PyObject *module, PyObject *args)
 }
 
 PyMethodDef cm_managed_methods[] = {
-    {"_view", cm_view, METH_VARARGS, CM_DOC__view},
     {"_managed", managed, METH_VARARGS, CM_DOC__managed},
     {"_managed_ask", managed_ask, METH_VARARGS, CM_DOC__managed_ask},
     {NULL, NULL, 0, NULL},

@@ -12,10 +12,37 @@
 PyObject *cm_buffer_subscript(PyObject *self, PyObject *index);
 Py_ssize_t cm_buffer_length(PyObject *self);
 
-/* getter */
+/* METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+/* METH_NOARGS */
+PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
+
+/* shapes.c: METH_FASTCALL | METH_KEYWORDS */
+PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
+/* All elements as a view of one axis, or NotImplemented where that takes a copy. */
+PyObject *cm_buffer_in_a_row(cm_buffer *self);
+
+/* axes.c: a getter, and METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
-/* Of the module, for the package; METH_VARARGS. */
-PyObject *cm_view(PyObject *module, PyObject *args);
+PyObject *cm_buffer_transpose(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *cm_buffer_squeeze(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
+/* What has, in C's order, the elements in the order in which `order` reads them: a
+ * view, or the buffer itself. 'A' is Fortran's of what is in that order alone, 'K' the
+ * order in which they lie in memory. */
+PyObject *cm_buffer_turn(cm_buffer *self, char order);
+
+/* rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of what they answer, to
+ * be added to the module. */
+PyObject *cm_buffer_iter(PyObject *self);
+PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
+int cm_register_rows_type(PyObject *module, cm_state *state);
+
+/* flags.c: a getter */
+PyObject *cm_buffer_get_flags(PyObject *self, void *closure);
 
 /* -- what else a buffer does -------------------------------------------------------------- */
 
@@ -33,7 +60,7 @@ PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 /* -- of managed memory, and how its pages go to and fro; what calls the driver releases the
  * GIL ---- */
 
-extern PyMethodDef cm_managed_methods[]; /* of the module, with _view */
+extern PyMethodDef cm_managed_methods[]; /* of the module */
 
 /* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another location
  * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views of a buffer: basic indexing; others, whose strides the package works out. */
+/* Views of a buffer: basic indexing, other dtypes, as a plain device buffer. For other
+ * shapes see shapes.c, for axes in another order axes.c. */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
-/* -- indexing: integers, slices, Ellipsis and None. What is wrong with an index is left
- * to the package; these answer false for it
- * ---------------------------------------------
- */
+/* -- indexing: integers, slices, Ellipsis and None. What is wrong with an index, the
+ * package says; these answer false for it
+ * ------------------------------------------------- */
 
 typedef struct cursor {
     const cm_buffer *self;
@@ -163,45 +163,118 @@ cm_buffer_length(PyObject *object)
     return (Py_ssize_t)cm_buffer_shape(self)[0];
 }
 
-/* -- other shapes, strides and dtypes ----------------------------------------------------- */
+/* -- as another dtype --------------------------------------------------------------------- */
 
-/* _view(buffer, dtype, shape, strides[, as_device]): trusted to be of the same bytes */
-PyObject *
-cm_view(PyObject *module, PyObject *args)
+/* Change the last axis so that its elements have `itemsize` bytes. 0, or -1 with
+ * ValueError. */
+static int
+recut_last_axis(const cm_buffer *self, int64_t itemsize, int64_t *shape,
+                int64_t *strides)
+{
+    int64_t old = self->itemsize;
+    int last = self->ndim - 1;
+    if (last < 0) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the dtype of a buffer without dimensions can only change to "
+                        "one of the same itemsize");
+        return -1;
+    }
+    if (shape[last] != 1 && strides[last] != old && cm_buffer_size(self) > 0) {
+        PyErr_SetString(PyExc_ValueError,
+                        "to view as a dtype of another itemsize, the last axis must be "
+                        "contiguous");
+        return -1;
+    }
+    int64_t nbytes = shape[last] * old;
+    if (itemsize < old && old % itemsize != 0) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "an itemsize of %lld does not divide the buffer's itemsize of %lld",
+            (long long)itemsize, (long long)old);
+        return -1;
+    }
+    if (itemsize > old && nbytes % itemsize != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "an itemsize of %lld does not divide the last axis of %lld bytes",
+                     (long long)itemsize, (long long)nbytes);
+        return -1;
+    }
+    shape[last] = nbytes / itemsize;
+    strides[last] = itemsize;
+    return 0;
+}
+
+static PyObject *
+view_as(cm_buffer *self, PyObject *dtype)
 {
     int64_t shape[CM_MAX_NDIM];
     int64_t strides[CM_MAX_NDIM];
-    PyObject *object, *dtype, *lengths, *steps;
-    int ndim;
-    int as_device = 0;
-    const cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "O!OOO|p", state->buffer_type, &object, &dtype,
-                          &lengths, &steps, &as_device)
-        || cm_buffer_check_open((cm_buffer *)object) < 0
-        || cm_extents_read(lengths, steps, &ndim, shape, strides) < 0) {
+    int64_t itemsize = cm_numpy_itemsize(dtype);
+    if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    if (!cm_numpy_is_dtype(dtype)) {
-        (void)cm_arg_refuse(dtype, "dtype", "a numpy.dtype");
+    for (int i = 0; i < self->ndim; i++) {
+        shape[i] = cm_buffer_shape(self)[i];
+        strides[i] = cm_buffer_strides(self)[i];
+    }
+    if (itemsize != self->itemsize
+        && recut_last_axis(self, itemsize, shape, strides) < 0) {
         return NULL;
     }
-    cm_buffer *self = (cm_buffer *)object;
-    PyTypeObject *type = as_device ? state->buffer_types[CM_KIND_DEVICE] : NULL;
-    return cm_buffer_new_view(self, type, self->offset, dtype, ndim, shape, strides);
+    return cm_buffer_new_view(self, NULL, self->offset, dtype, self->ndim, shape,
+                              strides);
 }
 
 PyObject *
-cm_buffer_get_transposed(PyObject *object, void *closure CM_UNUSED)
+cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    static const char *const names[] = {"dtype", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    PyObject *given = NULL;
+    bool is_shape = nargs > 0 && PyLong_Check(args[0]) && !PyBool_Check(args[0]);
+    if (is_shape || nargs > 1) { /* as PyTorch's view() takes lengths */
+        PyErr_SetString(PyExc_TypeError,
+                        "view() takes a dtype and nothing else; for another shape use "
+                        "reshape()");
+        return NULL;
+    }
+    if (cm_args_parse("view", args, nargs, kwnames, names, 1, 0, &given) < 0) {
+        return NULL;
+    }
+    if (given == NULL) {
+        return view_as(self, self->dtype);
+    }
+    PyObject *dtype = cm_numpy_dtype(given);
+    if (dtype == NULL) {
+        return NULL;
+    }
+    PyObject *view = view_as(self, dtype);
+    Py_DECREF(dtype);
+    return view;
+}
+
+/* -- as a plain device buffer ------------------------------------------------------------- */
+
+PyObject *
+cm_buffer_as_device(PyObject *object, PyObject *unused CM_UNUSED)
 {
     cm_buffer *self = (cm_buffer *)object;
-    int64_t shape[CM_MAX_NDIM];
-    int64_t strides[CM_MAX_NDIM];
-    for (int i = 0; i < self->ndim; i++) {
-        shape[i] = cm_buffer_shape(self)[self->ndim - 1 - i];
-        strides[i] = cm_buffer_strides(self)[self->ndim - 1 - i];
+    cm_kind kind = cm_buffer_kind(self);
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
     }
-    return cm_buffer_check_open(self) < 0
-               ? NULL
-               : cm_buffer_new_view(self, NULL, self->offset, self->dtype, self->ndim,
-                                    shape, strides);
+    if (cm_kind_is_on_device(kind)) {
+        return Py_NewRef(object);
+    }
+    if (!cm_kind_is_shared(kind)) {
+        PyErr_Format(PyExc_TypeError,
+                     "as_device() needs mapped or managed memory, and this is %s; use "
+                     "empty_mapped() or empty_managed()",
+                     cm_kinds[kind].text);
+        return NULL;
+    }
+    return cm_buffer_new_view(self, self->state->buffer_types[CM_KIND_DEVICE],
+                              self->offset, self->dtype, self->ndim,
+                              cm_buffer_shape(self), cm_buffer_strides(self));
 }

@@ -82,7 +82,9 @@ allocate(PyObject *module, PyObject *args)
     }
     bool is_like = like != Py_None;
     if (read_layout(state, shape, like, &layout) < 0
-        || cm_arg_order(order_object, "order", is_like, is_like ? 'K' : 'C', &order) < 0
+        || cm_arg_order(order_object, "order", is_like ? "CFAK" : "CF",
+                        is_like ? 'K' : 'C', &order)
+               < 0
         || cm_arg_pool(state, pool_object, &pool) < 0
         || read_place(state, device_object, pool, &device) < 0
         || cm_arg_kind(kind_object, &kind) < 0

@@ -25,6 +25,17 @@ PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
+/* duplicates.c */
+PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+PyObject *cm_buffer_ravel(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
+PyObject *cm_buffer_astype(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+/* __copy__ (METH_NOARGS) and __deepcopy__ (METH_O) */
+PyObject *cm_buffer_copied(PyObject *self, PyObject *memo);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
 PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

@@ -2,6 +2,7 @@
 /* Converters from Python arguments to plain C values. */
 #include "python/core/arguments.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked_math.h"
@@ -272,21 +273,45 @@ cm_arg_kind(PyObject *object, cm_kind *out)
     return cm_package_refuse("kinds", "check_kind", PyTuple_Pack(1, object));
 }
 
-int
-cm_arg_order(PyObject *object, const char *name, bool like, char fallback, char *out)
+enum { MOST_ORDERS = 4, ORDER_TEXT_NBYTES = 8 };
+
+/* `"C", "F" or "A"` of the letters "CFA". */
+static void
+spell_orders(const char *letters, char *text, size_t nbytes)
 {
-    static const char *const orders[] = {"C", "F", "A", "K"};
-    const char *expected = like ? "\"C\", \"F\", \"A\" or \"K\"" : "\"C\" or \"F\"";
+    size_t count = strlen(letters);
+    size_t used = 0;
+    for (size_t i = 0; i < count && used < nbytes; i++) {
+        const char *before = ", ";
+        if (i == 0) {
+            before = "";
+        }
+        else if (i + 1 == count) {
+            before = " or ";
+        }
+        used += (size_t)snprintf(text + used, nbytes - used, "%s\"%c\"", before,
+                                 letters[i]);
+    }
+}
+
+int
+cm_arg_order(PyObject *object, const char *name, const char *letters, char fallback,
+             char *out)
+{
     *out = fallback;
-    if (object == Py_None) {
+    if (!cm_arg_is_given(object)) {
         return 0;
     }
-    for (int i = 0; PyUnicode_Check(object) && i < (like ? 4 : 2); i++) {
-        if (PyUnicode_CompareWithASCIIString(object, orders[i]) == 0) {
-            *out = orders[i][0];
+    for (const char *letter = letters; PyUnicode_Check(object) && *letter != 0;
+         letter++) {
+        const char text[2] = {*letter, 0};
+        if (PyUnicode_CompareWithASCIIString(object, text) == 0) {
+            *out = *letter;
             return 0;
         }
     }
+    char expected[MOST_ORDERS * ORDER_TEXT_NBYTES];
+    spell_orders(letters, expected, sizeof(expected));
     return cm_package_refuse("extension.arguments", "refuse_choice",
                              Py_BuildValue("(Oss)", object, name, expected));
 }

@@ -90,8 +90,9 @@ int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out)
  * cm_state_device() are all that decides. NULL: as cm_arg_device(). */
 int cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
                         PyObject *about, int *out);
-/* "C" or "F"; with a prototype to be `like` also "A" or "K". None: `fallback`. */
-int cm_arg_order(PyObject *object, const char *name, bool like, char fallback,
+/* One of `letters`: "CF", and for what has an order already "CFA" or "CFAK". Where it
+ * is not given it is the `fallback`. */
+int cm_arg_order(PyObject *object, const char *name, const char *letters, char fallback,
                  char *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 /* What the package passes as a plain number and C uses as an index: ValueError unless

@@ -176,6 +176,12 @@ cm_numpy_itemsize(PyObject *dtype)
     return (int64_t)PyDataType_ELSIZE((PyArray_Descr *)dtype);
 }
 
+int64_t
+cm_numpy_alignment(PyObject *dtype)
+{
+    return (int64_t)PyDataType_ALIGNMENT((PyArray_Descr *)dtype);
+}
+
 bool
 cm_numpy_dtype_equal(PyObject *a, PyObject *b)
 {

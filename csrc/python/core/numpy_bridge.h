@@ -17,6 +17,7 @@ PyObject *cm_numpy_dtype(PyObject *object);
 /* Is it a numpy.dtype? The functions below take nothing else for one, unchecked. */
 bool cm_numpy_is_dtype(PyObject *object);
 int64_t cm_numpy_itemsize(PyObject *dtype);
+int64_t cm_numpy_alignment(PyObject *dtype); /* bytes, a power of two */
 /* The dtype and its itemsize at a look, borrowed, where cm_numpy_dtype() was asked for
  * the same object before; else NULL without an exception. */
 PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);

@@ -105,10 +105,12 @@ typedef struct cm_state {
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
     PyTypeObject *transfer_type;
+    PyTypeObject *rows_type; /* what iterates over a buffer */
     PyTypeObject *pool_base;
     PyTypeObject *pool_type; /* cumem.pools.Pool, over it; NULL until there is a Pool */
     PyObject *make_error;    /* cumem.errors.make; NULL until cm_errors_load() */
     PyObject *uint8_dtype;   /* numpy.dtype("uint8") */
+    PyObject *known_flags;   /* dict: what Buffer.flags has answered (flags.c); lazy */
     PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
     PyObject *exchange_type;           /* or NULL: the last that had such a table */
     const void *exchange_table;        /* cm_dl_exchange, of exchange_type */

@@ -24,7 +24,6 @@ enum attribute {
     AT_kind,
     AT_residency,
     AT_device,
-    AT_flags,
     AT_closed,
 };
 
@@ -46,8 +45,7 @@ get(PyObject *object, void *attribute)
     case AT_nbytes:
         return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self));
     case AT_size:
-        return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self)
-                                           / (uint64_t)self->itemsize);
+        return PyLong_FromLongLong(cm_buffer_size(self));
     case AT_shape:
         return cm_tuple_from(cm_buffer_shape(self), self->ndim);
     case AT_strides:
@@ -60,12 +58,6 @@ get(PyObject *object, void *attribute)
         return cm_kind_is_pageable(storage->kind)
                    ? Py_NewRef(Py_None)
                    : cm_device_object_new(self->state, storage->device);
-    case AT_flags:
-        return cm_package_call(
-            "extension.texts", "buffer_flags",
-            Py_BuildValue("(OsIii)", object, cm_kinds[storage->kind].text,
-                          storage->flags, storage->registration != NULL,
-                          storage->pool != NULL));
     default:
         return PyBool_FromLong(storage->closed || cm_buffer_is_left(self));
     }
@@ -87,10 +79,9 @@ get(PyObject *object, void *attribute)
 #define ARITHMETIC(X)                                                                  \
     X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
     X(matrix_multiply) X(and) X(or) X(xor) X(lshift) X(rshift)
-#define VIEWS(X)                                                                       \
-    X(as_device) X(view) X(reshape) X(transpose) X(ravel) X(flatten) X(squeeze)        \
-    X(item) X(tolist) X(__array__) X(__complex__) X(__copy__) X(__deepcopy__)          \
-    X(__format__) X(__reversed__) X(__round__)
+#define VALUES(X)                                                                       \
+    X(item) X(tolist) X(__array__) X(__complex__) X(__format__)        \
+    X(__round__)
 /* clang-format on */
 
 static PyGetSetDef buffer_getters[] = {
@@ -102,8 +93,8 @@ static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, kind),
     ATTRIBUTE(Buffer, residency),
     ATTRIBUTE(Buffer, device),
-    ATTRIBUTE(Buffer, flags),
     ATTRIBUTE(Buffer, closed),
+    {"flags", cm_buffer_get_flags, NULL, CM_DOC_Buffer_flags, NULL},
     {"T", cm_buffer_get_transposed, NULL, CM_DOC_Buffer_T, NULL},
     HINTS(CM_HINT){NULL, NULL, NULL, NULL, NULL},
 };
@@ -167,7 +158,6 @@ static PyGetSetDef device_getters[] = {
     }
 ASK(int, "extension.views", "as_number", (PyObject *)&PyLong_Type)
 ASK(float, "extension.views", "as_number", (PyObject *)&PyFloat_Type)
-ASK(iter, "extension.views", "iterate", Py_False)
 ASK(repr, "extension.texts", "buffer_text", Py_False)
 ASK(str, "extension.texts", "buffer_text", Py_True)
 ASK(truth, "extension.views", "as_number", (PyObject *)&PyBool_Type)
@@ -230,25 +220,37 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 /* -- tables --------------------------------------------------------------------------- */
 
-#define VIEW(name) CM_PACKAGED(Buffer, "extension.views", name)
-#define VIEW_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
+#define VALUE(name) CM_PACKAGED(Buffer, "extension.views", name)
+#define VALUE_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
 #define MANAGED(X) X(prefetch) X(advise) X(page_residency) X(discard) X(on)
 #define MANAGE(name) CM_PACKAGED(ManagedBuffer, "managed", name)
 #define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
-VIEWS(VIEW)
+VALUES(VALUE)
 CM_PACKAGED(Buffer, "extension.texts", list_names)
-CM_PACKAGED(Buffer, "extension.filling", astype)
 CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
-CM_PACKAGED(Buffer, "extension.filling", copy)
 MANAGED(MANAGE)
 
+#define KEYWORDED(name)                                                                \
+    {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_Buffer_##name}
+
 static PyMethodDef buffer_methods[] = {
+    KEYWORDED(reshape),
+    KEYWORDED(transpose),
+    KEYWORDED(squeeze),
+    KEYWORDED(view),
+    {"as_device", cm_buffer_as_device, METH_NOARGS, CM_DOC_Buffer_as_device},
+    KEYWORDED(ravel),
+    KEYWORDED(flatten),
+    KEYWORDED(copy),
+    KEYWORDED(astype),
+    {"__reversed__", cm_buffer_reversed, METH_NOARGS, CM_DOC_Buffer___reversed__},
+    {"__copy__", cm_buffer_copied, METH_NOARGS, CM_DOC_Buffer___copy__},
+    {"__deepcopy__", cm_buffer_copied, METH_O, CM_DOC_Buffer___deepcopy__},
     {"numpy", cm_buffer_numpy, METH_NOARGS, CM_DOC_Buffer_numpy},
     {"__bytes__", cm_buffer_bytes, METH_NOARGS, CM_DOC_Buffer___bytes__},
     {"_read_by", cm_buffer_read_by, METH_O, CM_DOC_Buffer__read_by},
-    {"to_numpy", CM_METHOD(cm_buffer_to_numpy), CM_KEYWORDS, CM_DOC_Buffer_to_numpy},
-    VIEWS(VIEW_METHOD){"fill", CM_METHOD(cm_buffer_fill), CM_KEYWORDS,
-                       CM_DOC_Buffer_fill},
+    KEYWORDED(to_numpy),
+    VALUES(VALUE_METHOD) KEYWORDED(fill),
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
@@ -259,8 +261,7 @@ static PyMethodDef buffer_methods[] = {
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
-    CM_PACKAGED_METHOD(Buffer, astype) CM_PACKAGED_METHOD(Buffer, _repr_html_)
-        CM_PACKAGED_METHOD(Buffer, copy){NULL, NULL, 0, NULL},
+    CM_PACKAGED_METHOD(Buffer, _repr_html_){NULL, NULL, 0, NULL},
 };
 
 static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};
@@ -294,7 +295,7 @@ static PyType_Slot buffer_slots[] = {
     {Py_nb_int, (void *)buffer_int},
     {Py_nb_float, (void *)buffer_float},
     {Py_nb_bool, (void *)buffer_bool},
-    {Py_tp_iter, (void *)buffer_iter},
+    {Py_tp_iter, (void *)cm_buffer_iter},
     ARITHMETIC(REFUSED){Py_nb_divmod, (void *)refuse_arithmetic},
     {Py_nb_power, (void *)refuse_arithmetic_power},
     {Py_nb_inplace_power, (void *)refuse_in_place_power},
@@ -332,6 +333,9 @@ cm_register_buffer_types(PyObject *module, cm_state *state)
     };
     unsigned flags = Py_TPFLAGS_DISALLOW_INSTANTIATION;
     buffer_slots[0].pfunc = PyType_GetSlot(&PyBaseObject_Type, Py_tp_hash);
+    if (cm_register_rows_type(module, state) < 0) {
+        return -1;
+    }
     int result = cm_type_add(module, "cumem.Buffer", sizeof(cm_buffer),
                              flags | Py_TPFLAGS_BASETYPE, buffer_slots, NULL,
                              &state->buffer_type);

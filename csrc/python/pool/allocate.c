@@ -290,35 +290,40 @@ allocate_from(cm_state *state, cm_pool *pool, uint64_t nbytes, PyObject *dtype,
     return (PyObject *)root;
 }
 
+void
+cm_strides_in_order(const cm_region *like, char order, int64_t itemsize,
+                    int64_t *strides)
+{
+    int axes[CM_MAX_NDIM] = {0};
+    bool is_c = order == 'C';
+    bool is_fortran = order == 'F';
+    if (order == 'A' || order == 'K') {
+        is_c = cm_region_is_c_contiguous(like);
+        is_fortran = !is_c && cm_region_is_f_contiguous(like);
+        is_c = is_c || (order == 'A' && !is_fortran);
+    }
+    if (is_c || is_fortran) {
+        set_order(like->ndim, is_fortran ? 'F' : 'C', axes);
+    }
+    else {
+        sort_axes(like, axes);
+    }
+    set_strides(like->ndim, itemsize, like->shape, axes, strides);
+}
+
 PyObject *
 cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
                    const cm_region *like, char order, cm_stream *stream)
 {
     uint64_t nbytes;
-    int axes[CM_MAX_NDIM] = {0};
     int64_t strides[CM_MAX_NDIM] = {0};
     int64_t itemsize = cm_numpy_itemsize(dtype);
     if (pool == NULL) {
         return NULL;
     }
-    if (order == 'A' || order == 'K') {
-        bool is_c = cm_region_is_c_contiguous(like);
-        if (!is_c && cm_region_is_f_contiguous(like)) {
-            order = 'F';
-        }
-        else if (is_c || order == 'A') {
-            order = 'C';
-        }
-    }
-    if (order == 'K') {
-        sort_axes(like, axes);
-    }
-    else {
-        set_order(like->ndim, order, axes);
-    }
     PyObject *buffer = NULL;
     if (cm_arg_nbytes(like->ndim, like->shape, itemsize, &nbytes) == 0) {
-        set_strides(like->ndim, itemsize, like->shape, axes, strides);
+        cm_strides_in_order(like, order, itemsize, strides);
         buffer = allocate_from(state, pool, nbytes, dtype, like->ndim, like->shape,
                                strides, stream);
     }

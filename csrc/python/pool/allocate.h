@@ -4,10 +4,14 @@
 
 #include "python/pool/pool_object.h"
 
+/* Strides without gaps, in bytes, of the lengths of `like` in `order`: C, F or, as its
+ * strides are, A (F if it is only Fortran-contiguous, else C) or K (its axes by falling
+ * stride). The bytes of all elements must fit in 63 bits. */
+void cm_strides_in_order(const cm_region *like, char order, int64_t itemsize,
+                         int64_t *strides);
 /* A new buffer of memory of `pool`, whose hold it takes over (NULL with an exception:
- * passed on), with the lengths of `like` in `order`: C, F or, as its strides are, A (F
- * if it is only Fortran-contiguous, else C) or K (its axes by falling stride). `stream`
- * (NULL: any) is the first to use it. */
+ * passed on), with the lengths of `like` and such strides. `stream` (NULL: any) is the
+ * first to use it. */
 PyObject *cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
                              const cm_region *like, char order, cm_stream *stream);
 

@@ -13,20 +13,14 @@ remove_axis(cm_layout *layout, int axis)
             (size_t)(layout->ndim - axis) * sizeof(cm_axis));
 }
 
-static uint64_t
-magnitude(int64_t stride)
-{
-    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
-}
-
 /* Before the first one with a smaller stride on that side, after equal ones. */
 static void
 insert_axis(cm_layout *layout, cm_side side, cm_axis new)
 {
     int axis = layout->ndim++;
     for (; axis > 0
-           && magnitude(layout->axes[axis - 1].stride[side])
-                  < magnitude(new.stride[side]);
+           && cm_magnitude(layout->axes[axis - 1].stride[side])
+                  < cm_magnitude(new.stride[side]);
          axis--) {
         layout->axes[axis] = layout->axes[axis - 1];
     }
@@ -237,11 +231,11 @@ cm_layout_near_axis(const cm_layout *layout)
     int best = -1;
     uint64_t least = CM_LINE_NBYTES;
     if (last < 1 || layout->run_nbytes > CM_LINE_NBYTES / 2
-        || magnitude(layout->axes[last].stride[CM_SRC]) < CM_LINE_NBYTES) {
+        || cm_magnitude(layout->axes[last].stride[CM_SRC]) < CM_LINE_NBYTES) {
         return -1;
     }
     for (int axis = 0; axis < last; axis++) {
-        uint64_t stride = magnitude(layout->axes[axis].stride[CM_SRC]);
+        uint64_t stride = cm_magnitude(layout->axes[axis].stride[CM_SRC]);
         if (stride != 0 && stride < least) {
             best = axis;
             least = stride;

@@ -57,19 +57,13 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
     return cm_ok();
 }
 
-static uint64_t
-magnitude(int64_t stride)
-{
-    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
-}
-
 /* Is a step along one axis so many whole steps along another one that these lead to the
  * same element? */
 static bool
 is_step_reached(const cm_region *region, int along, int by)
 {
-    uint64_t step = magnitude(region->strides[along]);
-    uint64_t unit = magnitude(region->strides[by]);
+    uint64_t step = cm_magnitude(region->strides[along]);
+    uint64_t unit = cm_magnitude(region->strides[by]);
     return region->shape[along] > 1 && step >= unit && step % unit == 0
            && step / unit < (uint64_t)region->shape[by];
 }
@@ -82,7 +76,7 @@ cm_region_shares_bytes(const cm_region *region)
     }
     for (int axis = 0; axis < region->ndim; axis++) {
         if (region->shape[axis] > 1
-            && magnitude(region->strides[axis]) < (uint64_t)region->itemsize) {
+            && cm_magnitude(region->strides[axis]) < (uint64_t)region->itemsize) {
             return true;
         }
     }

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Views with another shape: reshape(), and what ravel() asks: can all elements be in
+ * one row without a copy?
+ *
+ * A shape is a way of counting: the fastest index runs over its whole length before the
+ * next one moves. So the axes of the old and of the new shape, the fastest ones first,
+ * are held against each other in runs with as many elements: (4, 6) as (2, 2, 3, 2) is
+ * the run 6 = 2 * 3 and the run 4 = 2 * 2. Within a run the old axes must step as one
+ * axis would, each by the length times the step of the one before it. Then the new axes
+ * of that run do so too, beginning with the step of the run's fastest old axis. If an
+ * old run does not step evenly, no strides describe the new shape, and that takes a
+ * copy.
+ *
+ *     (4, 6) with strides (6, 1)    as (24): 6 == 6 * 1, so the stride is 1
+ *     (4, 5) of those, strides (6, 1) as (20): 6 != 5 * 1, so there is none
+ *     … but as (2, 2, 5) there is: run 5 with stride 1, run 4 = 2 * 2 from stride 6 on
+ *
+ * Axes of length 1 take part in nothing. Negative strides and strides of 0 need no case
+ * of their own. In Fortran's order the first axis is the fastest, else the last one. */
+#include "base/checked_math.h"
+#include "python/buffer/methods.h"
+#include "python/core/arguments.h"
+
+/* -- strides ------------------------------------------------------------------------------ */
+
+/* The fastest axis first: place 0, 1, … of `ndim` axes in either order. */
+static int
+axis_at(int place, int ndim, bool fortran)
+{
+    return fortran ? place : ndim - 1 - place;
+}
+
+/* Old axes, the fastest first, without those of length 1. */
+typedef struct old_axes {
+    int count;
+    int64_t lengths[CM_MAX_NDIM];
+    int64_t strides[CM_MAX_NDIM];
+} old_axes;
+
+static void
+collect_axes(const cm_buffer *self, bool fortran, old_axes *out)
+{
+    out->count = 0;
+    for (int place = 0; place < self->ndim; place++) {
+        int axis = axis_at(place, self->ndim, fortran);
+        if (cm_buffer_shape(self)[axis] != 1) {
+            out->lengths[out->count] = cm_buffer_shape(self)[axis];
+            out->strides[out->count] = cm_buffer_strides(self)[axis];
+            out->count++;
+        }
+    }
+}
+
+/* Does the axis step as the one before it would, were that one longer? */
+static bool
+goes_on(const old_axes *old, int axis)
+{
+    int64_t reach;
+    return cm_mul_i64(old->lengths[axis - 1], old->strides[axis - 1], &reach)
+           && reach == old->strides[axis];
+}
+
+/* The strides of as many elements in `lengths`, the fastest first; there is one at
+ * least. False where that takes a copy. */
+static bool
+match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t itemsize,
+              int64_t *strides)
+{
+    int64_t step = itemsize;
+    int next_old = 0;
+    int next = 0;
+    while (next < count) {
+        if (lengths[next] == 1) {
+            strides[next++] = step;
+            continue;
+        }
+        int first_old = next_old++;
+        int first = next++;
+        int64_t have = old->lengths[first_old];
+        int64_t want = lengths[first];
+        while (have != want) {
+            if (have > want) {
+                want *= lengths[next++];
+                continue;
+            }
+            if (!goes_on(old, next_old)) {
+                return false;
+            }
+            have *= old->lengths[next_old++];
+        }
+        step = old->strides[first_old];
+        for (int i = first; i < next; i++) {
+            strides[i] = step;
+            (void)cm_mul_i64(step, lengths[i], &step); /* the last one, nobody steps by
+                                                        */
+        }
+    }
+    return true;
+}
+
+/* Strides without gaps of what has no elements. Where they do not fit, nobody steps. */
+static void
+set_dense(int count, const int64_t *lengths, int64_t itemsize, int64_t *strides)
+{
+    int64_t step = itemsize;
+    for (int i = 0; i < count; i++) {
+        strides[i] = step;
+        (void)cm_mul_i64(step, lengths[i] > 1 ? lengths[i] : 1, &step);
+    }
+}
+
+/* Strides of the new shape over the buffer's memory; false where that takes a copy. */
+static bool
+find_strides(const cm_buffer *self, bool fortran, int ndim, const int64_t *shape,
+             int64_t *strides)
+{
+    int64_t lengths[CM_MAX_NDIM];
+    int64_t steps[CM_MAX_NDIM];
+    for (int place = 0; place < ndim; place++) {
+        lengths[place] = shape[axis_at(place, ndim, fortran)];
+    }
+    if (cm_buffer_size(self) == 0) {
+        set_dense(ndim, lengths, self->itemsize, steps);
+    }
+    else {
+        old_axes old;
+        collect_axes(self, fortran, &old);
+        if (!match_strides(&old, ndim, lengths, self->itemsize, steps)) {
+            return false;
+        }
+    }
+    for (int place = 0; place < ndim; place++) {
+        strides[axis_at(place, ndim, fortran)] = steps[place];
+    }
+    return true;
+}
+
+PyObject *
+cm_buffer_in_a_row(cm_buffer *self)
+{
+    int64_t stride;
+    int64_t length = cm_buffer_size(self);
+    if (!find_strides(self, false, 1, &length, &stride)) {
+        return Py_NewRef(Py_NotImplemented);
+    }
+    return cm_buffer_new_view(self, NULL, self->offset, self->dtype, 1, &length,
+                              &stride);
+}
+
+/* -- reshape() ---------------------------------------------------------------------------- */
+
+static int
+refuse_count(const cm_buffer *self, int ndim, const int64_t *shape)
+{
+    PyObject *lengths = cm_tuple_from(shape, ndim);
+    if (lengths != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "cannot reshape a buffer of %lld elements into shape %R",
+                     (long long)cm_buffer_size(self), lengths);
+        Py_DECREF(lengths);
+    }
+    return -1;
+}
+
+/* Put what is left for it in the place of the -1, if there is one; the elements must be
+ * as many as before. 0, or -1 with ValueError. */
+static int
+complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
+{
+    int64_t size = cm_buffer_size(self);
+    int64_t known = 1;
+    int unknown = -1;
+    bool fits = true;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < -1) {
+            PyErr_Format(PyExc_ValueError, "shape holds the negative length %lld",
+                         (long long)shape[i]);
+            return -1;
+        }
+        if (shape[i] == -1 && unknown >= 0) {
+            PyErr_SetString(PyExc_ValueError, "only one length of shape can be -1");
+            return -1;
+        }
+        if (shape[i] == -1) {
+            unknown = i;
+        }
+        else if (shape[i] == 0) {
+            known = 0;
+            fits = true;
+        }
+        else if (known > 0 && !cm_mul_i64(known, shape[i], &known)) {
+            known = 1; /* so that a length of 0 can still come */
+            fits = false;
+        }
+    }
+    if (unknown >= 0) {
+        if (!fits || known == 0 || size % known != 0) {
+            return refuse_count(self, ndim, shape);
+        }
+        shape[unknown] = size / known;
+        known *= shape[unknown];
+    }
+    if (!fits || known != size) {
+        return refuse_count(self, ndim, shape);
+    }
+    /* Where there are no elements the other lengths may be any that have strides. */
+    uint64_t nbytes;
+    return size > 0 ? 0 : cm_arg_nbytes(ndim, shape, self->itemsize, &nbytes);
+}
+
+PyObject *
+cm_buffer_reshape(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                  PyObject *kwnames)
+{
+    static const char *const names[] = {"order", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    int64_t shape[CM_MAX_NDIM];
+    int64_t strides[CM_MAX_NDIM];
+    PyObject *order_object = NULL;
+    char order;
+    int ndim;
+    if (kwnames != NULL
+        && cm_args_parse("reshape", args + nargs, 0, kwnames, names, 0, 0,
+                         &order_object)
+               < 0) {
+        return NULL;
+    }
+    if (cm_arg_order(order_object, "order", "CFA", 'C', &order) < 0) {
+        return NULL;
+    }
+    if (nargs == 0) {
+        PyErr_SetString(PyExc_TypeError, "reshape() needs a shape");
+        return NULL;
+    }
+    if (cm_arg_integers(args, nargs, "shape", "integers or a sequence of integers",
+                        &ndim, shape)
+            < 0
+        || complete_shape(self, ndim, shape) < 0 || cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    bool fortran = order == 'F' || (order == 'A' && cm_buffer_is_fortran(self));
+    if (!find_strides(self, fortran, ndim, shape, strides)) {
+        PyErr_Format(PyExc_ValueError,
+                     "the strides of the buffer do not allow that shape in order '%c' "
+                     "without a copy; copy() it first",
+                     fortran ? 'F' : 'C');
+        return NULL;
+    }
+    return cm_buffer_new_view(self, NULL, self->offset, self->dtype, ndim, shape,
+                              strides);
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers made of one buffer: copy(), flatten(), ravel() where no view will do, and
+ * astype(). What is made has the kind of memory of the buffer, its flags and its
+ * device: a copy of managed memory is managed memory. Ordinary memory has no pool, so a
+ * copy of it is memory of NumPy's, which is page-locked inside numpy_pinned().
+ *
+ * Of these only astype() to another dtype leaves C: the package knows which dtypes
+ * become which others. */
+#include "python/buffer/methods.h"
+#include "python/copy/copy_functions.h"
+#include "python/copy/copy_objects.h"
+#include "python/core/arguments.h"
+#include "python/core/numpy_bridge.h"
+#include "python/pool/allocate.h"
+#include "python/protocols/import.h"
+
+/* -- memory like that of a buffer --------------------------------------------------------- */
+
+static PyObject *
+make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char order)
+{
+    int64_t strides[CM_MAX_NDIM];
+    int64_t count;
+    uint64_t address;
+    uint64_t nbytes;
+    PyObject *buffer = NULL;
+    if (cm_arg_nbytes(like->ndim, like->shape, cm_numpy_itemsize(dtype), &nbytes) < 0) {
+        return NULL;
+    }
+    count = (int64_t)nbytes / cm_numpy_itemsize(dtype);
+    PyObject *memory = cm_numpy_empty(dtype, 1, &count);
+    if (memory == NULL) {
+        return NULL;
+    }
+    cm_numpy_place(memory, &address, &nbytes);
+    cm_strides_in_order(like, order, cm_numpy_itemsize(dtype), strides);
+    PyObject *array = cm_numpy_view(memory, (void *)(uintptr_t)address, dtype,
+                                    like->ndim, like->shape, strides, false);
+    Py_DECREF(memory);
+    if (array != NULL) {
+        buffer = cm_import_array(state, array);
+        Py_DECREF(array);
+    }
+    return buffer;
+}
+
+/* A new buffer with the lengths of `like`, in `order`. */
+static PyObject *
+make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
+{
+    cm_state *state = self->state;
+    cm_kind kind = cm_buffer_kind(self);
+    if (cm_kind_is_pageable(kind)) {
+        return make_ordinary(state, dtype, like, order);
+    }
+    if (cm_state_runtime(state) == NULL || cm_buffer_check_open(self) < 0) {
+        return NULL; /* it may have been opened anew, and then the buffer is closed */
+    }
+    int device = self->storage->device;
+    unsigned flags = cm_kinds[kind].flags;
+    if (self->storage->pool != NULL && !cm_kind_is_on_device(kind)) {
+        flags = self->storage->flags;
+    }
+    cm_stream *stream = NULL;
+    if (cm_kind_is_ordered(kind)) {
+        stream = cm_stream_for_device(state, Py_None, device);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    cm_pool *pool = cm_pool_choose(state, NULL, kind, flags, device);
+    PyObject *buffer = cm_buffer_allocate(state, pool, dtype, like, order, stream);
+    cm_stream_give(state, stream);
+    return buffer;
+}
+
+/* Copy, and wait for it. 0, or -1 with an exception. */
+static int
+copy_into(cm_state *state, PyObject *dst, PyObject *src)
+{
+    cm_call_frame frame;
+    PyObject *done = NULL;
+    if (cm_call_enter(&frame, state, NULL, -1, NULL, "copy") == 0) {
+        cm_copy_how how = {frame.stream, .blocking = true, .progress = &frame.progress};
+        done = cm_copy_objects(state, dst, src, how);
+    }
+    done = cm_call_leave(&frame, done);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* -- copy() ------------------------------------------------------------------------------- */
+
+static PyObject *
+duplicate(cm_buffer *self, char order)
+{
+    cm_region like;
+    cm_buffer_region(self, &like);
+    PyObject *made = make_like(self, self->dtype, &like, order);
+    if (made != NULL && copy_into(self->state, made, (PyObject *)self) < 0) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+PyObject *
+cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    static const char *const names[] = {"order", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    PyObject *given;
+    char order;
+    if (cm_args_parse("copy", args, nargs, kwnames, names, 1, 0, &given) < 0
+        || cm_buffer_check_open(self) < 0
+        || cm_arg_order(given, "order", "CFAK", 'C', &order) < 0) {
+        return NULL;
+    }
+    return duplicate(self, order);
+}
+
+PyObject *
+cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    return duplicate(self, 'K');
+}
+
+/* -- in one row --------------------------------------------------------------------------- */
+
+/* A new buffer of one axis, with the elements of `turned` in C's order. It is written
+ * through a view with the axes of `turned`, which ends here: the row is nobody's view.
+ */
+static PyObject *
+copy_into_a_row(cm_buffer *turned)
+{
+    cm_region row = {.ndim = 1, .itemsize = turned->itemsize};
+    cm_region like;
+    int64_t strides[CM_MAX_NDIM];
+    row.shape[0] = cm_buffer_size(turned);
+    PyObject *made = make_like(turned, turned->dtype, &row, 'C');
+    if (made == NULL) {
+        return NULL;
+    }
+    cm_buffer_region(turned, &like);
+    cm_strides_in_order(&like, 'C', turned->itemsize, strides);
+    PyObject *target =
+        cm_buffer_new_view((cm_buffer *)made, NULL, ((cm_buffer *)made)->offset,
+                           turned->dtype, turned->ndim, like.shape, strides);
+    if (target == NULL || copy_into(turned->state, target, (PyObject *)turned) < 0) {
+        Py_CLEAR(made);
+    }
+    Py_XDECREF(target);
+    return made;
+}
+
+/* flatten() always copies, ravel() where it must. */
+static PyObject *
+put_in_a_row(PyObject *object, const char *function, bool copies, PyObject *const *args,
+             Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"order", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    PyObject *given;
+    PyObject *row = NULL;
+    char order;
+    if (cm_args_parse(function, args, nargs, kwnames, names, 1, 0, &given) < 0
+        || cm_arg_order(given, "order", "CFAK", 'C', &order) < 0) {
+        return NULL;
+    }
+    cm_buffer *turned = (cm_buffer *)cm_buffer_turn(self, order);
+    if (turned == NULL) {
+        return NULL;
+    }
+    if (!copies) {
+        row = cm_buffer_in_a_row(turned);
+    }
+    if (copies || row == Py_NotImplemented) {
+        Py_XDECREF(row);
+        row = copy_into_a_row(turned);
+    }
+    Py_DECREF((PyObject *)turned);
+    return row;
+}
+
+PyObject *
+cm_buffer_ravel(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                PyObject *kwnames)
+{
+    return put_in_a_row(self, "ravel", false, args, nargs, kwnames);
+}
+
+PyObject *
+cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                  PyObject *kwnames)
+{
+    return put_in_a_row(self, "flatten", true, args, nargs, kwnames);
+}
+
+/* -- astype() ----------------------------------------------------------------------------- */
+
+/* To the dtype that the buffer has: itself or a copy. */
+static PyObject *
+keep_dtype(cm_buffer *self, PyObject *order_object, PyObject *copy_object)
+{
+    char order;
+    if (cm_arg_order(order_object, "order", "CFAK", 'K', &order) < 0
+        || cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    if (copy_object != NULL && order == 'K') {
+        int copies = PyObject_IsTrue(copy_object);
+        if (copies < 0) {
+            return NULL;
+        }
+        if (copies == 0) {
+            return Py_NewRef((PyObject *)self);
+        }
+    }
+    return duplicate(self, order);
+}
+
+static PyObject *
+convert(PyObject *self, PyObject *dtype, PyObject *const *values)
+{
+    PyObject *order = values[1] == NULL ? Py_None : values[1];
+    PyObject *copies = values[3] == NULL ? Py_True : values[3];
+    PyObject *casting = values[2];
+    casting = casting == NULL ? PyUnicode_FromString("unsafe") : Py_NewRef(casting);
+    return cm_package_call(
+        "extension.filling", "astype",
+        Py_BuildValue("(OOONO)", self, dtype, order, casting, copies));
+}
+
+PyObject *
+cm_buffer_astype(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames)
+{
+    static const char *const names[] = {"dtype", "order", "casting", "copy", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    PyObject *values[4];
+    PyObject *answer;
+    if (cm_args_parse("astype", args, nargs, kwnames, names, 4, 1, values) < 0) {
+        return NULL;
+    }
+    PyObject *dtype = cm_numpy_dtype(values[0]);
+    if (dtype == NULL) {
+        return NULL;
+    }
+    /* Dtypes that are equal and not one object may stand for different numbers. */
+    if (dtype == self->dtype && values[2] == NULL) {
+        answer = keep_dtype(self, values[1], values[3]);
+    }
+    else {
+        answer = convert(object, dtype, values);
+    }
+    Py_DECREF(dtype);
+    return answer;
+}
