@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put the faults of faults.py into the C sources, one at a time: do the tests see them?
 
-    python tests/mutants/run.py [NAME ...] [--json FILE]
+    python tests/mutants/run.py [NAME ...] [--json FILE [--resume]]
     python tests/mutants/run.py NAME --find tests/test_pool.py tests/c/test_pool.c
 
 A copy of the tree in a temporary folder is built once. All tests named in faults.py must
@@ -9,6 +9,11 @@ pass there. Then, for each fault, its file alone (of a header what includes it) 
 again with the fault in it and each test named beside it must fail, not crash or hang unless
 the fault says so. `--find` runs other tests on a fault and says which fail: how the tests
 of a new one are chosen.
+
+FILE is written after each fault, so that a run which was stopped can go on: `--resume`
+keeps what FILE says of faults that were killed at this commit, and tries only the others.
+A machine that does much besides needs `--limit SECONDS`, or its slow tests are taken for
+ones that hang.
 
 It needs gcc, the packages of `pip install '.[test]'` and CUDA's headers and static
 library, which setup.py finds (`make mutants` fetches them).
@@ -40,7 +45,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import FAULTS, Fault  # noqa: E402
 
-LIMIT = 120  # seconds of one run of tests; what takes longer hangs
+LIMIT = 120.0  # seconds of one run of tests; what takes longer hangs
+ABOUT = ("csrc", "cumem", "tests", "benchmarks/*.py", "setup.py")
 LEFT_OUT = (".git", ".venv*", "build", "dist", "*.so", "__pycache__", ".*_cache")
 
 
@@ -71,8 +77,9 @@ def mutated(fault: Fault, source: str) -> str:
 class Tree:
     """A copy of the tree with the objects of all sources, linked on demand."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit: float = LIMIT) -> None:
         self.root = folder / "tree"
+        self.limit = limit
         self.objects = folder / "objects"
         shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(*LEFT_OUT))
         self.compile, self.link = self.commands()
@@ -195,7 +202,7 @@ class Tree:
         }
         environment.pop("CUMEM_BACKEND", None)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += [f"--junit-xml={report}", f"--timeout={LIMIT}", name]
+        command += [f"--junit-xml={report}", f"--timeout={self.limit}", name]
         command += ["-x"] if stop_early else []
         try:
             done = subprocess.run(
@@ -204,7 +211,7 @@ class Tree:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=LIMIT + 30,
+                timeout=self.limit + 30,
             )
         except subprocess.TimeoutExpired:
             return {name: Outcome("hangs")}
@@ -240,7 +247,7 @@ class Tree:
                 [str(program), *([test] if test else [])],
                 capture_output=True,
                 text=True,
-                timeout=LIMIT,
+                timeout=self.limit,
                 errors="replace",
             )
         except subprocess.TimeoutExpired:
@@ -254,12 +261,20 @@ class Tree:
         return Outcome("crashes", f"status {done.returncode}: {done.stderr[-500:]}")
 
 
+def git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 def describe_run() -> dict[str, Any]:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    said = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True)
+    """The commit is "-dirty" where code or tests differ from it: the results themselves
+    do while they are written."""
+    commit = git("describe", "--always", "--abbrev=12")
+    if git("status", "--porcelain", "--", *ABOUT):
+        commit += "-dirty"
     return {
         "what": "faults put into the C sources, one at a time: did their tests fail?",
-        "commit": said.stdout.strip(),
+        "commit": commit,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"emulated device; {os.cpu_count()} {platform.machine()} cores, "
         f"Python {platform.python_version()}",
@@ -290,6 +305,31 @@ def judge(fault: Fault, outcomes: dict[str, Outcome]) -> str:
     return "survived: " + "; ".join(wrong) if wrong else "killed"
 
 
+def rows_kept(file: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an earlier run of the same commit found of the faults that were killed."""
+    if not file.exists():
+        return []
+    earlier = json.loads(file.read_text())
+    if earlier["commit"] != run["commit"] or earlier["commit"].endswith("-dirty"):
+        return []
+    tests = {fault.name: list(fault.tests) for fault in FAULTS}
+    return [
+        row
+        for row in earlier["rows"]
+        if row["result"] == "killed" and row["tests"] == tests.get(row["name"])
+    ]
+
+
+def write_rows(file: Path, run: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """What is known so far, in the order of faults.py."""
+    places = {fault.name: place for place, fault in enumerate(FAULTS)}
+    rows = sorted(rows, key=lambda row: places[row["name"]])
+    killed = sum(row["result"] == "killed" for row in rows)
+    summary = {"faults": len(rows), "killed": killed}
+    text = json.dumps(run | summary | {"rows": rows}, indent=1)
+    file.write_text(text + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="faults; all if left out")
@@ -297,17 +337,35 @@ def main() -> int:
     parser.add_argument(
         "--find", nargs="+", metavar="TESTS", help="which of these fail?"
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep what the file of --json says of faults killed at this commit",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT,
+        metavar="SECONDS",
+        help="how long one run of tests may take; what takes longer hangs",
+    )
     options = parser.parse_args()
+    if options.resume and options.json is None:
+        parser.error("--resume goes on with the file of --json: name it")
     unknown = set(options.names) - {fault.name for fault in FAULTS}
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     faults = [f for f in FAULTS if not options.names or f.name in options.names]
     for fault in faults:
         mutated(fault, (ROOT / fault.file).read_text())
-    rows = []
     run = describe_run()
+    rows = rows_kept(options.json, run) if options.resume else []
+    kept = {row["name"] for row in rows}
+    faults = [fault for fault in faults if fault.name not in kept]
+    if kept:
+        print(f"{len(kept)} were killed by an earlier run")
     with tempfile.TemporaryDirectory(prefix="cumem-mutants-") as folder:
-        tree = Tree(Path(folder))
+        tree = Tree(Path(folder), options.limit)
         if options.find is None:
             check_unmutated(tree, faults)
         for fault in faults:
@@ -338,13 +396,11 @@ def main() -> int:
                     "seconds": seconds,
                 }
             )
+            if options.json:
+                write_rows(options.json, run, rows)
     killed = sum(row["result"] == "killed" for row in rows)
     if options.find is None:
         print(f"{killed} of {len(rows)} killed")
-    if options.json and rows:
-        summary = {"faults": len(rows), "killed": killed}
-        text = json.dumps(run | summary | {"rows": rows}, indent=1)
-        options.json.write_text(text + "\n")
     return 0 if killed == len(rows) else 1
 
 
