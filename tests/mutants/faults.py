@@ -145,8 +145,21 @@ FAULTS = [
         "limit one byte off",
         "csrc/pool/budget.c",
         "a limit is overrun by up to what is asked for",
-        "if (nbytes > limit || used > limit - nbytes) {",
-        "if (nbytes > limit || used > limit) {",
+        """if (nbytes > limit || used > limit - nbytes) {
+            return false;
+        }
+        if (!atomic_compare_exchange_weak(&budget->used_nbytes, &used, used + nbytes)) {
+            continue;
+        }
+        if (used + nbytes <= atomic_load(&budget->limit_nbytes)) {""",
+        # Both places: where the first lets pass too much, the second takes it back.
+        """if (nbytes > limit || used > limit) {
+            return false;
+        }
+        if (!atomic_compare_exchange_weak(&budget->used_nbytes, &used, used + nbytes)) {
+            continue;
+        }
+        if (used <= atomic_load(&budget->limit_nbytes)) {""",
         ["tests/test_limits.py::test_limit_is_obeyed_and_counts_what_is_cached"],
     ),
     Fault(
