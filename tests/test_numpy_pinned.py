@@ -1051,7 +1051,8 @@ def test_numpys_own_tests_pass_with_every_array_pinned() -> None:
         own += [f"{path}::{each}" for each in classes] or [path]
     done = programs.run(
         *("-m", "pytest", "-q", "-p", "support.numpy_hook", "-p", "no:cacheprovider"),
-        *("-W", "ignore", "-k", f"not ({' or '.join(HUGE)})", "--override-ini", "addopts=", *own),
+        *("-W", "ignore", "-k", f"not ({' or '.join(HUGE)})"),
+        *("--override-ini", "addopts=", *own),
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert "pinned arrays:" in done.stdout, done.stdout[-2000:]

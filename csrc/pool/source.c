@@ -191,11 +191,15 @@ close_segment(cm_source *source, cm_chunk *chunk)
 {
     cm_runtime *rt = source->rt;
     bool by_us = chunk->handle == MADE_BY_US;
-    CM_TRY(cm_scope_settle(by_us             ? cm_rt_host_unregister(rt, chunk->host)
-                           : is_host(source) ? cm_rt_host_free(rt, chunk->host)
-                                             : cm_rt_device_free(rt, chunk->address)));
     if (by_us) {
+        CM_TRY(cm_scope_settle(cm_rt_host_unregister(rt, chunk->host)));
         cm_host_unmap(chunk->host, chunk->nbytes);
+    }
+    else if (is_host(source)) {
+        CM_TRY(cm_scope_settle(cm_rt_host_free(rt, chunk->host)));
+    }
+    else {
+        CM_TRY(cm_scope_settle(cm_rt_device_free(rt, chunk->address)));
     }
     *chunk = (cm_chunk){.host = NULL};
     return cm_ok();

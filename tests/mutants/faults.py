@@ -775,9 +775,9 @@ FAULTS = [
     ),
     Fault(
         "dtype not looked at",
-        "csrc/python/buffer/views.c",
+        "csrc/python/protocols/import_array_interface.c",
         "whatever is given for a dtype is taken for one",
-        "if (!cm_numpy_is_dtype(dtype)) {",
+        "if (!cm_numpy_is_dtype(import.dtype)) {",
         "if (false) {",
         ["tests/test_wrong_types.py"],
     ),

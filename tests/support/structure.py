@@ -412,7 +412,7 @@ FLAT: dict[str, tuple[str, ...]] = {
     "base": (
         *("answers", "carried", "control_groups", "error_codes", "errors", "forking"),
         *("kinds", "locks", "progress", "units", "variables", "extension.nvtx"),
-        "extension",
+        *("_optional_types", "extension"),
     ),
     "buffers": (
         *("constructors", "extension.allocating", "extension.arguments"),
@@ -427,7 +427,7 @@ FLAT: dict[str, tuple[str, ...]] = {
     ),
     "devices": (
         *("devices", "gpus", "extension.awaiting", "extension.blocks"),
-        *("extension.counting", "extension.driver", "extension.events"),
+        *("extension.counting", "extension.events"),
         "extension.streams",
     ),
     "pools": (
@@ -515,9 +515,12 @@ def aliases_of(module: str) -> dict[str, str]:
     """Names at its top that stand for a function, as in ``a, b = f, g``."""
     found: dict[str, str] = {}
     for node in tree_of(module).body:
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            target, value = node.target, node.value
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+        else:
             continue
-        target, value = node.targets[0], node.value
         both = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             both = list(zip(target.elts, value.elts, strict=False))

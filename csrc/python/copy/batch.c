@@ -323,10 +323,14 @@ static int
 read_pair(many_call *self, PyObject *pair, uint64_t index)
 {
     bool is_tuple = PyTuple_Check(pair);
-    Py_ssize_t count = is_tuple             ? PyTuple_Size(pair)
-                       : PyList_Check(pair) ? PyList_Size(pair)
-                                            : -1;
     PyObject *type = (PyObject *)Py_TYPE(pair);
+    Py_ssize_t count = -1;
+    if (is_tuple) {
+        count = PyTuple_Size(pair);
+    }
+    else if (PyList_Check(pair)) {
+        count = PyList_Size(pair);
+    }
     if (count < 0) {
         PyErr_Format(PyExc_TypeError, "expected a tuple (dst, src), not %R", type);
         return -1;

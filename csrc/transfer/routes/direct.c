@@ -140,11 +140,16 @@ cm_job_fill(cm_job *job)
         cm_address dst = job->dst.address + offset + done;
         uint64_t nbytes = cm_job_run_of(
             job, cm_region_copy_address(&job->dst) + offset + done, length - done);
-        CM_TRY(period == 1
-                   ? cm_rt_fill_8_async(rt, dst, (unsigned char)value, nbytes, stream)
-               : period == 2
-                   ? cm_rt_fill_16_async(rt, dst, (uint16_t)value, nbytes / 2, stream)
-                   : cm_rt_fill_32_async(rt, dst, value, nbytes / 4, stream));
+        switch (period) {
+        case 1:
+            CM_TRY(cm_rt_fill_8_async(rt, dst, (unsigned char)value, nbytes, stream));
+            break;
+        case 2:
+            CM_TRY(cm_rt_fill_16_async(rt, dst, (uint16_t)value, nbytes / 2, stream));
+            break;
+        default:
+            CM_TRY(cm_rt_fill_32_async(rt, dst, value, nbytes / 4, stream));
+        }
         done += nbytes;
     }
     return cm_ok();

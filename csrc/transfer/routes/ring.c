@@ -247,7 +247,8 @@ static cm_slot *
 oldest_in(cm_ring *ring, bool second)
 {
     uint64_t at = second ? ring->ended : ring->passed;
-    return at < (second ? ring->passed : ring->begun) ? cm_slot_at(ring, at) : NULL;
+    uint64_t end = second ? ring->passed : ring->begun;
+    return at < end ? cm_slot_at(ring, at) : NULL;
 }
 
 /* That half of it, if it is over: *out. Where `waits`, the device's is waited for, the

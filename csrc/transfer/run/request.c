@@ -125,9 +125,15 @@ plan_two_ends(cm_job *job, const cm_copy_request *request)
 static cm_status
 prepare(cm_job *job, const cm_copy_request *request)
 {
-    CM_TRY(job->many != NULL   ? plan_many(job, request)
-           : job->file != NULL ? cm_file_plan(job)
-                               : plan_two_ends(job, request));
+    if (job->many != NULL) {
+        CM_TRY(plan_many(job, request));
+    }
+    else if (job->file != NULL) {
+        CM_TRY(cm_file_plan(job));
+    }
+    else {
+        CM_TRY(plan_two_ends(job, request));
+    }
     if (job->plan.route == CM_ROUTE_NOTHING) {
         return cm_ok();
     }
