@@ -48,16 +48,29 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave `gpu` tests out unless they are asked for with -m: they need a GPU."""
-    if "gpu" in (config.option.markexpr or ""):
-        return
+    """Leave tests out that are not for this run.
+
+    Those that need a GPU run where they are asked for with -m. Of those that -m by_driver
+    asks for, those run that depend on an operation which the emulated driver lacks.
+    """
+    asked = config.option.markexpr or ""
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
-        (left if item.get_closest_marker("gpu") else kept).append(item)
+        is_left = "gpu" not in asked and item.get_closest_marker("gpu") is not None
+        if "by_driver" in asked and not is_left:
+            is_left = not lacking(item)
+        (left if is_left else kept).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
+
+
+def lacking(item: pytest.Item) -> set[str]:
+    """Which operations that a test depends on the emulated driver does not have."""
+    oldest = {name: driver for name, _, driver in session.testing.op_names()}
+    named = {name for mark in item.iter_markers("by_driver") for name in mark.args}
+    return {name for name in named if oldest[name] > session.emulated_driver()}
 
 
 frozen_for: list[object] = []

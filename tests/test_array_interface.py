@@ -15,6 +15,9 @@ from support.strategies import DTYPES
 
 import cumem
 
+# Fences as well as the device of a foreign stream depend on the driver.
+pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
+
 CAI = "__cuda_array_interface__"
 CAI_KINDS = ["mapped", "managed", "device"]
 

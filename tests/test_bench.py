@@ -20,6 +20,9 @@ from cumem.bench import cases as bench_cases
 from cumem.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
 from cumem.bench.report import Report
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),
     both_sizes=(64 * KIB,),

@@ -16,6 +16,9 @@ from support import programs
 
 import cumem
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 

@@ -14,6 +14,13 @@ from support.strategies import DTYPES, KINDS
 
 import cumem
 
+pytestmark = [
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+    # What a package lacks, or an older NumPy, shows here.
+    pytest.mark.packaging,
+]
+
 HOST_KINDS = ["pinned", "mapped", "managed"]
 TYPES = {
     "pinned": cumem.PinnedBuffer,

@@ -14,6 +14,13 @@ from support.strategies import KINDS
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 EMPTY = {kind: getattr(cumem, f"empty_{kind}") for kind in KINDS}
 
 

@@ -16,6 +16,9 @@ from support import session
 import cumem
 from cumem import _core, calibration, measuring, tuning
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 
 class Unit:
     """As a Device that is real."""

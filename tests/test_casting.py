@@ -24,6 +24,9 @@ from support.strategies import KINDS, as_view, basic_indices, places, same_bytes
 import cumem
 from cumem.extension.casting import NUMBERS, REALS
 
+# Its rules come from one table in C, which is the same for each Python.
+pytestmark = pytest.mark.any_python
+
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 ENDS = ["numpy", *KINDS]
 #: One at least is the host's.

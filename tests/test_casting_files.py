@@ -22,6 +22,9 @@ import cumem
 from cumem import converting
 from cumem.safetensors import format as safetensors_format
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 KINDS = ["pinned", "managed", "device"]
 

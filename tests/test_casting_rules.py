@@ -21,6 +21,9 @@ from support import values
 import cumem
 from cumem.extension.casting import Casting
 
+# Its rules come from one table in C, which is the same for each Python.
+pytestmark = pytest.mark.any_python
+
 RULES = get_args(Casting)
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 #: Pairs of which each rule allows some: numbers that the copy threads convert, and others.

@@ -16,6 +16,9 @@ import pytest
 import cumem
 from cumem import bench, cli, info
 
+# What a package lacks, or an older NumPy, shows here.
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parent.parent
 EMULATED = {"CUMEM_BACKEND": "emulated", "CUMEM_EMULATED_DELAY_US": "50"}
 

@@ -15,6 +15,9 @@ from support.strategies import KINDS
 
 import cumem
 
+# A driver without the operation fences what others may use with the whole device.
+pytestmark = pytest.mark.by_driver("context_record_event")
+
 PLACES = [*KINDS, "numpy"]
 
 

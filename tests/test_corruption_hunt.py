@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from support import programs
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 SCRIPT = Path(__file__).parent / "isolated" / "corruption_hunt.py"
 BRIEFLY = ("--seconds", "0", "--nbytes", "65536")
 

@@ -16,6 +16,9 @@ import pytest
 
 import cumem
 
+# A driver without the operation fences what others may use with the whole device.
+pytestmark = pytest.mark.by_driver("context_record_event")
+
 T = TypeVar("T")
 
 

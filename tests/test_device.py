@@ -15,6 +15,13 @@ from support import faults, session, values
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # Fences and calls for several ranges at once depend on the driver.
+    pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
+]
+
 testing = session.testing
 
 

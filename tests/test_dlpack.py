@@ -29,6 +29,13 @@ from support.strategies import KINDS
 
 import cumem
 
+pytestmark = [
+    # Fences as well as the device of a foreign stream depend on the driver.
+    pytest.mark.by_driver("context_record_event", "stream_get_device"),
+    # What a package lacks, or an older NumPy, shows here.
+    pytest.mark.packaging,
+]
+
 NATIVE = {
     "pinned": (CUDA_HOST, 0),
     "mapped": (CUDA_HOST, 0),

@@ -47,6 +47,9 @@ from cumem.replay import trace as replay_trace
 from cumem.safetensors import format as safetensors_format
 from cumem.safetensors import save as safetensors_save
 
+# What is tested are texts of the tree, the same for each Python.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]

@@ -23,6 +23,9 @@ from cumem import cli, doctor, info
 from cumem.doctor import checks
 from cumem.doctor import facts as doctor_facts
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parent.parent
 GIB = 1 << 30
 PR_SET_THP_DISABLE = 41

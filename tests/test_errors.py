@@ -15,6 +15,9 @@ import cumem
 from cumem import errors
 from cumem.error_codes import CODES
 
+# What a package lacks, or an older NumPy, shows here.
+pytestmark = pytest.mark.packaging
+
 ROOT = Path(__file__).parents[1]
 
 COPIES = [

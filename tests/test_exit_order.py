@@ -11,6 +11,9 @@ from support import programs
 
 import cumem
 
+# A build with checks sees calls of Python without the GIL.
+pytestmark = pytest.mark.checked
+
 #: So that what is used after its end is seen: memory that is given back changes.
 POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
 

@@ -15,6 +15,9 @@ from support.session import testing
 import cumem
 from cumem import _core
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 KINDS = ("pageable", "registered", "pinned", "mapped", "managed", "device", "device1")
 ROUTES = (
     "nothing",

@@ -24,6 +24,9 @@ from support.strangers import Stranger
 
 import cumem
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 testing = session.testing
 NBYTES = 4096
 HOST_KINDS = ("pinned", "mapped", "managed")

@@ -23,6 +23,13 @@ import cumem
 from cumem import collating
 from cumem.measuring import raw_copies
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
 

@@ -16,6 +16,9 @@ from support import faults, session, values
 
 import cumem
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 testing = session.testing
 MIB = 1 << 20
 LENGTH = 9 * MIB + 77

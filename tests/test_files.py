@@ -32,6 +32,9 @@ from support.strategies import (
 
 import cumem
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 testing = session.testing
 PLACES = [*KINDS, "numpy"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]

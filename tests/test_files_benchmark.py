@@ -6,7 +6,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support import programs
+
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "files.py"
 

@@ -16,6 +16,9 @@ import pytest
 
 import cumem
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 COUNT = 1 << 18
 WHOLE = np.arange(COUNT, dtype="<u4")
 

@@ -15,6 +15,13 @@ from support import session, values
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 RECORD = np.dtype([("key", "i2"), ("weight", "f8")])  # 10 bytes, no padding
 
 #: One value of each dtype, in each of the sizes that memset and the kernel treat apart.

@@ -11,6 +11,13 @@ from support import session
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 KINDS = ("device", "pinned", "mapped", "managed")
 SIZES = (1, 100, 4096, 70_000, 1 << 20, 3 << 20)
 

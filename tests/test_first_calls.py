@@ -18,6 +18,9 @@ from support import programs
 
 import cumem
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 #: Of the functions, and of the types that users make. `a` is an array of 1,000 floats,
 #: `n()` another, `t` a folder with the files that are read.
 CALLS = {
@@ -129,11 +132,13 @@ OTHERS = {
 RAISE = {"load_record", "array interface", "offload", "offload_activations", "restore"}
 
 BLOCKS = (
-    *("cumem.Device(0)", "cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),
+    pytest.param("cumem.Device(0)", marks=pytest.mark.checked),
+    *("cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),
     *("cumem.Pool('device')", "cumem.numpy_pinned(1)", "cumem.limit('pinned', '1GiB')"),
     *("cumem.measure()", "cumem.tag('a')", "nothing()"),
     # Up to Python 3.11 a collection runs inside the allocation of an object.
-    *("at_collections(cumem.shutdown)", "at_collections(end_oldest, 20)"),
+    pytest.param("at_collections(cumem.shutdown)", marks=pytest.mark.checked),
+    "at_collections(end_oldest, 20)",
 )
 
 #: So that what is used after its end is seen: memory that is given back changes.

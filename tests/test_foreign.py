@@ -15,6 +15,13 @@ from support.strategies import KINDS
 
 import cumem
 
+pytestmark = [
+    # Fences as well as the device of a foreign stream depend on the driver.
+    pytest.mark.by_driver("context_record_event", "stream_get_device"),
+    # What a package lacks, or an older NumPy, shows here.
+    pytest.mark.packaging,
+]
+
 # -- objects that may not be written ----------------------------------------------------
 
 

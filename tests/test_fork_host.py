@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
 ]
 
 KINDS = ["pinned", "mapped"]

@@ -9,7 +9,11 @@ import sys
 import pytest
 from support import programs
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork")
+pytestmark = [
+    # A build with checks sees calls of Python without the GIL.
+    pytest.mark.checked,
+    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+]
 
 #: Begins a process in which `hold(names)` has threads load these modules, each of which
 #: stops before its module is made, or before it is executed, until `go_on` is set.

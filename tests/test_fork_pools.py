@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:fork='share' has pages:RuntimeWarning"),
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
 ]
 
 MIB = 1 << 20

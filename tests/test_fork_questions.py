@@ -18,7 +18,11 @@ from test_first_calls import folder as files_of_calls  # noqa: F401
 
 from cumem.extension import counting
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork")
+pytestmark = [
+    # What is tested are programs of their own, which no version of Python changes.
+    pytest.mark.any_python,
+    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+]
 
 ROOT = Path(__file__).parents[1]
 PATH = os.pathsep.join(p for p in sys.path if p)

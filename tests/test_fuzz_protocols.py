@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import fuzz_protocols
+import pytest
+
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
 
 
 def test_changed_descriptions_are_refused_or_read_right(emulated) -> None:

@@ -18,6 +18,9 @@ from support.session import testing
 
 import cumem
 
+# A build with checks sees calls of Python without the GIL.
+pytestmark = pytest.mark.checked
+
 KIB = 1 << 10
 MIB = 1 << 20
 #: What a copy's bytes go by.

@@ -11,6 +11,9 @@ from support import programs
 import cumem
 from cumem import gpus
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 INSUFFICIENT, NO_DEVICE, UNKNOWN = 35, 100, 999
 
 #: What shows a GPU, each by itself; a place, or a place with what stands in it.

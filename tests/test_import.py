@@ -16,6 +16,9 @@ import pytest
 
 import cumem
 
+# What a package lacks, or an older NumPy, shows here.
+pytestmark = pytest.mark.packaging
+
 
 def run(code: str, *arguments: str, **environment: str) -> str:
     env = {**os.environ, **environment}

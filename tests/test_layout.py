@@ -94,9 +94,13 @@ PACKAGE_LAYERS = [
     {"__main__"},
 ]
 
-pytestmark = pytest.mark.skipif(
-    not CSRC.is_dir(), reason="the C sources are not beside the tests"
-)
+pytestmark = [
+    # What is tested are texts of the tree, the same for each Python.
+    pytest.mark.any_python,
+    pytest.mark.skipif(
+        not CSRC.is_dir(), reason="the C sources are not beside the tests"
+    ),
+]
 
 SOURCES = sorted(CSRC.rglob("*.[ch]"))
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -437,19 +441,38 @@ def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
 
 
 def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
-    """An operation that comes with another driver asks for a run of its own."""
+    """An operation that comes with another driver asks for a run of its own.
+
+    The suite itself runs with the newest.
+    """
     makefile = ROOT / "Makefile"
     if not makefile.is_file():
         pytest.skip("the Makefile is not beside the tests")
     found = re.search(r"^DRIVERS \?= (.*)$", makefile.read_text(), re.MULTILINE)
     assert found
+    tried = f"{found[1]} {session.DRIVER}"
     drivers = [
-        int(a) * 1000 + int(b) * 10 for a, b in re.findall(r"(\d+)\.(\d+)", found[1])
+        int(a) * 1000 + int(b) * 10 for a, b in re.findall(r"(\d+)\.(\d+)", tried)
     ]
     oldest = {driver for _, _, driver in session.testing.op_names()}
     sets = [{o for o in oldest if o <= driver} for driver in drivers]
     wanted = [{o for o in oldest if o <= driver} for driver in sorted(oldest)]
     assert sets == wanted
+
+
+def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
+    """What depends on an operation is tried where it lacks (`make test-all`)."""
+    named = {
+        name
+        for path in (ROOT / "tests").glob("test_*.py")
+        for names in re.findall(r"mark\.by_driver\(([^)]*)\)", path.read_text())
+        for name in re.findall(r'"(\w+)"', names)
+    }
+    ops = session.testing.op_names()
+    newer = {name for name, _, driver in ops if driver > min(each[2] for each in ops)}
+    assert named <= newer
+    # What is discarded in several ranges is prefetched in several, too.
+    assert newer - named <= {"discard_batch_async"}
 
 
 def test_no_build_products_are_tracked() -> None:

@@ -18,6 +18,9 @@ from support import session
 import cumem
 from cumem.units import parse_nbytes
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 MIB = 1 << 20
 
 

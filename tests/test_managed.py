@@ -17,6 +17,13 @@ from support.session import testing
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # Fences and calls for several ranges at once depend on the driver.
+    pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
+]
+
 PAGE = mmap.PAGESIZE
 NBYTES = 1 << 20  # from here on a buffer has its pages for itself
 

@@ -16,6 +16,9 @@ from support.strategies import KINDS
 
 import cumem
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 testing = session.testing
 PLACES = [*KINDS, "numpy"]
 MIB = 1 << 20

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 PRELUDE = """
 import ctypes, errno, itertools, mmap, os, sys
 import numpy as np

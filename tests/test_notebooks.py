@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq.*"),
+    # What is tested are programs of their own, which no version of Python changes.
+    pytest.mark.any_python,
 ]
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 #: As nvtxTypes.h and nvToolsExt.h of NVTX 3 declare what a tool and a client exchange.
 TOOL = r"""
 #include <pthread.h>

@@ -13,6 +13,13 @@ from support.session import testing
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 LONG = 9 << 20  # beyond what the runtime is left to stage by itself
 SHAPE = (60, 40)
 

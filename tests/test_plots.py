@@ -17,6 +17,9 @@ from cumem.bench.cases import COPY_KINDS
 from cumem.notebook.html import KIND_COLOURS, STATE_COLOURS
 from cumem.recording.events import KINDS
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 matplotlib = pytest.importorskip("matplotlib")
 
 MIB = 1 << 20

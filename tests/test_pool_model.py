@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -22,6 +23,9 @@ from hypothesis.stateful import (
 from support import session, values
 
 import cumem
+
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
 
 KINDS = ("device", "pinned", "mapped", "managed")
 FAULTS = (

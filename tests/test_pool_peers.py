@@ -12,6 +12,13 @@ from support import session
 import cumem
 from cumem import _testing as testing
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 READ_WRITE = 3
 DEVICE_LOCATION = 1
 

@@ -15,6 +15,9 @@ from support import session, values
 
 import cumem
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 NBYTES = 40_000
 HALF = NBYTES // 2
 

@@ -18,6 +18,9 @@ from support import exporters, session, values
 import cumem
 from cumem.extension import foreign_memory
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 
 class FreesOnRead:
     """An exporter that frees the copy's target while it is asked for its data."""

@@ -44,6 +44,9 @@ from cumem.recording.lives import (
 )
 from cumem.replay.trace import load_trace
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 COUNT = 6000
 MODULES = (json_lines, perfetto, pprof, torch_snapshot)
 

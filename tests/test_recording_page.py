@@ -21,6 +21,9 @@ from cumem.recording import page
 from cumem.recording.events import KINDS, OPS, Frame, Log
 from cumem.recording.lives import pair
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 
 def decoded(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Header and columns of a page, as its script reads them."""

@@ -18,6 +18,9 @@ from support import exporters, session, values
 
 import cumem
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 testing = session.testing
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

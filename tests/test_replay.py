@@ -26,6 +26,9 @@ from cumem.replay import hold
 from cumem.replay.hold import open_gates
 from cumem.replay.trace import Hold, make_trace
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -22,6 +22,9 @@ from support.traces import write_npz
 from cumem import cli
 from cumem.replay.trace import load_trace
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 ARRAYS = ("op", "block", "size", "stream")
 
 

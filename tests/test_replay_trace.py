@@ -20,6 +20,9 @@ from support.traces import (
 
 from cumem.replay.trace import Hold, load_trace, make_trace, parse_late
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 
 def write_csv(path: Path, *rows: str) -> Path:
     text = "Thread,Time,Action,Pointer,Size,Stream\n" + "\n".join(rows) + "\n"

@@ -10,6 +10,9 @@ from types import ModuleType
 import pytest
 from support.rules import check_none
 
+# What is tested are texts of the tree, the same for each Python.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parents[1]
 
 #: Not written by a script of the tree. Their next run is kept by benchmarks/record.py.

@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 import cumem
 from cumem.safetensors import format as form
 
+# What files hold is decided by the C core and by formats, not by Python.
+pytestmark = pytest.mark.any_python
+
 #: element types of the format and the bits of each
 BITS = {name: element.bits for name, element in form.TYPES.items()}
 LARGE = 1 << 63

@@ -22,6 +22,13 @@ import cumem
 from cumem import _core
 from cumem.multi_device import _End, _group
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 DEVICES = 4
 LONG = 3 << 20  # elements of four bytes: several pieces
 

@@ -14,6 +14,9 @@ from support.rules import check_none
 import cumem
 from cumem import units
 
+# What is tested are texts of the tree, the same for each Python.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
 assert spec is not None

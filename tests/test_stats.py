@@ -16,6 +16,9 @@ from support import session
 import cumem
 from cumem.units import format_nbytes
 
+# What a package lacks, or an older NumPy, shows here.
+pytestmark = pytest.mark.packaging
+
 MIB = 1 << 20
 
 

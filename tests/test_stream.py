@@ -16,6 +16,9 @@ from support.streams import ByProtocol
 
 import cumem
 
+# Fences as well as the device of a foreign stream depend on the driver.
+pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
+
 testing = session.testing
 
 

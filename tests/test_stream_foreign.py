@@ -19,6 +19,13 @@ from support.streams import (
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # Fences as well as the device of a foreign stream depend on the driver.
+    pytest.mark.by_driver("context_record_event", "stream_get_device"),
+]
+
 testing = session.testing
 
 

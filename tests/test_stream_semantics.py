@@ -18,6 +18,13 @@ from support import session, values
 
 import cumem
 
+pytestmark = [
+    # The C core alone decides what is tested here; Python only calls it.
+    pytest.mark.any_python,
+    # A driver without the operation fences what others may use with the whole device.
+    pytest.mark.by_driver("context_record_event"),
+]
+
 SHORT, LONG = 300, 1_500_000  # elements: one piece, and several through the ring
 SIZES = {"short": SHORT, "long": LONG}
 

@@ -17,6 +17,9 @@ import cumem
 from cumem import _core
 from cumem.kinds import KINDS
 
+# What is tested are texts of the tree, the same for each Python.
+pytestmark = pytest.mark.any_python
+
 TYPES = [
     value
     for name in dir(_core)

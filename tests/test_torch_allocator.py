@@ -23,6 +23,9 @@ import cumem
 from cumem import _core
 from cumem.integrations import torch as integration
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 MIB = 1 << 20
 MALLOC = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p

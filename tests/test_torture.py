@@ -7,7 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import programs
+
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parent / "isolated" / "torture.py"
 

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from support import programs
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "transfer.py"
 
 

@@ -20,6 +20,9 @@ from support import programs, session, values
 import cumem
 from cumem.progress import Bar
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 NBYTES = 5000
 
 

@@ -17,6 +17,9 @@ from support import programs, session
 
 import cumem
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 START = """
 import numpy as np, cumem, sys, threading
 kinds = ("pinned", "managed", "device")

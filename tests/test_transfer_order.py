@@ -13,6 +13,9 @@ from support import session, values
 
 import cumem
 
+# The C core alone decides what is tested here; Python only calls it.
+pytestmark = pytest.mark.any_python
+
 NBYTES = 4096
 KINDS = ("device", "pinned", "managed")
 

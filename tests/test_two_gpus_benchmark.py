@@ -7,7 +7,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from support import programs
+
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "two_gpus.py"
 

@@ -20,6 +20,9 @@ import pytest
 import cumem
 from cumem.kinds import KINDS
 
+# What is tested are programs of their own, which no version of Python changes.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parent.parent
 
 CONSTRUCTORS = """

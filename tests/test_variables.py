@@ -14,6 +14,9 @@ import cumem
 from cumem import calibration, devices, files, variables
 from cumem.doctor import checks
 
+# What is tested are texts of the tree, the same for each Python.
+pytestmark = pytest.mark.any_python
+
 ROOT = Path(__file__).parent.parent
 
 

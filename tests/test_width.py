@@ -17,6 +17,9 @@ from cumem.doctor.checks import Finding
 from cumem.notebook import html
 from cumem.units import fit, format_table
 
+# Plain Python of ours, in which the versions do not differ, makes all of this.
+pytestmark = pytest.mark.any_python
+
 WIDTHS = (40, 60, 80)
 
 

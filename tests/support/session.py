@@ -36,9 +36,13 @@ ANSWERED_AT_ONCE = {
 }
 
 
+#: CUDA version of the emulated driver where CUMEM_EMULATED_DRIVER names no other.
+DRIVER = "13.0"
+
+
 def emulated_driver() -> int:
     """CUDA version of the emulated driver, e.g. 12040, from CUMEM_EMULATED_DRIVER."""
-    major, _, minor = os.environ.get("CUMEM_EMULATED_DRIVER", "13.0").partition(".")
+    major, _, minor = os.environ.get("CUMEM_EMULATED_DRIVER", DRIVER).partition(".")
     return int(major) * 1000 + int(minor or 0) * 10
 
 
