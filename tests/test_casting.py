@@ -22,7 +22,7 @@ from support.session import testing
 from support.strategies import KINDS, as_view, basic_indices, places, same_bytes, shapes
 
 import cumem
-from cumem.extension.casting import NUMBERS, REALS
+from cumem.extension.casting import NUMBERS, REALS, STANDS_FOR
 
 # Its rules come from one table in C, which is the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -674,6 +674,139 @@ def test_capture_refuses_a_cast(emulated) -> None:
             cumem.copy_async(target, source, stream=stream, casting="same_kind")
     finally:
         testing.set_capturing(stream, False)
+
+
+# -- few elements, which the calling thread converts by itself ------------------------
+
+FEW = [
+    ("f8", "f4"),
+    ("f4", "c8"),
+    ("c16", "c8"),
+    ("u1", "f4"),
+    (">i2", "f8"),
+    ("?", "c16"),
+]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pinned", "mapped"])
+@pytest.mark.parametrize(("source", "to"), FEW)
+def test_few_elements_are_converted_without_a_job(emulated, kind, source, to) -> None:
+    was = np.random.default_rng(0).integers(0, 2, (40, 50)).astype(source)
+    given = values.put(was, kind)
+    far, back = (
+        cumem.zeros(was.shape, to),
+        values.put(np.zeros(was.shape, source), kind),
+    )
+    cumem.Device(0).synchronize()
+    before = testing.copy_counts()["quick"]
+    cumem.copy(far, given, casting="unsafe")
+    cumem.copy(back, far, casting="unsafe")
+    assert testing.copy_counts()["quick"] == before + 2
+    assert_same(values.get(far), was.astype(to), was)
+    assert same_bytes(values.get(back), was)
+    told = cumem.explain(far, given, casting="unsafe")
+    assert (told.route, told.threads, told.nbytes) == ("direct", 1, far.nbytes)
+    assert "becomes" in told.why
+
+
+def test_few_elements_in_views_or_by_numpy_are_left_to_a_job(emulated) -> None:
+    far = cumem.zeros((40, 50), "f4")
+    cumem.Device(0).synchronize()
+    before = testing.copy_counts()["quick"]
+    cumem.copy(far, np.ones((50, 40)).T, casting="same_kind")
+    cumem.copy(far, np.ones((40, 50), "g"), casting="same_kind")
+    cumem.copy(far[:, :3], np.ones((40, 3)), casting="same_kind")
+    assert testing.copy_counts()["quick"] == before
+    assert (values.get(far) == 1).all()
+
+
+@pytest.mark.parametrize("count", [1, 8191, 8192, 8193, 16384, 16385])
+def test_few_elements_and_many_are_converted_alike(runtime, count) -> None:
+    was = np.random.default_rng(count).standard_normal(count)
+    for to in ("f4", "c8", "i2"):
+        far, back = cumem.zeros(count, to), np.zeros(count)
+        cumem.copy(far, was, casting="unsafe")
+        assert same_bytes(values.get(far), was.astype(to))
+        cumem.copy(back, far, casting="unsafe")
+        assert same_bytes(back, was.astype(to).astype("f8"))
+
+
+def test_few_elements_come_after_what_is_still_written(emulated) -> None:
+    far = cumem.zeros(100, "f4")
+    given, back = cumem.zeros(100, "f8", "pinned"), np.zeros(100)
+    late, stream = cumem.full(100, 7.0), cumem.Stream()
+    cumem.Device(0).synchronize()
+    with session.when_waiting(lambda: testing.gate_open(stream)):
+        session.shut(stream)
+        cumem.copy_async(given, late, stream=stream)
+        cumem.copy(far, given, casting="same_kind")
+    cumem.copy(back, far, casting="safe")
+    assert (back == 7).all()
+
+
+def test_few_elements_are_converted_where_nothing_may_be_page_locked(emulated) -> None:
+    with cumem.limit("pinned", 0):
+        far, back = cumem.zeros(100, "f4"), np.zeros(100)
+        cumem.copy(far, np.arange(100.0), casting="same_kind")
+        cumem.copy(back, far, casting="safe")
+    assert (back == np.arange(100)).all()
+
+
+def test_every_runtime_call_of_a_cast_of_few_elements_may_fail(emulated) -> None:
+    was = np.arange(100.0)
+
+    def scenario() -> None:
+        far, back = cumem.zeros(100, "c8"), np.zeros(100)
+        cumem.copy(far, was, casting="same_kind")
+        cumem.copy(back, far, casting="unsafe")
+        assert (back == was).all()
+
+    swept = sweep(scenario)
+    assert {"copy_async", "event_record"} <= swept.failed
+    assert "copy_async" in swept.raised
+
+
+# -- a rule that is asked for again and again ------------------------------------------
+
+
+def test_rule_that_was_asked_for_before_is_told_from_others(runtime) -> None:
+    f8 = np.ones(3)
+    for target in (np.zeros(3, "f4"), cumem.zeros(3, "f4", "pinned")):
+        for _ in range(3):
+            cumem.copy(target, f8, casting="same_kind")
+            cumem.copy(target, f8, casting="".join(["same", "_kind"]))
+            cumem.copy(target, f8, casting="same_kind", scale=2)
+            assert (values.get(target) == 2).all()
+            assert_refused(TypeError, "'safe' does not", target, f8, casting="safe")
+            assert_refused(TypeError, "convert first", target, f8)
+            assert_refused(ValueError, "must be one of", target, f8, casting="any")
+
+
+def test_dtypes_that_stand_for_others_are_told_from_equal_ones(runtime) -> None:
+    """Equal to NumPy, as metadata does not count, and of another meaning."""
+    ones = np.ones(3, "f4")
+    numbers = np.zeros(3, "u2")
+    stand_in = np.dtype("u2", metadata={STANDS_FOR: "bfloat16"})
+    halves = np.zeros(3, "u2").view(stand_in)
+    for _ in range(3):
+        cumem.copy(numbers, ones, casting="unsafe")
+        assert numbers.tolist() == [1] * 3
+        cumem.copy(halves, ones, casting="unsafe")
+        assert (halves.view("u2") == 0x3F80).all()
+
+
+def test_dropped_imaginary_parts_are_warned_of_each_time(runtime) -> None:
+    target = np.zeros(2)
+    for _ in range(3):
+        with pytest.warns(np.exceptions.ComplexWarning, match="imaginary") as caught:
+            cumem.copy(target, np.array([1 + 2j, 3]), casting="unsafe")
+        assert caught[0].filename == __file__
+        target[:] = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(np.exceptions.ComplexWarning):
+                cumem.copy(target, np.array([1 + 2j, 3]), casting="unsafe")
+        assert not target.any()
 
 
 # -- the other functions with the rule ---------------------------------------------

@@ -133,8 +133,12 @@ def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
-    """A copy that may convert, in the order of `stream`."""
-    if _is_on_device(target):
+    """A copy that may convert, in the order of `stream`.
+
+    Only what comes from a device goes to the background: `stream` may be one of another
+    device than that, and then orders the copy without carrying it.
+    """
+    if _is_on_device(target) or not _is_on_device(source):
         _core.copy(target, source, stream=stream, casting=casting)
     else:
         _copy_after(target, source, stream, casting)

@@ -65,6 +65,63 @@ read_plan(cm_call *call, PyObject *plan, bool scales, cm_convert *out)
     return 0;
 }
 
+/* What the package answered about two dtypes and a rule, so that the copies of a loop
+ * ask it once. Entries hold dtypes that live as long as NumPy does or are cheap, and
+ * own all three objects, whose addresses therefore stay theirs; one gives way to the
+ * next that belongs in its place. Casts by NumPy are not remembered, as they belong to
+ * one call. Guarded by the GIL. */
+enum { KNOWN_PLANS = 64 };
+static struct known_plan {
+    PyObject *from;
+    PyObject *to;
+    PyObject *casting;
+    cm_convert convert;
+} known_plans[KNOWN_PLANS];
+
+static struct known_plan *
+place_of_plan(const PyObject *from, const PyObject *to)
+{
+    uint64_t key = (uint64_t)(uintptr_t)from * 3 + (uint64_t)(uintptr_t)to;
+    return &known_plans[key * UINT64_C(0x9E3779B97F4A7C15) >> 58];
+}
+
+static void
+remember_plan(PyObject *from, PyObject *to, PyObject *casting,
+              const cm_convert *convert)
+{
+    if (convert->cast != NULL || convert->scales || !PyUnicode_CheckExact(casting)
+        || cm_numpy_has_metadata(from) || cm_numpy_has_metadata(to)) {
+        return;
+    }
+    struct known_plan *place = place_of_plan(from, to);
+    struct known_plan old = *place;
+    *place = (struct known_plan){Py_NewRef(from), Py_NewRef(to), Py_NewRef(casting),
+                                 *convert};
+    Py_XDECREF(old.from);
+    Py_XDECREF(old.to);
+    Py_XDECREF(old.casting);
+}
+
+/* 1: *out is the plan; 0: it is not known; -1 with an exception, which the warning
+ * about imaginary parts may be, as it is given each time. */
+static int
+recall_plan(const cm_operand *dst, const cm_operand *src, cm_casting how,
+            cm_convert *out)
+{
+    const struct known_plan *place = place_of_plan(src->dtype, dst->dtype);
+    if (place->from != src->dtype || place->to != dst->dtype
+        || place->casting != how.casting) {
+        return 0;
+    }
+    *out = place->convert;
+    if (cm_convert_drops_imaginary(out)
+        && cm_package_do("extension.casting", "warn_of_imaginary", PyTuple_New(0))
+               < 0) {
+        return -1;
+    }
+    return 1;
+}
+
 int
 cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
                  const cm_operand *src, cm_casting how, cm_convert *out)
@@ -73,6 +130,10 @@ cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
     bool scales = cm_arg_is_given(how.scale) || cm_arg_is_given(how.offset);
     if (!scales && !cm_arg_is_given(how.casting)) {
         return cm_check_dtypes(before, dst, src);
+    }
+    int known = scales ? 0 : recall_plan(dst, src, how, out);
+    if (known != 0) {
+        return known < 0 ? -1 : 0;
     }
     PyObject *plan =
         cm_package_call("extension.casting", "plan",
@@ -83,6 +144,9 @@ cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
     int result = plan == NULL ? -1 : 0;
     if (result == 0 && plan != Py_None) {
         result = read_plan(call, plan, scales, out);
+    }
+    if (result == 0 && how.casting != NULL) {
+        remember_plan(src->dtype, dst->dtype, how.casting, out);
     }
     Py_XDECREF(plan);
     return result;

@@ -183,6 +183,12 @@ cm_numpy_alignment(PyObject *dtype)
 }
 
 bool
+cm_numpy_has_metadata(PyObject *dtype)
+{
+    return PyDataType_METADATA((PyArray_Descr *)dtype) != NULL;
+}
+
+bool
 cm_numpy_dtype_equal(PyObject *a, PyObject *b)
 {
     return a == b || PyArray_EquivTypes((PyArray_Descr *)a, (PyArray_Descr *)b);

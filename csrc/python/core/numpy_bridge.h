@@ -21,6 +21,8 @@ int64_t cm_numpy_alignment(PyObject *dtype); /* bytes, a power of two */
 /* The dtype and its itemsize at a look, borrowed, where cm_numpy_dtype() was asked for
  * the same object before; else NULL without an exception. */
 PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
+/* May it hold on to objects of the user's, who gave it a dict of them? */
+bool cm_numpy_has_metadata(PyObject *dtype);
 /* The same bytes and meaning? */
 bool cm_numpy_dtype_equal(PyObject *a, PyObject *b);
 /* PEP 3118 format, as NumPy's own arrays of it export ("<f4", "T{…}"): new str, or

@@ -14,9 +14,10 @@
 enum {
     PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
-    LOOK_NS = 30 * 1000,  /* as long as most of them take there is no pause */
-    HELD_NS = 200 * 1000, /* the caller holds on for so long, */
-    HELD_NBYTES = 4 << 20 /* which is enough for these */
+    CONVERTED_NBYTES = 64 << 10, /* of either end; more is worth a job with threads */
+    LOOK_NS = 30 * 1000,         /* as long as most of them take there is no pause */
+    HELD_NS = 200 * 1000,        /* the caller holds on for so long, */
+    HELD_NBYTES = 4 << 20        /* which is enough for these */
 };
 
 /* Nothing is queued on another stream, on whichever device. Those of others are left to
@@ -103,9 +104,11 @@ typedef struct short_copy {
     cm_stream *stream;
     uint64_t nbytes;
     bool down;
-    bool between;    /* both ends are on devices */
-    bool locked;     /* the host memory is registered */
-    cm_block *block; /* page-locked, on the way from or to ordinary memory */
+    bool between;            /* both ends are on devices */
+    int64_t converted_count; /* of elements, if they become others; else 0 */
+    bool has_given_up;       /* nothing was begun, and a job is to do it */
+    bool locked;             /* the host memory is registered */
+    cm_block *block;         /* page-locked, on the way from or to ordinary memory */
     unsigned piece_count;
     uint64_t piece_nbytes;
     uint64_t events[PIECES_MAX]; /* lent */
@@ -130,6 +133,18 @@ is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *
            || src->address + nbytes <= dst->address;
 }
 
+/* Numbers that the calling thread converts, between the host and a device. What others
+ * convert may take long, or need the GIL. */
+static bool
+is_converted_here(const cm_copy_request *request)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    const cm_region *host = cm_region_is_on_device(dst) ? src : dst;
+    return request->convert.cast == NULL && host->host != NULL
+           && cm_region_is_on_device(dst) != cm_region_is_on_device(src);
+}
+
 /* Both ends in one run each, one of them at least on the stream's device. */
 static bool
 is_short(const cm_engine *engine, const cm_copy_request *request,
@@ -139,8 +154,9 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
                                                                : tuning->ring_nbytes;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
+    bool converts = cm_convert_is_on(&request->convert);
     if (!request->blocking || request->stream == NULL
-        || cm_convert_is_on(&request->convert)) {
+        || (converts && !is_converted_here(request))) {
         return false;
     }
     bool up = cm_region_is_on_device(dst);
@@ -148,12 +164,17 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     bool is_from = !up || (between && src->device == request->stream->device);
     const cm_region *device = is_from ? src : dst;
     if (!cm_kind_is_on_device(device->kind) || device->device != request->stream->device
-        || dst->itemsize != src->itemsize || !cm_region_is_c_contiguous(dst)
-        || !cm_region_is_c_contiguous(src) || dst->ndim != src->ndim
-        || cm_kind_migrates(src->kind) || cm_kind_migrates(dst->kind)) {
+        || (!converts && dst->itemsize != src->itemsize)
+        || !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src)
+        || dst->ndim != src->ndim || cm_kind_migrates(src->kind)
+        || cm_kind_migrates(dst->kind)) {
         return false;
     }
-    uint64_t total = (uint64_t)dst->itemsize;
+    int64_t wider = dst->itemsize > src->itemsize ? dst->itemsize : src->itemsize;
+    uint64_t total = (uint64_t)wider;
+    if (converts && most > CONVERTED_NBYTES) {
+        most = CONVERTED_NBYTES;
+    }
     for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
         uint64_t length = (uint64_t)dst->shape[axis];
         if (src->shape[axis] != dst->shape[axis]) {
@@ -164,9 +185,11 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     *out = (short_copy){.request = request,
                         .tuning = tuning,
                         .stream = request->stream,
-                        .nbytes = total,
+                        .nbytes = total / (uint64_t)wider * (uint64_t)device->itemsize,
                         .down = !up,
-                        .between = between};
+                        .between = between,
+                        .converted_count =
+                            converts ? (int64_t)(total / (uint64_t)wider) : 0};
     return total > 0 && total <= most
            && (!between || is_open_between(engine, dst, src, total))
            && comes_first(request); /* which asks the runtime */
@@ -178,6 +201,15 @@ host_end(const short_copy *c)
     return c->down ? &c->request->dst : &c->request->src;
 }
 
+/* What the host's end comes to, which may have other elements than the device's. */
+static uint64_t
+host_nbytes(const short_copy *c)
+{
+    return c->converted_count > 0
+               ? (uint64_t)c->converted_count * (uint64_t)host_end(c)->itemsize
+               : c->nbytes;
+}
+
 /* Nothing is before us on the stream, nothing captures it and no edge of a registration
  * is in the way. */
 static bool
@@ -187,9 +219,9 @@ is_free(short_copy *c)
     bool idle = false;
     bool capturing = false;
     return (c->between
-            || cm_registry_run(c->engine->registry, host_end(c)->host, c->nbytes,
+            || cm_registry_run(c->engine->registry, host_end(c)->host, host_nbytes(c),
                                &c->locked)
-                   == c->nbytes)
+                   == host_nbytes(c))
            && cm_is_ok(cm_rt_stream_is_capturing(rt, c->stream->handle, &capturing))
            && !capturing && cm_is_ok(cm_rt_stream_query(rt, c->stream->handle, &idle))
            && idle;
@@ -208,6 +240,11 @@ static void
 cut_into_pieces(short_copy *c)
 {
     uint64_t least = c->tuning->quick_piece_nbytes;
+    if (c->converted_count > 0) {
+        c->piece_nbytes = c->nbytes;
+        c->piece_count = 1;
+        return;
+    }
     if (!c->down && c->nbytes > 4 * least) {
         least = c->nbytes < 8 * least ? c->nbytes / 4 : 2 * least;
     }
@@ -283,6 +320,10 @@ finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
     if (c->group != NULL) {
         cm_task_group_wait(c->group, &c->tasks[index]);
     }
+    else if (c->converted_count > 0) { /* in one piece */
+        cm_convert_run(&c->request->convert, c->to, c->request->dst.itemsize, c->from,
+                       c->request->src.itemsize, c->converted_count);
+    }
     else {
         memcpy(c->to + offset, c->from + offset, (size_t)nbytes);
     }
@@ -351,7 +392,7 @@ move_pieces(short_copy *c)
     uint64_t helpers = cm_least(shares > 0 ? shares - 1 : 0, tuning.quick_thread_count);
     c->to = c->down ? user : block;
     c->from = c->down ? block : user;
-    if (helpers > 0) {
+    if (helpers > 0 && c->converted_count == 0) {
         /* A part of each piece for each thread. */
         tuning.part_min_nbytes = PAGE_NBYTES;
         tuning.thread_count = cm_least(helpers + 1, tuning.thread_count);
@@ -381,10 +422,14 @@ move_pieces(short_copy *c)
     return status;
 }
 
-/* Ordinary memory goes by a page-locked block unless the runtime is no slower. */
+/* Ordinary memory goes by a page-locked block unless the runtime is no slower, and any
+ * memory whose elements become others. */
 static bool
 is_worth_a_block(const short_copy *c)
 {
+    if (c->converted_count > 0) {
+        return true;
+    }
     return !c->locked && cm_kind_is_pageable(host_end(c)->kind)
            && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
@@ -396,14 +441,14 @@ look(const short_copy *c)
 {
     const cm_region *host = host_end(c);
     if (!cm_kind_is_pageable(host->kind) || host->is_heap || c->locked
-        || (c->nbytes < CM_LOOK_NBYTES && !host->is_file)) {
+        || (host_nbytes(c) < CM_LOOK_NBYTES && !host->is_file)) {
         return cm_ok();
     }
     cm_request_let_go(c->request); /* the pages may come from a disk */
     if (host->is_file) {
-        return cm_pages_populate(host->host, c->nbytes, c->down);
+        return cm_pages_populate(host->host, host_nbytes(c), c->down);
     }
-    return cm_pages_look(host->host, c->nbytes, c->down);
+    return cm_pages_look(host->host, host_nbytes(c), c->down);
 }
 
 /* Where there is no block to be had the runtime takes the ordinary memory. Returns the
@@ -435,6 +480,10 @@ copy(short_copy *c)
 {
     CM_TRY(look(c));
     cm_pool *pool = is_worth_a_block(c) ? take_block(c) : NULL;
+    if (pool == NULL && c->converted_count > 0) {
+        c->has_given_up = true;
+        return cm_ok();
+    }
     cm_status status = pool != NULL ? move_pieces(c) : copy_whole(c);
     if (!cm_is_ok(status) && !c->flying) { /* no more once the caller hears of it */
         cm_request_let_go(c->request);
@@ -471,6 +520,7 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
     if (free) {
         plan->piece_count = *bounced ? c.piece_count : 1;
         plan->piece_nbytes = *bounced ? c.piece_nbytes : c.nbytes;
+        plan->thread_count = c.converted_count > 0 ? 1 : plan->thread_count;
     }
     cm_scope_leave(&scope);
     return free;
@@ -512,10 +562,12 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     bool is_made = share_ends(engine, request, &shares) && is_free(&c)
                    && (!c.locked || share_ends(engine, request, &shares));
     if (is_made) {
-        atomic_fetch_add_explicit(&engine->counts.quick, 1, memory_order_relaxed);
         uint64_t begin_ns = cm_recorder_is_on() ? cm_now_ns() : 0;
         *out = copy(&c);
         *kept = c.kept;
+        is_made = !c.has_given_up;
+        begin_ns = is_made ? begin_ns : 0;
+        atomic_fetch_add_explicit(&engine->counts.quick, is_made, memory_order_relaxed);
         if (begin_ns != 0 && cm_is_ok(*out)) {
             cm_event event = cm_request_event(request);
             event.time_ns = begin_ns;
