@@ -774,12 +774,23 @@ FAULTS = [
         ["tests/test_wrong_types.py"],
     ),
     Fault(
-        "dtype not looked at",
-        "csrc/python/protocols/import_array_interface.c",
-        "whatever is given for a dtype is taken for one",
-        "if (!cm_numpy_is_dtype(import.dtype)) {",
+        "uneven steps reshaped",
+        "csrc/python/buffer/shapes.c",
+        "axes that do not step as one are counted through as one",
+        "if (!goes_on(old, next_old)) {",
         "if (false) {",
-        ["tests/test_wrong_types.py"],
+        [
+            "tests/test_shapes.py::"
+            "test_any_reshape_equals_numpys_or_refuses_where_numpy_copies",
+        ],
+    ),
+    Fault(
+        "axis named twice",
+        "csrc/python/buffer/axes.c",
+        "an axis of the buffer is two of the view, another one none",
+        "if (named[axes[i]]) {",
+        "if (false) {",
+        ["tests/test_shapes.py::test_call_answers_as_numpy_does"],
     ),
     Fault(
         "locked pages listed one by one",
