@@ -8,7 +8,7 @@
 #                            cores | many | casting | pipelines | managed | loading |
 #                            offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
-#                            current |
+#                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
 #                            sanitizer | stress | stress_transfers | torture |
 #                            corruption | pools | versions | all]...
@@ -80,6 +80,10 @@ run_current() {
     "$PYTHON" benchmarks/current_device.py --json "$OUT/current-device.json" &&
         CUDA_VISIBLE_DEVICES=0 "$PYTHON" benchmarks/current_device.py \
             --json "$OUT/current-device-one.json"
+}
+
+run_views() {
+    "$PYTHON" benchmarks/views.py --json "$OUT/views.json"
 }
 
 run_cores() {
@@ -276,7 +280,7 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls transfer threads cores many casting pipelines managed loading
+    steps=(ceilings calls views transfer threads cores many casting pipelines managed loading
         offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
         interop fork recording epoch doctor sanitizer stress stress_transfers torture corruption)
 fi

@@ -74,6 +74,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "threads": ("csrc/transfer", "csrc/python/copy"),
     "torture": ("csrc",),
     "versions": ("csrc",),
+    "views": ("csrc/python/buffer", "csrc/python/pool", "csrc/python/core/arguments.c"),
     "two-gpus": ("csrc/transfer/plan", "csrc/transfer/device", "csrc/transfer/routes"),
 }
 

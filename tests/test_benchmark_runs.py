@@ -60,6 +60,16 @@ def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
     assert all(s > 0 for case in results["cases"] for s in case["seconds"].values())
 
 
+def test_benchmark_of_views_runs_and_says_that_it_is_emulated(tmp_path: Path) -> None:
+    results = run_quick("views.py", tmp_path)
+    cases = {(case["key"], case["kind"]): case for case in results["cases"]}
+    for key in ("reshape(6, 4)", "transpose(1, 0)", "view(dtype)", "ravel()", "[1:3]"):
+        assert cases[key, "pinned"]["ratio"] > 0
+    assert cases["empty(np.int64)", "device"]["numpy_ns"] > 0
+    assert cases["stats()", ""]["ns"] > 0
+    assert cases["fill(0) of 256 B", "managed"]["ns"] > 0
+
+
 def test_benchmark_of_records_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:

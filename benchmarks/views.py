@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure what a loop calls on buffers beside the same on NumPy's arrays.
+
+    python benchmarks/views.py --json benchmarks/results/views-h200.json
+
+Views, shapes, slices, flags, rows and copies of small buffers of page-locked memory, and
+allocations whose shapes are NumPy's integers, each in turns with NumPy's own call on an
+array of that shape. Last come calls that NumPy does not have as such: `fill(0)` of 256 B
+of each kind of memory beside that of an array, and `stats()`. On the emulated device the
+calls that use no device are the same as with a GPU; it says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cumem
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run
+
+CALLS = 5_000  # in a row: one alone is too short for the clock
+AXES = (1, 0)
+NAME, DTYPE = "f4", np.dtype("i8")
+TWO, TEN, HUNDRED = np.int64(2), np.int32(10), np.int64(100)
+PART = (slice(1, 3), Ellipsis, slice(None, None, 2))
+
+#: What is called on a buffer, and on an array, of shape (4, 6).
+CALLS_ON: dict[str, Callable[[Any], object]] = {
+    "reshape(6, 4)": lambda a: a.reshape(6, 4),
+    "reshape((6, 4))": lambda a: a.reshape((6, 4)),
+    "reshape(-1)": lambda a: a.reshape(-1),
+    "reshape(np.int64, 12)": lambda a: a.reshape(TWO, 12),
+    "transpose()": lambda a: a.transpose(),
+    "transpose(1, 0)": lambda a: a.transpose(1, 0),
+    "transpose((1, 0))": lambda a: a.transpose(AXES),
+    "T": lambda a: a.T,
+    "view(name)": lambda a: a.view(NAME),
+    "view(dtype)": lambda a: a.view(DTYPE),
+    "ravel()": lambda a: a.ravel(),
+    "squeeze()": lambda a: a.squeeze(),
+    "[1]": lambda a: a[1],
+    "[1:3]": lambda a: a[1:3],
+    "[:, 1]": lambda a: a[:, 1],
+    "[1:3, ..., ::2]": lambda a: a[PART],
+    "[np.int64]": lambda a: a[TWO],
+    "[None]": lambda a: a[None],
+    "rows": lambda a: list(a),
+    "shape": lambda a: a.shape,
+    "flags.c_contiguous": lambda a: a.flags.c_contiguous,
+    "astype, same dtype, copy=False": lambda a: a.astype("f8", copy=False),
+    "copy()": lambda a: a.copy(),
+    "flatten()": lambda a: a.flatten(),
+}
+#: Shapes to allocate.
+SHAPES: dict[str, Any] = {
+    "empty(100)": 100,
+    "empty(np.int64)": HUNDRED,
+    "empty((10, 10))": (10, 10),
+    "empty((np.int32, np.int32))": (TEN, TEN),
+    "empty([10, 10])": [10, 10],
+    "empty(array.shape)": np.empty((10, 10)).shape,
+}
+
+
+@dataclass
+class Case:
+    """One call.
+
+    Parameters
+    ----------
+    key : str
+        What is called, as in NumPy.
+    kind : str
+        Of the memory.
+    ns, numpy_ns : float
+        Least time of a call, and of NumPy's (0: it has none).
+    spread : float
+        Median over least time.
+    ratio : float
+        `ns` over `numpy_ns`.
+    """
+
+    key: str
+    kind: str
+    ns: float = 0.0
+    numpy_ns: float = 0.0
+    spread: float = 0.0
+    ratio: float = 0.0
+
+
+def time_of(call: Callable[[], object]) -> float:
+    """Nanoseconds of a call, of many in a row."""
+    begin = time.perf_counter_ns()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter_ns() - begin) / CALLS
+
+
+def measure(
+    case: Case,
+    rounds: int,
+    ours: Callable[[], object],
+    theirs: Callable[[], object] | None,
+) -> Case:
+    """Fill in the times of both, which take turns: a neighbour's load meets both."""
+    times, numpys = [], []
+    for _ in range(rounds + 1):
+        times.append(time_of(ours))
+        if theirs is not None:
+            numpys.append(time_of(theirs))
+    case.ns = min(times[1:])
+    case.spread = statistics.median(times[1:]) / case.ns
+    if numpys:
+        case.numpy_ns = min(numpys[1:])
+        case.ratio = case.ns / case.numpy_ns
+    return case
+
+
+def cases(rounds: int) -> Iterator[Case]:
+    """Measure all."""
+    buffer, array = cumem.empty_pinned((4, 6)), np.empty((4, 6))
+    for key, call in CALLS_ON.items():
+        yield measure(
+            Case(key, "pinned"),
+            rounds,
+            lambda call=call: call(buffer),  # type: ignore[misc]
+            lambda call=call: call(array),  # type: ignore[misc]
+        )
+    for key, shape in SHAPES.items():
+        for kind, make in (
+            ("pinned", cumem.empty_pinned),
+            ("device", cumem.empty_device),
+        ):
+            yield measure(
+                Case(key, kind),
+                rounds,
+                lambda make=make, shape=shape: make(shape),  # type: ignore[misc]
+                lambda shape=shape: np.empty(shape),  # type: ignore[misc]
+            )
+    array = np.empty(64, "f4")
+    for kind in ("pinned", "mapped", "managed", "device"):
+        target = cumem.empty(64, "f4", kind)
+        yield measure(
+            Case("fill(0) of 256 B", kind),
+            rounds,
+            lambda target=target: target.fill(0),  # type: ignore[misc]
+            lambda: array.fill(0),
+        )
+    yield measure(Case("stats()", ""), rounds, cumem.stats, None)
+
+
+def line(case: Case) -> str:
+    """One line of the table."""
+    beside = ""
+    if case.numpy_ns:
+        beside = f", numpy {case.numpy_ns:7.1f} ns: x {case.ratio:.2f}"
+    return f"{case.key:32} {case.kind:8} {case.ns:9.1f} ns{beside}"
+
+
+def main() -> None:
+    """Measure, print and write the file."""
+    run = Run(__doc__)
+    run.begin(cumem.backend() == "emulated")
+    run.note(1, calls=CALLS)
+    run.show(cases(2 if run.options.quick else 25), line)
+    run.end()
+
+
+if __name__ == "__main__":
+    main()
