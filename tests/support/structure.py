@@ -296,7 +296,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     ),
     "the text of an error or of a warning": (
         *("*.refuse_*", "errors.*", "kinds.check_kind", "texts.name_pair"),
-        *("devices.warn_of_emulation", "gpus.judge_failure"),
+        *("devices.warn_of_emulation", "casting.warn_of_imaginary"),
+        "gpus.judge_failure",
     ),
     "what an object shows of itself": (
         *("texts.*_repr", "texts.*_text", "texts.list_names", "texts.buffer_flags"),
