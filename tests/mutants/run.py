@@ -5,10 +5,10 @@
     python tests/mutants/run.py NAME --find tests/test_pool.py tests/c/test_pool.c
 
 A copy of the tree in a temporary folder is built once. All tests named in faults.py must
-pass there. Then, for each fault, its file alone (of a header what includes it) is compiled
-again with the fault in it and each test named beside it must fail, not crash or hang unless
-the fault says so. `--find` runs other tests on a fault and says which fail: how the tests
-of a new one are chosen.
+pass there. Then, for each fault, its file alone (of a header all that includes it) is
+compiled again with the fault in it and each test named beside it must fail, not crash or
+hang unless the fault says so. `--find` runs other tests on a fault and says which fail:
+how the tests of a new one are chosen.
 
 FILE is written after each fault, so that a run which was stopped can go on: `--resume`
 keeps what FILE says of faults that were killed at this commit, and tries only the others.
@@ -158,11 +158,19 @@ class Tree:
         return out
 
     def compile_changed(self, file: str) -> None:
-        """The file, or of a header the sources that include it by name."""
-        line = f'#include "{file.removeprefix("csrc/")}"'
-        for source in self.sources:
-            if source == file or line in (self.root / source).read_text():
-                self.compile_one(source)
+        """The file, or of a header the sources that include it, through others too."""
+        changed, added = {file}, {file}
+        while added:
+            lines = [f'#include "{each.removeprefix("csrc/")}"' for each in added]
+            added = {
+                str(path.relative_to(self.root))
+                for path in self.root.glob("csrc/**/*.[ch]")
+                if any(line in path.read_text() for line in lines)
+            } - changed
+            changed |= added
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            sources = [source for source in self.sources if source in changed]
+            list(pool.map(self.compile_one, sources))
 
     def put_in(self, fault: Fault) -> str:
         """Compile the fault's file with it; returns the original text."""
