@@ -41,6 +41,10 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     return name if dtype.isnative else f">{name}"
 
 
+#: ``numpy.can_cast`` of plain dtypes without metadata, which equality does not look at.
+_can_cast = functools.lru_cache(maxsize=1024)(np.can_cast)
+
+
 def allows(casting: Casting, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Whether the rule lets the one dtype become the other, as NumPy says.
 
@@ -48,6 +52,12 @@ def allows(casting: Casting, source: np.dtype[Any], target: np.dtype[Any]) -> bo
     become what holds all of them, or anything by "unsafe", and that they are made of what
     float16 is made of.
     """
+    if (
+        source.isbuiltin
+        and target.isbuiltin
+        and not (source.metadata or target.metadata)
+    ):
+        return bool(_can_cast(source, target, casting))
     if _stand_in(source) is not None and _stand_in(target) is None:
         source = np.dtype("f4")
         casting = "safe" if casting == "same_kind" else casting

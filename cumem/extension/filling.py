@@ -138,7 +138,7 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
     Only what comes from a device goes to the background: `stream` may be one of another
     device than that, and then orders the copy without carrying it.
     """
-    if _is_on_device(target) or not _is_on_device(source):
+    if not _is_on_device(source) or _is_on_device(target):
         _core.copy(target, source, stream=stream, casting=casting)
     else:
         _copy_after(target, source, stream, casting)

@@ -14,10 +14,10 @@
 enum {
     PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
-    CONVERTED_NBYTES = 64 << 10, /* of either end; more is worth a job with threads */
-    LOOK_NS = 30 * 1000,         /* as long as most of them take there is no pause */
-    HELD_NS = 200 * 1000,        /* the caller holds on for so long, */
-    HELD_NBYTES = 4 << 20        /* which is enough for these */
+    CONVERTED_NBYTES = 256 << 10, /* of either end; more is worth a job with threads */
+    LOOK_NS = 30 * 1000,          /* as long as most of them take there is no pause */
+    HELD_NS = 200 * 1000,         /* the caller holds on for so long, */
+    HELD_NBYTES = 4 << 20         /* which is enough for these */
 };
 
 /* Nothing is queued on another stream, on whichever device. Those of others are left to
