@@ -308,7 +308,6 @@ def _at_exit() -> None:
 #: asks of Python: making their classes takes longer than the extension does.
 _LATER: dict[str, tuple[str, ...]] = {
     "answers": (),
-    "extension.allocating": (),
     "extension.arguments": (),
     "extension.array_interface": (),
     "extension.awaiting": (),

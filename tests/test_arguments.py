@@ -162,6 +162,55 @@ def test_wrong_shape_is_refused(runtime, shape, error, match) -> None:
         cumem.empty_pinned(shape)
 
 
+@pytest.mark.parametrize(
+    ("make", "keywords", "flags"),
+    [
+        (cumem.empty_pinned, {"portable": False}, ()),
+        (cumem.empty_pinned, {"portable": np.True_}, ("portable",)),
+        (cumem.empty_pinned, {"write_combined": 1}, ("portable", "write_combined")),
+        (cumem.empty_mapped, {"portable": None}, ("mapped",)),
+        (cumem.empty_managed, {"attach": "host"}, ("host",)),
+        (cumem.empty_managed, {"attach": "global"}, ("global",)),
+    ],
+)
+def test_flags_of_constructors_are_read_by_their_truth(
+    runtime, make, keywords, flags
+) -> None:
+    buffer = make((np.int64(2), 3), "i2", **keywords, order="F", device=0)
+    assert tuple(buffer.flags) == flags
+    assert (buffer.shape, buffer.strides) == ((2, 3), (2, 4))
+    with cumem.Pool(buffer.kind) as pool:
+        assert make(np.uint8(3), order="C", pool=pool).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("make", "keywords", "error", "match"),
+    [
+        (cumem.empty_pinned, {"portable": "no"}, TypeError, "portable must be true or"),
+        (cumem.empty_mapped, {"write_combined": b""}, TypeError, "write_combined must"),
+        (cumem.empty_pinned, {"portable": np.ones(2)}, TypeError, "portable must be"),
+        (cumem.empty_pinned, {"portable": Unkind()}, ZeroDivisionError, None),
+        (cumem.empty_pinned, {"attach": "host"}, TypeError, r"empty_managed\(\) takes"),
+        (cumem.empty_pinned, {"stream": None}, TypeError, "unexpected keyword.*stream"),
+        (
+            cumem.empty_managed,
+            {"attach": "hosts"},
+            ValueError,
+            'attach must be "global"',
+        ),
+        (cumem.empty_managed, {"attach": 1}, TypeError, 'attach must be "global"'),
+        (cumem.empty_managed, {"portable": True}, TypeError, r"empty_pinned\(\) and"),
+        (cumem.empty_device, {"pool": 3}, TypeError, "pool must be a Pool or None"),
+        (cumem.empty, {"kind": None}, TypeError, "kind must be"),
+    ],
+)
+def test_wrong_flag_of_a_constructor_is_refused(
+    runtime, make, keywords, error, match
+) -> None:
+    with pytest.raises(error, match=match):
+        make(3, **keywords)
+
+
 @pytest.mark.parametrize("make", [cumem.empty, cumem.empty_pinned, cumem.zeros])
 def test_shape_whose_integer_shuts_cumem_down_is_that_of_a_new_buffer(
     emulated, make

@@ -52,7 +52,7 @@ PACKAGE_LAYERS = [
     }
     | {"extension.values"},
     {"_testing", "devices", "extension.filling", "extension.importing"}
-    | {"extension.allocating", "extension.counting", "extension.nvtx"}
+    | {"extension.counting", "extension.nvtx"}
     | {"extension.events", "extension.exchange", "extension.texts"},
     {"limits", "plots", "converting"},
     {

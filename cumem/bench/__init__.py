@@ -17,7 +17,6 @@ from typing import Any, Final, TextIO
 
 import cumem
 import cumem.errors  # which cumem would import when it opens, as the next
-import cumem.extension.allocating  # which makes the first buffer
 import cumem.extension.casting  # which copies and buffers import at their first use
 import cumem.extension.foreign_stream  # which a growth asks for captures
 import cumem.extension.streams

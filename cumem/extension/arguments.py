@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core, errors
 from cumem.extension import hints
-from cumem.kinds import ATTACH_HOST, KINDS, PORTABLE, WRITE_COMBINED, kind_named
+from cumem.kinds import kind_named
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -197,23 +197,6 @@ def read_flag(value: Any, name: str) -> bool:
     except (TypeError, ValueError):  # an array of many elements
         pass
     raise wrong_type(name, "true or false", value)
-
-
-def read_flags(kind: str, portable: Any, write_combined: Any) -> int:
-    """The flags of pinned or mapped memory."""
-    flags = KINDS[kind].flags
-    if not read_flag(portable, "portable"):
-        flags &= ~PORTABLE
-    if read_flag(write_combined, "write_combined"):
-        flags |= WRITE_COMBINED
-    return flags
-
-
-def read_attach(attach: Any) -> int:
-    """The flags of managed memory."""
-    if not isinstance(attach, str) or attach not in ("global", "host"):
-        refuse_choice(attach, "attach", '"global" or "host"')
-    return ATTACH_HOST if attach == "host" else KINDS["managed"].flags
 
 
 def refuse_choice(value: object, name: str, expected: str) -> NoReturn:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* New buffers: of the kind that is asked for, of one kind each. The usual calls are
- * fast_path.c's, others cumem/extension/allocating.py's, which come back to
- * _allocate(). Those with values are cumem/constructors.py's. */
+/* New buffers: of the kind that is asked for, of one kind each. The usual calls end in
+ * fast_path.c; what is left of the calls, with every argument that there is, is read
+ * here. Those with values are cumem/constructors.py's. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
@@ -9,6 +9,109 @@
 #include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
 #include "python/pool/allocate.h"
+
+/* -- from arguments to memory ------------------------------------------------------------ */
+
+/* What a new buffer is asked for. All borrowed; NULL and None: not given. */
+typedef struct request {
+    PyObject *shape;
+    PyObject *like; /* a Buffer or an array whose layout it gets, in place of a shape */
+    PyObject *dtype;
+    PyObject *order;
+    PyObject *device;
+    PyObject *stream;
+    PyObject *pool;
+    cm_kind kind;
+    unsigned flags;
+} request;
+
+/* A shape, or that of an array or a Buffer, with its strides; of it nothing else
+ * matters. */
+static int
+read_layout(const cm_state *state, const request *asked, cm_region *out)
+{
+    if (!cm_arg_is_given(asked->like)) {
+        return cm_arg_shape(asked->shape, "shape", &out->ndim, out->shape);
+    }
+    if (cm_buffer_check(state, asked->like)) {
+        cm_buffer_region((const cm_buffer *)asked->like, out);
+        return 0;
+    }
+    if (!cm_numpy_is_array(asked->like)) {
+        return cm_arg_refuse(asked->like, "like", "a Buffer, an array or None");
+    }
+    cm_numpy_layout(asked->like, out);
+    return 0;
+}
+
+static int
+read_order(const request *asked, char *out)
+{
+    if (cm_arg_is_given(asked->like)) {
+        return cm_arg_order(asked->order, "order", "CFAK", 'K', out);
+    }
+    return cm_arg_order(asked->order, "order", "CF", 'C', out);
+}
+
+/* A pool that is given says where, without a question which device is current. */
+static int
+read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
+{
+    if (!cm_arg_is_given(object) && pool != NULL) {
+        *out = pool->config.device;
+        return cm_state_runtime(state) == NULL ? -1 : 0;
+    }
+    return cm_arg_device(state, object, "device", out);
+}
+
+/* Host kinds are not allocated on the stream, which is for filling them; it is looked
+ * at all the same. 0, or -1 with an exception. */
+static int
+read_stream(cm_state *state, const request *asked, int device, cm_stream **out)
+{
+    PyObject *given = asked->stream == NULL ? Py_None : asked->stream;
+    *out = NULL;
+    if (cm_kind_is_ordered(asked->kind)) {
+        *out = cm_stream_for_device(state, given, device);
+        return *out == NULL ? -1 : 0;
+    }
+    if (given == Py_None) {
+        return 0;
+    }
+    cm_stream *looked_at = cm_stream_from_object(state, given, device);
+    if (looked_at == NULL) {
+        return -1;
+    }
+    cm_stream_give(state, looked_at);
+    return 0;
+}
+
+static PyObject *
+allocate(cm_state *state, const request *asked)
+{
+    cm_region layout;
+    cm_pool_object *pool;
+    cm_stream *stream = NULL;
+    PyObject *buffer = NULL;
+    int device;
+    char order;
+    if (read_layout(state, asked, &layout) < 0 || read_order(asked, &order) < 0
+        || cm_arg_pool(state, asked->pool, &pool) < 0
+        || read_place(state, asked->device, pool, &device) < 0) {
+        return NULL;
+    }
+    PyObject *dtype = cm_numpy_dtype(asked->dtype);
+    if (dtype == NULL) {
+        return NULL;
+    }
+    if (read_stream(state, asked, device, &stream) == 0) {
+        cm_pool *from = cm_pool_choose(state, pool, asked->kind, asked->flags, device);
+        buffer = cm_buffer_allocate(state, from, dtype, &layout, order, stream);
+        cm_stream_give(state, stream);
+    }
+    Py_DECREF(dtype);
+    return buffer;
+}
 
 /* -- by the package ------------------------------------------------------------------ */
 
@@ -33,111 +136,190 @@ read_flags(const cm_state *state, PyObject *object, cm_kind kind, unsigned *out)
     return cm_arg_check_range((int)*out, "flags", 0, CM_POOL_FLAG_SLOTS);
 }
 
-/* A shape, or that of an array or a Buffer, with its strides; of it nothing else
- * matters.
- */
-static int
-read_layout(const cm_state *state, PyObject *shape, PyObject *like, cm_region *out)
-{
-    if (cm_buffer_check(state, like)) {
-        cm_buffer_region((const cm_buffer *)like, out);
-    }
-    else if (like != Py_None && !cm_numpy_is_array(like)) {
-        return cm_arg_refuse(like, "like", "a Buffer, an array or None");
-    }
-    else if (like != Py_None) {
-        cm_numpy_layout(like, out);
-    }
-    return like != Py_None ? 0 : cm_arg_shape(shape, "shape", &out->ndim, out->shape);
-}
-
-/* A pool that is given says where, without a question which device is current. */
-static int
-read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
-{
-    if (object == Py_None && pool != NULL) {
-        *out = pool->config.device;
-        return cm_state_runtime(state) == NULL ? -1 : 0;
-    }
-    return cm_arg_device(state, object, "device", out);
-}
-
 /* _allocate(shape, like, dtype, order, kind, flags, device, stream, pool) */
 static PyObject *
-allocate(PyObject *module, PyObject *args)
+allocate_for_package(PyObject *module, PyObject *args)
 {
-    PyObject *shape, *like, *dtype_object, *order_object, *kind_object, *flags_object;
-    PyObject *device_object, *stream_object, *pool_object;
-    cm_region layout;
-    cm_kind kind;
-    cm_pool_object *pool;
-    unsigned flags;
-    int device;
-    char order;
+    PyObject *kind_object, *flags_object;
+    request asked;
     cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "OOOOOOOOO", &shape, &like, &dtype_object,
-                          &order_object, &kind_object, &flags_object, &device_object,
-                          &stream_object, &pool_object)) {
+    if (!PyArg_ParseTuple(args, "OOOOOOOOO", &asked.shape, &asked.like, &asked.dtype,
+                          &asked.order, &kind_object, &flags_object, &asked.device,
+                          &asked.stream, &asked.pool)
+        || cm_arg_kind(kind_object, &asked.kind) < 0
+        || read_flags(state, flags_object, asked.kind, &asked.flags) < 0) {
         return NULL;
     }
-    bool is_like = like != Py_None;
-    if (read_layout(state, shape, like, &layout) < 0
-        || cm_arg_order(order_object, "order", is_like ? "CFAK" : "CF",
-                        is_like ? 'K' : 'C', &order)
-               < 0
-        || cm_arg_pool(state, pool_object, &pool) < 0
-        || read_place(state, device_object, pool, &device) < 0
-        || cm_arg_kind(kind_object, &kind) < 0
-        || read_flags(state, flags_object, kind, &flags) < 0) {
-        return NULL;
-    }
-    PyObject *dtype = cm_numpy_dtype(dtype_object);
-    bool ordered = cm_kind_is_ordered(kind);
-    cm_stream *stream = NULL;
-    if (dtype != NULL && (ordered || stream_object != Py_None)) {
-        stream = (ordered ? cm_stream_for_device
-                          : cm_stream_from_object)(state, stream_object, device);
-    }
-    PyObject *buffer = NULL;
-    if (dtype != NULL && (stream != NULL || !ordered) && !PyErr_Occurred()) {
-        /* host kinds are not allocated on the stream, which is for filling them */
-        buffer =
-            cm_buffer_allocate(state, cm_pool_choose(state, pool, kind, flags, device),
-                               dtype, &layout, order, ordered ? stream : NULL);
-    }
-    cm_stream_give(state, stream);
-    Py_XDECREF(dtype);
-    return buffer;
+    return allocate(state, &asked);
 }
 
-/* -- the functions ------------------------------------------------------------------------ */
+/* -- the functions: the usual calls are made on the way that is tried first ---------------- */
 
-/* `warm` is tried first. */
-#define MAKER(name, warm)                                                              \
+#define KEYWORDED(name)                                                                \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs,   \
-                          PyObject *kwnames)                                           \
-    {                                                                                  \
-        PyObject *made = warm;                                                         \
-        return CM_LIKELY(made != NULL) || PyErr_Occurred()                             \
-                   ? made                                                              \
-                   : cm_package_pass("extension.allocating", #name, args, nargs,       \
-                                     kwnames);                                         \
-    }
-#define FAST(kind) cm_fast_kind(cm_state_of_module(module), kind, args, nargs, kwnames)
+                          PyObject *kwnames)
 
-MAKER(empty, cm_fast_any(cm_state_of_module(module), args, nargs, kwnames))
-MAKER(empty_pinned, FAST(CM_KIND_PINNED))
-MAKER(empty_mapped, FAST(CM_KIND_MAPPED))
-MAKER(empty_managed, FAST(CM_KIND_MANAGED))
-MAKER(empty_device, FAST(CM_KIND_DEVICE))
+KEYWORDED(empty)
+{
+    static const char *const names[] = {"shape",  "dtype",  "kind", "order",
+                                        "device", "stream", "pool", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[7];
+    PyObject *made = cm_fast_any(state, args, nargs, kwnames);
+    if (CM_LIKELY(made != NULL) || PyErr_Occurred()) {
+        return made;
+    }
+    if (cm_args_parse("empty", args, nargs, kwnames, names, 3, 1, values) < 0) {
+        return NULL;
+    }
+    request asked = {.shape = values[0],
+                     .dtype = values[1],
+                     .order = values[3],
+                     .device = values[4],
+                     .stream = values[5],
+                     .pool = values[6],
+                     .kind = CM_KIND_DEVICE};
+    cm_pool_object *pool;
+    if (cm_arg_pool(state, asked.pool, &pool) < 0) {
+        return NULL;
+    }
+    if (values[2] != NULL) {
+        if (cm_arg_kind(values[2], &asked.kind) < 0) {
+            return NULL;
+        }
+    }
+    else if (pool != NULL) {
+        asked.kind = pool->config.kind;
+    }
+    asked.flags = cm_kinds[asked.kind].flags;
+    return allocate(state, &asked);
+}
+
+/* Page-locked memory, mapped or not. */
+static PyObject *
+empty_on_host(PyObject *module, const char *function, cm_kind kind,
+              PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"shape",          "dtype",  "order", "portable",
+                                        "write_combined", "device", "pool",  NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[7];
+    bool is_portable;
+    bool is_combined;
+    PyObject *made = cm_fast_kind(state, kind, args, nargs, kwnames);
+    if (CM_LIKELY(made != NULL) || PyErr_Occurred()) {
+        return made;
+    }
+    if (cm_args_parse(function, args, nargs, kwnames, names, 2, 1, values) < 0
+        || cm_arg_flag(values[3], "portable", true, &is_portable) < 0
+        || cm_arg_flag(values[4], "write_combined", false, &is_combined) < 0) {
+        return NULL;
+    }
+    request asked = {.shape = values[0],
+                     .dtype = values[1],
+                     .order = values[2],
+                     .device = values[5],
+                     .pool = values[6],
+                     .kind = kind,
+                     .flags = cm_kinds[kind].flags};
+    if (!is_portable) {
+        asked.flags &= ~(unsigned)CM_HOST_ALLOC_PORTABLE;
+    }
+    if (is_combined) {
+        asked.flags |= CM_HOST_ALLOC_WRITE_COMBINED;
+    }
+    return allocate(state, &asked);
+}
+
+KEYWORDED(empty_pinned)
+{
+    return empty_on_host(module, "empty_pinned", CM_KIND_PINNED, args, nargs, kwnames);
+}
+
+KEYWORDED(empty_mapped)
+{
+    return empty_on_host(module, "empty_mapped", CM_KIND_MAPPED, args, nargs, kwnames);
+}
+
+/* Whom managed memory is attached to at first; not given: to all. */
+static int
+read_attach(PyObject *object, unsigned *out)
+{
+    *out = CM_MANAGED_GLOBAL;
+    if (object == NULL) {
+        return 0;
+    }
+    if (PyUnicode_Check(object)) {
+        if (PyUnicode_CompareWithASCIIString(object, "global") == 0) {
+            return 0;
+        }
+        if (PyUnicode_CompareWithASCIIString(object, "host") == 0) {
+            *out = CM_MANAGED_HOST;
+            return 0;
+        }
+    }
+    return cm_package_refuse(
+        "extension.arguments", "refuse_choice",
+        Py_BuildValue("(Oss)", object, "attach", "\"global\" or \"host\""));
+}
+
+KEYWORDED(empty_managed)
+{
+    static const char *const names[] = {"shape",  "dtype", "order", "attach",
+                                        "device", "pool",  NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[6];
+    PyObject *made = cm_fast_kind(state, CM_KIND_MANAGED, args, nargs, kwnames);
+    if (CM_LIKELY(made != NULL) || PyErr_Occurred()) {
+        return made;
+    }
+    request asked = {.kind = CM_KIND_MANAGED};
+    if (cm_args_parse("empty_managed", args, nargs, kwnames, names, 2, 1, values) < 0
+        || read_attach(values[3], &asked.flags) < 0) {
+        return NULL;
+    }
+    asked.shape = values[0];
+    asked.dtype = values[1];
+    asked.order = values[2];
+    asked.device = values[4];
+    asked.pool = values[5];
+    return allocate(state, &asked);
+}
+
+KEYWORDED(empty_device)
+{
+    static const char *const names[] = {"shape",  "dtype", "order", "device",
+                                        "stream", "pool",  NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[6];
+    PyObject *made = cm_fast_kind(state, CM_KIND_DEVICE, args, nargs, kwnames);
+    if (CM_LIKELY(made != NULL) || PyErr_Occurred()) {
+        return made;
+    }
+    if (cm_args_parse("empty_device", args, nargs, kwnames, names, 2, 1, values) < 0) {
+        return NULL;
+    }
+    request asked = {.shape = values[0],
+                     .dtype = values[1],
+                     .order = values[2],
+                     .device = values[3],
+                     .stream = values[4],
+                     .pool = values[5],
+                     .kind = CM_KIND_DEVICE,
+                     .flags = cm_kinds[CM_KIND_DEVICE].flags};
+    return allocate(state, &asked);
+}
 
 /* -- table ------------------------------------------------------------------------------ */
 
 #define CONSTRUCTOR(name) {#name, CM_METHOD(name), CM_KEYWORDS, CM_DOC_##name}
 
 PyMethodDef cm_constructor_methods[] = {
-    CONSTRUCTOR(empty),        CONSTRUCTOR(empty_pinned),
-    CONSTRUCTOR(empty_mapped), CONSTRUCTOR(empty_managed),
-    CONSTRUCTOR(empty_device), {"_allocate", allocate, METH_VARARGS, CM_DOC__allocate},
+    CONSTRUCTOR(empty),
+    CONSTRUCTOR(empty_pinned),
+    CONSTRUCTOR(empty_mapped),
+    CONSTRUCTOR(empty_managed),
+    CONSTRUCTOR(empty_device),
+    {"_allocate", allocate_for_package, METH_VARARGS, CM_DOC__allocate},
     {NULL, NULL, 0, NULL},
 };

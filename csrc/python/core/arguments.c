@@ -127,6 +127,29 @@ cm_arg_int64(PyObject *object, const char *name, int64_t *out)
 }
 
 int
+cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out)
+{
+    *out = fallback;
+    if (object == NULL) {
+        return 0;
+    }
+    int truth = -1;
+    if (!PyUnicode_Check(object) && !PyBytes_Check(object)) {
+        truth = PyObject_IsTrue(object);
+        if (truth < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)
+            && !PyErr_ExceptionMatches(PyExc_ValueError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* an array of many elements has no truth */
+    }
+    if (truth < 0) {
+        return cm_arg_refuse(object, name, "true or false");
+    }
+    *out = truth > 0;
+    return 0;
+}
+
+int
 cm_arg_check_range(int value, const char *name, int least, int end)
 {
     if (value >= least && value < end) {

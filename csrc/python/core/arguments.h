@@ -95,6 +95,9 @@ int cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
 int cm_arg_order(PyObject *object, const char *name, const char *letters, char fallback,
                  char *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
+/* By its truth, as Python reads flags; `fallback` where it is not given. A text is a
+ * TypeError: it is always true, also "no". */
+int cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out);
 /* What the package passes as a plain number and C uses as an index: ValueError unless
  * least <= value < end. */
 int cm_arg_check_range(int value, const char *name, int least, int end);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The usual allocation, from a warm pool with the usual arguments, at the cost of a few
- * dozen instructions. Whatever is unusual takes the long way through the package
- * (cumem/extension/allocating.py), which does the same. */
+ * dozen instructions. Whatever is unusual takes the long way (copy/constructors.c),
+ * which does the same. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/storage.h"
 #include "python/core/arguments.h"
@@ -179,17 +179,17 @@ take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
 /* What was asked for: the arguments in the slots of their names, of which the shape has
  * been read. That may run Python code, of an __index__(), and so comes before a look at
  * anything that such code could change. */
-typedef struct request {
+typedef struct fast_request {
     PyObject *values[SLOT_COUNT];
     int ndim;
     int64_t shape[CM_MAX_NDIM];
-} request;
+} fast_request;
 
 /* The same for what is not warm: any dtype and any number of dimensions, a size that
  * the pool has not at hand, more buffers than are kept. Python code may run: what is
  * used is held. */
 CM_COLD static PyObject *
-make_cold(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
+make_cold(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *asked)
 {
     cm_region like;
     fast_plan plan = {.pool = pool};
@@ -220,7 +220,7 @@ make_cold(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
 }
 
 static CM_INLINE PyObject *
-make_warm(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
+make_warm(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *asked)
 {
     fast_plan plan = {.pool = pool, .ndim = asked->ndim, .shape = asked->shape};
     if (asked->ndim > CM_FEW_NDIM
@@ -237,7 +237,7 @@ make_warm(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
 }
 
 static CM_INLINE PyObject *
-make_from(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
+make_from(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *asked)
 {
     if (pool == NULL) {
         return NULL;
@@ -252,7 +252,8 @@ make_from(cm_state *state, cm_kind kind, cm_pool *pool, const request *asked)
 /* The same where blocks were entered, or a device or pool is given: what is current in
  * this context is looked up first, since Python code may run. */
 CM_COLD static PyObject *
-make_current(cm_state *state, cm_kind kind, const cm_pool_object *given, request *asked)
+make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
+             fast_request *asked)
 {
     PyObject **values = asked->values;
     int device = given != NULL ? given->config.device : 0;
@@ -298,7 +299,7 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given, request
 }
 
 static CM_INLINE PyObject *
-fast_empty(cm_state *state, cm_kind kind, request *asked)
+fast_empty(cm_state *state, cm_kind kind, fast_request *asked)
 {
     PyObject *const *values = asked->values;
     PyObject *object = values[CM_WORD_pool];
@@ -321,7 +322,7 @@ fast_empty(cm_state *state, cm_kind kind, request *asked)
 }
 
 static CM_INLINE int
-read_shape(request *asked)
+read_shape(fast_request *asked)
 {
     PyObject *shape = asked->values[CM_WORD_shape];
     if (CM_LIKELY(cm_arg_try_shape(shape, &asked->ndim, asked->shape))) {
@@ -336,7 +337,7 @@ PyObject *
 cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    request asked;
+    fast_request asked;
     if (!find_arguments(state, args, nargs, kwnames, 2, asked.values)
         || asked.values[CM_WORD_kind] != NULL || read_shape(&asked) < 0) {
         return NULL;
@@ -347,7 +348,7 @@ cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t na
 PyObject *
 cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    request asked;
+    fast_request asked;
     if (!find_arguments(state, args, nargs, kwnames, 3, asked.values)
         || read_shape(&asked) < 0) {
         return NULL;
