@@ -3,6 +3,7 @@
 CUMEM_CUDA_HOME=/path       take the headers and libcudart_static.a of this toolkit
 CUMEM_DEBUG=1               invariant checks, no optimisation, symbols kept, -Werror
 CUMEM_SANITIZE=address,undefined (or thread)
+CUMEM_TRACE=1               no optimisation, functions tell that they run (make trace)
 CUMEM_LIMITED_API=0         build for this Python version alone
 """
 
@@ -19,6 +20,7 @@ from setuptools.command.build_ext import build_ext
 
 FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
 DEBUG = os.environ.get("CUMEM_DEBUG", "0") != "0"
+TRACE = os.environ.get("CUMEM_TRACE", "0") != "0"
 LIMITED = os.environ.get("CUMEM_LIMITED_API", "1") != "0"
 LIMITED &= not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -66,7 +68,8 @@ class BuildExt(build_ext):
         self.compiler.compile = compile_each
         super().build_extensions()
         # `python -m cumem` in the checkout finds the checkout's package: let it be whole.
-        if not self.inplace and not getattr(self, "editable_mode", False):
+        keeps = TRACE or self.inplace or getattr(self, "editable_mode", False)
+        if not keeps:
             self.copy_file(self.get_ext_fullpath("cumem._core"), "cumem")
 
 
@@ -87,10 +90,14 @@ fast = [
 ]
 if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if s]:
     sanitize.append("-fno-omit-frame-pointer")
+if TRACE:
+    fast = ["-O0", "-g1", "-gdwarf-4", "-finstrument-functions"]
 flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else [] if sanitize else fast
-link = ["-Wl,--exclude-libs,ALL", *([] if DEBUG or sanitize else ["-Wl,-s", *fast])]
+link = ["-Wl,--exclude-libs,ALL"]
+link += [] if DEBUG or sanitize or TRACE else ["-Wl,-s", *fast]
 run_path("csrc/headers.py")["write"](Path("build"))
-core = Extension("cumem._core", sorted(map(str, Path("csrc").rglob("*.c"))))
+sources = sorted(map(str, Path("csrc").rglob("*.c")))
+core = Extension("cumem._core", sources + ["benchmarks/trace.c"] * TRACE)
 core.include_dirs, core.define_macros = ["csrc", "build"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
 core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED

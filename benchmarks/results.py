@@ -73,6 +73,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "transfer": ("csrc/transfer", "csrc/runtime/cuda*"),
     "threads": ("csrc/transfer", "csrc/python/copy"),
     "torture": ("csrc",),
+    "trace": ("csrc", "cumem"),
     "versions": ("csrc",),
     "views": ("csrc/python/buffer", "csrc/python/pool", "csrc/python/core/arguments.c"),
     "two-gpus": ("csrc/transfer/plan", "csrc/transfer/device", "csrc/transfer/routes"),

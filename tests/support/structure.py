@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import json
 import re
 import sys
 import tomllib
@@ -871,6 +872,30 @@ MEASURES: dict[str, Callable[[], list[str]]] = {
     )
 }
 
+#: What benchmarks/trace_calls.py says of the build that it traces: tests/test_trace.py.
+TRACED = (
+    *("rooms_of_numpy_to_device_256", "rooms_of_pinned_to_pinned_256"),
+    *("rooms_of_on_a_stream_256", "rooms_of_fill", "rooms_of_numpy_to_device_large"),
+    *("rooms_of_prefetch", "python_functions_on_the_way"),
+)
+
+
+def traced(calls: dict[str, Any]) -> dict[str, list[str]]:
+    """What the measures of TRACED find in the results of a trace."""
+    found = {
+        name: list(calls[name.removeprefix("rooms_of_")]["moves_into"])
+        for name in TRACED
+        if name.startswith("rooms_of_")
+    }
+    found["python_functions_on_the_way"] = [
+        f"{name}: {function}"
+        for name, call in calls.items()
+        if f"rooms_of_{name}" in TRACED and name != "prefetch"
+        for function in call["in_python"]
+    ]
+    return found
+
+
 # -- debts -----------------------------------------------------------------------------
 
 
@@ -902,7 +927,7 @@ def read_reasons(text: str) -> set[tuple[str, int]]:
     return {(row["name"], row["today"]) for row in rows if row["why"]}
 
 
-def judge(name: str, found: list[str], debt: Debt) -> str | None:
+def judge(name: str, found: list[str], debt: Debt, by: str = "--lower") -> str | None:
     """What is wrong with the figure of a measure, and what to type; None: nothing."""
     figure = len(found)
     if figure > debt.today:
@@ -916,7 +941,7 @@ def judge(name: str, found: list[str], debt: Debt) -> str | None:
     if lowest < debt.today:
         return (
             f"{name} is {figure} by now: write `today = {lowest}` under [{name}] in "
-            "tests/debts.toml, or run `python tests/support/structure.py --lower`, so "
+            f"tests/debts.toml, or run `python tests/support/structure.py {by}`, so "
             "that it stays there"
         )
     return None
@@ -958,6 +983,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="the measures of the structure")
     parser.add_argument("name", nargs="?", choices=MEASURES, help="print what it finds")
     parser.add_argument("--lower", action="store_true", help="write lower figures")
+    parser.add_argument(
+        "--trace", type=Path, help="results of benchmarks/trace_calls.py"
+    )
     options: Any = parser.parse_args()
     if options.name:
         print(*MEASURES[options.name](), sep="\n")
@@ -965,6 +993,9 @@ def main() -> int:
     text = DEBTS.read_text(encoding="utf-8")
     debts = read_debts(text)
     figures = {name: len(measure()) for name, measure in MEASURES.items()}
+    if options.trace:
+        calls = json.loads(options.trace.read_text(encoding="utf-8"))["calls"]
+        figures |= {name: len(found) for name, found in traced(calls).items()}
     for name, figure in figures.items():
         debt = debts.get(name)
         said = f"debt {debt.today:4}, goal {debt.goal:4}" if debt else "no debt"
