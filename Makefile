@@ -36,7 +36,8 @@ PYTHON_FLAGS = -DNPY_TARGET_VERSION=NPY_1_22_API_VERSION \
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-all asan debug check check-c check-cuda warnings lint style tidy \
-	format types examples check-aarch64 c-programs mutants stale docs bench gpu pythons clean
+	format types examples check-aarch64 c-programs mutants stale docs bench gpu pythons \
+	trace clean
 
 help: ## list the targets
 	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s%s\n", $$1, $$2}' Makefile
@@ -242,6 +243,10 @@ stale: ## list figures of the docs that are older than the code that they are ab
 # warnings would be no errors.
 docs: ## build the documentation site into build/site, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+# TRACE_ARGS="--call fill" lists the functions of one, TRACE_ARGS="--json FILE" keeps them.
+trace: build/cuda12/.stamp ## count the files that calls of users pass, on an own build
+	$(PYTHON) benchmarks/trace_calls.py $(TRACE_ARGS)
 
 bench: ## measure this machine
 	$(PYTHON) -m cumem bench
