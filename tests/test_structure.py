@@ -13,9 +13,12 @@ from support import structure
 from support.rules import check_none
 from support.structure import Debt
 
-pytestmark = pytest.mark.skipif(
-    not structure.CSRC.is_dir(), reason="the C sources are not beside the tests"
-)
+pytestmark = [
+    pytest.mark.any_python,
+    pytest.mark.skipif(
+        not structure.CSRC.is_dir(), reason="the C sources are not beside the tests"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

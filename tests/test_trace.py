@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from support import structure
 PROGRAM = structure.ROOT / "benchmarks" / "trace_calls.py"
 
 pytestmark = [
+    pytest.mark.any_python,
     pytest.mark.timeout(1200),  # it may build the whole extension
     pytest.mark.skipif(
         not (structure.ROOT / "setup.py").is_file(),
@@ -46,6 +48,7 @@ def calls(tmp_path_factory) -> dict[str, Any]:
     for tool in ("gcc", "addr2line"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not here")
+    faulthandler.cancel_dump_traceback_later()  # a build takes long, and does not hang
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     command = [sys.executable, str(PROGRAM), "--nbytes", str(64 << 20), "--json", path]
     done = subprocess.run(command, capture_output=True, text=True)
