@@ -438,8 +438,11 @@ def main() -> int:
             if not name.startswith("CUMEM_") or name == "CUMEM_BACKEND"
         }
         environment = {"CUMEM_BACKEND": "emulated", **environment}
-        environment |= {"CUMEM_EMULATED_DELAY_US": "0", "PYTHONPATH": str(BUILD)}
-        environment["PYTHONSAFEPATH"] = "1"
+        environment |= {
+            "CUMEM_EMULATED_DELAY_US": "0",
+            "CUMEM_EMULATED_MEMORY": "4 GiB",
+        }
+        environment |= {"PYTHONPATH": str(BUILD), "PYTHONSAFEPATH": "1"}
         command = [sys.executable, __file__, "--traced", *sys.argv[1:]]
         return subprocess.run(command, env=environment).returncode
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
