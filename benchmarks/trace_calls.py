@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import subprocess
@@ -73,26 +74,33 @@ def is_fresh() -> bool:
 
 def build() -> None:
     """Build it where that is needed; the package beside it is the tree's own."""
-    if not is_fresh():
-        # Where make has put the headers of CUDA, if it has.
-        path = os.pathsep.join([str(HEADERS), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "CUMEM_TRACE": "1", "PYTHONPATH": path}
-        environment |= {"CUMEM_DEBUG": "0", "CUMEM_SANITIZE": ""}
-        places = ("--build-lib", str(BUILD), "--build-temp", str(BUILD / "temp"))
-        done = subprocess.run(
-            [sys.executable, "setup.py", "-q", "build_ext", *places],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit(f"the build failed:\n{done.stdout}{done.stderr}")
-    for path in (ROOT / "cumem").iterdir():
-        if path.suffix != ".so" and path.name != "__pycache__":
-            beside = BUILD / "cumem" / path.name
-            with contextlib.suppress(FileExistsError):
-                beside.symlink_to(path)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would take the same objects
+        if not is_fresh():
+            compile_all()
+        for path in (ROOT / "cumem").iterdir():
+            if path.suffix != ".so" and path.name != "__pycache__":
+                with contextlib.suppress(FileExistsError):
+                    (BUILD / "cumem" / path.name).symlink_to(path)
+
+
+def compile_all() -> None:
+    """Run setup.py, which compiles every file of C."""
+    # Where make has put the headers of CUDA, if it has.
+    path = os.pathsep.join([str(HEADERS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "CUMEM_TRACE": "1", "PYTHONPATH": path}
+    environment |= {"CUMEM_DEBUG": "0", "CUMEM_SANITIZE": ""}
+    places = ("--build-lib", str(BUILD), "--build-temp", str(BUILD / "temp"))
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", *places],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"the build failed:\n{done.stdout}{done.stderr}")
 
 
 # -- the trace of one call -------------------------------------------------------------
