@@ -1088,6 +1088,8 @@ class DeviceBuffer(Buffer):
     def kind(self) -> Literal["device"]: ...
     @property
     def device(self) -> Device: ...
+    # The host has no view of it: the call always raises, and type checkers refuse it.
+    def numpy(self: _HostUsable) -> NDArray[Any]: ...  # type: ignore[misc]
 
     __dlpack_c_exchange_api__: ClassVar[object]
 

@@ -44,7 +44,8 @@ def run(path: Path) -> Any:
     notebook.metadata["language_info"] = {"name": "python"}
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
-        cell.metadata = {}
+        tags = cell.metadata.get("tags")  # such as one that has types not checked
+        cell.metadata = {} if tags is None else {"tags": tags}
         for output in cell.get("outputs", ()):
             output.get("metadata", {}).clear()
             data = output.get("data", {})

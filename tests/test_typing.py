@@ -26,9 +26,10 @@ pytestmark = pytest.mark.any_python
 ROOT = Path(__file__).parent.parent
 
 CONSTRUCTORS = """
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cumem
 
@@ -71,6 +72,28 @@ async def wait(event: cumem.Event, transfer: cumem.Transfer) -> None:
 
 
 array = np.from_dlpack(table)
+assert_type(table[0], cumem.ManagedBuffer)
+assert_type(table[:, 1:3].T.reshape(-1), cumem.ManagedBuffer)
+assert_type(table.astype("i4").view("u1"), cumem.ManagedBuffer)
+assert_type(np.asarray(table), NDArray[Any])
+assert_type(table.dtype.itemsize * table.size, int)
+for row in cumem.zeros((3, 3), kind="pinned"):
+    assert_type(row, cumem.PinnedBuffer)
+
+
+def either(buf: cumem.Buffer) -> NDArray[Any]:
+    if isinstance(buf, cumem.DeviceBuffer):
+        buf.numpy()  # wrong
+        return buf.to_numpy()
+    return buf.numpy()
+
+
+def text(kind: str) -> None:
+    cumem.zeros(4, kind=kind)  # wrong
+
+
+cumem.zeros(4).numpy()  # wrong
+cumem.zeros(4)[1:].numpy()  # wrong
 cumem.emtpy(3)  # wrong
 cumem.zeros(4, kind="host")  # wrong
 cumem.zeros(4).device_ptr  # wrong
@@ -104,6 +127,16 @@ def allocate(any_pool: cumem.Pool, kind: cumem.Kind) -> None:
 
 
 allocate(pool, "device")
+for each in cumem.stats().pools:
+    assert_type(each.kind, cumem.Kind)
+    cumem.default_pool(each.kind).trim()
+assert_type(pool.snapshot().kind, cumem.Kind)
+for living in cumem.live().buffers:
+    assert_type(living.nbytes, int)
+try:
+    pool.allocate(1 << 50)
+except cumem.OutOfMemoryError as error:
+    assert_type(error.kind, cumem.Kind | None)
 cumem.Pool("host")  # wrong
 cumem.Pool("pinned", limits=3)  # wrong
 """
@@ -136,6 +169,27 @@ assert_type(cumem.fromfile("x", pool=cumem.Pool("managed")), cumem.ManagedBuffer
 array: NDArray[np.float32] = np.ones(4, "f4")
 assert_type(cumem.fromfile("x", out=array), NDArray[np.float32])
 assert_type(cumem.load("x.npy", out=array), NDArray[np.float32])
+assert_type(cumem.load("x.npy"), cumem.DeviceBuffer | Any)
+assert_type(cumem.load("x.npy", kind="pinned").numpy(), NDArray[Any] | Any)
+assert_type(cumem.load("x", pool=cumem.Pool("managed")), cumem.ManagedBuffer | Any)
+with cumem.load("x.npz", kind="mapped") as members:
+    assert_type(members["a"], cumem.MappedBuffer | Any)
+locked: cumem.PinnedBuffer = cumem.load("x.npy", kind="pinned")
+archive: cumem.NpzDict[cumem.PinnedBuffer] = cumem.load("x.npz", kind="pinned")
+assert_type(archive.files, list[str])
+assert_type(archive["a"], cumem.PinnedBuffer)
+loaded = cumem.load("x")
+if isinstance(loaded, cumem.NpzDict):
+    print(loaded.files)
+else:
+    print(loaded.to_numpy())
+
+
+def archived(path: str, kind: cumem.Kind) -> cumem.NpzDict[cumem.DeviceBuffer]:
+    assert_type(cumem.load(path, kind=kind), cumem.Buffer | Any)
+    return cumem.load(path)
+
+
 some = cumem.load("x.npz", names=["a"], kind="pinned")
 assert_type(some["a"], cumem.PinnedBuffer)
 cumem.savez("y.npz", **some)
@@ -156,14 +210,17 @@ def either(is_mapped: bool, kind: cumem.Kind, some: cumem.SafetensorsDict) -> No
 
 
 either(True, "pinned", weights)
+cumem.load("x.npy").numpy()  # wrong
+cumem.load("x.npy", kind="pinned").nunpy()  # wrong
+other: cumem.PinnedBuffer = cumem.load("x.npy", kind="mapped")  # wrong
 cumem.load_safetensors(path, framework="pt")  # wrong
 cumem.savez("y.npz", fsync="yes")  # wrong
 """
 
 TREES = """
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, assert_type
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, assert_type
 
 import numpy as np
 import torch
@@ -174,8 +231,20 @@ import cumem
 F4 = NDArray[np.float32]
 
 
+T = TypeVar("T")
+
+
 @dataclass
 class Batch:
+    x: torch.Tensor
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Named(TypedDict):
     x: torch.Tensor
 
 
@@ -205,6 +274,33 @@ def kept(
         assert_type(pair, tuple[torch.Tensor, torch.Tensor])
     for batch in cumem.prefetch(batches):
         assert_type(batch, Batch)
+
+
+def named(pairs: Iterable[Pair], mappings: Iterable[Named]) -> None:
+    for pair in cumem.prefetch(pairs):
+        assert_type(pair, Pair)
+    for mapping in cumem.prefetch(mappings):
+        assert_type(mapping, Named)
+
+
+class Loader(Generic[T]):
+    def __iter__(self) -> Iterator[T]:
+        raise NotImplementedError
+
+
+def what_iteration_gives(
+    loader: torch.DataLoader[tuple[torch.Tensor, int]],
+    own: Loader[tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    # PyTorch says Any of its own: a collate function decides, and the default one makes
+    # lists of tuples, and tensors of numbers.
+    for batch in loader:
+        assert_type(batch, Any)
+    for x, y in cumem.prefetch(loader):
+        assert_type(x, Any)
+        assert_type(y, Any)
+    for pair in cumem.prefetch(own):
+        assert_type(pair, tuple[torch.Tensor, torch.Tensor])
 
 
 def unknown(
@@ -240,6 +336,7 @@ def moved(array: F4, state: dict[str, torch.Tensor], unknown: dict[str, Any]) ->
 def cut(data: cumem.ManagedBuffer) -> None:
     for rows, tile in cumem.tiles(data, "1 MiB"):
         tile.fill(rows.start)
+        assert_type(rows.start, int)
     for places, tile in cumem.tiles(data, (16, 16)):
         tile.fill(places[0].start)
 
@@ -248,6 +345,78 @@ with cumem.prefetch([np.ones(3)]).__iter__() as batches:
     assert_type(next(batches), cumem.DeviceBuffer)
 for row in cumem.prefetch([np.ones(3)]):
     row.numpy_array()  # wrong
+"""
+
+PIPELINES = """
+import asyncio
+from typing import Any, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cumem
+from cumem import DeviceBuffer, Stream
+
+F4 = NDArray[np.float32]
+
+
+def filling(x: DeviceBuffer, y: DeviceBuffer, stream: Stream) -> None:
+    y[...] = x
+
+
+def counting(x: DeviceBuffer, y: None, stream: Stream) -> float:
+    return len(x)
+
+
+def both(x: DeviceBuffer, y: DeviceBuffer | None, stream: Stream) -> int:
+    return len(x)
+
+
+def run(data: F4, out: cumem.PinnedBuffer, untyped: Any, maybe: F4 | None) -> None:
+    assert_type(cumem.pipeline(filling, data, data), F4)
+    assert_type(cumem.pipeline(filling, data, out, "1 MiB", streams=2), cumem.PinnedBuffer)
+    assert_type(cumem.pipeline(counting, data, rows=4), list[float])
+    assert_type(cumem.pipeline(lambda x, y, stream: len(x), data), list[int])
+    assert_type(cumem.pipeline(both, data), list[int])
+    assert_type(cumem.pipeline(both, data, out), cumem.PinnedBuffer)
+    assert_type(cumem.pipeline(filling, data, untyped), Any)
+    print(cumem.pipeline(both, data, maybe))
+    cumem.pipeline(filling, data)  # wrong
+    cumem.pipeline(counting, data, out)  # wrong
+    cumem.pipeline(both, data, outs=out)  # wrong
+
+
+def pieces(data: F4) -> None:
+    for part, chunk in cumem.chunks(data, rows=4):
+        assert_type(part.start + part.stop, int)
+        assert_type(chunk, DeviceBuffer)
+    with cumem.chunks("x.npy", "1 MiB") as iterator:
+        assert_type(next(iterator)[1], DeviceBuffer)
+
+
+async def ahead(data: F4, transfer: cumem.Transfer, event: cumem.Event) -> None:
+    async for _, chunk in cumem.chunks(data):
+        assert_type(chunk, DeviceBuffer)
+    async for batch in cumem.prefetch([data]):
+        assert_type(batch, DeviceBuffer)
+    assert_type(await cumem.copy_async(cumem.empty(3), data), None)
+    await asyncio.gather(transfer, event)
+
+
+@cumem.tag("step")
+def step(count: int) -> str:
+    return str(count)
+
+
+assert_type(step(3), str)
+with cumem.record() as record, cumem.tag("load"):
+    assert_type(record, cumem.Record)
+with cumem.Device(0) as device, cumem.Stream() as stream:
+    assert_type(device, cumem.Device)
+    assert_type(stream, Stream)
+assert_type(cumem.collate_pinned, cumem.PinnedCollate)
+assert_type(cumem.memory_info("host"), cumem.HostMemory)
+assert_type(cumem.memory_info().free, int)
 """
 
 #: In the place of PyTorch, which is not there, or takes a minute.
@@ -281,6 +450,7 @@ def test_programs_of_users_have_the_types_that_they_expect(
         "pools": POOLS,
         "files": FILES,
         "trees": TREES,
+        "pipelines": PIPELINES,
     }
     wrong = set()
     for name, text in texts.items():
@@ -289,9 +459,12 @@ def test_programs_of_users_have_the_types_that_they_expect(
         wrong |= {(name, n) for n, line in lines if line.endswith("# wrong")}
     (tmp_path / "typings").mkdir()
     (tmp_path / "typings" / "torch.pyi").write_text(TORCH)
+    # Where a library or its type cannot be imported nothing becomes unknown by that.
+    (tmp_path / "typings" / "jax.pyi").touch()
     # As where the package is installed, what is wrong within it is not told.
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-cumem.*]\nignore_errors = True\n")
     settings = {"include": ["*.py"], "extraPaths": [str(ROOT)]}
+    settings |= {"typeCheckingMode": "strict", "reportUnusedVariable": False}
     settings |= {"reportUnusedExpression": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     files = [f"{name}.py" for name in texts] if checker == "mypy" else []
@@ -308,6 +481,31 @@ def test_programs_of_users_have_the_types_that_they_expect(
     error = re.compile(r"(\w+)\.py:(\d+)(?::\d+)?(?: -|:) error")
     found = {(each[1], int(each[2])) for each in error.finditer(said)}
     assert wrong == found, said
+
+
+def test_type_of_every_public_symbol_is_known() -> None:
+    """A strict checker complains of each use of one that is not, in the user's program."""
+    pytest.importorskip("pyright")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pyright", "--verifytypes", "cumem"),
+            # NumPy's own types, which are not all known, are not counted.
+            *("--ignoreexternal", "--outputjson"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    said = json.loads(done.stdout)["typeCompleteness"]
+    assert said["packageRootDirectory"] == str(ROOT / "cumem")
+    unknown = {
+        each["name"]: [told["message"] for told in each["diagnostics"]]
+        for each in said["symbols"]
+        if each["isExported"] and (not each["isTypeKnown"] or each["isTypeAmbiguous"])
+    }
+    assert not unknown
+    assert said["completenessScore"] == 1
 
 
 def test_public_kind_has_the_names_of_all_kinds() -> None:
@@ -409,11 +607,13 @@ def test_examples_of_docstrings_are_functions_where_they_stand(
 def test_cells_of_a_notebook_are_told_by_their_numbers(examples: ModuleType) -> None:
     text = (
         '{"cells": [{"cell_type": "markdown", "source": "x"}, {"cell_type": "code", '
-        '"source": ["%load_ext cumem\\n", "y = 1"]}]}'
+        '"metadata": {}, "source": ["%load_ext cumem\\n", "y = 1"]}, {"cell_type": "code",'
+        '"metadata": {"tags": ["a", "not type checked: it fails"]}, "source": ["y.z"]}]}'
     )
-    program, places = examples.of_notebook(text)
+    program, places, opted_out = examples.of_notebook(text)
     assert program.splitlines()[1:] == ["...", "y = 1"]
     assert places == ["", "cell 2, line 1", "cell 2, line 2"]
+    assert opted_out == ["cell 3: it fails"]
 
 
 def test_libraries_of_examples_are_any_with_their_submodules(

@@ -14,6 +14,8 @@ the page do not see, and an example that is not to be checked says why::
     <!-- given import torch; loader: Iterable[torch.Tensor]; model: torch.nn.Module -->
     <!-- not type checked: it shows what a type checker refuses -->
 
+A cell of a notebook has a tag for it: ``not type checked: it shows …``.
+
 In the program of a page each line has the number that it has on the page, so that what the
 checkers say leads there.
 
@@ -49,6 +51,7 @@ PREAMBLE = (
 DOCSTRING_PREAMBLE = f"{PREAMBLE}; import cumem; import numpy; import torch"
 
 OPT_OUT = re.compile(r"^<!-- not type checked: (?P<reason>\S.*) -->$")
+TAG = re.compile(r"^not type checked: (?P<reason>\S.*)$")
 BLOCK = re.compile(r"^(?P<fence>`{3,})python\n(?P<code>.*?)^(?P=fence)$", re.S | re.M)
 GIVEN = re.compile(r"^<!-- given (?P<names>.*?)-->$", re.S | re.M)
 #: Lines that IPython alone reads.
@@ -138,17 +141,23 @@ def of_docstrings(text: str) -> Page:
     return page
 
 
-def of_notebook(text: str) -> tuple[str, list[str]]:
-    """The program of a notebook, and where each of its lines is."""
-    lines, places = [PREAMBLE], [""]
+def of_notebook(text: str) -> tuple[str, list[str], list[str]]:
+    """The program of a notebook, where each of its lines is, and the cells that opt out:
+    by a tag, which readers do not see.
+    """
+    lines, places, opted_out = [PREAMBLE], [""], []
     for number, cell in enumerate(json.loads(text)["cells"], 1):
         if cell["cell_type"] != "code":
+            continue
+        tags = map(TAG.match, cell["metadata"].get("tags", ()))
+        if reasons := [tag["reason"] for tag in tags if tag is not None]:
+            opted_out.append(f"cell {number}: {reasons[0]}")
             continue
         source = MAGIC.sub("...", "".join(cell["source"]))
         for line, code in enumerate(source.splitlines(), 1):
             lines.append(code)
             places.append(f"cell {number}, line {line}")
-    return "\n".join(lines) + "\n", places
+    return "\n".join(lines) + "\n", places, opted_out
 
 
 def imported(program: str) -> Iterator[str]:
@@ -190,7 +199,8 @@ class Programs:
         origin = os.path.relpath(path, ROOT)
         places = None
         if path.suffix == ".ipynb":
-            program, places = of_notebook(text)
+            program, places, cells = of_notebook(text)
+            self.opted_out += [f"{origin}:{each}" for each in cells]
         elif path.suffix == ".md":
             page = of_page(text)
             program = page.program()
