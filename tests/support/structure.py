@@ -417,7 +417,7 @@ FLAT: dict[str, tuple[str, ...]] = {
         *("_optional_types", "extension"),
     ),
     "buffers": (
-        *("constructors", "extension.allocating", "extension.arguments"),
+        *("constructors", "extension.arguments"),
         *("extension.casting", "extension.filling", "extension.flags"),
         *("extension.hints", "extension.texts", "extension.values"),
         "extension.views",
