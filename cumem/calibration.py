@@ -14,7 +14,7 @@ from typing import Any
 from cumem import _core, measuring
 from cumem.answers import Answer
 from cumem.devices import Device, driver_version
-from cumem.extension.arguments import read_flag
+from cumem.extension.arguments import hinting, read_flag
 from cumem.files import open_regular, replacing
 from cumem.units import format_nbytes, format_rate, format_seconds
 from cumem.variables import read_switch
@@ -77,6 +77,7 @@ def _text(name: str, value: float) -> str:
     return format_rate(value, 1.0) if value > 0 else "-"
 
 
+@hinting
 def calibrate(device: object = None, *, again: bool = False) -> Calibration:
     """Measure this machine, or find what was measured before, and copy accordingly.
 

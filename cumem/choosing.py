@@ -16,6 +16,7 @@ from cumem.bench.cases import Result
 from cumem.bench.report import Report
 from cumem.calibration import has_kept, kept_path, machine_key
 from cumem.devices import Device
+from cumem.extension.arguments import hinting
 from cumem.files import open_regular
 from cumem.memory import get_limit, memory_info
 from cumem.units import fit, format_nbytes, format_seconds, read_count, read_size
@@ -102,6 +103,7 @@ class _Question:
     device: Device
 
 
+@hinting
 def recommend(
     nbytes: SupportsIndex | str,
     *,

@@ -14,6 +14,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.errors import is_of_fork
+from cumem.extension.arguments import hinting
 from cumem.extension.foreign_memory import refuse_masked
 from cumem.ring import Ring, Shortage
 from cumem.structures import (
@@ -473,6 +474,7 @@ class PinnedCollate:
     _ring: Ring
     _failure: OSError | None = None  # why there is no ring as it should be
 
+    @hinting
     def __init__(
         self,
         slots: SupportsIndex = 128,

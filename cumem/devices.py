@@ -256,6 +256,7 @@ def current_of_torch(about: object) -> int:
     return int(cuda.current_device())
 
 
+@hinting
 def synchronize(device: object = None) -> None:
     """Wait until everything queued on a device so far is done.
 

@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 from cumem import _core
 from cumem.answers import Answer
-from cumem.extension.arguments import read_flag
+from cumem.extension.arguments import hinting, read_flag
 from cumem.kinds import is_on_device
 from cumem.units import format_nbytes, terminal_width
 
@@ -101,6 +101,7 @@ class Explanation(Answer):
         return page(title, facts(self._rows()))
 
 
+@hinting
 def explain(
     dst: Any,
     src: Any,

@@ -1064,6 +1064,7 @@ def _check_cut(opened: _Opened, item: Item) -> None:
         raise _CutMapError
 
 
+@hinting
 def read_ranges(
     file: File,
     ranges: Ranges,
@@ -1119,6 +1120,7 @@ def read_ranges(
         _move(opened, ranges, False, stream, number, progress)
 
 
+@hinting
 def write_ranges(
     file: File,
     ranges: Ranges,

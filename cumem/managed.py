@@ -21,7 +21,7 @@ from cumem import _core
 from cumem.answers import plain
 from cumem.devices import Device
 from cumem.errors import warn_caller
-from cumem.extension.arguments import read_flag, read_location, wrong_type
+from cumem.extension.arguments import hinting, read_flag, read_location, wrong_type
 from cumem.units import read_integer, read_size
 
 _Place = Device | str | None
@@ -139,6 +139,7 @@ def _home(buffer: _core.ManagedBuffer) -> int:
 # -- methods and properties of ManagedBuffer, which the extension calls ----------------
 
 
+@hinting
 def prefetch(
     buffer: _core.ManagedBuffer, /, to: object = None, stream: object = None
 ) -> None:
@@ -203,6 +204,7 @@ def _accessors(accessed_by: Any) -> list[tuple[int, int]]:
     ]
 
 
+@hinting
 def advise(
     buffer: _core.ManagedBuffer,
     *,
@@ -227,6 +229,7 @@ def advise(
         _core._managed(_ADVISE, (buffer,), number, where, None)
 
 
+@hinting
 def discard(buffer: _core.ManagedBuffer, stream: object = None) -> None:
     """See `ManagedBuffer.discard`."""
     _, nbytes = _span(buffer)
@@ -245,6 +248,7 @@ def discard(buffer: _core.ManagedBuffer, stream: object = None) -> None:
     where.wait(side)
 
 
+@hinting
 @contextlib.contextmanager
 def on(
     buffer: _core.ManagedBuffer, device: object = None, *, stream: object = None
@@ -397,6 +401,7 @@ def note_side(buffer: _core.Buffer, low: int, high: int, on_device: bool) -> Non
 # -- many buffers, and tiles -----------------------------------------------------------
 
 
+@hinting
 def prefetch_many(
     buffers: Iterable[_core.ManagedBuffer],
     to: object = None,
@@ -493,6 +498,7 @@ def tiles(
     ahead: SupportsIndex = ...,
     evict: bool = ...,
 ) -> Iterator[tuple[tuple[slice[int, int, Any], ...], _core.ManagedBuffer]]: ...
+@hinting
 def tiles(
     buf: _core.ManagedBuffer,
     nbytes_or_shape: SupportsIndex | str | Sequence[SupportsIndex],

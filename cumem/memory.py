@@ -22,6 +22,7 @@ from typing import (
 from cumem import _core
 from cumem.answers import Answer
 from cumem.devices import Device
+from cumem.extension.arguments import hinting
 from cumem.kinds import PAGE_LOCKED, is_on_device
 from cumem.limits import enter, leave, lock, put, read_limit, settled
 from cumem.pool_stats import stats
@@ -159,6 +160,7 @@ def memory_info(device: Literal["host"]) -> HostMemory: ...
 def memory_info(device: str) -> DeviceMemory | HostMemory: ...
 @overload
 def memory_info(device: SupportsIndex | None = None) -> DeviceMemory: ...
+@hinting
 def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     """Memory of a device as its driver sees it, or of the host.
 
@@ -222,6 +224,7 @@ def _host_memory() -> HostMemory:
 # -- limits ----------------------------------------------------------------------------
 
 
+@hinting
 def set_limit(
     kind: _core._Kind, limit: int | str | None, device: object = None
 ) -> None:
@@ -278,6 +281,7 @@ def set_limit(
             put(kind, index, nbytes)
 
 
+@hinting
 def get_limit(kind: _core._Kind, device: object = None) -> int | None:
     """How much memory of a kind cumem may hold.
 
@@ -378,6 +382,7 @@ def _runs_later(function: object) -> bool:
     )
 
 
+@hinting
 def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlock:
     """Limit how much memory of a kind cumem holds, within a ``with`` block.
 
@@ -450,6 +455,7 @@ class OutOfMemoryHook:
         return f"<cumem.OutOfMemoryHook {self._callback!r}>"
 
 
+@hinting
 def on_out_of_memory(callback: Callable[[str, int, int], object]) -> OutOfMemoryHook:
     """Have a function called when memory runs short, before an allocation fails.
 

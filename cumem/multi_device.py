@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cumem import _core
+from cumem.extension.arguments import hinting
 from cumem.extension.casting import Casting, hint
 from cumem.extension.casting import check as check_casting
 from cumem.kinds import is_on_device
@@ -495,6 +496,7 @@ def _gather(
 # -- the functions -------------------------------------------------------------------
 
 
+@hinting
 def broadcast(
     dsts: Iterable[object],
     src: object,
@@ -561,6 +563,7 @@ def broadcast(
     _broadcast(call, dsts, src)
 
 
+@hinting
 def broadcast_async(
     dsts: Iterable[object],
     src: object,
@@ -618,6 +621,7 @@ def broadcast_async(
     return _broadcast(call, dsts, src)
 
 
+@hinting
 def scatter(
     dsts: Iterable[object],
     src: object,
@@ -682,6 +686,7 @@ def scatter(
     _scatter(call, dsts, src, axis)
 
 
+@hinting
 def scatter_async(
     dsts: Iterable[object],
     src: object,
@@ -737,6 +742,7 @@ def scatter_async(
     return _scatter(call, dsts, src, axis)
 
 
+@hinting
 def gather(
     dst: object,
     srcs: Iterable[object],
@@ -802,6 +808,7 @@ def gather(
     _gather(call, dst, srcs, axis)
 
 
+@hinting
 def gather_async(
     dst: object,
     srcs: Iterable[object],

@@ -938,6 +938,7 @@ class _Exporter(Protocol):
 def savez(file: File, /, *args: object, fsync: bool = ..., **named: object) -> None: ...
 @overload  # for **arrays, of which type checkers think that one may be called fsync
 def savez(file: File, /, *args: object, **named: _Exporter) -> None: ...
+@hinting
 def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> None:
     """Save several arrays of any memory as an ``.npz`` file, not compressed.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from cumem import _core
 from cumem.errors import is_of_fork
-from cumem.extension.arguments import wrong_type
+from cumem.extension.arguments import hinting, wrong_type
 from cumem.kinds import PAGE_LOCKED, WRITE_COMBINED
 from cumem.pools import Pool, default_pool
 from cumem.units import read_size
@@ -69,6 +69,7 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
 
     __slots__ = ("_enter", "_leave")
 
+    @hinting
     def __init__(
         self, min_nbytes: int | str = "64KiB", *, pool: Pool | None = None
     ) -> None:
@@ -87,6 +88,7 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
         __exit__: Callable[..., None] = property(operator.attrgetter("_leave"))
 
     @staticmethod
+    @hinting
     def enable(min_nbytes: int | str = "64KiB", *, pool: Pool | None = None) -> None:
         """Let all threads' new NumPy arrays live in pinned memory, until `disable`.
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, final
 
 from cumem import _core
+from cumem.extension.arguments import hinting
 from cumem.locks import make_lock
 from cumem.structures import has_own_memory, is_tensordict, make_tensordict
 from cumem.units import format_count, format_nbytes, read_count, read_size
@@ -438,6 +439,7 @@ class ActivationOffload:
             return counted
 
 
+@hinting
 def offload_activations(
     *, min_nbytes: SupportsIndex | str = "1 MiB", depth: SupportsIndex = 4
 ) -> ActivationOffload:
@@ -636,6 +638,7 @@ def _move_all(name: str, value: _T, to_host: bool) -> _T:
     )
 
 
+@hinting
 def offload(module_or_state_dict: _T) -> _T:
     """Move what a module or a state dict has on devices to pooled pinned memory.
 
@@ -688,6 +691,7 @@ def offload(module_or_state_dict: _T) -> _T:
     return _move_all("offload", module_or_state_dict, True)
 
 
+@hinting
 def restore(module_or_state_dict: _T) -> _T:
     """Move what `offload` moved back to the devices where it was.
 

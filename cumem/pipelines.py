@@ -59,6 +59,7 @@ def _share(available: int, fraction: float, count: int) -> int:
     return int(available * fraction) // count
 
 
+@hinting
 def chunk_size(
     item_nbytes: SupportsIndex | str,
     available: SupportsIndex | str | None = None,

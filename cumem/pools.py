@@ -140,6 +140,7 @@ class Pool(_core._Pool[_B_co]):
     def __new__(
         cls, kind: _core._Kind, **options: Unpack[_Options]
     ) -> Pool[_core.Buffer]: ...
+    @hinting
     def __new__(
         cls,
         kind: _core._Kind = "device",
@@ -307,6 +308,7 @@ class Pool(_core._Pool[_B_co]):
 
         return plot_pool(self.snapshot(), ax)
 
+    @hinting
     def trim(self, keep: int | str = 0, wait: bool = True) -> int:
         """Give cached memory back to the driver.
 
@@ -460,6 +462,7 @@ def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
     return found
 
 
+@hinting
 def trim(
     kind: _core._Kind | None = None,
     *,

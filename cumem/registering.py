@@ -20,7 +20,7 @@ from typing import (
 import numpy as np
 
 from cumem import _core
-from cumem.extension.arguments import read_flag
+from cumem.extension.arguments import hinting, read_flag
 from cumem.kinds import KINDS, is_on_device
 from cumem.out_of_memory import lock_pages
 from cumem.units import fold, format_nbytes
@@ -167,6 +167,7 @@ def register(
     read_only: bool | None = ...,
     device: object = ...,
 ) -> Registration: ...
+@hinting
 def register(
     obj: object,
     *,

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, SupportsIndex
 
 from cumem import _core
 from cumem.answers import Answer
+from cumem.extension.arguments import hinting
 from cumem.locks import make_lock
 from cumem.units import format_nbytes, read_size
 
@@ -118,6 +119,7 @@ def _text(name: str, value: int) -> str:
     return "never" if value >= NEVER else format_nbytes(value)
 
 
+@hinting
 def configure(
     *,
     threads: _Count | None = None,

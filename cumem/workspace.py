@@ -26,6 +26,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.errors import OutOfMemoryError
+from cumem.extension.arguments import hinting
 from cumem.pools import Pool
 from cumem.units import fold, format_nbytes, read_size
 
@@ -167,6 +168,7 @@ class Workspace(Generic[_B_co]):
         device: object = ...,
         stream: object = ...,
     ) -> None: ...
+    @hinting
     def __init__(
         self,
         nbytes: SupportsIndex | str,
@@ -223,6 +225,7 @@ class Workspace(Generic[_B_co]):
         """True after close() or shutdown()."""
         return self._pool.closed
 
+    @hinting
     def empty(
         self,
         shape: _core._Shape,
@@ -288,6 +291,7 @@ class Workspace(Generic[_B_co]):
         self._high_water = max(self._high_water, self._used)
         return buffer
 
+    @hinting
     def zeros(
         self,
         shape: _core._Shape,

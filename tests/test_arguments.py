@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import array
+import dataclasses
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import programs
+from support import programs, rules
 
 import cumem
 
@@ -634,3 +636,86 @@ def test_short_name_of_a_dtype_says_the_long_one(emulated, name, meant) -> None:
 def test_lengths_one_by_one_are_told_to_be_a_tuple(emulated, name: str) -> None:
     with pytest.raises(TypeError, match=r"dtype 3 is a number.*empty\(\(2, 3\)\)"):
         getattr(cumem, name)(2, 3)
+
+
+#: What cumem makes and nobody calls, beside the results that are dataclasses and tuples.
+MADE = {"ActivationOffload", "DeviceMemory", "LimitBlock", "OutOfMemoryHook", "Record"}
+#: Names of arrays are keywords of these.
+NAMING = {"savez"}
+
+
+def keywords_of(function: Any) -> list[str]:
+    """Names that may be misspelt: those of keywords, long enough to be recognised."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        each.name
+        for each in parameters
+        if each.kind in kinds and len(each.name) > 3 and each.name != "self"
+    ]
+
+
+def is_made_by_cumem(kind: type) -> bool:
+    return (
+        issubclass(kind, BaseException)
+        or dataclasses.is_dataclass(kind)
+        or hasattr(kind, "_fields")
+        or kind.__name__ in MADE
+        or inspect.isabstract(kind)
+    )
+
+
+def public_callables() -> dict[str, Any]:
+    """Of the face: functions, classes that users call, and methods of what they hold."""
+    found: dict[str, Any] = {}
+    for name in sorted(cumem.__all__):
+        each = getattr(cumem, name)
+        if inspect.ismodule(each) or not callable(each) or name in NAMING:
+            continue
+        if not isinstance(each, type) or not is_made_by_cumem(each):
+            found[name] = each
+    found["numpy_pinned.enable"] = cumem.numpy_pinned.enable
+    return found
+
+
+@pytest.mark.parametrize("name", public_callables())
+def test_misspelt_keyword_of_a_public_name_is_told_with_the_one_meant(
+    emulated, name: str
+) -> None:
+    function = public_callables()[name]
+    names = keywords_of(function)
+    if not names or isinstance(function, cumem.PinnedCollate):
+        pytest.skip("it has no keywords")
+    for each in names:
+        with pytest.raises(TypeError, match="unexpected keyword") as caught:
+            function(**{each + "x": 1})
+        assert f"did you mean '{each}'?" in str(caught.value)
+        called = name.rpartition(".")[2]
+        assert str(caught.value).startswith(f"{called}()"), caught.value
+
+
+def test_misspelt_keyword_of_a_method_is_told_with_the_one_meant(emulated) -> None:
+    lacking: list[str] = []
+    buffer = cumem.empty_managed(8)
+    with cumem.Workspace("1MiB") as workspace, cumem.Pool("pinned") as pool:
+        for each in (buffer, workspace, pool, cumem.Stream(), cumem.Event()):
+            for name in dir(each):
+                method = getattr(type(each), name, None)
+                if name.startswith("_") or name == "view" or not callable(method):
+                    continue  # the only argument of view() is the first one
+                for keyword in keywords_of(method):
+                    with pytest.raises(TypeError, match="unexpected keyword") as caught:
+                        getattr(each, name)(**{keyword + "x": 1})
+                    if f"did you mean '{keyword}'?" not in str(caught.value):
+                        lacking.append(f"{type(each).__name__}.{name}: {caught.value}")
+    rules.check_none(lacking)
+
+
+def test_names_of_other_libraries_come_before_the_nearest_one(emulated) -> None:
+    with pytest.raises(TypeError, match="take write_combined=True"):
+        cumem.empty_pinned(3, wc=True)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'quux'$"):
+        cumem.empty_pinned(3, quux=True)

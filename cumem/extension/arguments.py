@@ -18,6 +18,8 @@ from cumem.kinds import kind_named
 
 P = ParamSpec("P")
 R = TypeVar("R")
+#: What methods call the object that they are of, which nobody gives them.
+_OWNERS = ("self", "cls", "buffer", "event")
 
 
 def refuse_call(
@@ -48,7 +50,7 @@ def wrong_call(
     found = names[:given]
     for keyword in keywords:
         if keyword not in names:
-            return unexpected(function, keyword)
+            return unexpected(function, keyword, names)
         if keyword in found:
             return TypeError(
                 f"{function}() got multiple values for argument '{keyword}'"
@@ -61,16 +63,17 @@ def wrong_call(
     )
 
 
-def unexpected(function: str, keyword: str) -> TypeError:
-    """What says that a function does not take an argument, and what to type."""
+def unexpected(function: str, keyword: str, names: Iterable[str] = ()) -> TypeError:
+    """What says that a function does not take an argument, and what to type: what stands
+    for the name of another library, else the nearest of the names that there are."""
     text = f"{function}() got an unexpected keyword argument '{keyword}'"
-    hint = hints.argument_hint(function, keyword)
+    hint = hints.argument_hint(function, keyword) or hints.nearest(keyword, names)
     return TypeError(text if hint is None else f"{text}: {hint}")
 
 
 def hinting(function: Callable[P, R]) -> Callable[P, R]:
     """Have a function say of wrong calls what the extension's say, as what to type for
-    arguments that it does not take."""
+    arguments that it does not take. A class is named where the function makes it."""
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
@@ -94,10 +97,21 @@ def _wrong_call_of(
     try:
         signature.bind(*args, **named)
     except TypeError:
-        names = list(signature.parameters)
-        kinds = [each.kind for each in signature.parameters.values()]
-        positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return wrong_call(function.__name__, len(args), named, names, positional)
+        parameters = list(signature.parameters.values())
+        given, name = len(args), function.__name__
+        first = parameters[0].name if parameters else ""
+        if first in _OWNERS or first.startswith("_"):
+            del parameters[0]
+            given -= 1
+        if name in ("__init__", "__new__", "__call__"):
+            name = function.__qualname__.split(".")[-2]
+        kinds = [each.kind for each in parameters]
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            return None
+        positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
+        positional += kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [each.name for each in parameters]
+        return wrong_call(name, given, named, names, positional)
     return None
 
 

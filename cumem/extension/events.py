@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from cumem import _core
-from cumem.extension.arguments import read_flag, wrong_type
+from cumem.extension.arguments import hinting, read_flag, wrong_type
 
 
+@hinting
 def Event(  # noqa: N802  # as errors of the call name it
     _type: type[_core.Event],
     *,
@@ -45,6 +46,7 @@ def query(event: _core.Event) -> bool:
     return event.done
 
 
+@hinting
 def wait(event: _core.Event, stream: object = None) -> None:
     """See `Event.wait`."""
     device = event.device

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -162,6 +163,13 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 def argument_hint(function: str, keyword: str) -> str | None:
     """What to type for an argument that a function does not take; None: no idea."""
     return ARGUMENTS_OF.get(function, ARGUMENTS).get(keyword)
+
+
+def nearest(keyword: str, names: Iterable[str]) -> str | None:
+    """A question after the argument that may have been meant; None: none is near."""
+    known = [name for name in names if not name.startswith("_")]
+    near = difflib.get_close_matches(keyword.lower(), known, 1, 0.7)
+    return f"did you mean '{near[0]}'?" if near else None
 
 
 #: Names of types that ml_dtypes adds to NumPy.

@@ -7,9 +7,10 @@ import operator
 from typing import Any
 
 from cumem import _core
-from cumem.extension.arguments import read_flag, wrong_type
+from cumem.extension.arguments import hinting, read_flag, wrong_type
 
 
+@hinting
 def Stream(  # noqa: N802  # as errors of the call name it
     _type: type[_core.Stream],
     *,
@@ -33,6 +34,7 @@ def Stream(  # noqa: N802  # as errors of the call name it
     return _core._make_stream(where, number, blocks)
 
 
+@hinting
 def from_external(
     _type: type[_core.Stream], obj: object, /, *, device: object = None
 ) -> _core.Stream:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from cumem import _core
 from cumem.devices import Device, backend, device_count
 from cumem.errors import warn_caller
+from cumem.extension.arguments import hinting
 from cumem.files import open_export, open_regular
 from cumem.locks import make_lock
 from cumem.recording import answers
@@ -345,6 +346,7 @@ def _export(module: str, log: Log, path: str | os.PathLike[str]) -> None:
     import_module(f"cumem.recording.{module}").write(log, path)
 
 
+@hinting
 def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Record:
     """Note what happens to memory in a block of code.
 
@@ -394,6 +396,7 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
     return Record(stacks, max_entries)
 
 
+@hinting
 def diff(before: Record, after: Record) -> answers.Difference:
     """What a record has more than another.
 
@@ -429,6 +432,7 @@ def diff(before: Record, after: Record) -> answers.Difference:
     return answers.find_difference(before.log, after.log)
 
 
+@hinting
 def load_record(path: str | os.PathLike[str]) -> Record:
     """Read what `Record.save` wrote.
 
@@ -546,6 +550,7 @@ def _be_inside(blocks: tuple[_Tag, ...]) -> None:
     _tag_variable().set(_number_tag(path))
 
 
+@hinting
 def tag(name: str) -> _Tag:
     """Mark what happens in a block: ``with cumem.tag("loader"):``.
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from cumem.answers import Answer, plain
 from cumem.carried import remember
+from cumem.extension.arguments import hinting
 from cumem.extension.casting import STANDS_FOR
 from cumem.file_hints import HEAD_NBYTES, is_lfs_pointer, lfs_text, text_of, what_it_is
 from cumem.files import open_regular
@@ -364,6 +365,7 @@ def tensor_nbytes(kind: ElementType, shape: Sequence[int]) -> int:
 # -- reading ---------------------------------------------------------------------------
 
 
+@hinting
 def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     """Read and check what safetensors files say of their tensors; no tensor is read.
 

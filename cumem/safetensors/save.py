@@ -15,7 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.carried import Note, find
-from cumem.extension.arguments import read_flag
+from cumem.extension.arguments import hinting, read_flag
 from cumem.extension.values import read_array
 from cumem.files import Replacement, replacing, sync_folder, write_ranges
 from cumem.progress import Parts, Progress
@@ -53,6 +53,7 @@ class _Source(NamedTuple):
     data: _core.Buffer
 
 
+@hinting
 def save_safetensors(
     path: _Path,
     tensors: Mapping[str, Any],
