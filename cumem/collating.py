@@ -8,7 +8,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import context, reduction
-from typing import Any, NoReturn, SupportsIndex, final
+from types import TracebackType
+from typing import Any, NoReturn, Self, SupportsIndex, final
 
 import numpy as np
 
@@ -473,6 +474,7 @@ class PinnedCollate:
 
     _ring: Ring
     _failure: OSError | None = None  # why there is no ring as it should be
+    _is_open = True
 
     @hinting
     def __init__(
@@ -513,6 +515,8 @@ class PinnedCollate:
         listed = list(samples)
         if not listed:
             raise IndexError("samples must hold at least one sample to be stacked")
+        if not self._is_open:
+            raise ValueError("this PinnedCollate is closed: make another one")
         batch = _gathered(listed)
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:
@@ -539,6 +543,37 @@ class PinnedCollate:
         **Blocks** until the streams are done with batches that have died.
         """
         self._ring.trim()
+
+    def close(self) -> None:
+        """Give the memory of slots back, as `trim` does, and stack nothing more; twice is
+        no error. Batches that live keep their memory.
+
+        Raises
+        ------
+        ValueError
+            Of `collate_pinned`, which the whole process shares: `trim` empties it.
+        """
+        if self is collate_pinned:
+            raise ValueError(
+                "collate_pinned is shared by the whole process: use "
+                "collate_pinned.trim(), or make a cumem.PinnedCollate() of your own"
+            )
+        if self._is_open:
+            self._is_open = False
+            self._ring.trim()
+
+    def __enter__(self) -> Self:
+        if not self._is_open:
+            raise ValueError("this PinnedCollate is closed: make another one")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def __reduce__(self) -> tuple[Any, ...] | str:
         ring = self._ring

@@ -8,12 +8,15 @@ import importlib
 import io
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
     Literal,
+    Self,
     SupportsIndex,
     TypeVar,
     overload,
@@ -441,7 +444,8 @@ def _dense_order(tensor: Any) -> list[int] | None:
 
 
 class _Prefetch(Generic[T]):
-    """What `prefetch` answers: iterated as often as its iterable can be.
+    """What `prefetch` answers: iterated as often as its iterable can be, until `close` or
+    the end of a ``with`` block.
 
     All other attributes are those of the iterable, such as the ``dataset``, the
     ``batch_size`` and the ``sampler`` of a DataLoader.
@@ -449,10 +453,12 @@ class _Prefetch(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_begun",
         "_depth",
         "_device",
         "_framework",
         "_fresh",
+        "_is_open",
         "_iterable",
     )
 
@@ -471,6 +477,43 @@ class _Prefetch(Generic[T]):
         self._depth = depth
         self._framework = framework
         self._fresh = fresh
+        self._is_open = True
+        self._begun: list[weakref.ref[Ahead[T]]] = []
+
+    def close(self) -> None:
+        """End all iterations over it, as `Ahead.close` does, and allow no others; twice is
+        no error.
+
+        **Blocks**, GIL released, until the copies that have begun no longer read their
+        batches. The iterable itself is not closed.
+        """
+        self._is_open = False
+        begun, self._begun = self._begun, []
+        with contextlib.ExitStack() as stack:  # all are closed, also where one fails
+            for ref in begun:
+                if (ahead := ref()) is not None:
+                    stack.callback(ahead.close)
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("this prefetch is closed: call cumem.prefetch(...) again")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Iterations stay behind."""
+        given = self._iterable, self._device, self._depth, self._framework, self._fresh
+        return type(self), given
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # asked for by the interpreter, by copy and by pickle
@@ -497,12 +540,16 @@ class _Prefetch(Generic[T]):
 
     def __iter__(self) -> Ahead[T]:
         """The batches on the device, from the first on."""
+        self._check_open()
         batches = iter(self._iterable)  # may fork: before anything is opened
         device = self._device
         is_fresh = gives_fresh(self._iterable, self._fresh)
         mover = _Mover(batches, device, self._framework, is_fresh, self._fresh is None)
         room = Room(device.index, self._depth + 2)
-        return Ahead(mover, self._depth, 1, room, "prefetch", "batch")
+        ahead: Ahead[T] = Ahead(mover, self._depth, 1, room, "prefetch", "batch")
+        self._begun = [ref for ref in self._begun if ref() is not None]
+        self._begun.append(weakref.ref(ahead))
+        return ahead
 
     def __aiter__(self) -> Ahead[T]:
         """The same, for ``async for``."""
@@ -686,7 +733,8 @@ def prefetch(
         same shapes and dtypes: arrays C-contiguous, tensors in their memory format
         (`channels_last`). It has the length and the attributes of `iterable`, such as
         `dataset` and `sampler`, and can be iterated as often, by ``for`` and
-        ``async for``.
+        ``async for``. ``with cumem.prefetch(loader) as batches:`` or ``batches.close()``
+        ends what is under way, also where the body raises.
 
     Warns
     -----

@@ -702,3 +702,17 @@ def test_batch_above_a_limit_goes_on_in_ordinary_memory(emulated, short) -> None
         batches = [cumem.collate_pinned(samples) for _ in range(2)]
     assert len(told) == 1
     assert all(np.array_equal(batch, np.stack(samples)) for batch in batches)
+
+
+def test_collate_in_a_with_block_is_closed_by_its_end(emulated) -> None:
+    samples = [np.ones(3), np.zeros(3)]
+    with cumem.PinnedCollate(4, "1MiB") as collate:
+        batch = collate(samples)
+    with pytest.raises(ValueError, match="this PinnedCollate is closed"):
+        collate(samples)
+    with pytest.raises(ValueError, match="closed"), collate:
+        pass
+    collate.close()
+    assert (np.asarray(batch) == samples).all()
+    with pytest.raises(ValueError, match=r"collate_pinned\.trim\(\)"):
+        cumem.collate_pinned.close()

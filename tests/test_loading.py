@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import copy
 import dataclasses
+import gc
 import os
+import pickle
 import sys
 import threading
 import types
@@ -726,3 +729,60 @@ memory = ring.claim(*ring.take(1 << 16), 1 << 16)
 def test_interpreter_exit_in_the_middle_is_clean(runtime) -> None:
     done = programs.run("-W", "ignore", "-c", LEAVING, CUMEM_BACKEND=runtime.name)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def batches_of(count: int, ended: list[int]) -> Iterator[np.ndarray]:
+    try:
+        for i in range(count):
+            yield np.full(64, i, "f4")
+    finally:
+        ended.append(count)
+
+
+def test_prefetch_in_a_with_block_ends_with_it(runtime) -> None:
+    ended: list[int] = []
+    with cumem.prefetch(batches_of(9, ended)) as batches:
+        iterator = iter(batches)
+        assert next(iterator).to_numpy()[0] == 0
+    assert next(iterator, None) is None
+    assert "ended" in repr(iterator)
+    with pytest.raises(ValueError, match=r"closed: call cumem\.prefetch"):
+        iter(batches)
+    with pytest.raises(ValueError, match="closed"), batches:
+        pass
+    batches.close()
+    assert not ended  # the iterable is its caller's
+    del iterator, batches
+    gc.collect()
+    assert ended == [9]
+
+
+def test_prefetch_whose_body_raises_is_closed_with_copies_under_way(emulated) -> None:
+    source = [cumem.zeros(1 << 16, "u1", kind="pinned") for _ in range(8)]
+    begun = []
+
+    def work() -> None:
+        with cumem.prefetch(source, depth=3) as batches:
+            begun.extend([iter(batches), iter(batches)])
+            for _ in zip(*begun, strict=True):
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert [next(each, None) for each in begun] == [None, None]
+    assert testing.pending_transfers() == 0
+
+
+def test_closed_prefetch_keeps_batches_that_have_come(runtime) -> None:
+    with cumem.prefetch([np.arange(5.0)] * 3) as batches:
+        kept = list(batches)
+        assert len(list(batches)) == 3  # once more
+    assert all((each.to_numpy() == np.arange(5.0)).all() for each in kept)
+
+
+def test_copy_of_a_prefetch_is_open_by_itself(emulated) -> None:
+    batches = cumem.prefetch([np.arange(5.0)] * 3, depth=1)
+    begun = iter(batches)
+    for other in (copy.copy(batches), pickle.loads(pickle.dumps(batches))):
+        other.close()
+    assert len(list(begun)) == len(list(batches)) == 3

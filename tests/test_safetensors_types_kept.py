@@ -274,3 +274,61 @@ def test_npy_by_numpy_that_names_no_type_says_how_to_read_it(
     assert 'fromfile(path, "u1", offset=128)' in str(caught.value)
     read = cumem.fromfile(tmp_path / "a.npy", "u1", offset=128).view(of)
     assert (read.to_numpy() == array).all()
+
+
+TEXTS = {"format": "pt", "step": "7"}
+
+
+@pytest.fixture
+def with_texts(tmp_path: Path) -> Path:
+    """Make a file with metadata."""
+    tensors = {name: np.arange(4, dtype="f4") for name in "abc"}
+    return cumem.save_safetensors(tmp_path / "texts.safetensors", tensors, TEXTS)
+
+
+def texts(path: Path) -> dict[str, str]:
+    return cumem.read_safetensors_header(path).metadata
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda loaded: loaded,
+        lambda loaded: loaded.copy(),
+        copy.copy,
+        lambda loaded: (loaded.pop("a"), loaded)[1],
+        lambda loaded: loaded.update(d=np.ones(3)) or loaded,
+    ],
+)
+@pytest.mark.parametrize("most", [None, 20])
+def test_metadata_of_what_was_loaded_is_kept(
+    emulated, with_texts, tmp_path, changed, most
+) -> None:
+    loaded = changed(cumem.load_safetensors(with_texts, kind="pinned"))
+    saved = cumem.save_safetensors(tmp_path / "to", loaded, max_shard_nbytes=most)
+    assert texts(saved) == TEXTS
+    if most is not None:
+        files = sorted(tmp_path.glob("to-*.safetensors"))
+        assert len(files) == len(loaded)
+        assert all(texts(file) == TEXTS for file in files)
+
+
+def test_metadata_of_chosen_tensors_is_kept(emulated, with_texts, tmp_path) -> None:
+    part = cumem.load_safetensors(with_texts, names=["b"])
+    assert texts(cumem.save_safetensors(tmp_path / "part", part)) == TEXTS
+
+
+def test_metadata_that_is_given_takes_the_place_of_what_was_loaded(
+    emulated, with_texts, tmp_path
+) -> None:
+    loaded = cumem.load_safetensors(with_texts)
+    assert texts(cumem.save_safetensors(tmp_path / "to", loaded, {"a": "b"})) == {
+        "a": "b"
+    }
+    assert texts(cumem.save_safetensors(tmp_path / "to", loaded, {})) == {}
+    loaded.metadata["step"] = "8"
+    assert texts(cumem.save_safetensors(tmp_path / "to", loaded))["step"] == "8"
+    assert texts(cumem.save_safetensors(tmp_path / "to", dict(loaded))) == {}
+    loaded.metadata["step"] = 8
+    with pytest.raises(TypeError, match="metadata 'step': values must be str"):
+        cumem.save_safetensors(tmp_path / "to", loaded)

@@ -81,7 +81,7 @@ class SafetensorsDict(dict[str, _V]):
         A `SafetensorsInfo` for each name: the element type as the file names it, its
         shape, and its place in its file.
     metadata : dict
-        Texts by name, from the files that were read.
+        Texts by name, from the files that were read. `save_safetensors` keeps them.
 
     Examples
     --------

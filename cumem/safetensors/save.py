@@ -74,7 +74,10 @@ def save_safetensors(
         Anything that `copy` takes: buffers, arrays of NumPy, tensors of PyTorch, arrays of
         CuPy or JAX, of any strides.
     metadata : mapping of str to str, optional
-        Texts to keep in the header, of each file.
+        Texts to keep in the header, of each file. Default: those of the file that `tensors`
+        was loaded from, where it is what `load_safetensors` gave, or that without some of
+        its tensors; of any other mapping, such as a dict made of it, none. ``{}`` keeps
+        none.
     dtypes : mapping, optional
         For tensors held as integers of the same width: what they are, as the format calls
         it, such as ``{"w": "BF16"}``, or a `SafetensorsInfo`, which also says the shape of
@@ -151,7 +154,9 @@ def save_safetensors(
             f"{path}: what ends in .json is read as an index; use a name such as "
             "model.safetensors, also for several files"
         )
-    metadata = _checked_metadata(metadata)
+    metadata = _checked_metadata(
+        _known_texts(tensors) if metadata is None else metadata
+    )
     declared = _checked_dtypes(dtypes)
     named = _mapping(tensors, "tensors", "names to arrays")
     for name, value in declared.items():
@@ -207,6 +212,11 @@ def save_safetensors(
         if old.is_symlink() or old.is_file():
             old.unlink(missing_ok=True)
     return result
+
+
+def _known_texts(tensors: Any) -> Mapping[str, str] | None:
+    """The metadata of what `load_safetensors` gave; None of all else."""
+    return tensors.metadata if hasattr(tensors, "infos") else None
 
 
 def _known_infos(tensors: Any) -> dict[str, SafetensorsInfo]:
