@@ -28,10 +28,11 @@ import contextlib
 import contextvars
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, final
+from typing import Any, Generic, Protocol, Self, TypeVar, final
 
 from cumem import _core
 from cumem.errors import OutOfMemoryError
@@ -204,6 +205,7 @@ class Ahead(Generic[T]):
         self._used = collections.deque()
         self._ready: Coming[T] | None = None  # to be delivered next
         self._in_hand: Coming[T] | None = None
+        self._last: tuple[int, weakref.ref[Any]] | None = None  # delivered, its bytes
         self._failure: Exception | None = None
         self._is_taken = False  # an item was taken, and its copy has not begun
         self._is_open = True
@@ -352,6 +354,7 @@ class Ahead(Generic[T]):
         with self._naming(self._index, coming.label):
             coming.come(self._index)
         self._in_hand, self._ready = coming, None
+        self._last = _watched(coming)
         return coming.output
 
     def _begin_more(self) -> None:
@@ -399,6 +402,12 @@ class Ahead(Generic[T]):
             f"{format_nbytes(self._steps.nbytes)}, and has tried with fewer: lower "
             f"depth= and {self._steps.advice}, and keep fewer of those that have come"
         )
+        if self._last is not None and self._last[1]() is not None:
+            error.add_note(
+                f"the {self._word} before is still referred to and has "
+                f"{format_nbytes(self._last[0])}: `del` it before the next one is asked "
+                "for, as a loop's variable holds it until then"
+            )
 
     def _end(self) -> None:
         if not self._is_open:
@@ -430,6 +439,17 @@ class Ahead(Generic[T]):
         self, index: int, label: str
     ) -> contextlib.AbstractContextManager[None]:
         return naming(self._word, index, label)
+
+
+def _watched(coming: Coming[Any]) -> tuple[int, weakref.ref[Any]] | None:
+    """Bytes of what is delivered, and whether it is still there; None: nobody can tell."""
+    output = coming.output
+    try:
+        return coming.nbytes, weakref.ref(
+            output[1] if type(output) is tuple else output
+        )
+    except (IndexError, TypeError):
+        return None
 
 
 def place_text(word: str, index: int, label: str) -> str:

@@ -196,8 +196,10 @@ class _Steps:
         stream_of: Callable[[int], _core.Stream],
         dtype: np.dtype[Any] | None,
         casting: _core._Casting,
+        available: Callable[[], int] | None = None,
     ) -> None:
         self._pieces = pieces
+        self._available = available  # asked once, as the first piece is taken
         self._device = device
         self._stream_of = stream_of
         self._dtype = dtype
@@ -215,9 +217,21 @@ class _Steps:
         if item is None:
             return False
         self.reuses, self.has_more = not item.is_fresh, item.has_more
+        if self._available is not None:
+            self._leave_room_for_two(self._available())
+            self._available = None
         if self._most_rows is not None and len(item.piece) > self._most_rows:
             self._cut(self._most_rows)
         return True
+
+    def _leave_room_for_two(self, available: int) -> None:
+        """Have pieces no longer than half of what is there: a loop such as ``for part,
+        chunk in chunks(...)`` holds one while it asks for the next.
+        """
+        assert self._item is not None
+        rows = len(self._item.piece)
+        if rows > 1 and 2 * self.nbytes > available:
+            self._most_rows = max(1, rows * available // (2 * self.nbytes))
 
     def _cut(self, rows: int) -> None:
         """Keep the first rows of what was taken; the others come next."""
@@ -341,7 +355,9 @@ def chunks(
     OutOfMemoryError, CudaError
         If the driver refuses. What was on its way by then is waited for. The error has a
         note of the chunk that it is about. Where memory is short fewer chunks are ahead,
-        and then they have fewer rows; it is an error where one row does not fit.
+        and then they have fewer rows: half of what there is at most, as a loop holds one
+        chunk while it asks for the next. It is an error where one row does not fit beside
+        the chunks that are kept.
 
     Notes
     -----
@@ -385,7 +401,9 @@ def chunks(
         return _core.current_stream(unit.index)
 
     found = pieces(src, memory, step, size.nbytes, fresh)
-    steps = _Steps(found, unit.index, current, wanted, casting)
+    steps = _Steps(
+        found, unit.index, current, wanted, casting, lambda: _available(unit)
+    )
     return Ahead(steps, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
 
 

@@ -146,6 +146,44 @@ def test_limit_makes_fewer_and_smaller_chunks(
     assert seen == len(array)
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("share", [1, 1.5, 2])
+@pytest.mark.parametrize("form", ["array", "generator"])
+def test_loop_that_holds_a_chunk_fits_where_there_is_memory_for_one(
+    emulated, form: str, share: float, depth: int
+) -> None:
+    """The variable of the loop holds a chunk while the next one is asked for."""
+    array = data().reshape(-1, 1 << 16)
+    source = array if form == "array" else iter(np.split(array, 4))
+    nbytes = array.nbytes // 4
+    seen = 0
+    with cumem.limit("device", int(share * nbytes)):
+        for part, chunk in cumem.chunks(source, nbytes, depth=depth):
+            assert np.array_equal(chunk.to_numpy(), array[part])
+            seen += len(chunk)
+        del chunk
+    assert seen == len(array)
+
+
+def test_chunk_that_leaves_no_room_for_the_next_is_named(emulated) -> None:
+    """Each has one row, which cannot be cut, and the loop holds it."""
+    array = data(4).reshape(4, -1)
+    with cumem.limit("device", int(1.5 * array[0].nbytes)):
+        with pytest.raises(cumem.OutOfMemoryError) as raised:
+            for _, _chunk in cumem.chunks(array, rows=1):
+                pass
+        del _chunk
+        notes = "\n".join(raised.value.__notes__)
+        del raised
+        assert "the chunk before is still referred to and has" in notes
+        assert "`del` it before the next one is asked for" in notes
+        count = 0
+        for _, chunk in cumem.chunks(array, rows=1):
+            count += 1
+            del chunk
+    assert count == 4
+
+
 def test_out_of_memory_names_depth_and_the_size_of_a_chunk(emulated) -> None:
     array = data(4)
     for call in (
