@@ -2470,7 +2470,9 @@ def copy_async(
     Ctrl-C ends the waiting; what is queued by then still runs. Page-locked and device
     memory must not be changed before the copy is done. **Ordered after** `after`, and
     all work that cumem knows of on either end, except background copies of other bytes
-    of it.
+    of it. A conversion that NumPy makes (to and from times and text)
+    takes the GIL in a thread of the engine: code that holds the GIL while it waits for
+    the copy other than by a call of cumem waits for ever.
 
     Examples
     --------
