@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import sys
 from collections.abc import Callable
+from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,3 +181,112 @@ def test_parts_before_the_end_of_a_file_arrive(emulated, doomed) -> None:
     for i in range(3):
         begin = i * LONG // 4
         assert (values.get(parts[i]) == expected[begin : begin + LONG // 4]).all()
+
+
+# -- two maps of one file ----------------------------------------------------------------
+
+
+def mapped_twice(path: Path, nbytes: int, by: str) -> tuple[Any, Any]:
+    """Two objects, each over a mapping of its own of the whole file."""
+    np.random.default_rng(3).integers(0, 255, nbytes, "u1").tofile(path)
+    if by == "memmap":
+        return np.memmap(path, "u1", "r+"), np.memmap(path, "u1", "r+")
+    if by == "asbuffer":
+        made = [cumem.asbuffer(np.memmap(path, "u1", "r+")) for _ in range(2)]
+    else:
+        with open(path, "r+b") as file:
+            maps = [mmap.mmap(file.fileno(), nbytes) for _ in range(2)]
+        made = [np.frombuffer(each, "u1") for each in maps]
+    return made[0], made[1]
+
+
+OVERLAPS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "forwards": lambda a, b: (a[4096:], b[:-4096]),
+    "backwards": lambda a, b: (a[:-4096], b[4096:]),
+    "by a byte": lambda a, b: (a[1:], b[:-1]),
+    "turned round": lambda a, b: (a, b[::-1]),
+    "strided": lambda a, b: (a[: a.size // 2], b[::2][: a.size // 2]),
+}
+WAYS: dict[str, Callable[[Any, Any], object]] = {
+    "copy": cumem.copy,
+    "copy_async": cumem.copy_async,
+    "copy_many": lambda dst, src: cumem.copy_many([(dst, src)]),
+    "halves": lambda dst, src: cumem.copy_many(
+        [(dst[: len(dst) // 2], src[: len(dst) // 2]), (dst[-9:], src[-9:])]
+    ),
+}
+
+
+@pytest.mark.parametrize("by", ["memmap", "asbuffer", "mmap"])
+@pytest.mark.parametrize("nbytes", [64 << 10, 3 * MIB])
+@pytest.mark.parametrize("how", OVERLAPS)
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "halves"])
+def test_copy_between_two_maps_of_a_file_is_as_within_one(
+    emulated, tmp_path, by: str, nbytes: int, how: str, way: str
+) -> None:
+    one, other = mapped_twice(tmp_path / "twice", nbytes, by)
+    dst, src = OVERLAPS[how](one, other)
+    expected = np.array(src)
+    finish(WAYS[way](dst, src))
+    assert np.array_equal(np.asarray(dst), expected)
+
+
+def test_long_copy_between_two_maps_of_a_file_is_right(emulated, tmp_path) -> None:
+    one, other = mapped_twice(tmp_path / "twice", LONG, "memmap")
+    for how in OVERLAPS:
+        dst, src = OVERLAPS[how](one, other)
+        expected = np.array(src)
+        cumem.copy(dst, src)
+        assert np.array_equal(dst, expected), how
+    wide = one.view("f4")
+    wide[:] = np.arange(wide.size)
+    dst, src = one.view("u4")[100:], other.view("f4")[:-100]
+    expected = np.array(src).astype("u4")
+    cumem.copy(dst, src, casting="unsafe")
+    assert np.array_equal(dst, expected)
+
+
+def test_pieces_between_two_maps_of_a_file_are_made_in_their_order(
+    emulated, tmp_path
+) -> None:
+    one, other = mapped_twice(tmp_path / "twice", 8 * MIB, "memmap")
+    model = np.array(one)
+    step = 100_000
+    places = [(i * step + 1, (7 - i) * step) for i in range(8)] * 3
+    for to, at in places:
+        model[to : to + step] = model[at : at + step].copy()
+    cumem.copy_many([(one[to : to + step], other[at : at + step]) for to, at in places])
+    assert np.array_equal(one, model)
+
+
+def is_read_whole(dst: object, src: object) -> bool:
+    return "read whole first" in cumem.explain(dst, src).why
+
+
+def test_maps_of_other_bytes_and_other_files_are_not_read_whole_first(
+    emulated, tmp_path, path
+) -> None:
+    one, other = mapped_twice(tmp_path / "twice", 4 * MIB, "memmap")
+    assert is_read_whole(one[MIB:], other[:-MIB])
+    assert not is_read_whole(one[: 2 * MIB], other[2 * MIB :])
+    assert not is_read_whole(one, np.memmap(path, "u1", "r")[: 4 * MIB])
+    shifted = np.memmap(tmp_path / "twice", "u1", "r+", offset=2 * MIB)
+    assert not is_read_whole(one[: 2 * MIB], shifted)
+    assert is_read_whole(one[2 * MIB :], shifted)
+    finish(cumem.copy(one[: 2 * MIB], shifted))
+    assert np.array_equal(one[: 2 * MIB], one[2 * MIB :])
+
+
+def test_copy_between_two_views_of_shared_memory_is_as_within_one(emulated) -> None:
+    made = shared_memory.SharedMemory(create=True, size=MIB)
+    attached = shared_memory.SharedMemory(made.name)
+    one = np.ndarray(MIB, "u1", made.buf)
+    other = np.ndarray(MIB, "u1", attached.buf)
+    one[:] = np.arange(MIB) % 251
+    expected = np.array(one[:-5000])
+    cumem.copy(other[5000:], one[:-5000])
+    assert np.array_equal(one[5000:], expected)
+    del one, other
+    attached.close()
+    made.close()
+    made.unlink()

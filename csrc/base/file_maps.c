@@ -371,3 +371,108 @@ cm_file_maps_show(const cm_file_maps *maps, cm_file_span memory, cm_file_span fi
     }
     return false;
 }
+
+/* -- two maps of one file ------------------------------------------------------------- */
+
+/* Lines that lie in one of two spans: owned. */
+typedef struct map_lines {
+    map_line *items;
+    size_t count;
+} map_lines;
+
+static cm_status
+add_line(map_lines *lines, const map_line *line)
+{
+    size_t room = (lines->count + 1) * sizeof(*line);
+    map_line *longer = realloc(lines->items, room);
+    CM_TRY(cm_allocated(longer != NULL, room));
+    lines->items = longer;
+    longer[lines->count++] = *line;
+    return cm_ok();
+}
+
+static bool
+lies_in(const map_line *line, cm_file_span span)
+{
+    return line->inode != 0 && line->map.memory.begin < span.end
+           && span.begin < line->map.memory.end;
+}
+
+/* By the text: all lines of files in either span. */
+static cm_status
+collect_both(cm_file_span a, cm_file_span b, map_lines *out)
+{
+    char *text;
+    cm_status status = read_list(&text);
+    const char *at = text;
+    map_line line;
+    while (cm_is_ok(status) && at != NULL && (at = read_line(at, &line)) != NULL) {
+        if (lies_in(&line, a) || lies_in(&line, b)) {
+            status = add_line(out, &line);
+        }
+    }
+    free(text);
+    return status;
+}
+
+/* By the kernel's answers, which are few; by the text where there are none. */
+static cm_status
+find_both(cm_file_span a, cm_file_span b, map_lines *out)
+{
+    map_line lines[QUESTIONS_MAX];
+    size_t count = 0;
+    int list = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (list < 0) {
+        return cm_ok();
+    }
+    bool is_known =
+        ask_for_span(list, a, lines, &count) && ask_for_span(list, b, lines, &count);
+    (void)close(list);
+    if (!is_known) {
+        return collect_both(a, b, out);
+    }
+    for (size_t i = 0; i < count; i++) {
+        CM_TRY(add_line(out, &lines[i]));
+    }
+    return cm_ok();
+}
+
+/* The bytes of the file that the part of a mapping within the span shows. */
+static cm_file_span
+shown_in(const map_line *line, cm_file_span span)
+{
+    uint64_t begin = line->map.memory.begin;
+    uint64_t end = line->map.memory.end;
+    uint64_t from = span.begin > begin ? span.begin : begin;
+    uint64_t to = span.end < end ? span.end : end;
+    return (cm_file_span){line->map.offset + (from - begin),
+                          line->map.offset + (to - begin)};
+}
+
+/* One mapping in both spans is left to those who compare addresses. */
+static bool
+lines_meet(const map_line *x, cm_file_span a, const map_line *y, cm_file_span b)
+{
+    if (!lies_in(x, a) || !lies_in(y, b) || !is_same_file(x, y)
+        || x->map.memory.begin == y->map.memory.begin) {
+        return false;
+    }
+    cm_file_span in_a = shown_in(x, a);
+    cm_file_span in_b = shown_in(y, b);
+    return in_a.begin < in_b.end && in_b.begin < in_a.end;
+}
+
+cm_status
+cm_file_maps_meet(cm_file_span a, cm_file_span b, bool *out)
+{
+    map_lines lines = {.count = 0};
+    cm_status status = find_both(a, b, &lines);
+    *out = false;
+    for (size_t i = 0; i < lines.count && cm_is_ok(status); i++) {
+        for (size_t k = 0; k < lines.count && !*out; k++) {
+            *out = lines_meet(&lines.items[i], a, &lines.items[k], b);
+        }
+    }
+    free(lines.items);
+    return status;
+}

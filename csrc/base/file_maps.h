@@ -53,6 +53,11 @@ CM_NODISCARD cm_status cm_file_maps_read(int fd, const cm_file_span *memory,
 CM_NODISCARD cm_status cm_file_maps_read_text(int fd, cm_file_maps *out);
 void cm_file_maps_fini(cm_file_maps *maps);
 
+/* Do two spans of memory show a byte of one file, each by a mapping of its own? Then
+ * writing to the one changes the other, which no comparison of addresses tells. Blocks:
+ * as cm_file_maps_read(). Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_file_maps_meet(cm_file_span a, cm_file_span b, bool *out);
+
 /* Does memory from its lowest byte to its highest show any of these bytes of the file?
  */
 bool cm_file_maps_show(const cm_file_maps *maps, cm_file_span memory,

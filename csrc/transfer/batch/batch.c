@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 
+#include "base/checked_math.h"
+#include "base/file_maps.h"
 #include "transfer/batch/far.h"
 #include "transfer/run/run.h"
 
@@ -43,6 +45,39 @@ span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
     return (cm_byte_span){begin, begin + nbytes};
 }
 
+static void
+extend(cm_file_span *hull, bool is_file, cm_byte_span span)
+{
+    if (is_file) {
+        hull->begin = cm_least(hull->begin, span.begin);
+        hull->end = span.end > hull->end ? span.end : hull->end;
+    }
+}
+
+/* Does a target show bytes of a file that a source shows by another map? Then none may
+ * go beside another, and each is made as a copy between two maps. What lies from the
+ * first of such ends to the last is asked about together. */
+static cm_status
+look_for_two_maps(batch *b)
+{
+    cm_runtime *rt = b->engine->rt;
+    const cm_many_request *request = b->request;
+    cm_file_span dst = {.begin = UINT64_MAX};
+    cm_file_span src = {.begin = UINT64_MAX};
+    for (uint64_t i = 0; i < request->piece_count; i++) {
+        const cm_piece *piece = &request->pieces[i];
+        extend(&dst, piece->dst.is_file, span_of_end(rt, &piece->dst, piece->nbytes));
+        extend(&src, piece->src.is_file, span_of_end(rt, &piece->src, piece->nbytes));
+    }
+    for (uint64_t i = 0; i < request->other_count; i++) {
+        const cm_piece_regions *other = &request->others[i];
+        extend(&dst, other->dst.is_file, cm_overlap_span(rt, &other->dst));
+        extend(&src, other->src.is_file, cm_overlap_span(rt, &other->src));
+    }
+    return dst.end == 0 || src.end == 0 ? cm_ok()
+                                        : cm_file_maps_meet(dst, src, &b->in_order);
+}
+
 static cm_status
 look_whether_they_touch(batch *b)
 {
@@ -64,7 +99,7 @@ look_whether_they_touch(batch *b)
     }
     b->in_order = cm_byte_spans_touch(spans, spans + count, count);
     free(spans);
-    return cm_ok();
+    return b->in_order ? cm_ok() : look_for_two_maps(b);
 }
 
 /* -- groups ------------------------------------------------------------------------------- */

@@ -62,6 +62,8 @@ typedef struct cm_job {
     cm_tuning tuning; /* resolved */
     bool blocking;    /* the thread that runs it waits for the end */
     bool overlaps;
+    bool is_two_maps;      /* ... as the ends are two maps of one file: their addresses
+                              do not tell which byte is in the way of which */
     bool capturing;        /* request_stream is: queue and return, look at nothing */
     bool is_fill;          /* nobody asks when it is done, unless blocking */
     bool in_background;    /* a job thread runs it, which others need */

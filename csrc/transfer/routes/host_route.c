@@ -36,6 +36,14 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
                                  layout->run_nbytes);
 }
 
+/* One run that overlaps its source moves as memmove() does it, from the end that is not
+ * in the way. */
+static bool
+shifts(const cm_job *job)
+{
+    return job->overlaps && !job->is_two_maps && job->plan.layout.ndim == 0;
+}
+
 uint32_t
 cm_host_thread_count(const cm_job *job, bool in_background)
 {
@@ -44,7 +52,7 @@ cm_host_thread_count(const cm_job *job, bool in_background)
     uint64_t most = piece_limit(layout, in_background);
     cm_tuning all = job->tuning;
     nbytes = nbytes < most ? nbytes : most;
-    if (nbytes < SHARED_NBYTES || (job->overlaps && layout->ndim == 0)) {
+    if (nbytes < SHARED_NBYTES || shifts(job)) {
         return 1;
     }
     if (is_fresh(layout, &job->dst)) {
@@ -104,16 +112,16 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
 static cm_status
 copy_pieces(cm_job *job)
 {
-    bool shifts = job->overlaps && job->plan.layout.ndim == 0;
+    bool is_shifted = shifts(job);
     cm_layout piece;
     for (;;) {
         CM_TRY(cm_job_take_turn(job, 0));
-        if (!(shifts ? next_of_overlapping(job, &piece)
-                     : cm_cut_next(&job->host.cut, &piece))) {
+        if (!(is_shifted ? next_of_overlapping(job, &piece)
+                         : cm_cut_next(&job->host.cut, &piece))) {
             return cm_ok();
         }
         uint64_t nbytes = cm_layout_nbytes(&piece);
-        bool shared = (nbytes >= SHARED_NBYTES && !shifts) || job->many != NULL;
+        bool shared = (nbytes >= SHARED_NBYTES && !is_shifted) || job->many != NULL;
         bool first = job->moved_nbytes == 0;
         if (!first) {
             CM_TRY(cm_job_ask(job, &job->host.asked_ns));
@@ -139,7 +147,7 @@ cm_job_run_on_host(cm_job *job)
     if (job->step == CM_JOB_ORDER) {
         CM_TRY(cm_job_wait_after(job));
         CM_TRY(cm_job_begin(job));
-        if (job->overlaps && job->plan.layout.ndim > 0) {
+        if (job->overlaps && !shifts(job)) {
             CM_TRY(cm_job_look(job, &job->plan.layout));
             CM_TRY(cm_job_populate_ahead(job)); /* the source's pages, as it is read */
             CM_TRY(cm_job_replace_source(job));

@@ -58,7 +58,8 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     if (out->is_short) {
         plan->route = cm_routes[plan->route].crosses ? plan->route : CM_ROUTE_DIRECT;
     }
-    else if (out->overlaps && plan->layout.ndim + (plan->device >= 0) > 0) {
+    else if (out->overlaps
+             && (job->is_two_maps || plan->layout.ndim > 0 || plan->device >= 0)) {
         bool on_device = cm_job_can_own_on_device(job); /* as if it were there */
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);

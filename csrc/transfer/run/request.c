@@ -2,6 +2,7 @@
 /* The entry: from a request to a job: here, on a stream or in the background. */
 #include <stdlib.h>
 
+#include "base/file_maps.h"
 #include "base/fresh_pages.h"
 #include "runtime/scope.h"
 #include "transfer/file/job.h"
@@ -69,6 +70,23 @@ is_fresh(const cm_job *job)
                                  layout.run_nbytes);
 }
 
+/* Two maps of one file, which are looked for where both ends are known to be a file's.
+ */
+static cm_status
+look_for_two_maps(cm_job *job)
+{
+    if (job->overlaps || job->is_fill || !cm_job_is_file(&job->dst, job->dst_facts)
+        || !cm_job_is_file(&job->src, job->src_facts)) {
+        return cm_ok();
+    }
+    cm_byte_span dst = cm_overlap_span(job->engine->rt, &job->dst);
+    cm_byte_span src = cm_overlap_span(job->engine->rt, &job->src);
+    CM_TRY(cm_file_maps_meet((cm_file_span){dst.begin, dst.end},
+                             (cm_file_span){src.begin, src.end}, &job->is_two_maps));
+    job->overlaps = job->is_two_maps;
+    return cm_ok();
+}
+
 cm_status
 cm_job_plan(cm_job *job, const cm_copy_request *request)
 {
@@ -104,7 +122,7 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     }
     job->overlaps =
         !job->is_fill && cm_overlap_is_possible(engine->rt, &job->dst, &job->src);
-    return cm_ok();
+    return look_for_two_maps(job);
 }
 
 static cm_status
