@@ -305,7 +305,7 @@ FAULTS = [
         "csrc/transfer/routes/short_copy.c",
         "the caller keeps the GIL however long the stream takes",
         "waited_ns >= HELD_NS",
-        "waited_ns >= UINT64_C(1000) * HELD_NS",
+        "waited_ns == UINT64_MAX",
         [
             "tests/test_gil.py::test_short_copy_that_takes_long_gives_the_gil_up[up-pinned]"
         ],
