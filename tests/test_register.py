@@ -420,7 +420,7 @@ def test_strides_that_no_element_needs_are_kept_and_harmless(runtime) -> None:
     view = cumem.asbuffer(empty)[:, 3]
     assert view.shape == (0,)
     assert view.numpy().shape == (0,)
-    assert view[:, None].reshape(0, 2**40, 2**40).__dlpack__() is not None
+    assert view[:, None].reshape(0, 2**40, 2**20).__dlpack__() is not None
 
 
 # -- pieces of one array ---------------------------------------------------------------
