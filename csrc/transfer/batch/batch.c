@@ -46,11 +46,11 @@ span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
 }
 
 static void
-extend(cm_file_span *hull, bool is_file, cm_byte_span span)
+extend(cm_file_span *hull, cm_byte_span span)
 {
-    if (is_file) {
-        hull->begin = cm_least(hull->begin, span.begin);
-        hull->end = span.end > hull->end ? span.end : hull->end;
+    hull->begin = cm_least(hull->begin, span.begin);
+    if (span.end > hull->end) {
+        hull->end = span.end;
     }
 }
 
@@ -66,16 +66,26 @@ look_for_two_maps(batch *b)
     cm_file_span src = {.begin = UINT64_MAX};
     for (uint64_t i = 0; i < request->piece_count; i++) {
         const cm_piece *piece = &request->pieces[i];
-        extend(&dst, piece->dst.is_file, span_of_end(rt, &piece->dst, piece->nbytes));
-        extend(&src, piece->src.is_file, span_of_end(rt, &piece->src, piece->nbytes));
+        if (piece->dst.is_file) {
+            extend(&dst, span_of_end(rt, &piece->dst, piece->nbytes));
+        }
+        if (piece->src.is_file) {
+            extend(&src, span_of_end(rt, &piece->src, piece->nbytes));
+        }
     }
     for (uint64_t i = 0; i < request->other_count; i++) {
         const cm_piece_regions *other = &request->others[i];
-        extend(&dst, other->dst.is_file, cm_overlap_span(rt, &other->dst));
-        extend(&src, other->src.is_file, cm_overlap_span(rt, &other->src));
+        if (other->dst.is_file) {
+            extend(&dst, cm_overlap_span(rt, &other->dst));
+        }
+        if (other->src.is_file) {
+            extend(&src, cm_overlap_span(rt, &other->src));
+        }
     }
-    return dst.end == 0 || src.end == 0 ? cm_ok()
-                                        : cm_file_maps_meet(dst, src, &b->in_order);
+    if (dst.end == 0 || src.end == 0) {
+        return cm_ok();
+    }
+    return cm_file_maps_meet(dst, src, &b->in_order);
 }
 
 static cm_status
