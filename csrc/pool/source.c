@@ -258,9 +258,9 @@ choose_way(segment_source *self)
         return cm_fail(CM_ENOTSUP, 0); /* the runtime's memory is not ours to share */
     }
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
-    /* The runtime cannot be told the node: only where there is one is it right. */
-    bool has_others = nodes != UINT64_C(1) << node;
-    if (has_others && self->is_exact && !self->populates) {
+    /* The runtime cannot be told the node: only where there is one is it right. Without
+     * is_exact the node is none, which nothing is shifted by. */
+    if (self->is_exact && !self->populates && nodes != UINT64_C(1) << node) {
         return cm_fail(CM_ENOTSUP, (uint64_t)node);
     }
     return cm_ok();
