@@ -1797,7 +1797,11 @@ class Main(Worker):
             cumem.set_current_device(self.device())
         elif what < 0.96:
             self.note("calibrate")
-            repr(cumem.calibrate(self.device()))
+            try:
+                repr(cumem.calibrate(self.device()))
+            except cumem.OutOfMemoryError:
+                # Another thread's limit may be below what lives.
+                self.raised["calibrate: OutOfMemoryError"] += 1
         elif what < 0.993 or world.options.seconds < 4:
             self.refused_shutdown()
         else:
@@ -1818,7 +1822,11 @@ class Main(Worker):
     def refused_shutdown(self) -> None:
         """Somebody looks at pinned memory, so nothing may happen."""
         self.note("shutdown, refused")
-        anchor = cumem.empty_pinned(100, "u1", device=0)
+        try:
+            anchor = cumem.empty_pinned(100, "u1", device=0)
+        except cumem.OutOfMemoryError:  # as above
+            self.raised["shutdown, refused: OutOfMemoryError"] += 1
+            return
         view = anchor.numpy()
         try:
             cumem.shutdown()
