@@ -17,6 +17,8 @@ are in it: those that copy, those that watch, and those of the emulated device.
 
 Each call is made until it is warm and then traced several times. Threads that only happen
 to work at the same time add rooms, so that the run with the fewest is the one that is told.
+How often a thread looks again before it waits is left to chance, and with it the moves of
+the large copy; the rooms are the same in each run.
 """
 
 from __future__ import annotations
@@ -369,7 +371,9 @@ def _stats(cumem: Any, _: int) -> Callable[[], object]:
     return call
 
 
+#: stats() comes first, for it looks at every pool that the process has made.
 CALLS: dict[str, Call] = {
+    "stats": Call("stats() of two pools", _stats),
     "numpy_to_device_256": Call("copy(device, array) of 256 B", _numpy_to_device),
     "pinned_to_pinned_256": Call("copy(pinned, pinned) of 256 B", _pinned_to_pinned),
     "on_a_stream_256": Call(
@@ -379,7 +383,6 @@ CALLS: dict[str, Call] = {
     "numpy_to_device_large": Call("copy(device, array) of many bytes", _large),
     "prefetch": Call("next() of prefetch(loader), two arrays", _prefetch),
     "empty_pinned": Call("empty_pinned(256), and given back", _empty_pinned),
-    "stats": Call("stats()", _stats),
 }
 
 
