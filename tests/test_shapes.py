@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -545,3 +546,128 @@ def test_copy_is_ordered_like_any_other_copy(emulated) -> None:
         made = buffer.reshape(64, 64)
     assert (made.T.ravel().to_numpy() == 1).all()
     assert (made.copy().to_numpy() == 1).all()
+
+
+# -- one element -----------------------------------------------------------------------
+
+#: What is asked of an array of shape (2, 3), of integers, and answered as NumPy does.
+ITEMS: dict[str, Callable[[Any], Any]] = {
+    "item(4)": lambda a: a.item(4),
+    "item(-6)": lambda a: a.item(-6),
+    "item(1, 2)": lambda a: a.item(1, 2),
+    "item(-2, -3)": lambda a: a.item(-2, -3),
+    "item((1, 2))": lambda a: a.item((1, 2)),
+    "item((4,))": lambda a: a.item((4,)),
+    "item(int64, __index__)": lambda a: a.item(np.int64(1), Index(0)),
+    "item(6)": lambda a: a.item(6),
+    "item(-7)": lambda a: a.item(-7),
+    "item(0, 3)": lambda a: a.item(0, 3),
+    "item(2, 0)": lambda a: a.item(2, 0),
+    "item()": lambda a: a.item(),
+    "item(())": lambda a: a.item(()),
+    "item(1, 1, 1)": lambda a: a.item(1, 1, 1),
+    "item(1.0)": lambda a: a.item(1.0),
+    "item('1')": lambda a: a.item("1"),
+    "item(True)": lambda a: a.item(True),
+    "item(2**63)": lambda a: a.item(2**63),
+    "item of a number": lambda a: a[1, 1, ...].item(),
+    "item(0) of a number": lambda a: a[1, 1, ...].item(0),
+    "item(()) of a number": lambda a: a[1, 1, ...].item(()),
+    "item(1) of a number": lambda a: a[1, 1, ...].item(1),
+    "item of one": lambda a: a[1:, 1:2].item(),
+    "item of nothing": lambda a: a[:0].item(),
+    "item(0) of nothing": lambda a: a[:0].item(0),
+    "item of a turned one": lambda a: a.T[::-1, ::-1].item(1),
+    "int": lambda a: int(a[1, 2, ...]),
+    "float": lambda a: float(a[1, 2, ...]),
+    "complex": lambda a: complex(a[1, 2, ...]),
+    "bool": lambda a: bool(a[0, 0, ...]),
+    "int of many": int,
+    "float of many": float,
+    "complex of many": complex,
+    "bool of many": bool,
+    "bool of none": lambda a: bool(a[:0]) if isinstance(a, cumem.Buffer) else bool(a),
+    "format": lambda a: f"{a[1, 2, ...]:+05d}",
+    "format of many": lambda a: f"{a:d}",
+    "format nonsense": lambda a: f"{a[1, 2, ...]:nonsense}",
+    "tolist": lambda a: a.tolist(),
+    "tolist of a number": lambda a: a[1, 2, ...].tolist(),
+    "tolist of columns": lambda a: a[:, ::-2].tolist(),
+    "bytes": lambda a: bytes(a) if isinstance(a, cumem.Buffer) else a.tobytes(),
+    "bytes of columns": lambda a: (
+        bytes(a[:, ::-2]) if isinstance(a, cumem.Buffer) else a[:, ::-2].tobytes()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "pageable", "as_device"])
+@pytest.mark.parametrize("name", ITEMS)
+def test_element_of_any_memory_is_numpys(emulated, name, kind) -> None:
+    whole = np.arange(6, dtype="i2").reshape(2, 3)
+    if kind == "pageable":
+        buffer: Any = cumem.asbuffer(whole.copy())
+    elif kind == "as_device":
+        buffer = values.put(whole, "managed").as_device()  # type: ignore[attr-defined]
+    else:
+        buffer = values.put(whole, kind)
+
+    def answer(on: Any) -> tuple[object, ...]:
+        try:
+            found = ITEMS[name](on)
+        except (IndexError, TypeError, ValueError) as error:
+            # where an integer fits no index, NumPy's is an OverflowError
+            return (type(error),)
+        except OverflowError:
+            return (ValueError,)
+        return type(found), found
+
+    assert answer(buffer) == answer(whole)
+    buffer.free()  # nobody has got the memory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_element_that_refers_to_memory_has_its_own(runtime, kind) -> None:
+    """As the array within a structure: it is no view of the buffer."""
+    whole = np.zeros(3, [("x", "f4", (2,)), ("y", "i4")])
+    buffer: Any = values.put(whole, kind)
+    row = buffer.item(1)[0]
+    assert row.tolist() == [0.0, 0.0]
+    buffer.fill(np.ones(1, whole.dtype)[0])
+    cumem.current_stream().synchronize()
+    assert row.tolist() == [0.0, 0.0]
+    buffer.free()
+    assert row.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("read", [int, float, bool, complex, lambda b: b.item()])
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_element_is_read_after_the_transfer_into_it(emulated, kind, read) -> None:
+    source = cumem.array([5], dtype="i4", kind="pinned")
+    buffer = cumem.zeros(1, "i4", kind)
+    target = buffer.reshape(())
+    stream = cumem.Stream()
+    found: list[Any] = []
+    with session.gate(stream):
+        done = cumem.copy_async(buffer, source, stream=stream)
+        reader = threading.Thread(target=lambda: found.append(read(target)))
+        reader.start()
+        session.wait_until_waiting(reader)
+        assert not found
+    reader.join()
+    done.wait()
+    assert found == [read(5) if read in (int, float, bool, complex) else 5]
+
+
+def test_array_protocol_copies_and_converts_as_it_is_asked(runtime) -> None:
+    buffer: Any = values.put(np.arange(6.0).reshape(2, 3).T, "pinned")
+    assert np.shares_memory(buffer.__array__(), buffer.numpy())
+    assert np.shares_memory(buffer.__array__("f8", copy=False), buffer.numpy())
+    assert not np.shares_memory(buffer.__array__(copy=True), buffer.numpy())
+    assert buffer.__array__(np.int8).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert np.asarray(buffer, dtype=object).dtype == object
+    with pytest.raises(ValueError, match="another dtype needs a copy"):
+        buffer.__array__("i4", copy=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kind'"):
+        buffer.__array__(kind="pinned")
+    with pytest.raises(TypeError, match="the host cannot read device memory"):
+        cumem.empty(3).__array__()

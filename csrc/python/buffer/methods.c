@@ -72,25 +72,6 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
     return array;
 }
 
-PyObject *
-cm_buffer_bytes(PyObject *object, PyObject *unused CM_UNUSED)
-{
-    cm_buffer *self = (cm_buffer *)object;
-    cm_region region;
-    cm_buffer_region(self, &region);
-    if (cm_kind_is_on_device(cm_buffer_kind(self))
-        || !cm_region_is_c_contiguous(&region)) {
-        return cm_package_call("extension.views", "as_bytes", PyTuple_Pack(1, object));
-    }
-    if (cm_buffer_check_open(self) < 0 || cm_buffer_check_inherited(self) < 0
-        || cm_storage_wait(self->storage, false) < 0
-        || cm_buffer_note_side(self, false) < 0 || cm_buffer_check_open(self) < 0) {
-        return NULL;
-    }
-    cm_buffer_region(self, &region); /* shutdown() may have come while it waited */
-    return PyBytes_FromStringAndSize(region.host, (Py_ssize_t)cm_buffer_nbytes(self));
-}
-
 /* Only whoever asked refers to an object: nobody has kept it. */
 static bool
 is_alone(PyObject *object)
@@ -98,22 +79,18 @@ is_alone(PyObject *object)
     return Py_REFCNT(object) == 1;
 }
 
-/* What `function` answers to numpy(), for reads of our own: where it kept nothing of
- * the array, and nothing else was exported meanwhile, the memory never left us. */
 PyObject *
-cm_buffer_read_by(PyObject *object, PyObject *function)
+cm_buffer_read(cm_buffer *self, cm_array_reader *read, PyObject *argument)
 {
-    cm_buffer *self = (cm_buffer *)object;
     cm_storage *storage = self->storage;
     bool was_exported = storage->was_exported;
-    PyObject *array = cm_buffer_numpy(object, NULL);
+    PyObject *array = cm_buffer_numpy((PyObject *)self, NULL);
     if (array == NULL) {
         return NULL;
     }
     uint64_t number = self->state->export_total;
     PyObject *view = PyObject_GetAttrString(array, "base");
-    PyObject *answer =
-        view == NULL ? NULL : PyObject_CallFunctionObjArgs(function, array, NULL);
+    PyObject *answer = view == NULL ? NULL : read(array, argument);
     bool was_kept = !is_alone(array);
     Py_DECREF(array);
     was_kept = was_kept || view == NULL || !is_alone(view);
@@ -124,6 +101,18 @@ cm_buffer_read_by(PyObject *object, PyObject *function)
     Py_XDECREF(view);
     cm_error_restore(kept);
     return answer;
+}
+
+static PyObject *
+call_with(PyObject *array, PyObject *function)
+{
+    return PyObject_CallFunctionObjArgs(function, array, NULL);
+}
+
+PyObject *
+cm_buffer_read_by(PyObject *object, PyObject *function)
+{
+    return cm_buffer_read((cm_buffer *)object, call_with, function);
 }
 
 /* -- record_stream -------------------------------------------------------------------- */

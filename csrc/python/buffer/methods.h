@@ -48,9 +48,12 @@ PyObject *cm_buffer_get_flags(PyObject *self, void *closure);
 
 /* METH_NOARGS */
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
-PyObject *cm_buffer_bytes(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
+/* What `read` answers to numpy(), for reads of our own: where it kept nothing of the
+ * array, and nothing else was exported meanwhile, the memory never left us. */
+typedef PyObject *cm_array_reader(PyObject *array, PyObject *argument);
+PyObject *cm_buffer_read(cm_buffer *self, cm_array_reader *read, PyObject *argument);
 /* METH_O */
 PyObject *cm_buffer_read_by(PyObject *self, PyObject *function);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);

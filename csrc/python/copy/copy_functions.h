@@ -40,6 +40,18 @@ PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs
                          PyObject *kwnames);
 PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
+/* values.c: slots, METH_NOARGS (complex, tolist, bytes), METH_O (format), METH_FASTCALL
+ * (item), and METH_FASTCALL | METH_KEYWORDS (array) */
+PyObject *cm_buffer_int(PyObject *self);
+PyObject *cm_buffer_float(PyObject *self);
+int cm_buffer_bool(PyObject *self);
+PyObject *cm_buffer_complex(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_tolist(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_bytes(PyObject *self, PyObject *unused);
+PyObject *cm_buffer_format(PyObject *self, PyObject *spec);
+PyObject *cm_buffer_item(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
 /* Give a type of buffers DLPack's C functions. 0, or -1 with an exception. */
 int cm_dlpack_add_exchange(PyTypeObject *type);
 /* Py_mp_ass_subscript */

@@ -68,9 +68,7 @@ get(PyObject *object, void *attribute)
 
 /* Names that everybody types who comes from NumPy, CuPy or PyTorch, and whose error
  * says what to type here. They are descriptors, as a __getattr__ would take the
- * interpreter's short way from every attribute there is. Then methods that the package
- * has, __array__ of device memory too, where it says no: without it NumPy makes an
- * object array. */
+ * interpreter's short way from every attribute there is. */
 /* clang-format off */
 #define HINTS(X)                                                                       \
     X(clone) X(close) X(contiguous) X(copy_) X(cpu) X(cuda) X(data_ptr) X(detach)      \
@@ -79,9 +77,6 @@ get(PyObject *object, void *attribute)
 #define ARITHMETIC(X)                                                                  \
     X(add) X(subtract) X(multiply) X(true_divide) X(floor_divide) X(remainder)         \
     X(matrix_multiply) X(and) X(or) X(xor) X(lshift) X(rshift)
-#define VALUES(X)                                                                       \
-    X(item) X(tolist) X(__array__) X(__complex__) X(__format__)        \
-    X(__round__)
 /* clang-format on */
 
 static PyGetSetDef buffer_getters[] = {
@@ -150,26 +145,14 @@ static PyGetSetDef device_getters[] = {
 
 /* -- slots that the package fills ------------------------------------------------------ */
 
-/* Without int and float Python would read the bytes of a buffer as digits. */
 #define ASK(slot, module, function, more)                                              \
     static PyObject *buffer_##slot(PyObject *object)                                   \
     {                                                                                  \
         return cm_package_call(module, function, PyTuple_Pack(2, object, more));       \
     }
-ASK(int, "extension.views", "as_number", (PyObject *)&PyLong_Type)
-ASK(float, "extension.views", "as_number", (PyObject *)&PyFloat_Type)
 ASK(repr, "extension.texts", "buffer_text", Py_False)
 ASK(str, "extension.texts", "buffer_text", Py_True)
-ASK(truth, "extension.views", "as_number", (PyObject *)&PyBool_Type)
 ASK(unary, "extension.hints", "refuse_arithmetic", object)
-
-static int
-buffer_bool(PyObject *object)
-{
-    PyObject *answer = buffer_truth(object);
-    Py_XDECREF(answer);
-    return answer == NULL ? -1 : answer == Py_True;
-}
 
 /* Without this `in` would compare the views one by one, by identity. */
 static int
@@ -192,6 +175,17 @@ buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
     }
 REFUSE(refuse_arithmetic)
 REFUSE(refuse_in_place)
+
+static PyObject *
+buffer_round(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nargs)
+{
+    if (nargs > 1) {
+        PyErr_Format(PyExc_TypeError, "__round__() takes at most 1 argument, not %zd",
+                     nargs);
+        return NULL;
+    }
+    return refuse_in_place(object, Py_None);
+}
 
 /* A number of Python's, and none of NumPy's, which compares elements itself. */
 static bool
@@ -220,12 +214,9 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 /* -- tables --------------------------------------------------------------------------- */
 
-#define VALUE(name) CM_PACKAGED(Buffer, "extension.views", name)
-#define VALUE_METHOD(name) CM_PACKAGED_METHOD(Buffer, name)
 #define MANAGED(X) X(prefetch) X(advise) X(page_residency) X(discard) X(on)
 #define MANAGE(name) CM_PACKAGED(ManagedBuffer, "managed", name)
 #define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
-VALUES(VALUE)
 CM_PACKAGED(Buffer, "extension.texts", list_names)
 CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
 MANAGED(MANAGE)
@@ -250,7 +241,14 @@ static PyMethodDef buffer_methods[] = {
     {"__bytes__", cm_buffer_bytes, METH_NOARGS, CM_DOC_Buffer___bytes__},
     {"_read_by", cm_buffer_read_by, METH_O, CM_DOC_Buffer__read_by},
     KEYWORDED(to_numpy),
-    VALUES(VALUE_METHOD) KEYWORDED(fill),
+    KEYWORDED(fill),
+    {"item", CM_METHOD(cm_buffer_item), METH_FASTCALL, CM_DOC_Buffer_item},
+    {"tolist", cm_buffer_tolist, METH_NOARGS, CM_DOC_Buffer_tolist},
+    /* of device memory too, where it says no: without it NumPy makes an object array */
+    {"__array__", CM_METHOD(cm_buffer_array), CM_KEYWORDS, CM_DOC_Buffer___array__},
+    {"__complex__", cm_buffer_complex, METH_NOARGS, CM_DOC_Buffer___complex__},
+    {"__format__", cm_buffer_format, METH_O, CM_DOC_Buffer___format__},
+    {"__round__", CM_METHOD(buffer_round), METH_FASTCALL, CM_DOC_Buffer___round__},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
@@ -292,9 +290,10 @@ static PyType_Slot buffer_slots[] = {
     {Py_mp_subscript, (void *)cm_buffer_subscript},
     {Py_mp_ass_subscript, (void *)cm_buffer_ass_subscript},
     {Py_mp_length, (void *)cm_buffer_length},
-    {Py_nb_int, (void *)buffer_int},
-    {Py_nb_float, (void *)buffer_float},
-    {Py_nb_bool, (void *)buffer_bool},
+    /* without int and float Python would read the bytes of a buffer as digits */
+    {Py_nb_int, (void *)cm_buffer_int},
+    {Py_nb_float, (void *)cm_buffer_float},
+    {Py_nb_bool, (void *)cm_buffer_bool},
     {Py_tp_iter, (void *)cm_buffer_iter},
     ARITHMETIC(REFUSED){Py_nb_divmod, (void *)refuse_arithmetic},
     {Py_nb_power, (void *)refuse_arithmetic_power},
