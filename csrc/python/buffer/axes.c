@@ -173,12 +173,12 @@ read_squeezed(const cm_buffer *self, PyObject *object, bool *named)
     if (find_axes(self, "squeeze", count, numbers, axes, named) < 0) {
         return -1;
     }
-    for (int i = 0; i < count; i++) {
-        int64_t length = cm_buffer_shape(self)[axes[i]];
-        if (length != 1) {
+    for (int axis = 0; axis < self->ndim; axis++) {
+        int64_t length = cm_buffer_shape(self)[axis];
+        if (named[axis] && length != 1) {
             PyErr_Format(PyExc_ValueError,
                          "axis %d has length %lld, and only those of length 1 can go",
-                         axes[i], (long long)length);
+                         axis, (long long)length);
             return -1;
         }
     }

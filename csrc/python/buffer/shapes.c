@@ -60,8 +60,10 @@ goes_on(const old_axes *old, int axis)
            && reach == old->strides[axis];
 }
 
-/* The strides of as many elements in `lengths`, the fastest first; there is one at
- * least. False where that takes a copy. */
+/* The strides of as many elements in `lengths`, the fastest first. There is one element
+ * at least, and the two shapes have as many, so that neither runs out of axes before
+ * the other: what looks for its end only makes sure of that. False where that takes a
+ * copy. */
 static bool
 match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t itemsize,
               int64_t *strides)
@@ -74,16 +76,22 @@ match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t it
             strides[next++] = step;
             continue;
         }
+        if (next_old == old->count) {
+            return false;
+        }
         int first_old = next_old++;
         int first = next++;
         int64_t have = old->lengths[first_old];
         int64_t want = lengths[first];
         while (have != want) {
             if (have > want) {
+                if (next == count) {
+                    return false;
+                }
                 want *= lengths[next++];
                 continue;
             }
-            if (!goes_on(old, next_old)) {
+            if (next_old == old->count || !goes_on(old, next_old)) {
                 return false;
             }
             have *= old->lengths[next_old++];
@@ -91,8 +99,7 @@ match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t it
         step = old->strides[first_old];
         for (int i = first; i < next; i++) {
             strides[i] = step;
-            (void)cm_mul_i64(step, lengths[i], &step); /* the last one, nobody steps by
-                                                        */
+            (void)cm_mul_i64(step, lengths[i], &step); /* nobody takes the last step */
         }
     }
     return true;
