@@ -139,7 +139,8 @@ PyObject *
 cm_buffer_turn(cm_buffer *self, char order)
 {
     int axes[CM_MAX_NDIM];
-    bool is_c = order == 'C' || (order == 'A' && !cm_buffer_is_fortran(self));
+    bool is_c = order == 'C' || (order == 'A' && !cm_buffer_is_fortran(self))
+                || (order == 'K' && cm_buffer_is_contiguous(self, false));
     if (is_c) {
         return cm_buffer_check_open(self) < 0 ? NULL : Py_NewRef((PyObject *)self);
     }

@@ -226,7 +226,7 @@ cm_buffer_item(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (array == NULL) {
         return NULL;
     }
-    PyObject *item = PyObject_CallMethod(array, "item", NULL);
+    PyObject *item = cm_numpy_item(array);
     Py_DECREF(array);
     return item;
 }

@@ -285,6 +285,13 @@ cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape)
     return PyArray_Empty(ndim, shape, (PyArray_Descr *)dtype, 0);
 }
 
+PyObject *
+cm_numpy_item(PyObject *array)
+{
+    PyArrayObject *self = (PyArrayObject *)array;
+    return PyArray_GETITEM(self, PyArray_DATA(self));
+}
+
 bool
 cm_numpy_is_array(PyObject *object)
 {

@@ -43,6 +43,9 @@ PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
 /* A fresh array in C order. */
 PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
+/* The first element of an array that has one, as ndarray.item() answers it. */
+PyObject *cm_numpy_item(PyObject *array);
+
 bool cm_numpy_is_array(PyObject *object);
 /* An array of a subclass that could say of elements that they are none, as
  * numpy.ma.MaskedArray does; of arrays of NumPy's own type the answer costs nothing. */
