@@ -130,6 +130,22 @@ def copy_rows_and_strided() -> None:
 
 
 @scenario
+def copy_and_read_views_of_one_buffer() -> None:
+    data = np.arange(4096, dtype="f4").reshape(64, 64)
+    for kind in ("device", "managed", "pinned"):
+        buffer = cumem.array(data, kind=kind)
+        turned = buffer.T
+        assert (turned.ravel().to_numpy() == data.T.ravel()).all()
+        assert (turned.flatten("F").to_numpy() == data.ravel()).all()
+        assert (turned.copy("K").to_numpy() == data.T).all()
+        assert (buffer.astype("f4", "F").to_numpy() == data).all()
+        assert buffer.reshape(2, -1).item(1, 7) == data.reshape(2, -1)[1, 7]
+        assert float(turned[1, 0]) == 1
+        assert bytes(turned[:2]) == data.T[:2].tobytes()
+        assert turned[0].tolist() == data[:, 0].tolist()
+
+
+@scenario
 def broadcast_to_two_devices() -> None:
     dsts = [cumem.empty_device((2, 150_000), "i4", device=d) for d in (0, 1)]
     dsts.append(cumem.empty_device((2, 300_000), "i4", device=1)[:, ::2])
