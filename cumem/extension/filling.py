@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.extension.arguments import hinting
-from cumem.extension.casting import check, refuse_dtypes
+from cumem.extension.casting import refuse_dtypes
 from cumem.extension.values import as_value, read_array
 from cumem.kinds import is_on_device
 
@@ -142,32 +142,6 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
         _core.copy(target, source, stream=stream, casting=casting)
     else:
         _copy_after(target, source, stream, casting)
-
-
-def astype(
-    buffer: _core.Buffer,
-    wanted: np.dtype[Any],
-    order: Any,
-    casting: Any,
-    copy: bool,
-) -> _core.Buffer:
-    """`Buffer.astype` where the dtype is another one, or `casting` was given."""
-    check("astype: ", buffer.dtype, wanted, casting)
-    if not copy and buffer.dtype == wanted and order in ("K", None):
-        return buffer
-    is_pageable = buffer.kind == "pageable"
-    make: Any = _make_ordinary if is_pageable else make_like
-    result: _core.Buffer = make(buffer, wanted, order=order)
-    copy_as(result, buffer, None, casting)
-    return result
-
-
-def _make_ordinary(
-    buffer: _core.Buffer, dtype: np.dtype[Any], order: Any
-) -> _core.Buffer:
-    """Such memory has no pool: it is NumPy's, and page-locked in `numpy_pinned`."""
-    made = buffer._read_by(lambda array: np.empty_like(array, dtype, order))
-    return _core.asbuffer(made)
 
 
 def is_memory(source: object) -> bool:

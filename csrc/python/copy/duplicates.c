@@ -74,14 +74,17 @@ make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
     return buffer;
 }
 
-/* Copy, and wait for it. 0, or -1 with an exception. */
+/* Copy, and wait for it; `casting` (NULL: the dtypes are one) says what may be
+ * converted. 0, or -1 with an exception. */
 static int
-copy_into(cm_state *state, PyObject *dst, PyObject *src)
+copy_into(cm_state *state, PyObject *dst, PyObject *src, PyObject *casting)
 {
     cm_call_frame frame;
     PyObject *done = NULL;
     if (cm_call_enter(&frame, state, NULL, -1, NULL, "copy") == 0) {
-        cm_copy_how how = {frame.stream, .blocking = true, .progress = &frame.progress};
+        cm_copy_how how = {frame.stream, .blocking = true,
+                           .casting = {.casting = casting},
+                           .progress = &frame.progress};
         done = cm_copy_objects(state, dst, src, how);
     }
     done = cm_call_leave(&frame, done);
@@ -91,13 +94,14 @@ copy_into(cm_state *state, PyObject *dst, PyObject *src)
 
 /* -- copy() ------------------------------------------------------------------------------- */
 
+/* A new buffer of `dtype`; `casting` as above. */
 static PyObject *
-duplicate(cm_buffer *self, char order)
+duplicate(cm_buffer *self, PyObject *dtype, char order, PyObject *casting)
 {
     cm_region like;
     cm_buffer_region(self, &like);
-    PyObject *made = make_like(self, self->dtype, &like, order);
-    if (made != NULL && copy_into(self->state, made, (PyObject *)self) < 0) {
+    PyObject *made = make_like(self, dtype, &like, order);
+    if (made != NULL && copy_into(self->state, made, (PyObject *)self, casting) < 0) {
         Py_CLEAR(made);
     }
     return made;
@@ -116,7 +120,7 @@ cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         || cm_arg_order(given, "order", "CFAK", 'C', &order) < 0) {
         return NULL;
     }
-    return duplicate(self, order);
+    return duplicate(self, self->dtype, order, NULL);
 }
 
 PyObject *
@@ -126,7 +130,7 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    return duplicate(self, 'K');
+    return duplicate(self, self->dtype, 'K', NULL);
 }
 
 /* -- in one row --------------------------------------------------------------------------- */
@@ -150,7 +154,8 @@ copy_into_a_row(cm_buffer *turned)
     PyObject *target =
         cm_buffer_new_view((cm_buffer *)made, NULL, ((cm_buffer *)made)->offset,
                            turned->dtype, turned->ndim, like.shape, strides);
-    if (target == NULL || copy_into(turned->state, target, (PyObject *)turned) < 0) {
+    if (target == NULL
+        || copy_into(turned->state, target, (PyObject *)turned, NULL) < 0) {
         Py_CLEAR(made);
     }
     Py_XDECREF(target);
@@ -202,37 +207,54 @@ cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- astype() ----------------------------------------------------------------------------- */
 
-/* To the dtype that the buffer has: itself or a copy. */
-static PyObject *
-keep_dtype(cm_buffer *self, PyObject *order_object, PyObject *copy_object)
+/* Is the buffer itself what astype() answers, as without `copy` it may? 1 or 0, or -1
+ * with an exception. */
+static int
+is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
 {
-    char order;
-    if (cm_arg_order(order_object, "order", "CFAK", 'K', &order) < 0
-        || cm_buffer_check_open(self) < 0) {
-        return NULL;
+    if (copy == NULL || order != 'K' || !cm_numpy_dtype_equal(dtype, self->dtype)) {
+        return 0;
     }
-    if (copy_object != NULL && order == 'K') {
-        int copies = PyObject_IsTrue(copy_object);
-        if (copies < 0) {
-            return NULL;
-        }
-        if (copies == 0) {
-            return Py_NewRef((PyObject *)self);
-        }
-    }
-    return duplicate(self, order);
+    int copies = PyObject_IsTrue(copy);
+    return copies < 0 ? -1 : copies == 0;
 }
 
 static PyObject *
-convert(PyObject *self, PyObject *dtype, PyObject *const *values)
+convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
 {
-    PyObject *order = values[1] == NULL ? Py_None : values[1];
-    PyObject *copies = values[3] == NULL ? Py_True : values[3];
+    char order;
+    if (cm_buffer_check_open(self) < 0
+        || cm_arg_order(values[1], "order", "CFAK", 'K', &order) < 0) {
+        return NULL;
+    }
+    /* Unless it is given all may be converted, and there is nothing to be looked at. */
+    if (values[2] != NULL
+        && cm_package_do(
+               "extension.casting", "check",
+               Py_BuildValue("(sOOO)", "astype: ", self->dtype, dtype, values[2]))
+               < 0) {
+        return NULL;
+    }
+    int is_self = is_answer(self, dtype, order, values[3]);
+    if (is_self < 0) {
+        return NULL;
+    }
+    if (is_self > 0) {
+        return Py_NewRef((PyObject *)self);
+    }
+    /* Dtypes that are equal and not one object may stand for different numbers. */
+    if (dtype == self->dtype) {
+        return duplicate(self, dtype, order, NULL);
+    }
     PyObject *casting = values[2];
-    casting = casting == NULL ? PyUnicode_FromString("unsafe") : Py_NewRef(casting);
-    return cm_package_call(
-        "extension.filling", "astype",
-        Py_BuildValue("(OOONO)", self, dtype, order, casting, copies));
+    casting =
+        casting == NULL ? PyUnicode_InternFromString("unsafe") : Py_NewRef(casting);
+    if (casting == NULL) {
+        return NULL;
+    }
+    PyObject *made = duplicate(self, dtype, order, casting);
+    Py_DECREF(casting);
+    return made;
 }
 
 PyObject *
@@ -240,9 +262,7 @@ cm_buffer_astype(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames)
 {
     static const char *const names[] = {"dtype", "order", "casting", "copy", NULL};
-    cm_buffer *self = (cm_buffer *)object;
     PyObject *values[4];
-    PyObject *answer;
     if (cm_args_parse("astype", args, nargs, kwnames, names, 4, 1, values) < 0) {
         return NULL;
     }
@@ -250,13 +270,7 @@ cm_buffer_astype(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     if (dtype == NULL) {
         return NULL;
     }
-    /* Dtypes that are equal and not one object may stand for different numbers. */
-    if (dtype == self->dtype && values[2] == NULL) {
-        answer = keep_dtype(self, values[1], values[3]);
-    }
-    else {
-        answer = convert(object, dtype, values);
-    }
+    PyObject *answer = convert((cm_buffer *)object, dtype, values);
     Py_DECREF(dtype);
     return answer;
 }
