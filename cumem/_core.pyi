@@ -2927,9 +2927,6 @@ def _managed_ask(
 ) -> bytes:
     """What the driver tells of bytes of the span: so many C ints."""
 
-def _fill(buffer: Buffer, element: np.ndarray[Any, Any], stream: object, /) -> None:
-    """What `Buffer.fill` comes to: an array of one element, of its dtype."""
-
 def _at_exit(others_run: bool, /) -> None:
     """Wait for unfinished transfers and, where no other thread may be inside the engine
     right now, end the worker threads.

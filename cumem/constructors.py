@@ -95,7 +95,7 @@ def zeros(
     buffer: _core.Buffer = _core.empty(
         shape, dtype, order=order, **_place(kind, device, stream, pool)
     )
-    _core._fill(buffer, np.zeros((), buffer.dtype), stream)
+    buffer.fill(np.zeros((), buffer.dtype), stream=stream)
     return buffer
 
 
@@ -421,7 +421,7 @@ def zeros_like(
         stream=stream,
         pool=pool,
     )
-    _core._fill(buffer, np.zeros((), buffer.dtype), stream)
+    buffer.fill(np.zeros((), buffer.dtype), stream=stream)
     return buffer
 
 
@@ -678,7 +678,7 @@ def ascontiguousarray(
 
 
 def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> None:
-    if isinstance(value, (int, float)) and casting is None:
+    if isinstance(value, (int, float, complex, np.generic)) and casting is None:
         buffer.fill(value, stream=stream)
     else:
         source = read_source(value, stream)

@@ -307,7 +307,7 @@ class Workspace(Generic[_B_co]):
         until it is zero.
         """
         buffer = self.empty(shape, dtype, order=order)
-        _core._fill(buffer, np.zeros((), buffer.dtype), self._stream)
+        buffer.fill(np.zeros((), buffer.dtype), stream=self._stream)
         return buffer
 
     def __reduce__(self) -> NoReturn:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import sys
 import warnings
 from decimal import Decimal
 from typing import Any
@@ -121,6 +123,61 @@ KEPT = [
     (">i4", [1, 2], [1, 2]),
     ("?", [0, 1], [False, True]),
 ]
+
+
+#: Numbers at the ends of the dtypes that the extension reads by itself, and just beyond.
+NUMBERS = [
+    *(
+        sign * (2**power + step)
+        for power in (0, 7, 8, 15, 16, 24, 31, 32, 53, 63, 64)
+        for sign in (1, -1)
+        for step in (-1, 0, 1)
+    ),
+    *(True, 2**70, 10**400, 0.0, -0.0, 0.1, 1.5, 65519.0, 65520.0, 3.39e38, 3.4e38),
+    *(3.5e38, 1e300, 1e-300, float("inf"), -float("inf"), float("nan")),
+    *(1j, -1.5 + 2j, 1e39j, 1e300 + 1j, complex("inf"), complex("nan")),
+]
+NUMBER_DTYPES = [
+    *(
+        np.dtype(code).newbyteorder(order)
+        for code in "?bBhHiIqQefdFD"
+        for order in "=S"
+    ),
+    *(np.dtype(ml_dtypes.bfloat16).newbyteorder(order) for order in "=S"),
+]
+
+
+def outcome(read: Any) -> object:
+    """What it answers, or the type of the error."""
+    try:
+        return read()
+    except (OverflowError, TypeError) as error:
+        return type(error)
+
+
+def fill_and_read(buffer: cumem.Buffer, value: object) -> bytes:
+    buffer.fill(value)
+    return buffer.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", NUMBER_DTYPES, ids=str)
+def test_number_and_scalar_become_what_an_array_of_them_becomes(
+    emulated, dtype
+) -> None:
+    """A number alone is read by the extension, and in a list by NumPy."""
+    alone, listed = (cumem.zeros(1, dtype, "pinned") for _ in range(2))
+    values = list(NUMBERS)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for each in NUMBER_DTYPES[::2]:
+            for number in (0, 1, -1, 300, 1.5, 70_000, 1e30, 2j, float("nan")):
+                with contextlib.suppress(OverflowError):  # NumPy 2 refuses some itself
+                    values.append(np.asarray(number).astype(each)[()])
+    for value in values:
+        found = outcome(lambda value=value: fill_and_read(alone, value))
+        assert found == outcome(lambda value=value: fill_and_read(listed, [value])), (
+            value
+        )
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -397,3 +454,28 @@ def test_integers_that_no_dtype_of_numpys_holds_are_told(runtime, value) -> None
         cumem.array(value)
     rounded = np.asarray(value, "f8")
     assert (values.get(cumem.array(value, "f8", "pinned")) == rounded).all()
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+@pytest.mark.parametrize("dtype", ["?", "u1", "f2", ">i4", "c8", ml_dtypes.bfloat16])
+def test_number_is_written_without_a_call_of_the_package(emulated, kind, dtype) -> None:
+    buffer = cumem.zeros(4, dtype, kind)
+    called: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    numbers = (True, 1, np.int64(1), np.uint8(1), np.ones((), buffer.dtype))
+    index = slice(1, 3)
+    sys.setprofile(note)
+    try:
+        for number in numbers:
+            buffer.fill(number)
+            buffer[...] = number
+            buffer[index] = number
+            buffer[0] = number
+    finally:
+        sys.setprofile(None)
+    assert called == []
+    assert (values.get(buffer) == 1).all()

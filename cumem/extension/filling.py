@@ -23,7 +23,7 @@ def fill(
     stream: object,
     casting: Any = None,
 ) -> None:
-    """What `Buffer.fill` does with a value that is not a number of Python's.
+    """What `Buffer.fill` does with a value that is neither a number nor an element.
 
     Values on the device stay there unless they must be converted.
     """
@@ -44,7 +44,7 @@ def fill(
     elif is_kept or values.ndim > 0:
         _core.copy(buffer, values, stream=on)
     elif buffer.nbytes > 0:
-        _core._fill(buffer, values, stream)
+        buffer.fill(values, stream=stream)
 
 
 def read_source(value: Any, stream: object) -> Any:

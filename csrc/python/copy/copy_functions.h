@@ -15,7 +15,6 @@ extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
 /* Hidden, for the package; METH_VARARGS, but for _flush_cache(), which is METH_O. */
 PyObject *cm_explain(PyObject *module, PyObject *args);
 PyObject *cm_export(PyObject *module, PyObject *args);
-PyObject *cm_fill_element(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);

@@ -6,6 +6,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
+#include "python/core/values.h"
 #include "python/device/wait.h"
 
 /* The device whose work the fill is; -1: the host's. Memory that both reach is the
@@ -162,57 +163,41 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* By an array of one element, of the buffer's dtype. With a stream that is given return
- * when it is queued, else when it is filled, unless nobody can tell. Pinned to the end:
- * the waits let other threads in, and what is deferred or told of on the way may be
- * Python code. */
+/* By `element`, one item of the buffer's dtype at any address. With a stream that is
+ * given return when it is queued, else when it is filled, unless nobody can tell.
+ * Pinned to the end: the waits let other threads in, and what is deferred or told of on
+ * the way may be Python code. */
 static PyObject *
-fill_by(cm_buffer *self, PyObject *element, PyObject *given)
+fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
-    cm_region region;
-    PyObject *dtype;
-    bool readonly;
-    int64_t count;
-    if (!cm_numpy_is_array(element)) {
-        (void)cm_arg_refuse(element, "element", "an array");
-        return NULL;
-    }
-    if (cm_numpy_region(element, &region, &dtype, &readonly) < 0) {
-        return NULL;
-    }
-    Py_DECREF(dtype);
-    /* The engine reads one item of the buffer's size at its address. */
-    if (region.itemsize != self->itemsize || !cm_is_ok(cm_region_count(&region, &count))
-        || count != 1) {
-        PyErr_SetString(PyExc_ValueError,
-                        "element must be one item of the buffer's dtype");
-        return NULL;
-    }
     cm_stream *stream = find_stream(self, given);
     if (stream == NULL) {
         return NULL;
     }
-    int result = cm_buffer_nbytes(self) == 0 ? 0 : cm_buffer_check_open(self);
+    int result = 0;
+    if (cm_buffer_nbytes(self) > 0) {
+        result = cm_buffer_check_open(self);
+    }
     if (result == 0 && cm_buffer_nbytes(self) > 0) {
         cm_storage_pin(self->storage);
-        result = fill_pinned(self, region.host, stream, cm_arg_is_given(given));
+        result = fill_pinned(self, element, stream, cm_arg_is_given(given));
         cm_storage_unpin(self->storage);
     }
     cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-PyObject *
-cm_fill_element(PyObject *module, PyObject *args)
+/* An array without dimensions that has the buffer's dtype is an element as it stands.
+ * What may be masked is not: the package looks whether it is. */
+static bool
+is_element(const cm_buffer *self, PyObject *value)
 {
-    PyObject *buffer, *element, *given;
-    return PyArg_ParseTuple(args, "O!OO", cm_state_of_module(module)->buffer_type,
-                            &buffer, &element, &given)
-               ? fill_by((cm_buffer *)(void *)buffer, element, given)
-               : NULL;
+    return cm_numpy_is_array_of(value, self->dtype) && cm_numpy_ndim(value) == 0
+           && !cm_numpy_may_be_masked(value);
 }
 
-/* Numbers here, all else by the package, which comes back with an element or copies. */
+/* Numbers and elements here, all else by the package, which copies arrays and comes
+ * back with the element that it has made of a single value. */
 PyObject *
 cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames)
@@ -220,6 +205,7 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"value", "stream", "casting", NULL};
     cm_buffer *self = (cm_buffer *)object;
     PyObject *values[3];
+    unsigned char element[CM_ELEMENT_NBYTES];
     if (cm_args_parse("fill", args, nargs, kwnames, names, 1, 1, values) < 0
         || cm_buffer_check_open(self) < 0) {
         return NULL;
@@ -228,15 +214,20 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         PyErr_SetString(PyExc_ValueError, "the buffer is read-only");
         return NULL;
     }
-    if (cm_arg_is_given(values[2])
-        || (!PyLong_CheckExact(values[0]) && !PyFloat_CheckExact(values[0]))) {
-        return cm_package_call("extension.filling", "fill",
-                               PyTuple_Pack(4, object, values[0],
-                                            values[1] == NULL ? Py_None : values[1],
-                                            values[2] == NULL ? Py_None : values[2]));
+    PyObject *value = values[0];
+    if (!cm_arg_is_given(values[2])) {
+        if (cm_value_write_number(value, self->dtype, element)) {
+            return fill_by(self, element, values[1]);
+        }
+        if (is_element(self, value)) {
+            Py_INCREF(value); /* others may drop it while the fill waits */
+            PyObject *done = fill_by(self, cm_numpy_data(value), values[1]);
+            Py_DECREF(value);
+            return done;
+        }
     }
-    PyObject *element = cm_numpy_as_value(values[0], self->dtype);
-    PyObject *done = element == NULL ? NULL : fill_by(self, element, values[1]);
-    Py_XDECREF(element);
-    return done;
+    return cm_package_call("extension.filling", "fill",
+                           PyTuple_Pack(4, object, value,
+                                        values[1] == NULL ? Py_None : values[1],
+                                        values[2] == NULL ? Py_None : values[2]));
 }

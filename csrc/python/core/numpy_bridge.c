@@ -3,8 +3,6 @@
  * NumPy 1.26 and later; works under the limited API. */
 #include "python/core/numpy_bridge.h"
 
-#include <math.h>
-
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #pragma GCC diagnostic push
@@ -299,6 +297,26 @@ cm_numpy_is_array(PyObject *object)
 }
 
 bool
+cm_numpy_is_array_of(PyObject *object, PyObject *dtype)
+{
+    return PyArray_Check(object)
+           && PyArray_EquivTypes(PyArray_DESCR((PyArrayObject *)object),
+                                 (PyArray_Descr *)dtype);
+}
+
+int
+cm_numpy_ndim(PyObject *array)
+{
+    return PyArray_NDIM((PyArrayObject *)array);
+}
+
+void *
+cm_numpy_data(PyObject *array)
+{
+    return PyArray_DATA((PyArrayObject *)array);
+}
+
+bool
 cm_numpy_may_be_masked(PyObject *array)
 {
     PyObject *type = (PyObject *)Py_TYPE(array);
@@ -403,45 +421,87 @@ cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes)
     *nbytes = (uint64_t)PyArray_NBYTES((PyArrayObject *)array);
 }
 
-/* -- values ------------------------------------------------------------------------- */
+/* -- numbers ------------------------------------------------------------------------ */
 
-/* Are these values that NumPy by itself reads into `dtype` as they are? Integers below
- * 2**31 and floats of Python in float64, int64 and the like; else the package looks. */
+/* The type number that ml_dtypes got for its bfloat16, which it registers with NumPy
+ * when it is loaded; 0: none was met. It never changes, so nothing guards it. */
+static int bfloat16_number;
+
+/* Is this dtype, which another package has registered, the bfloat16 of ml_dtypes? */
 static bool
-is_plain_value(PyObject *object, const PyArray_Descr *dtype)
+is_bfloat16(const PyArray_Descr *descr)
 {
-    int number = dtype->type_num;
-    if (PyFloat_CheckExact(object)) {
-        return number == NPY_DOUBLE || number == NPY_CDOUBLE
-               || (number == NPY_FLOAT && !(fabs(PyFloat_AsDouble(object)) > 1e38));
+    if (bfloat16_number != 0) {
+        return descr->type_num == bfloat16_number;
     }
-    if (!PyLong_CheckExact(object)) {
-        return false;
+    PyObject *name = PyObject_GetAttrString((PyObject *)descr->typeobj, "__name__");
+    bool is = name != NULL && PyUnicode_Check(name)
+              && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+    PyErr_Clear();
+    Py_XDECREF(name);
+    if (is) {
+        bfloat16_number = descr->type_num;
     }
-    int overflow = 0;
-    long value = PyLong_AsLongAndOverflow(object, &overflow);
-    long least = number == NPY_INT || number == NPY_LONG || number == NPY_LONGLONG
-                     ? INT32_MIN
-                     : 0;
-    bool has_room = number >= NPY_INT && number <= NPY_CDOUBLE
-                    && number != NPY_LONGDOUBLE && number != NPY_CFLOAT;
-    return overflow == 0 && has_room && value >= least && value <= INT32_MAX;
+    return is;
 }
 
-PyObject *
-cm_numpy_as_value(PyObject *object, PyObject *dtype)
+static cm_number
+number_of(const PyArray_Descr *descr)
 {
-    PyArray_Descr *descr = (PyArray_Descr *)dtype;
-    if (PyArray_Check(object)
-        && PyArray_EquivTypes(PyArray_DESCR((PyArrayObject *)object), descr)) {
-        return Py_NewRef(object);
+    static const struct {
+        char kind;
+        int8_t itemsize;
+        int8_t number;
+    } table[] = {
+        {'f', 4, CM_FLOAT32},   {'f', 8, CM_FLOAT64},     {'i', 4, CM_INT32},
+        {'i', 8, CM_INT64},     {'u', 1, CM_UINT8},       {'b', 1, CM_BOOL},
+        {'f', 2, CM_FLOAT16},   {'i', 1, CM_INT8},        {'i', 2, CM_INT16},
+        {'u', 2, CM_UINT16},    {'u', 4, CM_UINT32},      {'u', 8, CM_UINT64},
+        {'c', 8, CM_COMPLEX64}, {'c', 16, CM_COMPLEX128},
+    };
+    if (descr->type_num >= NPY_USERDEF) {
+        return is_bfloat16(descr) ? CM_BFLOAT16 : CM_NUMBER_NONE;
     }
-    if (is_plain_value(object, descr)) {
-        Py_INCREF(dtype); /* stolen */
-        return PyArray_FromAny(object, descr, 0, 0, NPY_ARRAY_FORCECAST, NULL);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (table[i].kind == descr->kind
+            && table[i].itemsize == PyDataType_ELSIZE(descr)) {
+            return (cm_number)table[i].number;
+        }
     }
-    return cm_package_call("extension.values", "as_value",
-                           Py_BuildValue("(OO)", object, dtype));
+    return CM_NUMBER_NONE;
+}
+
+cm_number
+cm_numpy_number(PyObject *dtype, bool *swapped)
+{
+    const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
+    *swapped = !PyArray_ISNBO(descr->byteorder);
+    return number_of(descr);
+}
+
+cm_number
+cm_numpy_read_scalar(PyObject *scalar, void *out)
+{
+    PyArray_Descr *descr = PyArray_DescrFromScalar(scalar);
+    if (descr == NULL) {
+        PyErr_Clear();
+        return CM_NUMBER_NONE;
+    }
+    cm_number number = number_of(descr);
+    Py_DECREF(descr);
+    if (number == CM_BFLOAT16) { /* where its bytes are only ml_dtypes knows */
+        double real = PyFloat_AsDouble(scalar);
+        memcpy(out, &real, sizeof(real));
+        number = CM_FLOAT64;
+    }
+    else if (number != CM_NUMBER_NONE) {
+        PyArray_ScalarAsCtype(scalar, out);
+    }
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return CM_NUMBER_NONE;
+    }
+    return number;
 }
 
 /* -- casts ------------------------------------------------------------------------- */

@@ -47,6 +47,11 @@ PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 PyObject *cm_numpy_item(PyObject *array);
 
 bool cm_numpy_is_array(PyObject *object);
+/* Is it an array whose dtype has the same bytes and meaning as `dtype`? */
+bool cm_numpy_is_array_of(PyObject *object, PyObject *dtype);
+int cm_numpy_ndim(PyObject *array);
+/* Where element 0 of an array is. */
+void *cm_numpy_data(PyObject *array);
 /* An array of a subclass that could say of elements that they are none, as
  * numpy.ma.MaskedArray does; of arrays of NumPy's own type the answer costs nothing. */
 bool cm_numpy_may_be_masked(PyObject *array);
@@ -63,11 +68,13 @@ void cm_numpy_layout(PyObject *array, cm_region *out);
 /* Fill a region (kind PAGEABLE) from an ndarray; *readonly when it is not writeable.
  * *dtype is a new reference. TypeError for object dtypes. */
 int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *readonly);
-/* A value, or a list or array of them, as an array of `dtype` that holds the same:
- * TypeError where its kind would change (1.5 to an integer, a number to text),
- * OverflowError or ValueError where it does not fit; floats round. All but an array of
- * that dtype and a plain int or float is read by cumem/extension/values.py. */
-PyObject *cm_numpy_as_value(PyObject *object, PyObject *dtype);
+/* Which number of the engine's an element of `dtype` is, and whether its bytes are in
+ * the order that is not the processor's. NONE: it is none of them. */
+cm_number cm_numpy_number(PyObject *dtype, bool *swapped);
+/* The bytes of a NumPy scalar that is one of the engine's numbers, of which none has
+ * more than 16, in the processor's order. NONE: it is none of them, and nothing was
+ * written. */
+cm_number cm_numpy_read_scalar(PyObject *scalar, void *out);
 
 /* What converts elements of dtype `from` to `to` in copies: it calls `function` with an
  * array of the target's memory and one of the source's. New object, which `out` lives

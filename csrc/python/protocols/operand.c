@@ -7,6 +7,7 @@
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
+#include "python/core/values.h"
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
@@ -235,7 +236,7 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
                                  Py_BuildValue("(Os)", object, "cannot be written to"));
     }
     bool plain = is_plain_value(object);
-    PyObject *array = plain ? cm_numpy_as_value(object, target_dtype)
+    PyObject *array = plain ? cm_value_array(object, target_dtype)
                             : cm_package_call("extension.values", "as_array",
                                               PyTuple_Pack(2, object, target_dtype));
     if (array == NULL) {
