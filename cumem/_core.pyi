@@ -1458,8 +1458,6 @@ class Event:
         the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
         """
     _timing: Final[bool]
-    _recorded: Final[bool]
-    def _elapsed(self, start: Event, /) -> float: ...
     def query(self) -> bool:
         """The same as `done`, by the name that PyTorch and Numba have for it.
 
@@ -2711,12 +2709,6 @@ def _addresses() -> list[tuple[str, int]]:
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
-def _make_event(device: object, timing: bool, blocking: bool, /) -> Event:
-    """A new event."""
-
-def _make_stream(device: object, priority: int, blocks: bool, /) -> Stream:
-    """A new stream, whose priority the device allows."""
-
 def _wrap_stream(obj: object, device: int, lasts: bool, /) -> Stream:
     """That of another library; `device` as for default streams, -1: not known; `lasts`:
     only the end of the object destroys it.
@@ -2739,9 +2731,6 @@ def _device_attribute(device: int, name: str, /) -> int | None:
 
 def _can_access_peer(device: int, peer: int, /) -> bool:
     """Whether one device reaches the memory of another one."""
-
-def _stream_priorities(device: int, /) -> tuple[int, int]:
-    """Of a device's streams: the least, which is the highest number, and the greatest."""
 
 def _device_memory(device: int, /) -> tuple[int, int]:
     """Free and total bytes of a device."""

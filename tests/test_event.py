@@ -89,7 +89,7 @@ def test_synchronize_waits_and_releases_the_gil(emulated, blocking) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-@pytest.mark.parametrize("call", ["synchronize", "seconds_since"])
+@pytest.mark.parametrize("call", ["synchronize", "seconds_since", "elapsed_time"])
 def test_signal_ends_the_waiting(emulated, blocking, call) -> None:
     stream = cumem.Stream()
     start, event = stream.record(), cumem.Event(blocking=blocking)
@@ -97,8 +97,10 @@ def test_signal_ends_the_waiting(emulated, blocking, call) -> None:
         event.record(stream)
         if call == "synchronize":
             event.synchronize()
-        else:
+        elif call == "seconds_since":
             event.seconds_since(start)
+        else:
+            start.elapsed_time(event)
     event.synchronize()
     assert event.seconds_since(start) > 0
 
@@ -130,6 +132,46 @@ def test_seconds_of_what_cannot_be_measured_are_refused(runtime) -> None:
         timed.seconds_since(cumem.current_stream())
 
 
+def test_milliseconds_between_events_are_the_same_time(runtime) -> None:
+    start, end = cumem.Event().record(), cumem.Event().record()
+    assert start.elapsed_time(end) == pytest.approx(end.seconds_since(start) * 1000)
+    assert end.elapsed_time(start) <= 0
+
+
+def test_stream_waits_for_an_event_that_it_is_told_of(emulated) -> None:
+    first, then = cumem.Stream(), cumem.Stream()
+    with session.gate(first):
+        event = cumem.Event().record(first)
+        event.wait(then)
+        with then:
+            event.wait()
+        assert not then.done
+    then.synchronize()
+    assert event.done
+
+
+def test_event_that_is_closed_while_its_time_is_waited_for_is_refused(emulated) -> None:
+    stream = cumem.Stream()
+    start = cumem.Event().record()
+    end = cumem.Event()
+    raised: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            end.seconds_since(start)
+        except ValueError as error:
+            raised.append(error)
+
+    with session.gate(stream):
+        end.record(stream)
+        thread = threading.Thread(target=ask)
+        thread.start()
+        session.wait_until_waiting(thread)
+        end.close()
+    thread.join()
+    assert "closed" in str(raised[0])
+
+
 def test_events_of_different_devices_are_not_compared(emulated) -> None:
     first = cumem.Event(device=0).record()
     second = cumem.Event(device=1).record()
@@ -154,6 +196,43 @@ def test_wrong_constructor_arguments_are_refused(runtime, arguments, error) -> N
         cumem.Event(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: cumem.Event(timin=True),
+            r"Event\(\) got an unexpected keyword argument 'timin': did you mean 'timing'",
+        ),
+        (
+            lambda: cumem.Event(1),
+            r"Event\(\) takes no positional arguments \(1 given\)",
+        ),
+        (lambda: cumem.Event(**{1: 2}), "keywords must be strings"),
+        (lambda: cumem.Event(timing="no"), "timing must be true or false, not str"),
+        (
+            lambda: cumem.Event().wait(strem=None),
+            r"wait\(\) got an unexpected keyword argument 'strem': did you mean 'stream'",
+        ),
+        (
+            lambda: cumem.Event().wait(None, stream=None),
+            r"wait\(\) got multiple values for argument 'stream'",
+        ),
+        (
+            lambda: cumem.Event().wait("default"),
+            "stream must be None, a Stream, an int .* not str",
+        ),
+        (
+            lambda: cumem.Event().elapsed_time(None),
+            "end must be an Event, not NoneType",
+        ),
+        (lambda: cumem.Event().seconds_since(1), "start must be an Event, not int"),
+    ],
+)
+def test_wrong_call_of_an_event_says_what_it_takes(runtime, call, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
 def test_record_on_what_is_no_stream_is_refused(runtime) -> None:
     event = cumem.Event()
     for wrong in ("x", 1.5, event, -1):
@@ -172,6 +251,10 @@ def test_closed_event_refuses_everything(runtime) -> None:
         lambda: event.done,
         event.record,
         event.synchronize,
+        event.query,
+        event.wait,
+        lambda: event.elapsed_time(other),
+        lambda: other.elapsed_time(event),
         lambda: event.seconds_since(other),
         lambda: other.seconds_since(event),
         lambda: cumem.current_stream().wait(event),
@@ -240,6 +323,9 @@ def test_fault_sweep_of_events(emulated) -> None:
         end = cumem.Event(blocking=True).record(stream)
         assert end.seconds_since(start) >= 0
         assert end.done
+        assert end.query()
+        end.wait(stream)
+        assert start.elapsed_time(end) >= 0
         end.synchronize()
         start.close()
 
@@ -251,6 +337,7 @@ def test_fault_sweep_of_events(emulated) -> None:
         "event_synchronize",
         "event_elapsed",
         "event_destroy",
+        "stream_wait_event",
     } <= swept.raised
 
 

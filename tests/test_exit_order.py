@@ -89,7 +89,7 @@ testing.plan_fault(None, 0)
 )
 def test_elapsed_of_what_is_no_event_is_refused(runtime, other) -> None:
     with pytest.raises(TypeError, match="start must be an Event"):
-        cumem.Event()._elapsed(other())
+        cumem.Event().seconds_since(other())
 
 
 @pytest.mark.parametrize(

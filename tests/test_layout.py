@@ -48,12 +48,11 @@ PACKAGE_LAYERS = [
         "errors",
         "extension.foreign_memory",
         "extension.pickling",
-        "extension.streams",
     }
     | {"extension.values"},
     {"_testing", "devices", "extension.filling", "extension.importing"}
     | {"extension.counting", "extension.nvtx"}
-    | {"extension.events", "extension.exchange", "extension.texts"},
+    | {"extension.exchange", "extension.texts"},
     {"limits", "plots", "converting"},
     {
         "extension.awaiting",

@@ -101,6 +101,60 @@ def test_wrong_constructor_arguments_are_refused(runtime, arguments, error) -> N
         cumem.Stream(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: cumem.Stream(priorty=1),
+            r"Stream\(\) got an unexpected keyword argument 'priorty': did you mean 'pri",
+        ),
+        (
+            lambda: cumem.Stream(0),
+            r"Stream\(\) takes no positional arguments \(1 given\)",
+        ),
+        (
+            lambda: cumem.Stream(non_blocking="no"),
+            "non_blocking must be true or false, not str",
+        ),
+        (
+            lambda: cumem.Stream.from_external(),
+            r"from_external\(\) missing required argument 'obj'",
+        ),
+        (
+            lambda: cumem.Stream.from_external(1, devise=0),
+            r"from_external\(\) got an unexpected .* 'devise': did you mean 'device'",
+        ),
+        (
+            lambda: cumem.Stream.from_external(1, 0),
+            r"from_external\(\) takes at most 1 positional argument \(2 given\)",
+        ),
+    ],
+)
+def test_wrong_call_of_a_stream_says_what_it_takes(runtime, call, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_priority_is_read_before_the_device_and_its_own_errors_pass(runtime) -> None:
+    class Broken:
+        def __index__(self) -> int:
+            raise ZeroDivisionError
+
+    class Text:
+        def __index__(self) -> int:
+            raise TypeError("a text of its own")
+
+    with pytest.raises(ZeroDivisionError):
+        cumem.Stream(priority=Broken(), device=99)
+    with pytest.raises(TypeError, match="priority must be an int, not Text"):
+        cumem.Stream(priority=Text(), device=99)
+    number = -(10**30)
+    with pytest.raises(ValueError, match=f"priority must be from .* not {number}$"):
+        cumem.Stream(priority=number)
+    assert cumem.Stream(priority=np.int16(-1)).priority == -1
+    assert cumem.Stream(priority=False).priority == 0
+
+
 def test_stream_on_another_device(emulated) -> None:
     stream = cumem.Stream(device=1)
     assert stream.device == cumem.Device(1)

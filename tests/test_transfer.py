@@ -6,6 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import datetime
+import decimal
+import fractions
 import gc
 import os
 import sys
@@ -57,6 +60,53 @@ def test_pageable_source_may_be_reused_once_the_call_returns(emulated) -> None:
         assert not handle.done
     handle.wait()
     assert (values.get(buffer) == np.arange(100_000)).all()
+
+
+@pytest.mark.parametrize(
+    "seconds", [0, 0.0, 0.01, np.float32(0.01), np.uint8(0), False]
+)
+def test_wait_that_is_too_short_says_the_seconds_it_was_given(
+    emulated, seconds
+) -> None:
+    stream = cumem.Stream()
+    with session.gate(stream):
+        handle = cumem.copy_async(
+            cumem.empty_device(8), cumem.zeros(8, kind="pinned"), stream=stream
+        )
+        with pytest.raises(TimeoutError) as caught:
+            handle.wait(seconds)
+    assert str(caught.value) == f"the transfer is not done after {seconds!r} s"
+    for for_ever in (1e9, 10**18, float("inf"), None):
+        handle.wait(for_ever)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "text"),
+    [
+        ("1", TypeError, "timeout must be a number of seconds or None, not str"),
+        (b"1", TypeError, "timeout must be a number of seconds or None, not bytes"),
+        ((1,), TypeError, "timeout must be a number of seconds or None, not tuple"),
+        (1j, TypeError, "timeout must be a number of seconds or None, not complex"),
+        (
+            datetime.timedelta(seconds=1),
+            TypeError,
+            "timeout must be a number of seconds or None, not timedelta",
+        ),
+        (np.ones(2), TypeError, "timeout must be a number of seconds or None, not nda"),
+        (-1, ValueError, "timeout must be at least 0 seconds, not -1"),
+        (-0.5, ValueError, "timeout must be at least 0 seconds, not -0.5"),
+        (float("nan"), ValueError, "timeout must be at least 0 seconds, not nan"),
+        (10**400, OverflowError, "too large"),
+    ],
+)
+def test_timeout_that_is_no_number_of_seconds_is_refused(
+    runtime, seconds, error, text: str
+) -> None:
+    handle = cumem.copy_async(cumem.empty_pinned(8), np.zeros(8))
+    with pytest.raises(error, match=text):
+        handle.wait(timeout=seconds)
+    handle.wait(decimal.Decimal("60"))
+    handle.wait(fractions.Fraction(60))
 
 
 def test_nothing_happens_while_the_stream_is_shut(emulated) -> None:

@@ -19,7 +19,6 @@ import cumem
 import cumem.errors  # which cumem would import when it opens, as the next
 import cumem.extension.casting  # which copies and buffers import at their first use
 import cumem.extension.foreign_stream  # which a growth asks for captures
-import cumem.extension.streams
 import cumem.extension.values
 import cumem.extension.views
 import cumem.out_of_memory  # as pools that wait do

@@ -194,14 +194,6 @@ def read_seconds(seconds: Any, name: str) -> float:
         raise wrong_type(name, "a number of seconds or None", seconds) from None
 
 
-def read_timeout(seconds: Any) -> int:
-    """In nanoseconds; what is longer than 30 years is for ever."""
-    value = read_seconds(seconds, "timeout")
-    if not value >= 0:
-        raise ValueError(f"timeout must be at least 0 seconds, not {seconds!r}")
-    return int(value * 1e9) if value < 1e9 else 2**64 - 1
-
-
 def read_flag(value: Any, name: str) -> bool:
     """By its truth, as Python's own functions read flags; but a text is always true, also
     "no", and what was meant is the contrary as often as not."""

@@ -769,7 +769,7 @@ FAULTS = [
         "event not looked at",
         "csrc/python/device/event.c",
         "whatever is given for an Event is taken for one",
-        "if (Py_TYPE(other) != Py_TYPE(op)) {",
+        "if (Py_TYPE(start) != Py_TYPE(op)) {",
         "if (false) {",
         ["tests/test_wrong_types.py"],
     ),

@@ -429,8 +429,7 @@ FLAT: dict[str, tuple[str, ...]] = {
     ),
     "devices": (
         *("devices", "gpus", "extension.awaiting", "extension.blocks"),
-        *("extension.counting", "extension.events"),
-        "extension.streams",
+        "extension.counting",
     ),
     "pools": (
         *("limits", "memory", "numpy_memory", "out_of_memory", "pool_stats", "pools"),

@@ -93,6 +93,53 @@ cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
                            : refuse_call(function, nargs, kwnames, names, positional);
 }
 
+/* The same for the arguments of a constructor. The keywords become a tuple, as a call
+ * by vectorcall has them. */
+CM_COLD static int
+refuse_new(const char *function, Py_ssize_t nargs, PyObject *kwargs,
+           const char *const *names, int positional)
+{
+    PyObject *kwnames = NULL;
+    if (kwargs != NULL) {
+        if (!PyArg_ValidateKeywordArguments(kwargs)) {
+            return -1;
+        }
+        kwnames = PySequence_Tuple(kwargs);
+        if (kwnames == NULL) {
+            return -1;
+        }
+    }
+    (void)refuse_call(function, nargs, kwnames, names, positional);
+    Py_XDECREF(kwnames);
+    return -1;
+}
+
+int
+cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
+                  const char *const *names, int positional, int required,
+                  PyObject **values)
+{
+    Py_ssize_t nargs = PyTuple_Size(args);
+    for (Py_ssize_t i = 0; names[i] != NULL; i++) {
+        values[i] = i < nargs ? PyTuple_GetItem(args, i) : NULL;
+    }
+    bool fits = nargs <= positional;
+    Py_ssize_t place = 0;
+    PyObject *keyword;
+    PyObject *value;
+    while (fits && kwargs != NULL && PyDict_Next(kwargs, &place, &keyword, &value)) {
+        Py_ssize_t slot = find_name(names, keyword);
+        fits = slot >= 0 && values[slot] == NULL;
+        if (fits) {
+            values[slot] = value;
+        }
+    }
+    for (int i = 0; i < required && fits; i++) {
+        fits = values[i] != NULL;
+    }
+    return fits ? 0 : refuse_new(function, nargs, kwargs, names, positional);
+}
+
 /* -- numbers ----------------------------------------------------------------------- */
 
 /* 0, or -1 with TypeError (no integer: `expected` says what was) or ValueError. */
@@ -124,6 +171,35 @@ int
 cm_arg_int64(PyObject *object, const char *name, int64_t *out)
 {
     return to_int64(object, name, "an int", out);
+}
+
+/* Whoever waits so many seconds waits for ever. In nanoseconds it fits in 63 bits. */
+static const double for_ever_seconds = 1e9;
+
+int
+cm_arg_timeout(PyObject *object, const char *name, uint64_t *out)
+{
+    *out = UINT64_MAX;
+    if (!cm_arg_is_given(object)) {
+        return 0;
+    }
+    double seconds = PyFloat_AsDouble(object);
+    if (seconds == -1.0 && PyErr_Occurred() != NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1; /* an int too large for a float, or what __float__() raises */
+        }
+        PyErr_Clear();
+        return cm_arg_refuse(object, name, "a number of seconds or None");
+    }
+    if (!(seconds >= 0)) { /* nan is not at least 0 either */
+        PyErr_Format(PyExc_ValueError, "%s must be at least 0 seconds, not %R", name,
+                     object);
+        return -1;
+    }
+    if (seconds < for_ever_seconds) {
+        *out = (uint64_t)(seconds * 1e9);
+    }
+    return 0;
 }
 
 int

@@ -13,6 +13,12 @@ int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
                   PyObject *kwnames, const char *const *names, int positional,
                   int required, PyObject **values);
 
+/* The same for the constructor of a type (tp_new), whose arguments come as a tuple and
+ * a dict, or NULL for no keywords. */
+int cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
+                      const char *const *names, int positional, int required,
+                      PyObject **values);
+
 /* Given at all, and not as None. */
 static CM_INLINE bool
 cm_arg_is_given(const PyObject *object)
@@ -95,6 +101,10 @@ int cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
 int cm_arg_order(PyObject *object, const char *name, const char *letters, char fallback,
                  char *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
+/* How long to wait at most, in nanoseconds, from a number of seconds of any type that
+ * Python reads as a float. UINT64_MAX means for ever: so do NULL, None, and whatever is
+ * longer than about 30 years. ValueError for less than 0 and for nan. */
+int cm_arg_timeout(PyObject *object, const char *name, uint64_t *out);
 /* By its truth, as Python reads flags; `fallback` where it is not given. A text is a
  * TypeError: it is always true, also "no". */
 int cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out);

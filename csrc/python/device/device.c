@@ -147,8 +147,6 @@ PyMethodDef cm_device_methods[] = {
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_is_host_only", is_host_only, METH_NOARGS, CM_DOC__is_host_only},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},
-    {"_make_event", cm_make_event, METH_VARARGS, CM_DOC__make_event},
-    {"_make_stream", cm_make_stream, METH_VARARGS, CM_DOC__make_stream},
     {"_wrap_stream", cm_wrap_stream, METH_VARARGS, CM_DOC__wrap_stream},
     {NULL, NULL, 0, NULL},
 };

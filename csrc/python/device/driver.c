@@ -165,23 +165,6 @@ can_access_peer(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-stream_priorities(PyObject *module, PyObject *args)
-{
-    cm_state *state = cm_state_of_module(module);
-    int device, least, greatest;
-    if (!PyArg_ParseTuple(args, "i:_stream_priorities", &device)) {
-        return NULL;
-    }
-    cm_runtime *rt = begin_on(state, device);
-    if (rt == NULL) {
-        return NULL;
-    }
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest)));
-    return end(state, status) < 0 ? NULL : Py_BuildValue("(ii)", least, greatest);
-}
-
-static PyObject *
 device_memory(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
@@ -261,7 +244,6 @@ PyMethodDef cm_driver_methods[] = {
      CM_DOC__device_attribute_names},
     {"_device_attribute", device_attribute, METH_VARARGS, CM_DOC__device_attribute},
     {"_can_access_peer", can_access_peer, METH_VARARGS, CM_DOC__can_access_peer},
-    {"_stream_priorities", stream_priorities, METH_VARARGS, CM_DOC__stream_priorities},
     {"_device_memory", device_memory, METH_VARARGS, CM_DOC__device_memory},
     {"_describe_device", describe_device, METH_VARARGS, CM_DOC__describe_device},
     {"_synchronize_device", synchronize_device, METH_VARARGS,

@@ -168,23 +168,20 @@ cm_event_order(cm_event_object *event, cm_stream *stream)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* cumem/extension/events.py reads the arguments. */
+/* Event(*, device=None, timing=True, blocking=False). */
 static PyObject *
 event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    return cm_package_method("extension.events", "Event", (PyObject *)(void *)type,
-                             args, kwargs);
-}
-
-/* _make_event(device, timing, blocking) */
-PyObject *
-cm_make_event(PyObject *module, PyObject *args)
-{
-    PyObject *object;
-    int device, timing, blocking;
-    cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "Opp", &object, &timing, &blocking)
-        || cm_arg_device(state, object, "device", &device) < 0) {
+    static const char *const names[] = {"device", "timing", "blocking", NULL};
+    cm_state *state = PyType_GetModuleState(type);
+    PyObject *values[3];
+    bool timing;
+    bool blocking;
+    int device;
+    if (cm_args_parse_new("Event", args, kwargs, names, 0, 0, values) < 0
+        || cm_arg_flag(values[1], "timing", true, &timing) < 0
+        || cm_arg_flag(values[2], "blocking", false, &blocking) < 0
+        || cm_arg_device(state, values[0], "device", &device) < 0) {
         return NULL;
     }
     return cm_event_object_new(state, device, timing, blocking);
@@ -220,12 +217,34 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     return result < 0 ? NULL : Py_NewRef(op);
 }
 
+/* event.wait(stream=None): the current stream of the event's device, where none is
+ * given. The stream may be of another device, as in CUDA. */
 static PyObject *
-event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
+event_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static const char *const names[] = {"stream", NULL};
     cm_event_object *self = (cm_event_object *)(void *)op;
-    if (check_open(self) < 0) {
+    PyObject *object;
+    if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, &object) < 0
+        || check_open(self) < 0) {
         return NULL;
+    }
+    cm_stream *stream = cm_stream_from_object(self->state, object, self->device);
+    if (stream == NULL) {
+        return NULL;
+    }
+    int result = cm_event_order(self, stream);
+    cm_stream_give(self->state, stream);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Wait until the event is reached, so that Ctrl-C is seen. 0, or -1 with an exception.
+ */
+static int
+wait_until_done(cm_event_object *self)
+{
+    if (check_open(self) < 0) {
+        return -1;
     }
     cm_status status;
     take(self);
@@ -233,33 +252,93 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
         cm_wait_for(self->rt, self->device, cm_rt_event_query, cm_rt_event_synchronize,
                     self->handle, self->blocking, &status);
     give(self);
-    return waited ? cm_py_answer(self->state, status, NULL, Py_NewRef(Py_None)) : NULL;
+    return waited ? cm_py_check(self->state, status, NULL) : -1;
 }
 
-/* cumem/extension/events.py checks that both events tell the time, and waits for them.
- */
 static PyObject *
-event_elapsed(PyObject *op, PyObject *other)
+event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    if (Py_TYPE(other) != Py_TYPE(op)) { /* events have no subclasses */
-        (void)cm_arg_refuse(other, "start", "an Event");
-        return NULL;
+    int result = wait_until_done((cm_event_object *)(void *)op);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* -- the time between two ---------------------------------------------------------- */
+
+/* Can the time of this event be asked for? Errors call it the `which` event. 0, or -1
+ * with ValueError. */
+static int
+check_has_time(const cm_event_object *event, const char *which)
+{
+    if (check_open(event) < 0) {
+        return -1;
     }
-    cm_event_object *self = (cm_event_object *)(void *)op;
-    cm_event_object *start = (cm_event_object *)(void *)other;
-    if (check_open(start) < 0 || check_open(self) < 0) {
-        return NULL;
+    if (!event->timing) {
+        PyErr_Format(PyExc_ValueError, "the %s event was made with timing=False",
+                     which);
+        return -1;
     }
-    float milliseconds = 0;
-    take(self);
+    if (!event->recorded) {
+        PyErr_Format(PyExc_ValueError, "the %s event was never recorded", which);
+        return -1;
+    }
+    return 0;
+}
+
+/* Waits for both. 0, or -1 with an exception. */
+static int
+measure(cm_event_object *start, cm_event_object *end, double *milliseconds)
+{
+    if (check_has_time(start, "start") < 0 || check_has_time(end, "end") < 0) {
+        return -1;
+    }
+    if (start->device != end->device) {
+        PyErr_Format(PyExc_ValueError,
+                     "the events belong to different devices: %d and %d", start->device,
+                     end->device);
+        return -1;
+    }
+    /* Another thread may close either while they are waited for. */
+    if (wait_until_done(start) < 0 || wait_until_done(end) < 0 || check_open(start) < 0
+        || check_open(end) < 0) {
+        return -1;
+    }
+    float elapsed = 0;
+    take(end);
     take(start);
-    cm_status status = CM_WITHOUT_GIL(CM_ASKING(
-        self->rt, self->device,
-        cm_rt_event_elapsed(self->rt, start->handle, self->handle, &milliseconds)));
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ASKING(end->rt, end->device,
+                  cm_rt_event_elapsed(end->rt, start->handle, end->handle, &elapsed)));
     give(start);
-    give(self);
-    return cm_py_answer(self->state, status, NULL,
-                        PyFloat_FromDouble((double)milliseconds / 1000.0));
+    give(end);
+    *milliseconds = (double)elapsed;
+    return cm_py_check(end->state, status, NULL);
+}
+
+static PyObject *
+event_seconds_since(PyObject *op, PyObject *start)
+{
+    if (Py_TYPE(start) != Py_TYPE(op)) { /* events have no subclasses */
+        (void)cm_arg_refuse(start, "start", "an Event");
+        return NULL;
+    }
+    double milliseconds;
+    int result = measure((cm_event_object *)(void *)start,
+                         (cm_event_object *)(void *)op, &milliseconds);
+    return result < 0 ? NULL : PyFloat_FromDouble(milliseconds / 1000.0);
+}
+
+/* PyTorch's name and unit: from this one to the end, in milliseconds. */
+static PyObject *
+event_elapsed_time(PyObject *op, PyObject *end)
+{
+    if (Py_TYPE(end) != Py_TYPE(op)) {
+        (void)cm_arg_refuse(end, "end", "an Event");
+        return NULL;
+    }
+    double milliseconds;
+    int result = measure((cm_event_object *)(void *)op, (cm_event_object *)(void *)end,
+                         &milliseconds);
+    return result < 0 ? NULL : PyFloat_FromDouble(milliseconds);
 }
 
 static PyObject *
@@ -308,6 +387,13 @@ event_get_closed(PyObject *op, void *Py_UNUSED(closure))
 {
     const cm_event_object *self = (cm_event_object *)(void *)op;
     return PyBool_FromLong(self->rt == NULL || self->closing);
+}
+
+/* event.query(), as PyTorch spells `done`. */
+static PyObject *
+event_query(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    return event_get_done(op, NULL);
 }
 
 /* A Transfer of no bytes that ends where the event is reached. */
@@ -365,10 +451,6 @@ event_repr(PyObject *op)
         Py_BuildValue("(Oi)", op, self->rt == NULL || self->closing));
 }
 
-CM_PACKAGED(Event, "extension.events", query)
-CM_PACKAGED(Event, "extension.events", wait)
-CM_PACKAGED(Event, "extension.events", elapsed_time)
-CM_PACKAGED(Event, "extension.events", seconds_since)
 CM_PACKAGED(Event, "extension.texts", list_names)
 
 /* -- tables ------------------------------------------------------------------------ */
@@ -376,13 +458,14 @@ CM_PACKAGED(Event, "extension.texts", list_names)
 static PyMethodDef event_methods[] = {
     {"record", CM_METHOD(event_record), METH_FASTCALL, CM_DOC_Event_record},
     {"synchronize", event_synchronize, METH_NOARGS, CM_DOC_Event_synchronize},
-    {"_elapsed", event_elapsed, METH_O, NULL},
+    {"wait", CM_METHOD(event_wait), CM_KEYWORDS, CM_DOC_Event_wait},
+    {"query", event_query, METH_NOARGS, CM_DOC_Event_query},
+    {"seconds_since", event_seconds_since, METH_O, CM_DOC_Event_seconds_since},
+    {"elapsed_time", event_elapsed_time, METH_O, CM_DOC_Event_elapsed_time},
     {"close", event_close, METH_NOARGS, CM_DOC_Event_close},
     {"__dir__", CM_METHOD(Event_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Event___dir__},
-    CM_PACKAGED_METHOD(Event, query) CM_PACKAGED_METHOD(Event, wait)
-        CM_PACKAGED_METHOD(Event, elapsed_time)
-            CM_PACKAGED_METHOD(Event, seconds_since){NULL, NULL, 0, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef event_getset[] = {
@@ -396,7 +479,6 @@ static PyGetSetDef event_getset[] = {
 
 static PyMemberDef event_members[] = {
     {"_timing", T_BOOL, offsetof(cm_event_object, timing), READONLY, NULL},
-    {"_recorded", T_BOOL, offsetof(cm_event_object, recorded), READONLY, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(cm_event_object, weakrefs), READONLY,
      NULL},
     {NULL, 0, 0, 0, NULL},

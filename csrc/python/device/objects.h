@@ -129,9 +129,7 @@ int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
 /* -- types -------------------------------------------------------------------------------- */
 
 int cm_register_stream_type(PyObject *module, cm_state *state);
-/* For cumem/extension/streams.py and events.py; METH_VARARGS. */
-PyObject *cm_make_event(PyObject *module, PyObject *args);
-PyObject *cm_make_stream(PyObject *module, PyObject *args);
+/* _wrap_stream(object, device, lasts); METH_VARARGS. */
 PyObject *cm_wrap_stream(PyObject *module, PyObject *args);
 int cm_register_event_type(PyObject *module, cm_state *state);
 int cm_register_transfer_type(PyObject *module, cm_state *state);

@@ -10,58 +10,106 @@
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* cumem/extension/streams.py reads the arguments. */
+/* A number of any size, as Python reads indexes. NULL with TypeError. */
 static PyObject *
-stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+read_priority(PyObject *object)
 {
-    return cm_package_method("extension.streams", "Stream", (PyObject *)(void *)type,
-                             args, kwargs);
+    if (object == NULL) {
+        return PyLong_FromLong(0);
+    }
+    PyObject *number = PyNumber_Index(object);
+    if (number == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        (void)cm_arg_refuse(object, "priority", "an int");
+    }
+    return number;
 }
 
-CM_PACKAGED(Stream, "extension.streams", from_external)
-
-/* _make_stream(device, priority, blocks) */
-PyObject *
-cm_make_stream(PyObject *module, PyObject *args)
+/* Does the device have streams of this priority? All devices have 0, so that nothing is
+ * asked for it. 0, or -1 with ValueError or CudaError. The state is entered. */
+static int
+check_priority(cm_state *state, cm_runtime *rt, int device, PyObject *number, int *out)
 {
-    PyObject *object;
-    int device, priority, blocks;
-    cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "Oip", &object, &priority, &blocks)
-        || cm_arg_device(state, object, "device", &device) < 0) {
+    int is_too_large; /* then the value is -1 or 0, which must not count */
+    long value = PyLong_AsLongAndOverflow(number, &is_too_large);
+    if (value == 0 && is_too_large == 0) {
+        *out = 0;
+        return 0;
+    }
+    int least; /* CUDA's highest number */
+    int greatest;
+    cm_status status = CM_WITHOUT_GIL(
+        CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest)));
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, NULL);
+    }
+    if (is_too_large != 0 || value < greatest || value > least) {
+        PyErr_Format(PyExc_ValueError, "priority must be from %d to %d, not %S",
+                     greatest, least, number);
+        return -1;
+    }
+    *out = (int)value;
+    return 0;
+}
+
+/* A new Stream, or NULL with an exception. The state is entered. */
+static PyObject *
+make_stream(cm_state *state, int device, PyObject *priority_number, bool non_blocking)
+{
+    cm_runtime *rt = state->runtime;
+    int priority;
+    if (check_priority(state, rt, device, priority_number, &priority) < 0) {
         return NULL;
     }
     cm_stream *stream;
-    cm_runtime *rt = state->runtime;
-    unsigned flags = blocks ? 0 : CM_STREAM_NON_BLOCKING;
-    cm_state_enter(state); /* ends with the give */
+    unsigned flags = non_blocking ? CM_STREAM_NON_BLOCKING : 0;
     cm_status status =
         CM_WITHOUT_GIL(cm_stream_create(rt, device, flags, priority, &stream));
     if (!cm_is_ok(status)) {
-        cm_state_leave(state);
         return cm_py_raise(state, status, "making a stream");
     }
     PyObject *self = cm_stream_object_new(state, stream);
     if (self != NULL && state->context_count != atomic_load(&rt->context_count)) {
         state->when_contexts_grow(state); /* it may work on anything from now on */
     }
+    cm_state_enter(state); /* which the give leaves */
     cm_stream_give(state, stream);
     return self;
 }
 
-/* _wrap_stream(object, device, lasts), of another library; -1: of a device that it
- * says. `lasts`: only the end of the object destroys it. */
-PyObject *
-cm_wrap_stream(PyObject *module, PyObject *args)
+/* Stream(*, device=None, priority=0, non_blocking=True). */
+static PyObject *
+stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *object;
-    int device, lasts;
-    cm_state *state = cm_state_of_module(module);
-    cm_stream *stream = NULL;
-    if (PyArg_ParseTuple(args, "Oip", &object, &device, &lasts)
-        && cm_arg_check_range(device, "device", -1, CM_MAX_DEVICES) == 0) {
-        stream = cm_stream_from_argument(state, object, "obj", device);
+    static const char *const names[] = {"device", "priority", "non_blocking", NULL};
+    cm_state *state = PyType_GetModuleState(type);
+    PyObject *values[3];
+    if (cm_args_parse_new("Stream", args, kwargs, names, 0, 0, values) < 0) {
+        return NULL;
     }
+    PyObject *priority = read_priority(values[1]);
+    if (priority == NULL) {
+        return NULL;
+    }
+    PyObject *self = NULL;
+    bool non_blocking;
+    int device;
+    if (cm_arg_flag(values[2], "non_blocking", true, &non_blocking) == 0
+        && cm_arg_device(state, values[0], "device", &device) == 0) {
+        cm_state_enter(state);
+        self = make_stream(state, device, priority, non_blocking);
+        cm_state_leave(state);
+    }
+    Py_DECREF(priority);
+    return self;
+}
+
+/* A Stream around one of another library; `device` as for cm_stream_from_argument().
+ * `lasts`: only the end of the object destroys the stream. NULL with an exception. */
+static PyObject *
+wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
+{
+    cm_stream *stream = cm_stream_from_argument(state, object, "obj", device);
     if (stream == NULL) {
         return NULL;
     }
@@ -70,6 +118,55 @@ cm_wrap_stream(PyObject *module, PyObject *args)
     }
     PyObject *self = cm_stream_object_new(state, stream);
     cm_stream_give(state, stream);
+    return self;
+}
+
+/* _wrap_stream(object, device, lasts) */
+PyObject *
+cm_wrap_stream(PyObject *module, PyObject *args)
+{
+    PyObject *object;
+    int device;
+    int lasts;
+    if (!PyArg_ParseTuple(args, "Oip", &object, &device, &lasts)
+        || cm_arg_check_range(device, "device", -1, CM_MAX_DEVICES) < 0) {
+        return NULL;
+    }
+    return wrap_foreign(cm_state_of_module(module), object, device, lasts != 0);
+}
+
+/* Stream.from_external(obj, /, *, device=None). A Stream is its own answer, whose
+ * close() whoever passed it expects to work. */
+static PyObject *
+stream_from_external(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
+                     PyObject *kwnames)
+{
+    static const char *const names[] = {"obj", "device", NULL};
+    cm_state *state = PyType_GetModuleState((PyTypeObject *)(void *)type);
+    PyObject *values[2];
+    int device = -1; /* the one that the object or the driver says */
+    if (cm_args_parse("from_external", args, nargs, kwnames, names, 1, 1, values) < 0
+        || (cm_arg_is_given(values[1])
+            && cm_arg_device(state, values[1], "device", &device) < 0)) {
+        return NULL;
+    }
+    PyObject *object = values[0];
+    if (object == Py_None) {
+        (void)cm_arg_refuse(object, "obj", "a stream of another library or an int");
+        return NULL;
+    }
+    PyObject *self = Py_TYPE(object) == state->stream_type
+                         ? Py_NewRef(object)
+                         : wrap_foreign(state, object, device, false);
+    if (self == NULL) {
+        return NULL;
+    }
+    int own = ((cm_stream_object *)(void *)self)->device;
+    if (device >= 0 && device != own) {
+        PyErr_Format(PyExc_ValueError, "the stream belongs to device %d, not %d", own,
+                     device);
+        Py_CLEAR(self);
+    }
     return self;
 }
 
@@ -302,8 +399,8 @@ stream_repr(PyObject *op)
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef stream_methods[] = {
-    {"from_external", CM_METHOD(Stream_from_external),
-     METH_VARARGS | METH_KEYWORDS | METH_CLASS, CM_DOC_Stream_from_external},
+    {"from_external", CM_METHOD(stream_from_external), CM_KEYWORDS | METH_CLASS,
+     CM_DOC_Stream_from_external},
     {"synchronize", stream_synchronize, METH_NOARGS, CM_DOC_Stream_synchronize},
     {"wait", stream_wait, METH_O, CM_DOC_Stream_wait},
     {"wait_event", stream_wait, METH_O, CM_DOC_Stream_wait_event},

@@ -113,23 +113,6 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
-/* NULL and None: for ever. 0, or -1 with TypeError or ValueError. */
-static int
-read_timeout(PyObject *object, uint64_t *out)
-{
-    *out = UINT64_MAX;
-    if (!cm_arg_is_given(object)) {
-        return 0;
-    }
-    PyObject *ns =
-        cm_package_call("extension.arguments", "read_timeout", PyTuple_Pack(1, object));
-    if (ns != NULL) {
-        *out = PyLong_AsUnsignedLongLong(ns);
-        Py_DECREF(ns);
-    }
-    return ns == NULL ? -1 : 0;
-}
-
 /* False with an exception. */
 static bool
 wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
@@ -141,7 +124,7 @@ wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
     if (progress->tell != NULL) {
         cm_ticket_look(self->ticket, &info);
     }
-    if (read_timeout(timeout_object, &timeout) < 0
+    if (cm_arg_timeout(timeout_object, "timeout", &timeout) < 0
         || !cm_wait_for_ticket(self->ticket, cm_ticket_wait, timeout, progress,
                                info.nbytes, &status)) {
         return false;

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls are C from end to end: no function of Python's runs on their way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import numpy as np
+import pytest
+
+import cumem
+
+pytestmark = [
+    # What the C core calls does not depend on the version of Python.
+    pytest.mark.any_python,
+]
+
+
+def functions_of_python(call: Callable[[], object]) -> list[str]:
+    """The functions of the package that a call runs, after it was made once before."""
+    call()
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/cumem/" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def enter(block: cumem.Stream | cumem.Pool | cumem.Device) -> None:
+    with block, block:
+        pass
+
+
+def test_streams_and_events_run_no_function_of_the_package(emulated) -> None:
+    stream, other = cumem.Stream(), cumem.Stream()
+    start, end = cumem.Event().record(), cumem.Event(timing=True).record()
+    device = cumem.Device(1)
+    calls: list[Callable[[], object]] = [
+        cumem.Event,
+        lambda: cumem.Event(device=1, timing=False, blocking=True),
+        lambda: cumem.Event(device=device, timing=np.True_, blocking=0),
+        cumem.Stream,
+        lambda: cumem.Stream(device=1, priority=-1, non_blocking=False),
+        lambda: cumem.Stream(device=device, priority=np.int8(-1)),
+        lambda: cumem.Stream.from_external(stream),
+        lambda: cumem.Stream.from_external(stream.handle),
+        lambda: cumem.Stream.from_external(stream.handle, device=0),
+        end.query,
+        end.wait,
+        lambda: end.wait(stream),
+        lambda: end.wait(stream=stream.handle),
+        lambda: end.seconds_since(start),
+        lambda: start.elapsed_time(end),
+        lambda: stream.wait(other),
+        lambda: stream.wait(end),
+        lambda: stream.wait(other.handle),
+    ]
+    for number, call in enumerate(calls):
+        assert functions_of_python(call) == [], f"calls[{number}]"
+
+
+@pytest.mark.parametrize("seconds", [5, 5.0, np.float32(5), np.int64(5), True])
+def test_timeout_of_any_number_runs_no_function_of_the_package(
+    emulated, seconds
+) -> None:
+    done = cumem.copy_async(cumem.empty_pinned(8), np.zeros(8))
+    done.wait()
+    assert functions_of_python(lambda: done.wait(seconds)) == []
+    assert functions_of_python(lambda: done.wait(timeout=None)) == []
