@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
 
 import numpy as np
 import pytest
+from support.streams import FOREIGN
 
 import cumem
 
@@ -17,6 +19,8 @@ pytestmark = [
     pytest.mark.any_python,
 ]
 
+PACKAGE = os.path.dirname(cumem.__file__) + os.sep
+
 
 def functions_of_python(call: Callable[[], object]) -> list[str]:
     """The functions of the package that a call runs, after it was made once before."""
@@ -24,7 +28,7 @@ def functions_of_python(call: Callable[[], object]) -> list[str]:
     called: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/cumem/" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             called.append(frame.f_code.co_qualname)
 
     sys.setprofile(note)
@@ -76,3 +80,22 @@ def test_timeout_of_any_number_runs_no_function_of_the_package(
     done.wait()
     assert functions_of_python(lambda: done.wait(seconds)) == []
     assert functions_of_python(lambda: done.wait(timeout=None)) == []
+
+
+@pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
+def test_stream_of_another_library_runs_no_function_of_the_package(
+    emulated, wrap
+) -> None:
+    own, stream = cumem.Stream(), cumem.Stream()
+    foreign, event = wrap(own.handle), cumem.Event()
+    pinned, device = cumem.empty_pinned(8), cumem.empty_device(8)
+    calls: list[Callable[[], object]] = [
+        lambda: stream.wait(foreign),
+        lambda: event.record(foreign),
+        lambda: event.wait(foreign),
+        lambda: cumem.Stream.from_external(foreign),
+        lambda: cumem.copy(device, pinned, stream=foreign),
+        lambda: cumem.empty_device(8, stream=foreign),
+    ]
+    for number, call in enumerate(calls):
+        assert functions_of_python(call) == [], f"calls[{number}]"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import enum
 import gc
 import weakref
 
@@ -15,6 +17,7 @@ from support.streams import (
     ByNumba,
     ByProtocol,
     ByTorch,
+    Castable,
 )
 
 import cumem
@@ -62,6 +65,46 @@ def test_foreign_default_stream_is_the_legacy_one(runtime, wrap, handle) -> None
     assert stream.handle == 1
 
 
+class Handles(enum.IntEnum):
+    LEGACY = 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Handles.LEGACY,
+        ctypes.c_void_p(None),
+        ctypes.c_uint64(1),
+        np.uint64(1),
+        np.float32(1),
+        Castable(1),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("wrap", [ByProtocol, ByTorch, ByCupy, ByNumba])
+def test_number_of_any_type_in_a_foreign_stream_is_its_handle(
+    runtime, wrap, value
+) -> None:
+    assert cumem.Stream.from_external(wrap(value)) == cumem.current_stream()
+
+
+def test_int_of_a_type_of_its_own_is_a_handle(runtime) -> None:
+    assert cumem.Stream.from_external(Handles.LEGACY) == cumem.current_stream()
+
+
+def test_protocol_is_asked_once_whatever_it_answers(runtime) -> None:
+    class Counted:
+        asked = 0
+
+        def __cuda_stream__(self) -> tuple[int, object]:
+            self.asked += 1
+            return 0, np.uint64(1)
+
+    counted = Counted()
+    assert cumem.Stream.from_external(counted) == cumem.current_stream()
+    assert counted.asked == 1
+
+
 def test_stream_of_ours_is_returned_as_it_is(runtime) -> None:
     stream = cumem.Stream()
     assert cumem.Stream.from_external(stream) is stream
@@ -102,6 +145,21 @@ def test_protocol_comes_before_attributes(runtime) -> None:
         (ByCupy("x"), TypeError, r"\.ptr"),
         (ByNumba(2**70), ValueError, r"\.handle"),
         (np.zeros(3), TypeError, "obj must be"),
+        (np.float64(1), TypeError, "obj must be a Stream, an int .* not float64"),
+        (np.float32(1), TypeError, "obj must be a Stream, an int .* not float32"),
+        (np.False_, TypeError, "obj must be a Stream, an int"),
+        (ByProtocol(1, version=2**70), ValueError, "the version .* not 1180591"),
+        (ByProtocol(1, version=-1), ValueError, "the version .* not -1"),
+        (ByProtocol(bytearray(b"1")), TypeError, "must be an int, not bytearray"),
+        (ByTorch(None), TypeError, r"\.cuda_stream must be an int, not NoneType"),
+        (ByTorch(b"1"), TypeError, r"\.cuda_stream must be an int, not bytes"),
+        (ByTorch(False), TypeError, r"\.cuda_stream must be an int, not bool"),
+        (ByCupy(memoryview(b"1")), TypeError, r"\.ptr must be an int, not memoryview"),
+        (
+            ByNumba(ctypes.c_char(b"x")),
+            TypeError,
+            r"\.handle must be an int, not bytes",
+        ),
     ],
 )
 def test_what_is_no_stream_is_refused(runtime, obj, error, match) -> None:
@@ -155,6 +213,7 @@ def test_look_alikes_are_refused(runtime) -> None:
         cumem.empty_pinned(4),
         cumem.Event(),
         cumem.Device(0),
+        cumem.array([1], "i8", kind="pinned"),  # whose element has an index
         MyEvent(),
         Array(),
     ):

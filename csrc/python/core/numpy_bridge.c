@@ -329,6 +329,12 @@ cm_numpy_is_scalar(PyObject *object)
     return PyArray_IsScalar(object, Generic);
 }
 
+bool
+cm_numpy_is_bool(PyObject *object)
+{
+    return PyArray_IsScalar(object, Bool);
+}
+
 /* The array at the root of views of views; `*base`: what it is over, or NULL. */
 static PyArrayObject *
 find_root(PyObject *array, PyObject **base)

@@ -56,6 +56,7 @@ void *cm_numpy_data(PyObject *array);
  * numpy.ma.MaskedArray does; of arrays of NumPy's own type the answer costs nothing. */
 bool cm_numpy_may_be_masked(PyObject *array);
 bool cm_numpy_is_scalar(PyObject *object); /* numpy.generic, not an array */
+bool cm_numpy_is_bool(PyObject *object);   /* numpy.bool, which some NumPy index with */
 /* The object that owns an array's memory: its last base that is no array, looking
  * through a memoryview. New reference; NULL without an exception: the array owns it. */
 PyObject *cm_numpy_owner(PyObject *array);

@@ -56,6 +56,12 @@ cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
                                    const char *argument, int device);
 /* The same for memory of `device`: ValueError for a stream of another one. */
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
+/* The handle of a stream of another library, of which it is an object or the handle as
+ * an int. *keep: the stream lasts as long as the object, which an int does not say of
+ * any. 0, or -1 with TypeError or ValueError, which call it `argument`, or with what
+ * the object's own code raised. May run Python code. */
+int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
+                          uint64_t *handle, bool *keep);
 /* The record that None means, borrowed until Python code runs or the GIL is released;
  * NULL, without an exception, where that takes cm_stream_for_device() to find out. */
 static inline cm_stream *

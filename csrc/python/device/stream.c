@@ -187,68 +187,6 @@ cm_current_stream(cm_state *state, int device)
 
 /* -- of another library ------------------------------------------------------------- */
 
-/* An int that is a handle at a look; false, without an exception, for all others. */
-static bool
-is_handle(PyObject *number, uint64_t *out)
-{
-    *out = PyLong_CheckExact(number) ? PyLong_AsUnsignedLongLong(number) : UINT64_MAX;
-    if (*out == UINT64_MAX) {
-        PyErr_Clear();
-    }
-    return *out != UINT64_MAX;
-}
-
-/* What the streams of the libraries of today say; 1, 0: it takes more, -1. */
-static int
-ask_usual(PyObject *object, uint64_t *out)
-{
-    PyObject *value;
-    int found = cm_arg_find_attribute(object, "__cuda_stream__", &value);
-    if (found == 1 && PyCallable_Check(value)) {
-        uint64_t version;
-        PyObject *pair = PyObject_CallNoArgs(value);
-        found = pair == NULL
-                    ? -1
-                    : PyTuple_Check(pair) && PyTuple_Size(pair) == 2
-                          && is_handle(PyTuple_GetItem(pair, 0), &version)
-                          && version == 0 && is_handle(PyTuple_GetItem(pair, 1), out);
-        Py_XDECREF(pair);
-        Py_DECREF(value);
-        return found;
-    }
-    if (found == 0) {
-        found = cm_arg_find_attribute(object, "cuda_stream", &value);
-    }
-    if (found == 1) {
-        found = is_handle(value, out);
-        Py_DECREF(value);
-    }
-    return found;
-}
-
-/* *keep: the record must keep `object` alive (a bare int keeps nothing). */
-static int
-read_handle(PyObject *object, const char *argument, uint64_t *handle, bool *keep)
-{
-    *keep = !PyLong_CheckExact(object);
-    int known = *keep ? ask_usual(object, handle) : is_handle(object, handle);
-    if (known != 0) {
-        return known < 0 ? -1 : 0;
-    }
-    PyObject *read = cm_package_call("extension.foreign_stream", "read_handle",
-                                     Py_BuildValue("(Os)", object, argument));
-    unsigned long long number;
-    int keeps;
-    int result = -1;
-    if (read != NULL && PyArg_ParseTuple(read, "Kp", &number, &keeps)) {
-        *handle = number;
-        *keep = keeps != 0;
-        result = 0;
-    }
-    Py_XDECREF(read);
-    return result;
-}
-
 /* The device that the object itself names (torch: device_index, CuPy: device_id, where
  * -1 is "the current one"); -1 when it does not say. -2 with an exception. */
 static int
@@ -309,7 +247,7 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
 {
     uint64_t handle = 0;
     bool keep;
-    if (read_handle(object, argument, &handle, &keep) < 0) {
+    if (cm_stream_read_handle(state, object, argument, &handle, &keep) < 0) {
         return NULL;
     }
     if (handle == 0) {
