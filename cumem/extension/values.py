@@ -305,7 +305,7 @@ def check_same(was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> None:
     if changed.any():
         error = OverflowError if is_number else ValueError
         raise error(
-            f"the value {was[changed.argmax()]!s} of dtype {was.dtype} does not fit "
+            f"the value {was[np.argmax(changed)]!s} of dtype {was.dtype} does not fit "
             f"into dtype {now.dtype}; round, cut or convert it first"
         )
 

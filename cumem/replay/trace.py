@@ -102,7 +102,7 @@ class Trace:
     @property
     def stream_count(self) -> int:
         """Number of streams that take part."""
-        return int(self.stream.max()) + 1
+        return int(np.max(self.stream)) + 1
 
     @property
     def peak_live(self) -> int:
@@ -244,7 +244,7 @@ def make_trace(
     if not (arrays["op"] * sizes).any():
         raise ValueError(f"{name}: no row allocates anything")
     change = np.where(arrays["op"] == 1, sizes, -sizes)
-    peak = int(np.cumsum(change, dtype=np.float64).max())  # 63 bits may not hold it
+    peak = int(np.max(np.cumsum(change, dtype=np.float64)))  # 63 bits may not hold it
     if peak > LARGEST:
         raise ValueError(
             f"{name}: {format_nbytes(peak)} live at once, more than an address space holds"
@@ -271,7 +271,7 @@ def _integers(name: str, key: str, value: object, where: Callable[[int], str]) -
         )
     wide = array > np.iinfo(np.int64).max if array.dtype == np.uint64 else None
     if wide is not None and wide.any():
-        row = int(wide.argmax())
+        row = int(np.argmax(wide))
         raise ValueError(f"{name}, {where(row)}: {key} {array[row]} is too large")
     return array.astype(np.int64)
 
@@ -286,7 +286,7 @@ def _check_values(
         (size > LARGEST, "size", "is more than an address space holds"),
     ):
         if bad.any():
-            row = int(bad.argmax())
+            row = int(np.argmax(bad))
             raise ValueError(f"{name}, {where(row)}: {key} {arrays[key][row]} {text}")
 
 
