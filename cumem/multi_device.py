@@ -120,7 +120,7 @@ class _End:
         if self.end <= other.begin or other.end <= self.begin:
             return False
         try:
-            return np.shares_memory(self._bytes(), other._bytes(), STEPS)  # type: ignore[arg-type]
+            return np.shares_memory(self._bytes(), other._bytes(), STEPS)  # type: ignore[arg-type, unused-ignore]
         except np.exceptions.TooHardError:
             return True
 
