@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while pools and shutdown() wait: nothing is half done, and they can go on."""
+"""Ctrl-C while pools and shutdown() wait: nothing is half done, and they can go on. And a
+fault in one of the core's own threads, which is told as one in any thread is."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 
 import cumem
 
@@ -364,3 +365,36 @@ def test_waits_for_a_device_leave_no_thread(emulated) -> None:
     assert waiters
     # A joined thread is in /proc for a moment longer.
     session.wait_until(lambda: not tasks() & waiters, "the end of the threads")
+
+
+FAULTING = """
+import ctypes
+import faulthandler
+import mmap
+import resource
+
+import numpy as np
+
+import cumem
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+faulthandler.enable()
+nbytes = 1 << 20
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+size = ctypes.c_size_t(nbytes)
+address = libc.mmap(None, size, 3, flags, -1, ctypes.c_long(0))
+array = np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), "u1")
+target = cumem.empty_device(nbytes, "u1")
+pinned = cumem.register(array)
+libc.munmap(ctypes.c_void_p(address), size)
+cumem.copy_async(target, pinned.buffer).wait()  # the stream's own thread reads it
+"""
+
+
+def test_fault_of_a_thread_of_the_core_is_told_by_faulthandler() -> None:
+    """A thread that blocks the signal of its fault ends the process without a word."""
+    done = programs.run("-W", "ignore", "-c", FAULTING)
+    assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)
+    assert "Fatal Python error: " in done.stderr

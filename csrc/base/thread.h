@@ -85,8 +85,8 @@ cm_spin_lock_give(cm_spin_lock *lock)
     atomic_store_explicit(&lock->held, 0, memory_order_release);
 }
 
-/* Start `run(arg)` with all signals blocked, so that Ctrl-C reaches the main thread.
- * Fails: CM_ETHREAD. */
+/* Start `run(arg)` with all signals but those of faults blocked, so that Ctrl-C reaches
+ * the main thread. Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_thread_start(cm_thread *thread, void *(*run)(void *),
                                        void *arg);
 
