@@ -273,3 +273,58 @@ def test_fills_and_copies_keep_the_streams_order(runtime, kind) -> None:
         cumem.copy_async(copied, buffer, stream=stream)
     for value, copied in enumerate(copies, 1):
         assert (copied.numpy() == value).all()
+
+
+# -- device memory in the order of its stream: without a transfer ------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "call"),
+    [
+        ("u1", 7, "fill_8_async"),
+        ("f2", 1.5, "fill_16_async"),
+        ("f4", 1.5, "fill_32_async"),
+    ],
+)
+def test_fill_of_a_device_is_one_call_of_the_runtime(
+    emulated, dtype, value, call
+) -> None:
+    stream = cumem.Stream()
+    buffer = cumem.empty_device(64, dtype, stream=stream)
+    buffer.fill(0, stream=stream)
+    counts = session.testing.copy_counts()
+    session.testing.plan_fault(None, 0)  # resets the counts
+    with session.gate(stream):
+        buffer.fill(value, stream=stream)
+        assert session.testing.pending_transfers() == 0
+    assert session.testing.fault_count(call) == 1
+    for other in ("event_create", "event_record", "stream_wait_event", "stream_query"):
+        assert session.testing.fault_count(other) == 0
+    assert session.testing.copy_counts()["fill"] == counts["fill"] + 1
+    assert (values.get(buffer) == value).all()
+
+
+def test_fill_after_work_of_another_stream_comes_after_it(emulated) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    buffer = cumem.zeros(64, "u1")
+    with session.gate(first):
+        buffer.fill(1, stream=first)
+        session.testing.plan_fault(None, 0)  # resets the counts
+        buffer.fill(2, stream=second)
+        assert session.testing.fault_count("stream_wait_event") > 0
+        buffer.fill(3, stream=second)
+    second.synchronize()
+    assert values.get(buffer).tolist() == [3] * 64
+
+
+def test_fill_that_the_runtime_refuses_is_told_and_leaves_nothing(emulated) -> None:
+    stream = cumem.Stream()
+    buffer = cumem.zeros(64, "f4", stream=stream)
+    session.testing.plan_fault("fill_32_async", 1)
+    with pytest.raises(cumem.CudaError):
+        buffer.fill(1.5, stream=stream)
+    session.testing.plan_fault(None, 0)
+    assert session.testing.pending_transfers() == 0
+    buffer.fill(2.5, stream=stream)
+    stream.synchronize()
+    assert (values.get(buffer) == 2.5).all()

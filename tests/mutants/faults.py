@@ -25,6 +25,25 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
+    # -- fills ---------------------------------------------------------------------------
+    Fault(
+        "fill before another stream",
+        "csrc/python/copy/fill.c",
+        "a fill is queued although work of another stream on the memory comes first",
+        "if (!cm_stream_same(storage->uses[i], stream)) { return false; }",
+        "if (!cm_stream_same(storage->uses[i], stream)) { return true; }",
+        ["tests/test_fill.py::test_fill_after_work_of_another_stream_comes_after_it"],
+    ),
+    Fault(
+        "number that wraps round",
+        "csrc/python/core/values.c",
+        "a number that is too large for its dtype is written",
+        "if (is_integer && !integer_fits(&number, to)) { return false; }",
+        "",
+        [
+            "tests/test_values.py::test_number_and_scalar_become_what_an_array_of_them_becomes"
+        ],
+    ),
     # -- pool ----------------------------------------------------------------------------
     Fault(
         "hits and misses swapped",

@@ -34,6 +34,66 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
+/* The fill is made, or queued on `stream`; what is remembered of the storage's uses is
+ * as it was when it had `use_calls`. */
+static void
+note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
+            uint64_t use_calls)
+{
+    /* Memory that only devices see, and that stays until its streams are done with it:
+     * nobody can look too early, so the fill need not be waited for. */
+    bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->residency);
+    if (!blocking && !is_unseen) {
+        storage->late_count++;
+    }
+    cm_storage_forget_uses(storage, stream, CM_EXTENT_ALL(true), true, use_calls);
+}
+
+/* Has the memory been given to no other stream than this one, and to no transfer? */
+static bool
+is_in_order_of(const cm_storage *storage, const cm_stream *stream)
+{
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        if (!cm_stream_same(storage->uses[i], stream)) {
+            return false;
+        }
+    }
+    return storage->writer_count == 0;
+}
+
+/* The short way, of a device's own memory without gaps: 1 where it is queued, 0 where
+ * it was not tried, -1 with an exception. Of pinned memory. */
+static int
+try_queue(cm_buffer *self, const void *element, cm_stream *stream)
+{
+    cm_storage *storage = self->storage;
+    if (!cm_kind_is_on_device(storage->residency) || stream->device != storage->device
+        || !cm_buffer_is_contiguous(self, false) || !is_in_order_of(storage, stream)) {
+        return 0;
+    }
+    cm_engine *engine = cm_state_engine(self->state, storage->device);
+    if (engine == NULL) {
+        return -1;
+    }
+    cm_short_fill fill = {.stream = stream,
+                          .address = cm_buffer_address(self),
+                          .nbytes = cm_buffer_nbytes(self),
+                          .value = element,
+                          .itemsize = (uint64_t)self->itemsize};
+    uint64_t use_calls = storage->use_calls;
+    cm_status status = cm_ok();
+    cm_state_enter(self->state);
+    bool is_made = CM_WITHOUT_GIL(cm_engine_try_fill(engine, &fill, &status));
+    cm_state_leave(self->state);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while filling a buffer");
+    }
+    if (is_made) {
+        note_filled(storage, stream, false, use_calls);
+    }
+    return is_made;
+}
+
 /* Of pinned memory. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
@@ -88,17 +148,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
         storage->was_captured = true; /* and nothing is written before the graph runs */
     }
     else {
-        /* Memory that only devices see, and that stays until its streams are done with
-         * it: nobody can look too early, so the fill need not be waited for. */
-        bool is_unseen =
-            storage->pool != NULL && cm_kind_is_on_device(storage->residency);
-        if (!blocking && !is_unseen) {
-            storage->late_count++;
-        }
-        if (info.nbytes > 0) {
-            cm_storage_forget_uses(storage, stream, CM_EXTENT_ALL(true), true,
-                                   use_calls);
-        }
+        note_filled(storage, stream, blocking, use_calls);
     }
     return 0;
 }
@@ -138,8 +188,11 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     }
     int filler = choose_filler(self, stream, named);
     if (filler < -1 || cm_buffer_note_side(self, filler >= 0) < 0
-        || cm_buffer_check_open(self) < 0 || cm_storage_add_use(storage, stream) < 0
-        || queue_fill(self, element, stream, filler) < 0) {
+        || cm_buffer_check_open(self) < 0 || cm_storage_add_use(storage, stream) < 0) {
+        return -1;
+    }
+    int queued = filler < 0 ? 0 : try_queue(self, element, stream);
+    if (queued < 0 || (queued == 0 && queue_fill(self, element, stream, filler) < 0)) {
         return -1;
     }
     /* Foreign memory may go when we return; what is registered waits before it goes. */

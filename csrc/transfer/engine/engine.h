@@ -126,6 +126,23 @@ cm_request_waits(const cm_copy_request *request)
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 
+/* Bytes of a device without gaps, to be filled with one value again and again. */
+typedef struct cm_short_fill {
+    cm_stream *stream; /* of the device that has the bytes; borrowed */
+    cm_address address;
+    uint64_t nbytes; /* a multiple of itemsize, not 0 */
+    const void *value;
+    uint64_t itemsize;
+} cm_short_fill;
+
+/* Queue a fill that comes after nothing but what its stream was given: one call of the
+ * runtime, without a ticket. False: it was not tried, since the value repeats no
+ * pattern of 1, 2 or 4 bytes, the stream captures, or transfers are recorded;
+ * cm_engine_copy() makes it. True: *out says how it went, and after a failure nothing
+ * is in flight.
+ * Fails: fill_8_async, fill_16_async, fill_32_async. */
+bool cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
+
 /* A ticket of no bytes that is done once `event` of `device` is reached as it is
  * recorded now: recording it again, or destroying it, changes nothing for the ticket.
  * A stream of the engine's own waits for the event, so it must not be one that a

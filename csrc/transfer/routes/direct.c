@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and fills that one call of the runtime makes, or one kernel. */
+/* Copies that one call of the runtime makes, or one kernel. */
 #include <string.h>
 
 #include "transfer/host/host_copy.h"
@@ -102,57 +102,6 @@ cm_job_copy_direct(cm_job *job)
         job, cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],
         cm_region_copy_address(&job->src) + (uint64_t)layout->offset[CM_SRC],
         layout->run_nbytes);
-}
-
-uint32_t
-cm_job_fill_period(const cm_job *job)
-{
-    enum { MOST = 4 };
-    const cm_plan *plan = &job->plan;
-    const char *value = job->src.host;
-    size_t nbytes = (size_t)job->dst.itemsize;
-    cm_address dst = job->dst.address + (uint64_t)plan->layout.offset[CM_DST];
-    if (plan->device < 0 || !cm_layout_is_packed(&plan->layout, CM_DST)) {
-        return 0;
-    }
-    for (uint32_t period = 1; period <= MOST; period *= 2) {
-        if (nbytes % period == 0 && dst % period == 0
-            && memcmp(value, value + period, nbytes - period) == 0) {
-            return period;
-        }
-    }
-    return 0;
-}
-
-/* Registrations end at pages, so each run is whole patterns. Every host is
- * little-endian. */
-cm_status
-cm_job_fill(cm_job *job)
-{
-    cm_runtime *rt = job->engine->rt;
-    uint64_t stream = job->stream->handle;
-    uint64_t offset = (uint64_t)job->plan.layout.offset[CM_DST];
-    uint64_t length = cm_layout_nbytes(&job->plan.layout);
-    uint32_t period = cm_job_fill_period(job);
-    uint32_t value = 0;
-    memcpy(&value, job->src.host, period);
-    for (uint64_t done = 0; done < length;) {
-        cm_address dst = job->dst.address + offset + done;
-        uint64_t nbytes = cm_job_run_of(
-            job, cm_region_copy_address(&job->dst) + offset + done, length - done);
-        switch (period) {
-        case 1:
-            CM_TRY(cm_rt_fill_8_async(rt, dst, (unsigned char)value, nbytes, stream));
-            break;
-        case 2:
-            CM_TRY(cm_rt_fill_16_async(rt, dst, (uint16_t)value, nbytes / 2, stream));
-            break;
-        default:
-            CM_TRY(cm_rt_fill_32_async(rt, dst, value, nbytes / 4, stream));
-        }
-        done += nbytes;
-    }
-    return cm_ok();
 }
 
 cm_status

@@ -15,7 +15,7 @@
 CM_ROUTES(CM_ROUTE_FUNCTIONS)
 #undef CM_ROUTE_FUNCTIONS
 
-/* direct.c: the bytes after which the value of a fill, in src.host, repeats itself, if
+/* fill.c: the bytes after which the value of a fill, in src.host, repeats itself, if
  * the runtime can set it; else 0. */
 uint32_t cm_job_fill_period(const cm_job *job);
 /* staged.c: what is queued through slots, to its end: what was fetched is unpacked. */

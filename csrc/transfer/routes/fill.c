@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fills that the device makes with a pattern of 1, 2 or 4 bytes: the runtime has a call
+ * for each of these. Two ways lead here. A fill of device memory without gaps, which
+ * comes after nothing but its own stream, is queued by the call that asks for it, and
+ * nothing is kept of it: cm_engine_try_fill(). All others are jobs, of the row FILL of
+ * CM_ROUTES: what comes after other streams, what a capture records, and memory that
+ * the host reaches too, where edges of registrations may part a fill. */
+#include <string.h>
+
+#include "runtime/scope.h"
+#include "transfer/routes/device_side.h"
+#include "transfer/routes/routes.h"
+
+/* The bytes after which `value` repeats itself, if the runtime can set so many at
+ * `dst`; else 0. */
+static uint32_t
+period_of(const char *value, uint64_t nbytes, cm_address dst)
+{
+    enum { MOST = 4 };
+    for (uint32_t period = 1; period <= MOST; period *= 2) {
+        if (nbytes % period == 0 && dst % period == 0
+            && memcmp(value, value + period, (size_t)(nbytes - period)) == 0) {
+            return period;
+        }
+    }
+    return 0;
+}
+
+/* Queue it; `nbytes` are whole patterns. Every host is little-endian. */
+static cm_status
+queue_pattern(cm_runtime *rt, uint64_t stream, const void *value, uint32_t period,
+              cm_address dst, uint64_t nbytes)
+{
+    uint32_t pattern = 0;
+    memcpy(&pattern, value, period);
+    switch (period) {
+    case 1:
+        return cm_rt_fill_8_async(rt, dst, (unsigned char)pattern, nbytes, stream);
+    case 2:
+        return cm_rt_fill_16_async(rt, dst, (uint16_t)pattern, nbytes / 2, stream);
+    default:
+        return cm_rt_fill_32_async(rt, dst, pattern, nbytes / 4, stream);
+    }
+}
+
+/* -- without a job ------------------------------------------------------------------------ */
+
+/* Inside the stream's device. False: it was not tried. */
+static bool
+try_queue(cm_runtime *rt, const cm_short_fill *fill, uint32_t period, cm_status *out)
+{
+    const cm_stream *stream = fill->stream;
+    bool capturing = false;
+    if (!cm_is_ok(
+            cm_stream_ask_capturing(rt, stream->device, stream->handle, &capturing))
+        || capturing) {
+        return false;
+    }
+    *out = queue_pattern(rt, stream->handle, fill->value, period, fill->address,
+                         fill->nbytes);
+    return true;
+}
+
+bool
+cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
+{
+    uint32_t period = period_of(fill->value, fill->itemsize, fill->address);
+    cm_tuning tuning;
+    cm_scope scope;
+    if (period == 0 || cm_recorder_is_on()
+        || !cm_is_ok(cm_engine_begin_call(engine, &tuning))) {
+        return false;
+    }
+    bool is_made = false;
+    if (cm_is_ok(cm_scope_enter(engine->rt, fill->stream->device,
+                                CM_CAPTURE_THREAD_LOCAL, &scope))) {
+        is_made = try_queue(engine->rt, fill, period, out);
+        cm_scope_leave(&scope);
+    }
+    if (is_made) {
+        atomic_fetch_add_explicit(&engine->counts.routes[CM_ROUTE_FILL], 1,
+                                  memory_order_relaxed);
+    }
+    cm_engine_end_call(engine);
+    return is_made;
+}
+
+/* -- as a route --------------------------------------------------------------------------- */
+
+uint32_t
+cm_job_fill_period(const cm_job *job)
+{
+    const cm_plan *plan = &job->plan;
+    if (plan->device < 0 || !cm_layout_is_packed(&plan->layout, CM_DST)) {
+        return 0;
+    }
+    return period_of(job->src.host, (uint64_t)job->dst.itemsize,
+                     job->dst.address + (uint64_t)plan->layout.offset[CM_DST]);
+}
+
+/* Registrations end at pages, so each run is whole patterns. */
+cm_status
+cm_job_fill(cm_job *job)
+{
+    uint64_t offset = (uint64_t)job->plan.layout.offset[CM_DST];
+    uint64_t length = cm_layout_nbytes(&job->plan.layout);
+    uint32_t period = cm_job_fill_period(job);
+    for (uint64_t done = 0; done < length;) {
+        uint64_t nbytes = cm_job_run_of(
+            job, cm_region_copy_address(&job->dst) + offset + done, length - done);
+        CM_TRY(queue_pattern(job->engine->rt, job->stream->handle, job->src.host,
+                             period, job->dst.address + offset + done, nbytes));
+        done += nbytes;
+    }
+    return cm_ok();
+}
