@@ -52,6 +52,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "loading": ("cumem/loading.py", "cumem/collating.py", "cumem/ring.py"),
     "managed": (
         *("cumem/managed.py", "csrc/python/buffer/managed.c", "csrc/runtime/cuda*"),
+        "csrc/python/buffer/page_calls.c",
     ),
     "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),
     "mutants": ("csrc", "tests/mutants/faults.py"),

@@ -21,7 +21,7 @@ from cumem._core import (
     copy_many, copy_many_async, current_device,
     current_stream, empty,
     empty_device, empty_managed, empty_mapped, empty_pinned,
-    set_current_device,
+    prefetch_many, set_current_device,
 )
 if TYPE_CHECKING:
     from types import ModuleType
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cumem.kinds import Kind
     from cumem.loading import prefetch
     from cumem.managed import (
-        ManagedThrashWarning, Residency, prefetch_many, tiles,
+        ManagedThrashWarning, Residency, tiles,
     )
     from cumem.memory import (
         DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, get_limit, limit,
@@ -350,7 +350,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "extension.importing": (),
     "loading": ("prefetch",),
     "notebook.objects": (),
-    "managed": ("ManagedThrashWarning", "Residency", "prefetch_many", "tiles"),
+    "managed": ("ManagedThrashWarning", "Residency", "tiles"),
     "memory": (
         "DeviceMemory",
         "HostMemory",

@@ -2587,6 +2587,46 @@ def copy_many_async(
     array([1., 1., 1.])
     """
 
+def prefetch_many(
+    buffers: Iterable[ManagedBuffer],
+    to: object = None,
+    stream: object = None,
+) -> None:
+    """Move the pages of many buffers to a device or to the host ahead of use.
+
+    Parameters
+    ----------
+    buffers : iterable of ManagedBuffer
+        Slices of one buffer too.
+    to : Device, int or str, optional
+        As for `ManagedBuffer.prefetch`; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        Default: the current stream of that device, for the host that of the first
+        buffer's.
+
+    Raises
+    ------
+    TypeError
+        If one of them is no `ManagedBuffer`, or `to` or `stream` is of another type.
+    ValueError
+        If there is no such device, or a buffer is closed.
+    CudaError
+        If the driver refuses, as `ManagedBuffer.prefetch` says. Some may be moving by then.
+
+    Notes
+    -----
+    Never **blocks**: the moves are queued. **Ordered after** work on `stream`, in any order
+    among themselves. From CUDA 13.0 on it is one call of the driver, but on the legacy
+    default stream; else one for each buffer.
+
+    Examples
+    --------
+    >>> buffers = [cumem.empty_managed(1 << 20, "u1") for _ in range(3)]
+    >>> cumem.prefetch_many(buffers, 0)
+    >>> buffers[2].prefetch_location
+    <cumem.Device 0, emulated>
+    """
+
 def current_stream(device: object = None) -> Stream:
     """Stream that functions use when none is given.
 
@@ -2897,24 +2937,11 @@ def _copy_part(
     will order after it.
     """
 
-def _managed(
-    work: int,
-    buffers: tuple[ManagedBuffer, ...],
-    advice: int,
-    location: int,
-    stream: object,
-    home: int = -1,
-    /,
-) -> None:
-    """Prefetch (0), discard (1) or advise (2) the spans of buffers; `home` is the device
-    of a stream that does not say its own. `advice` of a prefetch: is it a turn of the
-    host's or a device's, which may warn of thrashing?
+def _prefetch_rows(tile: ManagedBuffer, device: int | None, stream: object, /) -> None:
+    """Prefetch the parts of a tile that have nothing of others between their elements, to
+    a device or, with None, to the host.
     """
 
-def _managed_ask(
-    buffer: ManagedBuffer, attribute: int, begin: int, end: int, count: int, /
-) -> bytes:
-    """What the driver tells of bytes of the span: so many C ints."""
 
 def _at_exit(others_run: bool, /) -> None:
     """Wait for unfinished transfers and, where no other thread may be inside the engine

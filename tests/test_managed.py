@@ -40,7 +40,7 @@ def steers(runtime: session.Runtime) -> None:
 
 
 class Streams:
-    """The extension, as cumem/managed.py sees it: streams that it makes are shut."""
+    """The extension, as tiles() sees it: streams that it makes are shut."""
 
     def __init__(self) -> None:
         self.made: list[cumem.Stream] = []
@@ -57,8 +57,10 @@ class Streams:
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
     """What is ordered on streams of cumem's own."""
+    from cumem import managed as module
+
     made = Streams()
-    monkeypatch.setitem(cumem.tiles.__globals__, "_core", made)
+    monkeypatch.setattr(module, "_core", made)
     yield made
     made.made.clear()
 
@@ -359,25 +361,50 @@ def test_discard_has_its_place_in_the_stream(emulated, own: bool) -> None:
     assert not (buffer.numpy() == 4).any(), "not discarded"
 
 
-def test_discard_on_the_default_stream_has_its_place_there(streams) -> None:
-    if session.emulated_driver() < 13000:
-        pytest.skip("the driver has no discard")
+def test_discard_on_the_default_stream_comes_before_what_is_queued_later(
+    emulated,
+) -> None:
+    has_discard(emulated)
     buffer = managed()
-    stream = cumem.current_stream()
+    out = cumem.zeros(NBYTES, "u1", "pinned")
+    stream, other = cumem.current_stream(), cumem.Stream()
+    session.shut(other)  # and with it the discard, which comes after the copy there
+    cumem.copy_async(out, buffer, stream=other)
     buffer.discard()
     thread = threading.Thread(target=stream.synchronize)
     thread.start()
     session.wait_until_waiting(thread)
-    assert thread.is_alive()  # waits for the stream that the driver takes
-    testing.gate_open(streams.made[0])
+    assert thread.is_alive(), "what comes later need not wait for the discard"
+    testing.gate_open(other)
     thread.join()
+    assert (out.numpy() == 1).all()
+
+
+def test_discard_on_the_default_stream_comes_after_what_was_queued_before(
+    emulated,
+) -> None:
+    has_discard(emulated)
+    buffer = managed()
+    stream = cumem.current_stream()
     with session.gate(stream):
         buffer.fill(4, stream=stream)
         buffer.discard()
-        testing.gate_open(streams.made[1])
         cumem.Device(1).synchronize()
+        assert testing.host_pages(buffer) == NBYTES // PAGE
     stream.synchronize()
     assert not (buffer.numpy() == 4).any(), "discarded before what came earlier"
+
+
+def test_discard_on_the_default_stream_keeps_no_stream(emulated) -> None:
+    has_discard(emulated)
+    buffer = managed()
+    buffer.discard()
+    cumem.synchronize()
+    before = testing.counts()["streams"]
+    for _ in range(100):
+        buffer.discard()
+        cumem.synchronize()
+    assert testing.counts()["streams"] <= before + 1
 
 
 def test_discard_comes_after_all_work_on_the_buffer(emulated) -> None:
@@ -457,18 +484,20 @@ def test_residency_counts_pages_that_the_host_has(runtime) -> None:
         del buffer
 
 
-def test_residency_of_much_memory_is_drawn_from_some_pages(
-    emulated, monkeypatch
-) -> None:
-    from cumem import managed as module
-
-    monkeypatch.setattr(module, "_MOST_PAGES", 16)
-    monkeypatch.setattr(module, "_RUN_PAGES", 4)
-    buffer = managed(4 * NBYTES)
-    found = buffer.page_residency()
-    if found.host_nbytes is not None:
-        assert found.sampled
-        assert found.host_nbytes == 4 * NBYTES
+def test_residency_of_much_memory_is_drawn_from_some_pages(emulated) -> None:
+    nbytes = ((1 << 16) + 1) * PAGE  # one page more than are looked at
+    with cumem.Pool("managed") as pool:
+        buffer = pool.allocate(nbytes)
+        buffer.numpy()[::PAGE] = 1
+        found = buffer.page_residency()
+        all_but_one = buffer[: nbytes - PAGE].page_residency()
+        del buffer
+    if found.host_nbytes is None:
+        pytest.skip("the system does not tell")
+    assert found.sampled
+    assert found.host_nbytes == nbytes
+    assert not all_but_one.sampled
+    assert all_but_one.host_nbytes == nbytes - PAGE
 
 
 # -- with buf.on(...) ---------------------------------------------------------------------

@@ -167,7 +167,6 @@ def pushed(lines: Sequence[list[str]]) -> list[str]:
 
 WORK = """
     import cumem, numpy as np
-    from cumem import managed
     stream = cumem.Stream()
     device = cumem.empty_device(1 << 20, "u1", stream=stream)
     pinned = cumem.empty_pinned(1 << 20, "u1")
@@ -178,7 +177,7 @@ WORK = """
     background = cumem.copy_async(np.empty((64, 96), "u1").T, device[:6144].reshape(96, 64))
     background.wait()
     cumem.copy_many([(device[:512], pinned[:512]), (device[512:1024], pinned[512:1024])])
-    managed.prefetch_many((shared,), "host", stream)
+    cumem.prefetch_many((shared,), "host", stream)
     cumem.synchronize()
     cumem.tofile("/dev/null", pinned)
 """

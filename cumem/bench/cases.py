@@ -19,7 +19,6 @@ from numpy.random import default_rng  # NumPy itself would import it at first us
 from numpy.typing import NDArray
 
 import cumem
-from cumem.managed import prefetch_many
 from cumem.measuring import raw_copies
 
 __all__ = ["COPY_KINDS", "Plan", "Result", "count", "run"]
@@ -346,7 +345,7 @@ class _Bench:
 
     def _prefetch(self, managed: Any, where: object) -> None:
         # prefetch() would warn of memory that goes to and fro
-        prefetch_many((managed,), where, self.stream)
+        cumem.prefetch_many((managed,), where, self.stream)
         self.stream.synchronize()
 
     def _prefetch_in(self, managed: Any, target: Any) -> _Trial:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from cumem import _core, errors
+from cumem import errors
 from cumem.extension import hints
 from cumem.kinds import kind_named
 
@@ -141,20 +141,16 @@ def refuse_device(name: str, index: int, count: int) -> NoReturn:
     raise ValueError(f"{what} {index} does not exist: there {there}")
 
 
-def read_location(text: str, name: str) -> int:
-    """Where managed memory is to be, as a number: a device's index, -1 for the host, and
-    below -2 its NUMA nodes."""
-    if text in ("cpu", "host"):
-        return -1
-    if node := re.fullmatch(r"numa:(\d{1,2})", text, re.ASCII):
-        if _core._driver_version() < 12020:
-            call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
-            doing = f"{name} is a NUMA node, which takes a newer driver"
-            raise errors.make(call, None, 0, -8, 12020, doing)
-        return -3 - int(node[1])
-    if not text.startswith("cuda"):
-        raise ValueError(f'{name} must be a device, "cpu" or "numa:N", not {text!r}')
-    return _core._device(text, name).index
+def refuse_location(name: str, text: str) -> NoReturn:
+    """ValueError: the text says no place where managed memory could be."""
+    raise ValueError(f'{name} must be a device, "cpu" or "numa:N", not {text!r}')
+
+
+def refuse_node(name: str, oldest: int) -> NoReturn:
+    """CudaError: a NUMA node is named, and the driver is older than what knows nodes."""
+    call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
+    doing = f"{name} is a NUMA node, which takes a newer driver"
+    raise errors.make(call, None, 0, -8, oldest, doing)
 
 
 def read_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -465,16 +465,16 @@ FAULTS = [
         "prefetch to device 0",
         "csrc/python/buffer/managed.c",
         "prefetch() goes to device 0, whichever is named",
-        "wanted.work = work;",
-        "wanted.work = work; if (wanted.location > 0) wanted.location = 0;",
+        "        .location = location,",
+        "        .location = location > 0 ? 0 : location,",
         ["tests/test_emulation.py::test_prefetch_names_its_device_and_uses_its_stream"],
     ),
     Fault(
         "prefetch on the wrong stream",
         "csrc/python/buffer/managed.c",
         "prefetch() to a device is queued on the stream of the buffer's own",
-        "cm_stream_from_object(state, stream, home);",
-        "cm_stream_from_object(state, stream, home < 0 ? home : 0);",
+        "cm_stream_from_object(state, given, home);",
+        "cm_stream_from_object(state, given, home < 0 ? home : 0);",
         ["tests/test_emulation.py::test_prefetch_names_its_device_and_uses_its_stream"],
     ),
     Fault(
@@ -487,15 +487,34 @@ FAULTS = [
     ),
     Fault(
         "discard of shared pages",
-        "csrc/python/buffer/managed.c",
+        "csrc/python/buffer/page_calls.c",
         "what lies beside a slice on its first and last page is lost with it",
-        "if (inside) {",
-        "if (inside && begin == 0) {",
+        "            keep_whole_pages(&address, &nbytes);",
+        "",
         ["tests/test_managed.py::test_discard_takes_no_byte_of_others"],
     ),
     Fault(
-        "batch on the default stream",
+        "discard before its place",
         "csrc/python/buffer/managed.c",
+        "what is queued on the default stream after discard() may be lost with the bytes",
+        "status = CM_WITHOUT_GIL(cm_stream_follow(legacy, side));",
+        "status = cm_ok();",
+        [
+            "tests/test_managed.py::"
+            "test_discard_on_the_default_stream_comes_before_what_is_queued_later"
+        ],
+    ),
+    Fault(
+        "streams of discards",
+        "csrc/python/buffer/managed.c",
+        "a loop of discards leaves the memory a stream for each",
+        "if (discard_on(self, side, legacy) < 0) {",
+        "if (discard_on(self, side, NULL) < 0) {",
+        ["tests/test_managed.py::test_discard_on_the_default_stream_keeps_no_stream"],
+    ),
+    Fault(
+        "batch on the default stream",
+        "csrc/python/buffer/page_calls.c",
         "the driver refuses prefetch_many() on the legacy default stream",
         "stream > CM_STREAM_LEGACY",
         "stream < UINT64_MAX",
@@ -503,7 +522,7 @@ FAULTS = [
     ),
     Fault(
         "thrashing of other bytes",
-        "csrc/python/buffer/managed.c",
+        "csrc/python/buffer/thrashing.c",
         "tiles that are moved by hand, each once, are taken for thrashing",
         "    low += self->offset;",
         "",

@@ -298,11 +298,12 @@ WORDS: dict[str, tuple[str, ...]] = {
     "the text of an error or of a warning": (
         *("*.refuse_*", "errors.*", "kinds.check_kind", "texts.name_pair"),
         *("devices.warn_of_emulation", "casting.warn_of_imaginary"),
+        "managed.warn_of_thrashing",
         "gpus.judge_failure",
     ),
     "what an object shows of itself": (
         *("texts.*_repr", "texts.*_text", "texts.list_names", "texts.buffer_flags"),
-        *("objects._repr_html_", "answers.to_dict"),
+        *("objects._repr_html_", "answers.to_dict", "managed.Residency"),
     ),
     "what the process may use, which is read once": (
         *("control_groups.find", "counting.count_devices", "devices.read_settings"),

@@ -1,328 +1,571 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What only managed memory does: its pages move ahead of use, are advised, asked about
- * and given up. The package has the words for it (cumem/managed.py); here are the
- * calls, of whole spans: from the lowest to the highest element of a buffer. */
-#include "python/buffer/methods.h"
+/* The methods and properties of ManagedBuffer that move, advise and ask about pages,
+ * and prefetch_many(). page_calls.c makes the calls of the driver, residency.c says
+ * where pages are, managed_block.c has `with buf.on(...)`. */
+#include "python/buffer/managed.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
-#include "base/checked_math.h"
-#include "base/machine.h"
-#include "base/nvtx.h"
 #include "docstrings.h"
+#include "python/buffer/methods.h"
+#include "python/buffer/page_calls.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 
-/* -- calls of the driver for the spans of buffers ------------------------------------------ */
-
-typedef struct page_call {
-    enum { PREFETCH, DISCARD, ADVISE } work;
-    int location;
-    int advice;        /* CM_ADVISE_…; PREFETCH: is it a turn of one of the sides? */
-    cm_stream *stream; /* on loan; ADVISE: NULL */
-} page_call;
-
-static cm_status
-submit(cm_runtime *rt, const page_call *wanted, const cm_address *addresses,
-       const uint64_t *nbytes, uint64_t count)
-{
-    uint64_t stream = wanted->stream == NULL ? 0 : wanted->stream->handle;
-    if (wanted->work == DISCARD) {
-        return cm_rt_discard_batch_async(rt, addresses, nbytes, count, stream);
-    }
-    if (wanted->work == PREFETCH && count > 1 && stream > CM_STREAM_LEGACY
-        && cm_runtime_has(rt, CM_OP_prefetch_batch_async)) {
-        return cm_rt_prefetch_batch_async(rt, addresses, nbytes, count,
-                                          wanted->location, stream);
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        CM_TRY(wanted->work == ADVISE
-                   ? cm_rt_advise(rt, addresses[i], nbytes[i], wanted->advice,
-                                  wanted->location)
-                   : cm_rt_prefetch_async(rt, addresses[i], nbytes[i], wanted->location,
-                                          stream));
-    }
-    return cm_ok();
-}
-
-/* The driver's "invalid device" says nothing of the reason. */
-static cm_status
-explained(cm_runtime *rt, int device, cm_status status)
-{
-    int concurrent = 1;
-    bool refused =
-        status.code == CM_CUDA_INVALID_DEVICE || status.code == CM_CUDA_NOT_SUPPORTED;
-    if (refused
-        && cm_is_ok(cm_rt_device_attribute(rt, CM_ATTRIBUTE_concurrent_managed_access,
-                                           device, &concurrent))
-        && concurrent == 0) {
-        status.code = CM_EMANAGED;
-    }
-    return status;
-}
-
-/* Where the buffer's bytes are; of a discard the whole pages of them, so that what else
- * lies on the first and the last stays. 0, or -1 with an exception. */
-static int
-find_span(const cm_buffer *self, bool inside, cm_address *address, uint64_t *nbytes)
-{
-    int64_t low, high;
-    if (cm_buffer_check_open(self) < 0 || cm_buffer_bounds(self, &low, &high) < 0) {
-        return -1;
-    }
-    cm_address begin = cm_buffer_address(self) + (uint64_t)low;
-    cm_address end = begin + (uint64_t)(high - low);
-    if (inside) {
-        uint64_t page = cm_page_nbytes();
-        begin = cm_round_up_to(begin, page);
-        end &= ~(page - 1);
-    }
-    *address = begin;
-    *nbytes = begin < end ? end - begin : 0;
-    return 0;
-}
-
-/* Find one of the buffers, which is pinned. 0, or -1 with an exception. */
-static int
-add(const page_call *wanted, const cm_buffer *buffer, cm_address *address,
-    uint64_t *nbytes)
-{
-    cm_storage *storage = buffer->storage;
-    cm_stream *stream = wanted->stream;
-    bool discards = wanted->work == DISCARD; /* and so comes after all that reads */
-    if ((discards
-         && cm_storage_order_handle(storage, stream->device, stream->handle) < 0)
-        || find_span(buffer, discards, address, nbytes) < 0
-        || (stream != NULL && *nbytes > 0 && cm_storage_add_use(storage, stream) < 0)) {
-        return -1;
-    }
-    storage->is_advised = storage->is_advised || wanted->work == ADVISE;
-    return 0;
-}
-
-static cm_buffer *
-buffer_at(PyObject *tuple, Py_ssize_t i)
-{
-    return (cm_buffer *)(void *)PyTuple_GetItem(tuple, i);
-}
-
-/* Pin all of them, or none: -1 with TypeError. What is done before the call lets other
- * threads in, and one that frees a buffer then must not have its pages taken for the
- * next owner's, which a discard would empty. */
-static int
-pin_all(const cm_state *state, PyObject *tuple)
-{
-    Py_ssize_t count = PyTuple_Size(tuple);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *object = PyTuple_GetItem(tuple, i);
-        if (!cm_buffer_check(state, object)
-            || cm_buffer_kind(buffer_at(tuple, i)) != CM_KIND_MANAGED) {
-            return cm_arg_refuse(object, "buffers", "ManagedBuffers");
-        }
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        cm_storage_pin(buffer_at(tuple, i)->storage);
-    }
-    return 0;
-}
-
-static void
-unpin_all(PyObject *tuple)
-{
-    Py_ssize_t count = PyTuple_Size(tuple);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        cm_storage_unpin(buffer_at(tuple, i)->storage);
-    }
-}
-
-/* Of a tuple of buffers, which are pinned. 0, or -1 with an exception. */
-static int
-run(cm_state *state, const page_call *wanted, PyObject *tuple)
-{
-    static const char *const doing[] = {"while prefetching managed memory",
-                                        "while discarding managed memory",
-                                        "while advising managed memory"};
-    uint64_t count = 0; /* of those that have bytes */
-    Py_ssize_t most = PyTuple_Size(tuple);
-    uint64_t *nbytes = calloc((size_t)most + 1, 2 * sizeof(*nbytes));
-    if (nbytes == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    cm_address *addresses = nbytes + most;
-    int result = 0;
-    for (Py_ssize_t i = 0; i < most && result == 0; i++) {
-        result = add(wanted, buffer_at(tuple, i), &addresses[count], &nbytes[count]);
-        count += nbytes[count] > 0;
-    }
-    if (result == 0 && count > 0) {
-        int home = wanted->stream != NULL ? wanted->stream->device
-                                          : buffer_at(tuple, 0)->storage->device;
-        cm_runtime *rt = state->runtime;
-        uint64_t total = 0;
-        for (uint64_t i = 0; i < count; i++) {
-            total += nbytes[i];
-        }
-        CM_NVTX(doing[wanted->work] + sizeof("while"), total);
-        cm_state_enter(state);
-        cm_status status = CM_WITHOUT_GIL(
-            CM_ON_DEVICE(rt, home, submit(rt, wanted, addresses, nbytes, count)));
-        for (uint64_t i = 0; wanted->work == PREFETCH && cm_is_ok(status) && i < count
-                             && cm_recorder_is_on();
-             i++) {
-            uint8_t kind = cm_kind_in_event(CM_KIND_MANAGED);
-            int device = wanted->location < 0 ? -1 : wanted->location;
-            cm_event event = {.op = CM_EVENT_PREFETCH,
-                              .address = addresses[i],
-                              .nbytes = nbytes[i],
-                              .stream = wanted->stream->handle,
-                              .kind = kind,
-                              .source_kind = kind,
-                              .device = (int8_t)device};
-            cm_recorder_note_here(event);
-        }
-        status = explained(rt, wanted->location >= 0 ? wanted->location : home, status);
-        cm_state_leave(state);
-        result = cm_py_check(state, status, doing[wanted->work]);
-    }
-    free(nbytes);
-    return result;
-}
-
-/* -- what the package asks for ------------------------------------------------------------- */
-
-/* _managed(work, buffers, advice, location, stream, home) */
+/* None, or NULL where `result` says that an exception is set. */
 static PyObject *
-managed(PyObject *module, PyObject *args)
+none_unless(int result)
 {
-    cm_state *state = cm_state_of_module(module);
-    PyObject *tuple, *stream;
-    int work, home = -1;
-    page_call wanted = {.stream = NULL};
-    if (!PyArg_ParseTuple(args, "iO!iiO|i", &work, &PyTuple_Type, &tuple,
-                          &wanted.advice, &wanted.location, &stream, &home)
-        || cm_arg_check_range(work, "work", PREFETCH, ADVISE + 1) < 0
-        || cm_arg_check_range(home, "home", -1, CM_MAX_DEVICES) < 0
-        || cm_state_runtime(state) == NULL) {
-        return NULL;
-    }
-    wanted.work = work;
-    cm_state_enter(state); /* looking at the buffers may run Python code */
-    if (work != ADVISE) {
-        wanted.stream = cm_stream_from_object(state, stream, home);
-    }
-    int result = -1;
-    bool has_stream = work == ADVISE || wanted.stream != NULL;
-    if (has_stream && pin_all(state, tuple) == 0) {
-        result = run(state, &wanted, tuple);
-        unpin_all(tuple);
-    }
-    cm_stream_give(state, wanted.stream);
-    cm_state_leave(state);
-    if (result == 0 && work == PREFETCH && wanted.advice != 0
-        && PyTuple_Size(tuple) > 0) {
-        cm_buffer *buffer = (cm_buffer *)(void *)PyTuple_GetItem(tuple, 0);
-        result = cm_buffer_note_side(buffer, wanted.location >= 0);
-    }
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Of the bytes from `begin` to `end` of the span. */
+/* -- prefetch ------------------------------------------------------------------------------ */
+
+/* At least one buffer. */
 static int
-read_range(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute, int *out,
-           int count)
+prefetch(cm_state *state, cm_buffer *const *buffers, Py_ssize_t buffer_count,
+         int location, PyObject *given, int home, bool by_rows)
 {
-    cm_storage *storage = self->storage;
-    cm_runtime *rt = cm_state_runtime(self->state);
+    cm_stream *stream = cm_stream_from_object(state, given, home);
+    if (stream == NULL) {
+        return -1;
+    }
+    cm_page_call call = {
+        .work = CM_PAGES_PREFETCH,
+        .location = location,
+        .stream = stream,
+        .by_rows = by_rows,
+    };
+    int result = cm_pages_submit(state, &call, buffers, buffer_count);
+    cm_stream_give(state, stream);
+    return result;
+}
+
+int
+cm_buffer_prefetch_to(cm_buffer *self, int location, PyObject *stream, int home)
+{
+    if (prefetch(self->state, &self, 1, location, stream, home, false) < 0) {
+        return -1;
+    }
+    return cm_buffer_note_side(self, location >= 0);
+}
+
+PyObject *
+cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                   PyObject *kwnames)
+{
+    static const char *const names[] = {"to", "stream", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    PyObject *values[2];
+    int location;
+    if (cm_args_parse("prefetch", args, nargs, kwnames, names, 2, 0, values) < 0
+        || cm_arg_location(self->state, values[0], "to", &location) < 0) {
+        return NULL;
+    }
+    int home = cm_buffer_home(self, location);
+    return none_unless(cm_buffer_prefetch_to(self, location, values[1], home));
+}
+
+static bool
+is_managed(const cm_state *state, PyObject *object)
+{
+    return Py_TYPE(object) == state->buffer_types[CM_KIND_MANAGED];
+}
+
+/* Of a tuple of any objects. */
+static int
+prefetch_tuple(cm_state *state, PyObject *tuple, PyObject *to, PyObject *stream)
+{
+    Py_ssize_t count = PyTuple_Size(tuple);
+    cm_buffer **buffers = calloc((size_t)count + 1, sizeof(cm_buffer *));
+    int result = -1;
+    int location;
+    if (buffers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PyTuple_GetItem(tuple, i);
+        if (!is_managed(state, object)) {
+            cm_arg_refuse(object, "buffers", "ManagedBuffers");
+            goto done;
+        }
+        buffers[i] = (cm_buffer *)object;
+    }
+    result = cm_arg_location(state, to, "to", &location);
+    if (result == 0 && count > 0) {
+        int home = cm_buffer_home(buffers[0], location);
+        result = prefetch(state, buffers, count, location, stream, home, false);
+    }
+done:
+    free(buffers);
+    return result;
+}
+
+static PyObject *
+prefetch_many(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+              PyObject *kwnames)
+{
+    static const char *const names[] = {"buffers", "to", "stream", NULL};
+    PyObject *values[3];
+    if (cm_args_parse("prefetch_many", args, nargs, kwnames, names, 3, 1, values) < 0) {
+        return NULL;
+    }
+    PyObject *tuple = PySequence_Tuple(values[0]);
+    if (tuple == NULL) {
+        return NULL;
+    }
+    int result =
+        prefetch_tuple(cm_state_of_module(module), tuple, values[1], values[2]);
+    Py_DECREF(tuple);
+    return none_unless(result);
+}
+
+/* _prefetch_rows(tile, device, stream): for tiles(), which has its own streams and
+ * whose moves are no turns of one side. */
+static PyObject *
+prefetch_rows(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    PyObject *tile, *device, *stream;
+    int location = CM_HOST_LOCATION;
+    if (!PyArg_ParseTuple(args, "O!OO:_prefetch_rows",
+                          state->buffer_types[CM_KIND_MANAGED], &tile, &device,
+                          &stream)) {
+        return NULL;
+    }
+    if (device != Py_None && cm_arg_device(state, device, "device", &location) < 0) {
+        return NULL;
+    }
+    cm_buffer *self = (cm_buffer *)tile;
+    int home = cm_buffer_home(self, location);
+    return none_unless(prefetch(state, &self, 1, location, stream, home, true));
+}
+
+/* -- discard ------------------------------------------------------------------------------- */
+
+static int
+discard_on(cm_buffer *self, cm_stream *stream, cm_stream *follower)
+{
+    cm_page_call call = {
+        .work = CM_PAGES_DISCARD,
+        .location = CM_HOST_LOCATION, /* says nothing */
+        .stream = stream,
+        .follower = follower,
+    };
+    return cm_pages_submit(self->state, &call, &self, 1);
+}
+
+/* On `side`, in between what was given to `legacy` and what comes later. The memory
+ * remembers `legacy` alone, or a loop of discards would leave it a stream for each. */
+static int
+discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
+{
+    cm_state *state = self->state;
+    cm_status status = CM_WITHOUT_GIL(cm_stream_follow(side, legacy));
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, NULL);
+    }
+    if (discard_on(self, side, legacy) < 0) {
+        return -1;
+    }
+    status = CM_WITHOUT_GIL(cm_stream_follow(legacy, side));
+    if (!cm_is_ok(status)) {
+        (void)cm_storage_add_use(self->storage, side);
+        return cm_py_raise_int(state, status, NULL);
+    }
+    return 0;
+}
+
+/* The driver takes no discard on the legacy default stream, so that one of our own
+ * takes it. Pinned, since nobody would know of its work until `legacy` comes after it.
+ */
+static int
+discard_beside(cm_buffer *self, cm_stream *legacy)
+{
+    cm_state *state = self->state;
+    cm_stream *side;
+    cm_status status = CM_WITHOUT_GIL(
+        cm_stream_create(legacy->rt, legacy->device, CM_STREAM_NON_BLOCKING, 0, &side));
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "making a stream");
+    }
+    if (state->context_count != atomic_load(&legacy->rt->context_count)) {
+        state->when_contexts_grow(state); /* the device is in use from now on */
+    }
+    cm_storage_pin(self->storage);
+    int result = discard_between(self, legacy, side);
+    cm_storage_unpin(self->storage);
+    cm_state_enter(state); /* which the give ends */
+    cm_stream_give(state, side);
+    return result;
+}
+
+PyObject *
+cm_buffer_discard(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                  PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    cm_state *state = self->state;
+    PyObject *given;
     cm_address address;
     uint64_t nbytes;
+    if (cm_args_parse("discard", args, nargs, kwnames, names, 1, 0, &given) < 0
+        || cm_pages_find_span(self, &address, &nbytes) < 0) {
+        return NULL;
+    }
+    if (nbytes != cm_buffer_nbytes(self)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "discard() needs a contiguous buffer: what lies between the "
+                        "elements of this one would be lost");
+        return NULL;
+    }
+    cm_stream *stream = cm_stream_from_object(state, given, self->storage->device);
+    if (stream == NULL) {
+        return NULL;
+    }
+    int result = cm_stream_is_legacy(stream) ? discard_beside(self, stream)
+                                             : discard_on(self, stream, NULL);
+    cm_stream_give(state, stream);
+    return none_unless(result);
+}
+
+/* -- advice: from arguments to what the driver is told -------------------------------------- */
+
+typedef struct advice {
+    int number; /* CM_ADVISE_… */
+    int location;
+} advice;
+
+/* Each property at its most: two, and for each device and the host one. */
+typedef struct advice_list {
+    int count;
+    advice items[2 + CM_MAX_DEVICES + 1];
+} advice_list;
+
+static void
+add_advice(advice_list *list, int number, int location)
+{
+    list->items[list->count++] = (advice){number, location};
+}
+
+static int
+read_read_mostly(PyObject *value, advice_list *list)
+{
+    bool is_true = value == Py_True;
+    if (!PyBool_Check(value)) {
+        int truth = cm_numpy_is_bool(value) ? PyObject_IsTrue(value) : -1;
+        if (truth < 0) {
+            return cm_arg_refuse(value, "read_mostly", "true or false");
+        }
+        is_true = truth > 0;
+    }
+    add_advice(list, is_true ? CM_ADVISE_READ_MOSTLY : CM_ADVISE_NOT_READ_MOSTLY,
+               CM_HOST_LOCATION);
+    return 0;
+}
+
+static int
+read_preferred_location(cm_state *state, PyObject *value, advice_list *list)
+{
+    int location;
+    if (value == Py_None) {
+        add_advice(list, CM_ADVISE_NOT_PREFERRED, CM_HOST_LOCATION);
+        return 0;
+    }
+    if (cm_arg_location(state, value, "preferred_location", &location) < 0) {
+        return -1;
+    }
+    add_advice(list, CM_ADVISE_PREFERRED, location);
+    return 0;
+}
+
+/* Devices and the host, each once: what accessed_by is to be. */
+typedef struct accessors {
+    bool host;
+    bool devices[CM_MAX_DEVICES];
+} accessors;
+
+/* Take what the iterator gives. */
+static int
+collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
+{
+    bool has_node = false;
+    PyObject *item;
+    while ((item = PyIter_Next(iterator)) != NULL) {
+        int location;
+        int result = cm_arg_location(state, item, "accessed_by", &location);
+        Py_DECREF(item);
+        if (result < 0) {
+            return -1;
+        }
+        if (location >= 0) {
+            wanted->devices[location] = true;
+        }
+        else if (location == CM_HOST_LOCATION) {
+            wanted->host = true;
+        }
+        else {
+            has_node = true;
+        }
+    }
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (has_node) {
+        PyErr_SetString(PyExc_ValueError,
+                        "accessed_by must hold devices and \"cpu\", and no NUMA nodes");
+        return -1;
+    }
+    return 0;
+}
+
+/* Of which devices may the driver be told that they do not access memory? Others than
+ * those with concurrent access make it refuse. An old driver does not know the
+ * attribute, and no device has it then. */
+static int
+find_concurrent(cm_state *state, int *count, bool *concurrent)
+{
+    cm_runtime *rt = cm_state_runtime(state);
+    cm_status status = cm_ok();
     if (rt == NULL) {
         return -1;
     }
-    cm_state_enter(self->state); /* looking at the buffer may run Python code */
-    int found = find_span(self, false, &address, &nbytes);
-    cm_state_leave(self->state);
-    if (found < 0) {
+    *count = rt->device_count;
+    cm_state_enter(state);
+    for (int i = 0; i < *count && cm_is_ok(status); i++) {
+        int value = 0;
+        status = CM_WITHOUT_GIL(cm_rt_device_attribute(
+            rt, CM_ATTRIBUTE_concurrent_managed_access, i, &value));
+        if (status.code == CM_CUDA_INVALID_VALUE) {
+            status = cm_ok();
+            value = 0;
+        }
+        concurrent[i] = value != 0;
+    }
+    cm_state_leave(state);
+    return cm_py_check(state, status, NULL);
+}
+
+/* First those that are to go, so that exactly the wanted ones are left. */
+static int
+read_accessed_by(cm_state *state, PyObject *value, advice_list *list)
+{
+    accessors wanted = {.host = false};
+    bool concurrent[CM_MAX_DEVICES];
+    int device_count;
+    PyObject *iterator = PyUnicode_Check(value) ? NULL : PyObject_GetIter(value);
+    if (iterator == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return cm_arg_refuse(value, "accessed_by", "a sequence of devices");
+    }
+    int result = collect_accessors(state, iterator, &wanted);
+    Py_DECREF(iterator);
+    if (result < 0 || find_concurrent(state, &device_count, concurrent) < 0) {
         return -1;
     }
-    end = end < nbytes ? end : nbytes;
-    if (begin >= end) {
-        return 0;
+    if (!wanted.host) {
+        add_advice(list, CM_ADVISE_NOT_ACCESSED_BY, CM_HOST_LOCATION);
     }
-    cm_storage_pin(storage);
-    cm_state_enter(self->state);
-    cm_status status = CM_WITHOUT_GIL(
-        CM_ON_DEVICE(rt, storage->device,
-                     cm_rt_range_attribute(rt, address + begin, end - begin, attribute,
-                                           out, count)));
-    cm_state_leave(self->state);
-    cm_storage_unpin(storage);
-    return cm_py_check(self->state, status, "while asking about managed memory");
+    for (int i = 0; i < device_count; i++) {
+        if (concurrent[i] && !wanted.devices[i]) {
+            add_advice(list, CM_ADVISE_NOT_ACCESSED_BY, i);
+        }
+    }
+    if (wanted.host) {
+        add_advice(list, CM_ADVISE_ACCESSED_BY, CM_HOST_LOCATION);
+    }
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        if (wanted.devices[i]) {
+            add_advice(list, CM_ADVISE_ACCESSED_BY, i);
+        }
+    }
+    return 0;
+}
+
+/* -- advise() and the properties ------------------------------------------------------------ */
+
+static int
+advise(cm_buffer *self, const advice_list *list)
+{
+    int result = 0;
+    for (int i = 0; i < list->count && result == 0; i++) {
+        cm_page_call call = {
+            .work = CM_PAGES_ADVISE,
+            .location = list->items[i].location,
+            .advice = list->items[i].number,
+        };
+        result = cm_pages_submit(self->state, &call, &self, 1);
+    }
+    return result;
+}
+
+/* All arguments are read before the driver is told anything. */
+PyObject *
+cm_buffer_advise(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                 PyObject *kwnames)
+{
+    static const char *const names[] = {"read_mostly", "preferred_location",
+                                        "accessed_by", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    advice_list list = {.count = 0};
+    PyObject *values[3];
+    if (cm_args_parse("advise", args, nargs, kwnames, names, 0, 0, values) < 0) {
+        return NULL;
+    }
+    if (cm_arg_is_given(values[0]) && read_read_mostly(values[0], &list) < 0) {
+        return NULL;
+    }
+    if (values[1] != NULL && values[1] != Py_Ellipsis
+        && read_preferred_location(self->state, values[1], &list) < 0) {
+        return NULL;
+    }
+    if (cm_arg_is_given(values[2])
+        && read_accessed_by(self->state, values[2], &list) < 0) {
+        return NULL;
+    }
+    return none_unless(advise(self, &list));
+}
+
+static int
+refuse_deletion(const char *name)
+{
+    PyErr_Format(PyExc_AttributeError, "cannot delete %s: set it to False, None or ()",
+                 name);
+    return -1;
+}
+
+int
+cm_buffer_set_read_mostly(PyObject *object, PyObject *value, void *unused CM_UNUSED)
+{
+    advice_list list = {.count = 0};
+    if (value == NULL) {
+        return refuse_deletion("read_mostly");
+    }
+    if (read_read_mostly(value, &list) < 0) {
+        return -1;
+    }
+    return advise((cm_buffer *)object, &list);
+}
+
+int
+cm_buffer_set_preferred_location(PyObject *object, PyObject *value,
+                                 void *unused CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    advice_list list = {.count = 0};
+    if (value == NULL) {
+        return refuse_deletion("preferred_location");
+    }
+    if (value == Py_Ellipsis) { /* which leaves it as it is, in advise() */
+        return cm_arg_refuse(value, "preferred_location", "a device, a text or None");
+    }
+    if (read_preferred_location(self->state, value, &list) < 0) {
+        return -1;
+    }
+    return advise(self, &list);
+}
+
+int
+cm_buffer_set_accessed_by(PyObject *object, PyObject *value, void *unused CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    advice_list list = {.count = 0};
+    if (value == NULL) {
+        return refuse_deletion("accessed_by");
+    }
+    if (read_accessed_by(self->state, value, &list) < 0) {
+        return -1;
+    }
+    return advise(self, &list);
+}
+
+/* -- what the driver tells ------------------------------------------------------------------ */
+
+/* One number of all pages; `empty` of a buffer without bytes. */
+static int
+ask_about_all(const cm_buffer *self, int attribute, int empty, int *out)
+{
+    *out = empty;
+    return cm_pages_ask(self, 0, UINT64_MAX, attribute, out, 1);
 }
 
 int
 cm_buffer_read_prefetch_location(const cm_buffer *self, int *out)
 {
-    *out = CM_NO_LOCATION;
-    return read_range(self, 0, UINT64_MAX, CM_RANGE_PREFETCHED, out, 1);
+    return ask_about_all(self, CM_RANGE_PREFETCHED, CM_NO_LOCATION, out);
 }
 
-/* _managed_ask(buffer, attribute, begin, end, count): so many C ints */
 static PyObject *
-managed_ask(PyObject *module, PyObject *args)
+get_location(const cm_buffer *self, int attribute)
 {
-    PyObject *buffer;
-    int attribute, count;
-    unsigned long long begin, end;
-    int found[CM_MAX_DEVICES + 1];
-    if (!PyArg_ParseTuple(args, "O!iKKi",
-                          cm_state_of_module(module)->buffer_types[CM_KIND_MANAGED],
-                          &buffer, &attribute, &begin, &end, &count)
-        || cm_arg_check_range(count, "count", 1, INT_MAX) < 0) {
+    int location;
+    if (ask_about_all(self, attribute, CM_NO_LOCATION, &location) < 0) {
         return NULL;
     }
-    count = count <= CM_MAX_DEVICES ? count : CM_MAX_DEVICES + 1;
-    for (int i = 0; i < count; i++) { /* of no bytes */
-        found[i] = attribute == CM_RANGE_READ_MOSTLY ? 0 : CM_NO_LOCATION;
+    return cm_location_new(self->state, location);
+}
+
+PyObject *
+cm_buffer_get_prefetch_location(PyObject *object, void *unused CM_UNUSED)
+{
+    return get_location((cm_buffer *)object, CM_RANGE_PREFETCHED);
+}
+
+PyObject *
+cm_buffer_get_preferred_location(PyObject *object, void *unused CM_UNUSED)
+{
+    return get_location((cm_buffer *)object, CM_RANGE_PREFERRED);
+}
+
+PyObject *
+cm_buffer_get_read_mostly(PyObject *object, void *unused CM_UNUSED)
+{
+    int is_so;
+    if (ask_about_all((cm_buffer *)object, CM_RANGE_READ_MOSTLY, 0, &is_so) < 0) {
+        return NULL;
     }
-    if (read_range((cm_buffer *)(void *)buffer, begin, end, attribute, found, count)
+    return PyBool_FromLong(is_so);
+}
+
+/* The host before the devices, which come in their order. */
+PyObject *
+cm_buffer_get_accessed_by(PyObject *object, void *unused CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    cm_state *state = self->state;
+    const cm_runtime *rt = cm_state_runtime(state);
+    int found[CM_MAX_DEVICES + 1];
+    if (rt == NULL) {
+        return NULL;
+    }
+    int device_count = rt->device_count;
+    for (int i = 0; i <= device_count; i++) {
+        found[i] = CM_NO_LOCATION;
+    }
+    if (cm_pages_ask(self, 0, UINT64_MAX, CM_RANGE_ACCESSED_BY, found, device_count + 1)
         < 0) {
         return NULL;
     }
-    return PyBytes_FromStringAndSize((const char *)found,
-                                     count * (Py_ssize_t)sizeof(*found));
+    PyObject *places = PyList_New(0);
+    for (int location = CM_HOST_LOCATION; location < device_count; location++) {
+        for (int i = 0; i <= device_count && places != NULL; i++) {
+            if (found[i] == location) {
+                cm_append(&places, cm_location_new(state, location));
+            }
+        }
+    }
+    PyObject *answer = places == NULL ? NULL : PyList_AsTuple(places);
+    Py_XDECREF(places);
+    return answer;
 }
 
 PyMethodDef cm_managed_methods[] = {
-    {"_managed", managed, METH_VARARGS, CM_DOC__managed},
-    {"_managed_ask", managed_ask, METH_VARARGS, CM_DOC__managed_ask},
+    {"prefetch_many", CM_METHOD(prefetch_many), CM_KEYWORDS, CM_DOC_prefetch_many},
+    {"_prefetch_rows", prefetch_rows, METH_VARARGS, CM_DOC__prefetch_rows},
     {NULL, NULL, 0, NULL},
 };
-
-/* -- thrashing ------------------------------------------------------------------------------ */
-
-int
-cm_buffer_note_side(cm_buffer *self, bool on_device)
-{
-    int64_t low, high;
-    if (!cm_kind_migrates(self->storage->kind)) {
-        return 0;
-    }
-    if (cm_buffer_bounds(self, &low, &high) < 0) {
-        return -1;
-    }
-    low += self->offset;
-    high += self->offset;
-    cm_storage *storage = self->storage;
-    if (storage->side_is_device == on_device && low < storage->side_high
-        && storage->side_low < high) {
-        return 0; /* as most uses are */
-    }
-    storage->side_low = low;
-    storage->side_high = high;
-    storage->side_is_device = on_device;
-    return cm_package_do("managed", "note_side",
-                         Py_BuildValue("(OLLO)", self, (long long)low, (long long)high,
-                                       on_device ? Py_True : Py_False));
-}

@@ -60,10 +60,7 @@ PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
-/* -- of managed memory, and how its pages go to and fro; what calls the driver releases the
- * GIL ---- */
-
-extern PyMethodDef cm_managed_methods[]; /* of the module */
+/* -- of managed memory: what others have to know of it; its methods are in managed.h ------- */
 
 /* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another location
  * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */

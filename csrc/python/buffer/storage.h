@@ -93,10 +93,16 @@ typedef struct cm_storage {
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
     bool unlocks;   /* an import whose pages stay locked until then */
-    bool is_advised;     /* managed memory, which goes back without what it was told */
-    bool side_is_device; /* of managed memory: who used which bytes last */
+    bool is_advised; /* managed memory, which goes back without what it was told */
+    /* Of managed memory, for thrashing.c: who used which bytes last, and how often that
+     * changed since when. */
+    bool side_is_device;
+    bool side_was_told; /* the warning was given; this and what follows means nothing
+                           while side_high is 0 */
+    uint32_t side_turns;
+    uint64_t side_since_ns;
     int64_t side_low;
-    int64_t side_high;   /* 0: nobody any */
+    int64_t side_high;   /* 0: nobody used any */
     bool is_lost;        /* a forked child does not have its bytes; closed as well */
     bool is_traced;      /* tracemalloc knows of the block */
     bool was_captured;   /* a graph may use it at any time: the pool keeps the block */

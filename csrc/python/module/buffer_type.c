@@ -4,6 +4,7 @@
  * protocol, and only memory that a device can reach has the CUDA array interface. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
+#include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
@@ -104,33 +105,13 @@ static PyGetSetDef mapped_getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* The package has the properties by their names. */
-static PyObject *
-get_advice(PyObject *self, void *name)
-{
-    return cm_package_call("managed", "read_advice",
-                           Py_BuildValue("(Os)", self, (const char *)name));
-}
-
-static int
-set_advice(PyObject *self, PyObject *value, void *name)
-{
-    if (value == NULL) {
-        PyErr_Format(PyExc_AttributeError,
-                     "cannot delete %s: set it to False, None or ()",
-                     (const char *)name);
-        return -1;
-    }
-    return cm_package_do("managed", "set_advice",
-                         Py_BuildValue("(OsO)", self, (const char *)name, value));
-}
-
 #define ADVICE(name)                                                                   \
-    {#name, get_advice, set_advice, CM_DOC_ManagedBuffer_##name, (void *)#name}
+    {#name, cm_buffer_get_##name, cm_buffer_set_##name, CM_DOC_ManagedBuffer_##name,   \
+     NULL}
 
 static PyGetSetDef managed_getters[] = {
-    {"prefetch_location", get_advice, NULL, CM_DOC_ManagedBuffer_prefetch_location,
-     (void *)"prefetch_location"},
+    {"prefetch_location", cm_buffer_get_prefetch_location, NULL,
+     CM_DOC_ManagedBuffer_prefetch_location, NULL},
     ADVICE(read_mostly),
     ADVICE(preferred_location),
     ADVICE(accessed_by),
@@ -214,12 +195,8 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 /* -- tables --------------------------------------------------------------------------- */
 
-#define MANAGED(X) X(prefetch) X(advise) X(page_residency) X(discard) X(on)
-#define MANAGE(name) CM_PACKAGED(ManagedBuffer, "managed", name)
-#define MANAGED_METHOD(name) CM_PACKAGED_METHOD(ManagedBuffer, name)
 CM_PACKAGED(Buffer, "extension.texts", list_names)
 CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
-MANAGED(MANAGE)
 
 #define KEYWORDED(name)                                                                \
     {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_Buffer_##name}
@@ -262,7 +239,18 @@ static PyMethodDef buffer_methods[] = {
     CM_PACKAGED_METHOD(Buffer, _repr_html_){NULL, NULL, 0, NULL},
 };
 
-static PyMethodDef managed_methods[] = {MANAGED(MANAGED_METHOD){NULL, NULL, 0, NULL}};
+#define STEERING(name)                                                                 \
+    {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_ManagedBuffer_##name}
+
+static PyMethodDef managed_methods[] = {
+    STEERING(prefetch),
+    STEERING(advise),
+    STEERING(discard),
+    STEERING(on),
+    {"page_residency", cm_buffer_page_residency, METH_NOARGS,
+     CM_DOC_ManagedBuffer_page_residency},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyMemberDef buffer_members[] = {
     {"dtype", T_OBJECT, offsetof(cm_buffer, dtype), READONLY, CM_DOC_Buffer_dtype},
@@ -332,7 +320,8 @@ cm_register_buffer_types(PyObject *module, cm_state *state)
     };
     unsigned flags = Py_TPFLAGS_DISALLOW_INSTANTIATION;
     buffer_slots[0].pfunc = PyType_GetSlot(&PyBaseObject_Type, Py_tp_hash);
-    if (cm_register_rows_type(module, state) < 0) {
+    if (cm_register_rows_type(module, state) < 0
+        || cm_register_managed_block_type(module, state) < 0) {
         return -1;
     }
     int result = cm_type_add(module, "cumem.Buffer", sizeof(cm_buffer),

@@ -2,6 +2,7 @@
 /* cumem._core: what the folder's files export, put together. Importing it makes no CUDA
  * call and loads no driver. */
 #include "python/module/module.h"
+#include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
 #include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"

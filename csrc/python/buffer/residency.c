@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* page_residency(): what is known of where the pages of managed memory are. The driver
+ * tells of any range where it was last sent if all of it was sent there, and nothing
+ * else. So a range of which it does not know that is halved until it does, or until the
+ * range is as short as pages are told apart. */
+#include "base/page_table.h"
+#include "python/buffer/managed.h"
+#include "python/buffer/page_calls.h"
+
+enum {
+    MOST_RANGES = 1024,     /* steps in which all of the memory is looked at */
+    STEP_NBYTES = 64 << 10, /* the least of them */
+    MOST_WAITING = 64, /* ranges that wait to be asked about: two for each halving */
+};
+
+typedef struct range {
+    uint64_t begin; /* bytes of the span */
+    uint64_t end;
+} range;
+
+/* The answer as it grows: ranges of one place that follow each other are one. */
+typedef struct sent_list {
+    cm_state *state;
+    PyObject *list; /* owned; NULL: an exception is set */
+    range last;     /* not in the list yet; empty: there is none */
+    int location;   /* of it */
+} sent_list;
+
+static void
+put_last(sent_list *sent)
+{
+    if (sent->last.begin < sent->last.end) {
+        cm_append(&sent->list,
+                  Py_BuildValue("(KKN)", (unsigned long long)sent->last.begin,
+                                (unsigned long long)sent->last.end,
+                                cm_location_new(sent->state, sent->location)));
+    }
+}
+
+static void
+add_range(sent_list *sent, range next, int location)
+{
+    bool has_last = sent->last.begin < sent->last.end;
+    if (has_last && sent->location == location) {
+        sent->last.end = next.end;
+        return;
+    }
+    put_last(sent);
+    sent->last = next;
+    sent->location = location;
+}
+
+/* The middle of a range on a multiple of `step`, as an address. */
+static uint64_t
+middle_of(cm_address address, range whole, uint64_t step)
+{
+    uint64_t middle = address + whole.begin + (whole.end - whole.begin) / 2;
+    return (middle + step - 1) / step * step - address;
+}
+
+/* Where each range was last sent: a new tuple of (begin, end, place). */
+static PyObject *
+find_sent(const cm_buffer *self, cm_address address, uint64_t nbytes)
+{
+    sent_list sent = {.state = self->state, .list = PyList_New(0)};
+    range waiting[MOST_WAITING];
+    int count = 0;
+    uint64_t least = nbytes / MOST_RANGES > 1 ? nbytes / MOST_RANGES : 1;
+    uint64_t step = (least + STEP_NBYTES - 1) / STEP_NBYTES * STEP_NBYTES;
+    if (nbytes > 0) {
+        waiting[count++] = (range){0, nbytes};
+    }
+    while (count > 0 && sent.list != NULL) {
+        range next = waiting[--count];
+        int location = CM_NO_LOCATION;
+        if (cm_pages_ask(self, next.begin, next.end, CM_RANGE_PREFETCHED, &location, 1)
+            < 0) {
+            Py_CLEAR(sent.list);
+            break;
+        }
+        uint64_t middle = middle_of(address, next, step);
+        bool can_halve =
+            next.begin < middle && middle < next.end && count + 2 <= MOST_WAITING;
+        if (location != CM_NO_LOCATION || !can_halve) {
+            add_range(&sent, next, location);
+            continue;
+        }
+        waiting[count++] = (range){middle, next.end};
+        waiting[count++] = (range){next.begin, middle};
+    }
+    if (sent.list != NULL) {
+        put_last(&sent);
+    }
+    PyObject *answer = sent.list == NULL ? NULL : PyList_AsTuple(sent.list);
+    Py_XDECREF(sent.list);
+    return answer;
+}
+
+/* Bytes on pages of the host, or None where the system does not tell. */
+static PyObject *
+find_host_nbytes(cm_address address, uint64_t nbytes, bool *sampled)
+{
+    uint64_t there;
+    bool is_known;
+    Py_BEGIN_ALLOW_THREADS
+    is_known = cm_page_table_count(address, nbytes, &there, sampled);
+    Py_END_ALLOW_THREADS
+    if (!is_known) {
+        return Py_NewRef(Py_None);
+    }
+    return PyLong_FromUnsignedLongLong(there);
+}
+
+static PyObject *
+residency_of(PyObject *object, cm_address address, uint64_t nbytes)
+{
+    PyObject *host_nbytes = NULL, *sent = NULL, *preferred = NULL;
+    PyObject *read_mostly = NULL, *accessed_by = NULL, *answer = NULL;
+    bool sampled;
+    host_nbytes = find_host_nbytes(address, nbytes, &sampled);
+    if (host_nbytes == NULL) {
+        goto fail;
+    }
+    sent = find_sent((cm_buffer *)object, address, nbytes);
+    if (sent == NULL) {
+        goto fail;
+    }
+    preferred = cm_buffer_get_preferred_location(object, NULL);
+    if (preferred == NULL) {
+        goto fail;
+    }
+    read_mostly = cm_buffer_get_read_mostly(object, NULL);
+    if (read_mostly == NULL) {
+        goto fail;
+    }
+    accessed_by = cm_buffer_get_accessed_by(object, NULL);
+    if (accessed_by == NULL) {
+        goto fail;
+    }
+    answer =
+        cm_package_call("managed", "Residency",
+                        Py_BuildValue("(KOOOOOO)", (unsigned long long)nbytes, sent,
+                                      host_nbytes, sampled ? Py_True : Py_False,
+                                      preferred, read_mostly, accessed_by));
+fail:
+    Py_XDECREF(accessed_by);
+    Py_XDECREF(read_mostly);
+    Py_XDECREF(preferred);
+    Py_XDECREF(sent);
+    Py_XDECREF(host_nbytes);
+    return answer;
+}
+
+/* Pinned, so that all answers are of the same memory. */
+PyObject *
+cm_buffer_page_residency(PyObject *object, PyObject *unused CM_UNUSED)
+{
+    cm_buffer *self = (cm_buffer *)object;
+    cm_address address;
+    uint64_t nbytes;
+    if (cm_pages_find_span(self, &address, &nbytes) < 0) {
+        return NULL;
+    }
+    cm_storage_pin(self->storage);
+    PyObject *answer = residency_of(object, address, nbytes);
+    cm_storage_unpin(self->storage);
+    return answer;
+}

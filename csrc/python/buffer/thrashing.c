@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who used managed memory last, the host or a device, and a warning where they keep
+ * taking the same bytes from each other: each turn moves pages by faults, which is slow
+ * and looks like slow code. What is seen are the calls that hand the memory to one
+ * side; what was made of it before, such as an array, touches it unseen.
+ *
+ * The storage remembers the last use: which side, and which bytes of it. A use of the
+ * other side that has some of these bytes is a turn. Sixteen of them within ten seconds
+ * of the first are thrashing, and are told of once. A use of other bytes begins anew,
+ * so that a loop which moves one part after the other there and back is none. */
+#include "base/thread.h"
+#include "python/buffer/methods.h"
+#include "python/buffer/page_calls.h"
+
+enum { MANY_TURNS = 16 };
+#define WINDOW_NS (UINT64_C(10) * 1000 * 1000 * 1000)
+
+/* Did the user say where the memory is to be, so that its moves are meant? 1, 0, or -1
+ * with an exception. */
+static int
+is_steered(const cm_buffer *self)
+{
+    int read_mostly = 0;
+    int preferred = CM_NO_LOCATION;
+    if (cm_pages_ask(self, 0, UINT64_MAX, CM_RANGE_READ_MOSTLY, &read_mostly, 1) < 0
+        || cm_pages_ask(self, 0, UINT64_MAX, CM_RANGE_PREFERRED, &preferred, 1) < 0) {
+        return -1;
+    }
+    return read_mostly != 0 || preferred != CM_NO_LOCATION;
+}
+
+static int
+warn(cm_buffer *self)
+{
+    int steered = is_steered(self);
+    if (steered != 0) {
+        return steered < 0 ? -1 : 0;
+    }
+    return cm_package_do("managed", "warn_of_thrashing",
+                         PyTuple_Pack(1, (PyObject *)self));
+}
+
+int
+cm_buffer_note_side(cm_buffer *self, bool on_device)
+{
+    cm_storage *storage = self->storage;
+    int64_t low, high;
+    if (!cm_kind_migrates(storage->kind)) {
+        return 0;
+    }
+    if (cm_buffer_bounds(self, &low, &high) < 0) {
+        return -1;
+    }
+    low += self->offset;
+    high += self->offset;
+    bool is_first = storage->side_high == 0;
+    bool is_same = low < storage->side_high && storage->side_low < high;
+    if (is_same && storage->side_is_device == on_device) {
+        return 0; /* as most uses are */
+    }
+    if (is_first) {
+        storage->side_was_told = false;
+    }
+    uint64_t now = cm_now_ns();
+    if (!is_same || now - storage->side_since_ns > WINDOW_NS) {
+        storage->side_turns = 0;
+        storage->side_since_ns = now;
+    }
+    storage->side_turns += is_same;
+    storage->side_low = low;
+    storage->side_high = high;
+    storage->side_is_device = on_device;
+    if (storage->side_turns != MANY_TURNS || storage->side_was_told) {
+        return 0;
+    }
+    storage->side_was_told = true;
+    return warn(self);
+}
