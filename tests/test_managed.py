@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import gc
 import mmap
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -320,6 +322,113 @@ def test_buffer_without_bytes_has_nothing_to_tell(runtime) -> None:
     assert list(cumem.tiles(buffer, 8)) == []
 
 
+@pytest.mark.parametrize("kind", [list, tuple, set, iter, np.array, dict.fromkeys])
+def test_accessed_by_takes_any_collection(
+    emulated, kind: Callable[..., object]
+) -> None:
+    buffer = managed()
+    buffer.accessed_by = kind([1, 0])
+    assert buffer.accessed_by == (cumem.Device(0), cumem.Device(1))
+    buffer.accessed_by = ()
+    assert buffer.accessed_by == ()
+
+
+def test_accessors_that_fail_while_they_are_read_change_nothing(emulated) -> None:
+    buffer = managed()
+    buffer.accessed_by = [1]
+
+    def fail() -> Iterator[int]:
+        yield 0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        buffer.accessed_by = fail()
+    if session.emulated_driver() >= 12020:
+        with pytest.raises(ValueError, match="and no NUMA nodes"):
+            buffer.accessed_by = [0, "numa:0"]
+    assert buffer.accessed_by == (cumem.Device(1),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["numa:", "numa:100", "numa:-1", "numa:\uff11", "numa:1 ", "CPU", "\udc80", ""],
+)
+def test_text_that_is_no_place_is_refused(emulated, text: str) -> None:
+    buffer = managed()
+    for use in (
+        lambda: buffer.prefetch(text),
+        lambda: buffer.advise(preferred_location=text),
+        lambda: buffer.on(text).__enter__(),
+        lambda: cumem.prefetch_many([], text),
+    ):
+        with pytest.raises(
+            ValueError, match=r'must be a device, "cpu" or "numa:N", not'
+        ):
+            use()
+    assert buffer.prefetch_location is None
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda b: b.prefetch(0, None, 1), "prefetch() takes at most 2 positional"),
+        (
+            lambda b: b.prefetch(where=0),
+            "prefetch() got an unexpected keyword argument",
+        ),
+        (lambda b: b.advise(True), "advise() takes no positional arguments (1 given)"),
+        (
+            lambda b: b.discard(None, 1),
+            "discard() takes at most 1 positional argument (",
+        ),
+        (lambda b: b.on(0, None), "on() takes at most 1 positional argument (2 given)"),
+        (lambda b: cumem.prefetch_many(), "prefetch_many() missing required argument"),
+        (lambda b: cumem.prefetch_many(b, 0, 1, 2), "takes at most 3 positional"),
+        (lambda b: cumem.prefetch_many(3), "'int' object is not iterable"),
+        (
+            lambda b: b.prefetch(1.5),
+            'to must be a device, "cpu" or "numa:N", not float',
+        ),
+        (lambda b: b.prefetch(0, "s"), "stream must be"),
+        (lambda b: b.discard("s"), "stream must be"),
+    ],
+)
+def test_wrong_call_says_what_it_takes(emulated, call, text: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(text)):
+        call(managed())
+
+
+def test_steering_calls_no_function_of_python(emulated) -> None:
+    buffer = managed()
+    parts = [buffer[: NBYTES // 2], buffer[NBYTES // 2 :]]
+    stream = cumem.Stream()
+
+    def use() -> None:
+        buffer.prefetch(0, stream)
+        buffer.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0])
+        buffer.read_mostly = False
+        assert (buffer.read_mostly, buffer.preferred_location) == (False, "host")
+        assert buffer.accessed_by == (cumem.Device(0),)
+        cumem.prefetch_many(parts, 0, stream)
+        with buffer.on("cpu", stream=stream):
+            assert buffer.prefetch_location == "host"
+
+    use()  # devices are made once
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        use()
+    finally:
+        sys.setprofile(None)
+    calls = [name for name in called if not name.endswith("use")]
+    assert all(name.startswith("Device.") for name in calls), calls
+
+
 # -- discard -----------------------------------------------------------------------------
 
 
@@ -500,6 +609,20 @@ def test_residency_of_much_memory_is_drawn_from_some_pages(emulated) -> None:
     assert all_but_one.host_nbytes == nbytes - PAGE
 
 
+def test_residency_of_many_small_ranges_tells_each(emulated) -> None:
+    step = 64 << 10
+    buffer = managed(64 * step)
+    for part in range(0, 64, 2):
+        buffer[part * step : (part + 1) * step].prefetch(0)
+        buffer[(part + 1) * step : (part + 2) * step].prefetch("cpu")
+    found = buffer.page_residency().last_prefetch
+    if buffer.ptr % step == 0:
+        assert len(found) == 64
+        assert found[1] == (step, 2 * step, "host")
+    assert found[0][0] == 0
+    assert found[-1][1] == 64 * step
+
+
 # -- with buf.on(...) ---------------------------------------------------------------------
 
 
@@ -536,6 +659,48 @@ def test_block_ends_after_the_work_it_gave(emulated) -> None:
         stream.synchronize()
     assert testing.host_pages(buffer) > 0
     assert (buffer.numpy() == 5).all()
+
+
+def test_block_is_entered_once_and_left_once(emulated) -> None:
+    buffer = managed()
+    block = buffer.on(0)
+    with pytest.raises(RuntimeError, match="was not entered"):
+        block.__exit__(None, None, None)
+    with block:
+        with pytest.raises(RuntimeError, match="can be entered once"):
+            block.__enter__()
+        assert buffer.prefetch_location == cumem.Device(0)
+    with pytest.raises(RuntimeError, match="was not entered"):
+        block.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="can be entered once"):
+        block.__enter__()
+    assert buffer.prefetch_location == "host"
+
+
+def test_block_that_cannot_end_keeps_the_exception_of_its_body(emulated) -> None:
+    buffer = managed()
+
+    def fail() -> None:
+        with buffer.on(0):
+            testing.plan_fault("prefetch_async", 1, 999)
+            raise ZeroDivisionError
+
+    with pytest.raises(cumem.CudaError, match="999") as caught:
+        fail()
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+    testing.plan_fault(None, 0)
+
+
+def test_block_keeps_its_buffer_and_nothing_after_it(emulated) -> None:
+    block = managed().on(0)
+    gc.collect()
+    assert testing.live_storages() == 1
+    with block:
+        pass
+    del block
+    gc.collect()
+    cumem.synchronize()
+    assert testing.live_storages() == 0
 
 
 # -- tiles -------------------------------------------------------------------------------
@@ -589,6 +754,22 @@ def test_tile_with_gaps_moves_row_by_row(emulated) -> None:
     found.close()
     cumem.Device(0).synchronize()
     assert testing.host_pages(buffer) == 16
+
+
+def test_rows_of_a_tile_are_found_whatever_its_steps(emulated) -> None:
+    buffer = cumem.zeros((4, 3, 4 * PAGE), "u1", "managed")
+    for part, pages in (
+        (buffer[:, 1:], 4 * 2 * 4),  # rows of two axes each
+        (buffer[::-1, ::2, :PAGE], 4 * 2),
+        (buffer[1::2, :, PAGE : 2 * PAGE], 2 * 3),
+    ):
+        found = cumem.tiles(part, part.shape, ahead=0)
+        next(found)
+        cumem.Device(0).synchronize()
+        assert testing.host_pages(buffer) == 48 - pages
+        found.close()
+        cumem.Device(0).synchronize()
+        assert testing.host_pages(buffer) == 48
 
 
 def test_next_tile_moves_in_while_this_one_is_used(emulated) -> None:
