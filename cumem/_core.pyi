@@ -1720,6 +1720,14 @@ class Transfer:
     def _stop(self) -> None: ...
     def __await__(self) -> Generator[Any]: ...
 
+class _DeviceBlocks:
+    """What a `Device` has in C: its ``with`` blocks."""
+
+    def __enter__(self) -> Self:
+        """Make it the current device of this thread or task."""
+    def __exit__(self, *raised: object) -> None:
+        """Make current what was so before."""
+
 class _Pool(Generic[_B_co]):
     """What a Pool has in C; `cumem.pools.Pool` is the type of all of them."""
 
@@ -2732,9 +2740,6 @@ def _shutdown(reset_devices: bool, /) -> None:
 def _device(object: object, name: str, about: object = None, /) -> Device:
     """The Device that an argument called `name` means. For None, and for "cuda", where
     cumem's own was not chosen, it is PyTorch's if `about` is a tensor, or True."""
-
-def _device_block(device: Device, /, *raised: object) -> Any:
-    """Begin a ``with device:`` block, or end it with what was raised; None: nothing."""
 
 def _is_host_only() -> bool:
     """Is this a forked child of a process that used the driver, which works on the host

@@ -9,8 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, final
+from typing import Any, Literal, Self, SupportsIndex, final
 
 import numpy as np
 
@@ -25,19 +24,8 @@ from cumem.variables import SWITCH_WORDS, advice, misspelt, read_switch
 _Backend = Literal["cuda", "emulated"]
 
 
-class _Bound:
-    """A function of the extension as a method, without a frame of Python's in between: a
-    Ctrl-C that came there would leave a block open."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __get__(self, owner: Any, kind: type | None = None) -> Callable[..., Any]:
-        return self._function if owner is None else MethodType(self._function, owner)
-
-
 @final
-class Device:
+class Device(_core._DeviceBlocks):
     """One GPU, or one emulated device.
 
     Parameters
@@ -79,14 +67,6 @@ class Device:
         if index is None:
             raise TypeError('index must be an int or "cuda:N", not NoneType')
         return _core._device(index, "device")
-
-    if TYPE_CHECKING:
-
-        def __enter__(self) -> Self: ...
-        def __exit__(self, *raised: object) -> None: ...
-
-    else:
-        __enter__ = __exit__ = _Bound(_core._device_block)
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         """Pickle: the index. Reading it back is a ValueError where there is no such

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -37,11 +38,6 @@ def functions_of_python(call: Callable[[], object]) -> list[str]:
     finally:
         sys.setprofile(None)
     return called
-
-
-def enter(block: cumem.Stream | cumem.Pool | cumem.Device) -> None:
-    with block, block:
-        pass
 
 
 def test_streams_and_events_run_no_function_of_the_package(emulated) -> None:
@@ -80,6 +76,34 @@ def test_timeout_of_any_number_runs_no_function_of_the_package(
     done.wait()
     assert functions_of_python(lambda: done.wait(seconds)) == []
     assert functions_of_python(lambda: done.wait(timeout=None)) == []
+
+
+@pytest.mark.parametrize("name", ["stream", "pool", "device"])
+def test_blocks_run_no_function_of_the_package(emulated, name: str) -> None:
+    with cumem.Pool("pinned") as pool, cumem.Pool("pinned") as other:
+        one, inner = {
+            "stream": (cumem.Stream(), cumem.Stream()),
+            "pool": (pool, other),
+            "device": (cumem.Device(0), cumem.Device(1)),
+        }[name]
+
+        def nested() -> None:
+            with one, inner, one:
+                pass
+
+        def through_a_stack() -> None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(one)
+                stack.enter_context(inner)
+
+        def out_of_order() -> None:
+            one.__enter__()
+            inner.__enter__()
+            one.__exit__(None, None, None)
+            inner.__exit__(None, None, None)
+
+        for call in (nested, through_a_stack, out_of_order):
+            assert functions_of_python(call) == [], call.__name__
 
 
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)

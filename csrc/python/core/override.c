@@ -4,38 +4,138 @@
 #include "python/core/override.h"
 
 #include "python/core/state.h"
+#include "python/core/types.h"
 
-int
-cm_override_init(cm_override *override, const char *name)
+/* -- blocks ---------------------------------------------------------------------------- */
+
+/* What a block made current, and where. No code of Python's runs when one is
+ * deallocated, which is at the end of most blocks: a Ctrl-C that came there would be
+ * lost. */
+typedef struct with_block {
+    PyObject_HEAD
+    cm_list node;     /* in override->entered, until it is over everywhere */
+    PyObject *object; /* owned; NULL: the block is over, in all contexts */
+    PyObject *frame;  /* owned; NULL: none entered it, or it was left at home */
+    PyObject *token;  /* owned; NULL: it was left */
+    bool is_relinked; /* its link was made anew, so that its token has an old chain */
+} with_block;
+
+static int
+block_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    with_block *self = (with_block *)(void *)op;
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->object);
+    Py_VISIT(self->frame);
+    Py_VISIT(self->token);
+    return 0;
+}
+
+static int
+block_clear(PyObject *op)
+{
+    with_block *self = (with_block *)(void *)op;
+    Py_CLEAR(self->object);
+    Py_CLEAR(self->frame);
+    Py_CLEAR(self->token);
+    return 0;
+}
+
+static void
+block_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    cm_list_remove(&((with_block *)(void *)op)->node);
+    (void)block_clear(op);
+    cm_object_free(op);
+}
+
+PyObject *
+cm_block_type_new(PyObject *module)
+{
+    static PyType_Slot slots[] = {
+        {Py_tp_traverse, block_traverse},
+        {Py_tp_clear, block_clear},
+        {Py_tp_dealloc, block_dealloc},
+        {0, NULL},
+    };
+    static PyType_Spec spec = {
+        .name = "cumem._core._Block",
+        .basicsize = sizeof(with_block),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+                 | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+    return PyType_FromModuleAndSpec(module, &spec, NULL);
+}
+
+/* Of the calling frame, and of no object yet. */
+static with_block *
+block_new(const cm_override *override)
+{
+    PyObject *op =
+        PyType_GenericAlloc((PyTypeObject *)(void *) override->block_type, 0);
+    with_block *self = (with_block *)(void *)op;
+    if (self != NULL) {
+        cm_list_init(&self->node);
+        self->frame = Py_XNewRef((PyObject *)(void *)PyEval_GetFrame());
+    }
+    return self;
+}
+
+/* The block was left: here, or in every context. */
+static void
+block_end(with_block *self, bool everywhere)
+{
+    if (everywhere) {
+        cm_list_remove(&self->node);
+        Py_CLEAR(self->object);
+    }
+    Py_CLEAR(self->frame);
+    Py_CLEAR(self->token);
+}
+
+/* -- the variable ---------------------------------------------------------------------- */
+
+static PyObject *
+make_variable(const char *name)
 {
     PyObject *contextvars = PyImport_ImportModule("contextvars");
-    override->variable =
-        contextvars == NULL ? NULL
-                            : PyObject_CallMethod(contextvars, "ContextVar", "s", name);
-    Py_XDECREF(contextvars);
+    if (contextvars == NULL) {
+        return NULL;
+    }
+    PyObject *variable = PyObject_CallMethod(contextvars, "ContextVar", "s", name);
+    Py_DECREF(contextvars);
+    return variable;
+}
+
+int
+cm_override_init(cm_override *override, PyObject *block_type, const char *name)
+{
+    cm_list_init(&override->entered);
+    override->block_type = Py_NewRef(block_type);
+    override->variable = make_variable(name);
     if (override->variable == NULL) {
         return -1;
     }
     override->getter = PyObject_GetAttrString(override->variable, "get");
-    override->entered = PyDict_New();
-    if (override->getter == NULL || override->entered == NULL) {
+    override->setter = PyObject_GetAttrString(override->variable, "set");
+    override->resetter = PyObject_GetAttrString(override->variable, "reset");
+    if (override->getter == NULL || override->setter == NULL
+        || override->resetter == NULL) {
         return -1;
     }
     return 0;
 }
 
-/* -- chains ---------------------------------------------------------------------------- */
-
-/* The places of a block, which is a list. */
-enum { OBJECT, FRAME, TOKEN, IS_RELINKED };
-
-/* Borrowed: of the block at the head of a chain; NULL at its end. */
-static PyObject *
-head_part(PyObject *chain, int place)
+void
+cm_override_fini(cm_override *override)
 {
-    return chain == NULL || chain == Py_None
-               ? NULL
-               : PyList_GetItem(PyTuple_GetItem(chain, 0), place);
+    if (override->entered.next == NULL) { /* it was never begun */
+        return;
+    }
+    while (cm_list_pop_front(&override->entered) != NULL) {
+    }
 }
 
 PyObject *
@@ -44,63 +144,273 @@ cm_override_read(const cm_override *override)
     return PyObject_CallFunctionObjArgs(override->getter, Py_None, NULL);
 }
 
+/* Make the chain current. The token that resets it, or NULL with an exception. */
+static PyObject *
+set(const cm_override *override, PyObject *chain)
+{
+    return PyObject_CallFunctionObjArgs(override->setter, chain, NULL);
+}
+
+/* Make current what was so before the token was given. 1, 0 where that was in another
+ * context, -1 with an exception. */
+static int
+reset(const cm_override *override, PyObject *token)
+{
+    Py_INCREF(token); /* its block may let go of it meanwhile */
+    PyObject *done = PyObject_CallFunctionObjArgs(override->resetter, token, NULL);
+    Py_DECREF(token);
+    if (done != NULL) {
+        Py_DECREF(done);
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+/* -- chains ---------------------------------------------------------------------------- */
+
+/* Borrowed, as all that these answer: the innermost block; NULL at the end. */
+static with_block *
+head_of(PyObject *chain)
+{
+    if (chain == NULL || chain == Py_None) {
+        return NULL;
+    }
+    return (with_block *)(void *)PyTuple_GetItem(chain, 0);
+}
+
+/* The chain outside of its head. */
+static PyObject *
+tail_of(PyObject *chain)
+{
+    return PyTuple_GetItem(chain, 1);
+}
+
+/* The chain from its first block on that is not over. */
+static PyObject *
+skip_over(PyObject *chain)
+{
+    with_block *head;
+    while ((head = head_of(chain)) != NULL && head->object == NULL) {
+        chain = tail_of(chain);
+    }
+    return chain;
+}
+
 PyObject *
 cm_override_step(PyObject **at)
 {
-    PyObject *object = Py_None; /* that of a block that is over */
-    while (object == Py_None) {
-        object = head_part(*at, OBJECT);
-        *at = object == NULL ? NULL : PyTuple_GetItem(*at, 1);
-    }
-    return object;
+    PyObject *chain = skip_over(*at);
+    with_block *head = head_of(chain);
+    *at = head == NULL ? NULL : tail_of(chain);
+    return head == NULL ? NULL : head->object;
 }
 
-/* -- blocks ---------------------------------------------------------------------------- */
+/* -- the beginning of a block ---------------------------------------------------------- */
 
-PyObject *
-cm_override_enter(const cm_override *override, PyObject *object)
+/* Make the block current in this context, inside of all others. 0 or -1. */
+static int
+link_block(const cm_override *override, with_block *self)
 {
-    PyObject *chain =
-        cm_package_call("extension.blocks", "begin",
-                        PyTuple_Pack(2, override->variable, override->entered));
-    PyObject *token =
-        chain == NULL ? NULL
-                      : PyObject_CallMethod(override->variable, "set", "(O)", chain);
-    if (token != NULL) {
-        PyObject *block = PyTuple_GetItem(chain, 0);
-        (void)PyList_SetItem(block, OBJECT, Py_NewRef(object));
-        (void)PyList_SetItem(block, TOKEN, token);
+    PyObject *outer = cm_override_read(override);
+    if (outer == NULL) {
+        return -1;
     }
-    Py_XDECREF(chain);
-    return token == NULL ? NULL : Py_NewRef(object);
+    PyObject *chain = PyTuple_Pack(2, (PyObject *)(void *)self, skip_over(outer));
+    Py_DECREF(outer);
+    if (chain == NULL) {
+        return -1;
+    }
+    self->token = set(override, chain);
+    Py_DECREF(chain);
+    return self->token == NULL ? -1 : 0;
 }
 
-/* Here the innermost block, in the frame and the context that it was entered in, with
- * all around it still as it was; any other is left to the package. */
 PyObject *
-cm_override_exit(const cm_override *override, PyObject *object, const char *what)
+cm_override_enter(cm_override *override, PyObject *object)
+{
+    with_block *self = block_new(override);
+    if (self == NULL) {
+        return NULL;
+    }
+    PyObject *answer = NULL;
+    if (link_block(override, self) == 0) {
+        self->object = Py_NewRef(object);
+        cm_list_push_back(&override->entered, &self->node);
+        answer = Py_NewRef(object);
+    }
+    Py_DECREF((PyObject *)(void *)self); /* the chain keeps it */
+    return answer;
+}
+
+/* -- the end of a block ---------------------------------------------------------------- */
+
+/* Of this context, the innermost block of `object` that `frame` entered (NULL: any). */
+static with_block *
+find_here(PyObject *chain, PyObject *object, PyObject *frame)
+{
+    with_block *each;
+    while ((each = head_of(chain)) != NULL) {
+        if (each->object == object && (frame == NULL || each->frame == frame)) {
+            return each;
+        }
+        chain = tail_of(chain);
+    }
+    return NULL;
+}
+
+/* Of all contexts, the last block of `object` that `frame` entered and nobody left.
+ * Without a frame (NULL) it is found only where there is no other one. */
+static with_block *
+find_anywhere(cm_override *override, PyObject *object, PyObject *frame)
+{
+    with_block *found = NULL;
+    for (cm_list *node = override->entered.prev; node != &override->entered;
+         node = node->prev) {
+        with_block *each = CM_LIST_ENTRY(node, with_block, node);
+        if (each->object != object || each->token == NULL) {
+            continue;
+        }
+        if (frame == NULL) {
+            if (found != NULL) {
+                return NULL;
+            }
+            found = each;
+        }
+        else if (each->frame == frame) {
+            return each;
+        }
+    }
+    return found;
+}
+
+/* The block that an exit means: one of this frame, else one that a function entered for
+ * it, as contextlib.ExitStack does. Borrowed; NULL: there is none. */
+static with_block *
+find_block(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
+           bool *is_here)
+{
+    with_block *found = find_here(chain, object, frame);
+    *is_here = found != NULL;
+    if (found == NULL) {
+        found = find_anywhere(override, object, frame);
+    }
+    if (found == NULL && frame != NULL) {
+        return find_block(override, chain, object, NULL, is_here);
+    }
+    return found;
+}
+
+/* The chain without `self`, which is in it: the links inside of it are made anew. New
+ * reference, or NULL with an exception. */
+static PyObject *
+make_without(PyObject *chain, const with_block *self)
+{
+    PyObject *inside = PyList_New(0); /* its blocks, from the innermost outwards */
+    while (inside != NULL && head_of(chain) != self) {
+        cm_append(&inside, Py_NewRef((PyObject *)(void *)head_of(chain)));
+        chain = tail_of(chain);
+    }
+    if (inside == NULL) {
+        return NULL;
+    }
+    PyObject *rest = Py_NewRef(skip_over(tail_of(chain)));
+    for (Py_ssize_t i = PyList_Size(inside) - 1; i >= 0 && rest != NULL; i--) {
+        PyObject *op = PyList_GetItem(inside, i);
+        with_block *each = (with_block *)(void *)op;
+        if (each->object != NULL) {
+            cm_replace(&rest, PyTuple_Pack(2, op, rest));
+            each->is_relinked = true;
+        }
+    }
+    Py_DECREF(inside);
+    return rest;
+}
+
+/* Make the chain of this context without `self` current. 1 where the block was entered
+ * in this context, 0 where in another one, -1 with an exception. */
+static int
+take_out(const cm_override *override, PyObject *chain, const with_block *self)
+{
+    PyObject *rest = make_without(chain, self);
+    if (rest == NULL) {
+        return -1;
+    }
+    int is_home = self->token == NULL ? 0 : reset(override, self->token);
+    if (is_home == 1 && head_of(chain) == self && !self->is_relinked) {
+        Py_DECREF(rest); /* all around it is as it was, which the token set back */
+        return 1;
+    }
+    if (is_home >= 0) {
+        PyObject *token = set(override, rest);
+        is_home = token == NULL ? -1 : is_home;
+        Py_XDECREF(token);
+    }
+    Py_DECREF(rest);
+    return is_home;
+}
+
+/* Any but the usual end. 0, or -1 with an exception. */
+static int
+leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
+      const char *what)
+{
+    bool is_here;
+    with_block *self = find_block(override, chain, object, frame, &is_here);
+    if (self == NULL) {
+        return cm_package_refuse("extension.blocks", "refuse_stray_end",
+                                 Py_BuildValue("(s)", what));
+    }
+    Py_INCREF((PyObject *)(void *)self);
+    int is_home = is_here ? take_out(override, chain, self) : 0;
+    if (is_home >= 0) { /* left at home, it goes on in contexts copied inside of it */
+        block_end(self, is_home == 0);
+    }
+    Py_DECREF((PyObject *)(void *)self);
+    if (is_home != 0) {
+        return is_home < 0 ? -1 : 0;
+    }
+    return cm_package_refuse("extension.blocks", "refuse_end_elsewhere",
+                             Py_BuildValue("(s)", what));
+}
+
+/* The innermost block, which ends in the frame that entered it: nothing has to be
+ * looked for. 1, 0 where it is another case, -1 with an exception. */
+static int
+leave_usual(const cm_override *override, PyObject *chain, PyObject *object,
+            PyObject *frame)
+{
+    with_block *self = head_of(chain);
+    if (self == NULL || self->object != object || self->frame != frame
+        || self->token == NULL || self->is_relinked) {
+        return 0;
+    }
+    int is_home = reset(override, self->token);
+    if (is_home == 1) {
+        block_end(self, false);
+    }
+    return is_home;
+}
+
+PyObject *
+cm_override_exit(cm_override *override, PyObject *object, const char *what)
 {
     PyObject *chain = cm_override_read(override);
-    PyObject *frame = (PyObject *)(void *)PyEval_GetFrame();
-    frame = frame == NULL ? Py_None : frame;
-    PyObject *token = head_part(chain, TOKEN);
-    bool is_usual = head_part(chain, OBJECT) == object
-                    && head_part(chain, FRAME) == frame && token != Py_None
-                    && head_part(chain, IS_RELINKED) == Py_False;
-    PyObject *done =
-        is_usual ? PyObject_CallMethod(override->variable, "reset", "(O)", token)
-                 : NULL;
-    if (done != NULL) { /* contexts that were copied inside go on with the block */
-        PyObject *block = PyTuple_GetItem(chain, 0);
-        (void)PyList_SetItem(block, FRAME, Py_NewRef(Py_None));
-        (void)PyList_SetItem(block, TOKEN, Py_NewRef(Py_None));
+    if (chain == NULL) {
+        return NULL;
     }
-    else if (chain != NULL && (!is_usual || PyErr_ExceptionMatches(PyExc_ValueError))) {
-        PyErr_Clear();
-        done = cm_package_call("extension.blocks", "leave",
-                               Py_BuildValue("(OOOOs)", override->variable,
-                                             override->entered, object, frame, what));
+    PyObject *frame = Py_XNewRef((PyObject *)(void *)PyEval_GetFrame());
+    int done = leave_usual(override, chain, object, frame);
+    if (done == 0) {
+        done = leave(override, chain, object, frame, what);
     }
-    Py_XDECREF(chain);
-    return done;
+    else if (done > 0) {
+        done = 0;
+    }
+    Py_XDECREF(frame);
+    Py_DECREF(chain);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -107,6 +107,7 @@ typedef struct cm_state {
     PyTypeObject *transfer_type;
     PyTypeObject *rows_type;          /* what iterates over a buffer */
     PyTypeObject *managed_block_type; /* what `with buf.on(...)` enters */
+    PyTypeObject *device_base;        /* of cumem.devices.Device */
     PyTypeObject *pool_base;
     PyTypeObject *pool_type; /* cumem.pools.Pool, over it; NULL until there is a Pool */
     PyObject *make_error;    /* cumem.errors.make; NULL until cm_errors_load() */

@@ -85,20 +85,83 @@ set_current_device(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* `with device:` begins with the device alone, and ends with what was raised. */
+/* The number of a Device, without a call of its __index__(), which is Python's. New
+ * reference. */
 static PyObject *
-device_block(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+read_index(const cm_state *state, PyObject *object)
 {
-    cm_override *entered = &cm_state_of_module(module)->entered_device;
-    PyObject *index = nargs == 0 ? NULL : PyNumber_Index(args[0]);
+    for (int i = 0; i < CM_MAX_DEVICES; i++) {
+        if (object == state->devices[i]) {
+            return PyLong_FromLong(i);
+        }
+    }
+    return PyNumber_Index(object);
+}
+
+/* Begin a block of the device, or end it (`leaves`). `type` is the one that has
+ * these methods: the module state is found by, as a Device is of a type of Python's. */
+static PyObject *
+device_block(PyObject *op, PyTypeObject *type, bool leaves)
+{
+    cm_state *state = PyType_GetModuleState(type);
+    PyObject *index = read_index(state, op);
     if (index == NULL) {
         return NULL;
     }
-    PyObject *done = nargs == 1 ? cm_override_enter(entered, index)
-                                : cm_override_exit(entered, index, "device");
+    PyObject *done;
+    if (leaves) {
+        done = cm_override_exit(&state->entered_device, index, "device");
+    }
+    else {
+        done = cm_override_enter(&state->entered_device, index);
+        if (done != NULL) {
+            cm_replace(&done, Py_NewRef(op));
+        }
+    }
     Py_DECREF(index);
-    Py_XDECREF(done);
-    return done == NULL ? NULL : Py_NewRef(nargs == 1 ? args[0] : Py_None);
+    return done;
+}
+
+static PyObject *
+device_enter(PyObject *op, PyTypeObject *type, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    static const char *const names[] = {NULL};
+    if (cm_args_parse("__enter__", args, nargs, kwnames, names, 0, 0, NULL) < 0) {
+        return NULL;
+    }
+    return device_block(op, type, false);
+}
+
+/* With what was raised in the block, which it lets pass. */
+static PyObject *
+device_exit(PyObject *op, PyTypeObject *type, PyObject *const *Py_UNUSED(args),
+            Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
+{
+    return device_block(op, type, true);
+}
+
+/* What a Device has in C. No frame of Python's is between the statement and these: a
+ * Ctrl-C that came there would leave a block open. */
+static PyMethodDef device_blocks[] = {
+    {"__enter__", CM_METHOD(device_enter), METH_METHOD | CM_KEYWORDS,
+     CM_DOC__DeviceBlocks___enter__},
+    {"__exit__", CM_METHOD(device_exit), METH_METHOD | CM_KEYWORDS,
+     CM_DOC__DeviceBlocks___exit__},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot device_slots[] = {
+    {Py_tp_doc, (void *)CM_DOC__DeviceBlocks},
+    {Py_tp_methods, device_blocks},
+    {0, NULL},
+};
+
+int
+cm_register_device_base(PyObject *module, cm_state *state)
+{
+    return cm_type_add(module, "cumem._core._DeviceBlocks", sizeof(PyObject),
+                       Py_TPFLAGS_BASETYPE, device_slots, NULL, &state->device_base);
 }
 
 /* -- the runtime ------------------------------------------------------------------- */
@@ -143,7 +206,6 @@ PyMethodDef cm_device_methods[] = {
     {"current_device", current_device, METH_NOARGS, CM_DOC_current_device},
     {"set_current_device", set_current_device, METH_O, CM_DOC_set_current_device},
     {"_device", device, METH_VARARGS, CM_DOC__device},
-    {"_device_block", CM_METHOD(device_block), METH_FASTCALL, CM_DOC__device_block},
     {"_is_emulated", is_emulated, METH_NOARGS, CM_DOC__is_emulated},
     {"_is_host_only", is_host_only, METH_NOARGS, CM_DOC__is_host_only},
     {"_read_backend", read_backend, METH_NOARGS, CM_DOC__read_backend},

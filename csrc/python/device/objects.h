@@ -99,6 +99,8 @@ CM_NODISCARD cm_status cm_detached_event_free(const cm_detached_event *detached)
 
 /* -- devices ------------------------------------------------------------------------------ */
 
+/* Make the base of Device, which has its `with` blocks. */
+int cm_register_device_base(PyObject *module, cm_state *state);
 /* The Device of an index (trusted); new reference, NULL with an exception. */
 PyObject *cm_device_object_new(cm_state *state, int index);
 /* What is current, and what cumem/devices.py asks for; ends with an empty row. */

@@ -94,6 +94,25 @@ check_interpreter(void)
 }
 
 static int
+init_overrides(PyObject *module, cm_state *state)
+{
+    static const char *const names[] = {"cumem.current_stream", "cumem.current_pool",
+                                        "cumem.current_device"};
+    cm_override *const overrides[] = {&state->current_stream, &state->current_pool,
+                                      &state->entered_device};
+    PyObject *block_type = cm_block_type_new(module);
+    if (block_type == NULL) {
+        return -1;
+    }
+    int result = 0;
+    for (size_t i = 0; i < 3 && result == 0; i++) {
+        result = cm_override_init(overrides[i], block_type, names[i]);
+    }
+    Py_DECREF(block_type);
+    return result;
+}
+
+static int
 core_exec(PyObject *module)
 {
     cm_state *state = cm_state_of_module(module);
@@ -108,10 +127,9 @@ core_exec(PyObject *module)
     state->when_contexts_grow = cm_pools_admit_peers;
     cm_state_init(state);
     if (cm_numpy_import() < 0 || make_words(state) < 0
-        || cm_override_init(&state->current_stream, "cumem.current_stream") < 0
-        || cm_override_init(&state->current_pool, "cumem.current_pool") < 0
-        || cm_override_init(&state->entered_device, "cumem.current_device") < 0
+        || init_overrides(module, state) < 0
         || cm_register_buffer_types(module, state) < 0
+        || cm_register_device_base(module, state) < 0
         || cm_register_stream_type(module, state) < 0
         || cm_register_event_type(module, state) < 0
         || cm_register_transfer_type(module, state) < 0
@@ -152,7 +170,10 @@ visit_owned(cm_state *state, visitproc visit, void *arg)
     cm_override *const overrides[] = {&state->current_stream, &state->current_pool,
                                       &state->entered_device};
     for (size_t i = 0; result == 0 && i < 3; i++) {
-        result = visit_all(&overrides[i]->variable, 3, visit, arg);
+        if (visit == NULL) {
+            cm_override_fini(overrides[i]);
+        }
+        result = visit_all(&overrides[i]->variable, CM_OVERRIDE_OBJECTS, visit, arg);
     }
     return result;
 }
