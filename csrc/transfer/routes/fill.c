@@ -2,7 +2,7 @@
 /* Fills that the device makes with a pattern of 1, 2 or 4 bytes: the runtime has a call
  * for each of these. Two ways lead here. A fill of device memory without gaps, which
  * comes after nothing but its own stream, is queued by the call that asks for it, and
- * nothing is kept of it: cm_engine_try_fill(). All others are jobs, of the row FILL of
+ * nothing is kept of it: cm_fill_try_queue(). All others are jobs, of the row FILL of
  * CM_ROUTES: what comes after other streams, what a capture records, and memory that
  * the host reaches too, where edges of registrations may part a fill. */
 #include <string.h>
@@ -62,26 +62,17 @@ try_queue(cm_runtime *rt, const cm_short_fill *fill, uint32_t period, cm_status 
 }
 
 bool
-cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
+cm_fill_try_queue(cm_runtime *rt, const cm_short_fill *fill, cm_status *out)
 {
     uint32_t period = period_of(fill->value, fill->itemsize, fill->address);
-    cm_tuning tuning;
     cm_scope scope;
     if (period == 0 || cm_recorder_is_on()
-        || !cm_is_ok(cm_engine_begin_call(engine, &tuning))) {
+        || !cm_is_ok(cm_scope_enter(rt, fill->stream->device, CM_CAPTURE_THREAD_LOCAL,
+                                    &scope))) {
         return false;
     }
-    bool is_made = false;
-    if (cm_is_ok(cm_scope_enter(engine->rt, fill->stream->device,
-                                CM_CAPTURE_THREAD_LOCAL, &scope))) {
-        is_made = try_queue(engine->rt, fill, period, out);
-        cm_scope_leave(&scope);
-    }
-    if (is_made) {
-        atomic_fetch_add_explicit(&engine->counts.routes[CM_ROUTE_FILL], 1,
-                                  memory_order_relaxed);
-    }
-    cm_engine_end_call(engine);
+    bool is_made = try_queue(rt, fill, period, out);
+    cm_scope_leave(&scope);
     return is_made;
 }
 

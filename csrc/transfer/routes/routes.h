@@ -18,6 +18,8 @@ CM_ROUTES(CM_ROUTE_FUNCTIONS)
 /* fill.c: the bytes after which the value of a fill, in src.host, repeats itself, if
  * the runtime can set it; else 0. */
 uint32_t cm_job_fill_period(const cm_job *job);
+/* fill.c: the body of cm_engine_try_fill(), by a call that the engine knows of. */
+bool cm_fill_try_queue(cm_runtime *rt, const cm_short_fill *fill, cm_status *out);
 /* staged.c: what is queued through slots, to its end: what was fetched is unpacked. */
 CM_NODISCARD cm_status cm_job_drain(cm_job *job);
 

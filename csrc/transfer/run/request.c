@@ -310,6 +310,20 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
     return status;
 }
 
+bool
+cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
+{
+    cm_tuning tuning;
+    if (!cm_is_ok(cm_engine_begin_call(engine, &tuning))) {
+        return false; /* the job that is made instead says why */
+    }
+    bool is_made = cm_fill_try_queue(engine->rt, fill, out);
+    atomic_fetch_add_explicit(&engine->counts.routes[CM_ROUTE_FILL], is_made,
+                              memory_order_relaxed);
+    cm_engine_end_call(engine);
+    return is_made;
+}
+
 cm_status
 cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
                         cm_file_failure *failure)
