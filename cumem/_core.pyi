@@ -2947,7 +2947,6 @@ def _prefetch_rows(tile: ManagedBuffer, device: int | None, stream: object, /) -
     a device or, with None, to the host.
     """
 
-
 def _at_exit(others_run: bool, /) -> None:
     """Wait for unfinished transfers and, where no other thread may be inside the engine
     right now, end the worker threads.

@@ -129,11 +129,11 @@ LIMITS = {
     "and may write it (2.11, 2.13); by __cuda_array_interface__ it refuses",
     "torch stream": "torch.as_tensor ignores the stream of __cuda_array_interface__ "
     "(2.11): name it or hand over by DLPack",
-    "jax compact": "JAX takes strides that leave no gaps only, and copies what is not "
-    "aligned to 64 bytes (0.11, 0.12)",
+    "jax compact": "JAX takes only strides that leave no gaps, and copies memory that is "
+    "not aligned to 64 bytes (0.11, 0.12)",
     "jax legacy": "JAX asks for capsules of before DLPack 1.0, which cannot say that "
     "memory is read-only (0.11, 0.12)",
-    "jax owner": "jnp.asarray keeps nothing of what has __cuda_array_interface__ alive "
+    "jax owner": "jnp.asarray does not keep an object with __cuda_array_interface__ alive "
     "(0.11): hold the buffer",
     "cupy read-only": "CuPy and Numba ignore that memory is read-only (14.2, 0.68)",
     "float8": "PyTorch and JAX take and give float8 by DLPack since versions of their own "

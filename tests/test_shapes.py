@@ -97,7 +97,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "reshape(2, 3.0)": lambda a: a.reshape(2, 3.0),
     "reshape('6')": lambda a: a.reshape("6"),
     "reshape(True, 6)": lambda a: a.reshape(True, 6),
-    "reshape((np.True_, 6))": lambda a: a.reshape((np.True_, 6)),
     "reshape(2, (3,))": lambda a: a.reshape(2, (3,)),
     "reshape(None, 6)": lambda a: a.reshape(None, 6),
     "reshape of a set": lambda a: a.reshape({2, 3}),
@@ -205,6 +204,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("kind", ["pinned", "device"])
 @pytest.mark.parametrize("name", CALLS)
 def test_call_answers_as_numpy_does(emulated, name, kind) -> None:
+    if name.endswith("64 axes") and np.__version__.startswith("1."):
+        pytest.skip("NumPy 1 has 32 axes at most")
     whole = np.arange(6.0).reshape(2, 3)
     buffer = values.put(whole, kind)
     expected = outcome(CALLS[name], whole)
@@ -222,6 +223,7 @@ def test_call_answers_as_numpy_does(emulated, name, kind) -> None:
         (lambda b: b.reshape(4, -1), ValueError, r"into shape \(4, -1\)"),
         (lambda b: b.reshape(-2, 3), ValueError, "the negative length -2"),
         (lambda b: b.reshape(None), TypeError, "shape must be integers .* NoneType"),
+        (lambda b: b.reshape((np.True_, 6)), TypeError, "shape must be .* not .*bool"),
         (lambda b: b.reshape(b"\6"), TypeError, "shape must be integers .* not bytes"),
         (lambda b: b.reshape(6, copy=True), TypeError, r"copy'.* never copies"),
         (lambda b: b.reshape(shape=6), TypeError, r"buf.reshape\(2, 3\)"),

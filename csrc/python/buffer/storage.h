@@ -93,7 +93,10 @@ typedef struct cm_storage {
     bool was_named; /* __cuda_array_interface__ gave the address away: its consumers may
                        have kept no more than the object */
     bool unlocks;   /* an import whose pages stay locked until then */
-    bool is_advised; /* managed memory, which goes back without what it was told */
+    bool is_advised;   /* managed memory, which goes back without what it was told */
+    bool is_lost;      /* a forked child does not have its bytes; closed as well */
+    bool is_traced;    /* tracemalloc knows of the block */
+    bool was_captured; /* a graph may use it at any time: the pool keeps the block */
     /* Of managed memory, for thrashing.c: who used which bytes last, and how often that
      * changed since when. */
     bool side_is_device;
@@ -103,9 +106,6 @@ typedef struct cm_storage {
     uint64_t side_since_ns;
     int64_t side_low;
     int64_t side_high;   /* 0: nobody used any */
-    bool is_lost;        /* a forked child does not have its bytes; closed as well */
-    bool is_traced;      /* tracemalloc knows of the block */
-    bool was_captured;   /* a graph may use it at any time: the pool keeps the block */
     uint64_t late_count; /* fills left to streams: writes that no ticket tells of */
     uint64_t seen_count; /* so many of them were waited for */
     size_t view_count;   /* exports through the buffer protocol, ever; each consumer may

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked_math.h"
+#include "python/core/numpy_bridge.h"
 
 int
 cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out)
@@ -264,7 +265,7 @@ count_items(PyObject *object)
 static int
 to_length(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
-    if (PyBool_Check(object)) {
+    if (PyBool_Check(object) || cm_numpy_is_bool(object)) {
         return cm_arg_refuse(object, name, expected);
     }
     return to_int64(object, name, expected, out);

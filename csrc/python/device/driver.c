@@ -169,7 +169,8 @@ device_memory(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
     int device;
-    uint64_t free_nbytes, total_nbytes;
+    uint64_t free_nbytes = 0;
+    uint64_t total_nbytes = 0;
     if (!PyArg_ParseTuple(args, "i:_device_memory", &device)) {
         return NULL;
     }

@@ -57,7 +57,7 @@ static PyObject *
 make_stream(cm_state *state, int device, PyObject *priority_number, bool non_blocking)
 {
     cm_runtime *rt = state->runtime;
-    int priority;
+    int priority = 0;
     if (check_priority(state, rt, device, priority_number, &priority) < 0) {
         return NULL;
     }
