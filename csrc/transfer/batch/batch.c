@@ -45,49 +45,23 @@ span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
     return (cm_byte_span){begin, begin + nbytes};
 }
 
+/* Widen `files`, which is from the first end that is a mapped file's to the last one.
+ */
 static void
-extend(cm_file_span *hull, cm_byte_span span)
+extend(cm_file_span *files, bool is_file, cm_byte_span span)
 {
-    hull->begin = cm_least(hull->begin, span.begin);
-    if (span.end > hull->end) {
-        hull->end = span.end;
+    if (!is_file) {
+        return;
+    }
+    files->begin = cm_least(files->begin, span.begin);
+    if (span.end > files->end) {
+        files->end = span.end;
     }
 }
 
-/* Does a target show bytes of a file that a source shows by another map? Then none may
- * go beside another, and each is made as a copy between two maps. What lies from the
- * first of such ends to the last is asked about together. */
-static cm_status
-look_for_two_maps(batch *b)
-{
-    cm_runtime *rt = b->engine->rt;
-    const cm_many_request *request = b->request;
-    cm_file_span dst = {.begin = UINT64_MAX};
-    cm_file_span src = {.begin = UINT64_MAX};
-    for (uint64_t i = 0; i < request->piece_count; i++) {
-        const cm_piece *piece = &request->pieces[i];
-        if (piece->dst.is_file) {
-            extend(&dst, span_of_end(rt, &piece->dst, piece->nbytes));
-        }
-        if (piece->src.is_file) {
-            extend(&src, span_of_end(rt, &piece->src, piece->nbytes));
-        }
-    }
-    for (uint64_t i = 0; i < request->other_count; i++) {
-        const cm_piece_regions *other = &request->others[i];
-        if (other->dst.is_file) {
-            extend(&dst, cm_overlap_span(rt, &other->dst));
-        }
-        if (other->src.is_file) {
-            extend(&src, cm_overlap_span(rt, &other->src));
-        }
-    }
-    if (dst.end == 0 || src.end == 0) {
-        return cm_ok();
-    }
-    return cm_file_maps_meet(dst, src, &b->in_order);
-}
-
+/* Does a target touch another end, or show bytes of a file that a source shows by
+ * another map? Then none may go beside another, and of two maps each copy is made as
+ * one between two maps. */
 static cm_status
 look_whether_they_touch(batch *b)
 {
@@ -98,18 +72,28 @@ look_whether_they_touch(batch *b)
     CM_TRY(cm_allocated(spans != NULL, count * 2 * sizeof(*spans)));
     cm_byte_span *dst = spans;
     cm_byte_span *src = spans + count;
-    for (uint64_t i = 0; i < request->piece_count; i++) {
+    cm_file_span dst_files = {.begin = UINT64_MAX};
+    cm_file_span src_files = {.begin = UINT64_MAX};
+    for (uint64_t i = 0; i < request->piece_count; i++, dst++, src++) {
         const cm_piece *piece = &request->pieces[i];
-        *dst++ = span_of_end(rt, &piece->dst, piece->nbytes);
-        *src++ = span_of_end(rt, &piece->src, piece->nbytes);
+        *dst = span_of_end(rt, &piece->dst, piece->nbytes);
+        *src = span_of_end(rt, &piece->src, piece->nbytes);
+        extend(&dst_files, piece->dst.is_file, *dst);
+        extend(&src_files, piece->src.is_file, *src);
     }
-    for (uint64_t i = 0; i < request->other_count; i++) {
-        *dst++ = cm_overlap_span(rt, &request->others[i].dst);
-        *src++ = cm_overlap_span(rt, &request->others[i].src);
+    for (uint64_t i = 0; i < request->other_count; i++, dst++, src++) {
+        const cm_piece_regions *other = &request->others[i];
+        *dst = cm_overlap_span(rt, &other->dst);
+        *src = cm_overlap_span(rt, &other->src);
+        extend(&dst_files, other->dst.is_file, *dst);
+        extend(&src_files, other->src.is_file, *src);
     }
     b->in_order = cm_byte_spans_touch(spans, spans + count, count);
     free(spans);
-    return b->in_order ? cm_ok() : look_for_two_maps(b);
+    if (b->in_order || dst_files.end == 0 || src_files.end == 0) {
+        return cm_ok();
+    }
+    return cm_file_maps_meet(dst_files, src_files, &b->in_order);
 }
 
 /* -- groups ------------------------------------------------------------------------------- */
