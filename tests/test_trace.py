@@ -84,7 +84,15 @@ def test_trace_has_every_call_with_its_first_function_and_files(calls, program) 
     assert not any(
         r.startswith("runtime/emulated") for r in calls["fill"]["moves_into"]
     )
-    assert calls["empty_pinned"]["emulated"]["functions"] == 0  # a hit asks no driver
+    # A hit of the pool asks no driver. Threads of the emulated device, whose rows begin
+    # with their number, may still be at work of the call before.
+    asked = {
+        name
+        for name, call in calls.items()
+        if any(row.startswith("runtime/emulated/") for row in call["in_order"])
+    }
+    assert "fill" in asked
+    assert "empty_pinned" not in asked
     assert any("cumem/loading.py" in each for each in calls["prefetch"]["in_python"])
 
 
