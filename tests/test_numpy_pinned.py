@@ -780,12 +780,12 @@ def test_memory_that_others_still_copy_from_is_not_reused(gated) -> None:
         testing.gate_open(gated)
         gated.synchronize()
         assert (target.to_numpy() == 7).all()
-        if session.emulated_driver() >= 12_050:  # an older one is asked by trim()
-            assert np.ones(2 * MIB, "u1").all()  # takes the fence
-            cumem.Device(0).synchronize()
-        else:
+        if session.emulated_driver() < 12_050:  # an older one is asked by trim()
             pool.trim(keep="2MiB")
         again = np.ones(2 * MIB, "u1")
+        if again.ctypes.data != address:  # it took a fence, which had not passed yet
+            cumem.Device(0).synchronize()
+            again = np.ones(2 * MIB, "u1")
         assert again.ctypes.data == address
     del other, again
 
