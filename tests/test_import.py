@@ -54,6 +54,7 @@ def test_import_loads_no_optional_library() -> None:
         import cumem
         for name in ("matplotlib", "tqdm", "torch", "cupy", "jax", "asyncio", "ctypes"):
             assert name not in sys.modules or name in ("ctypes",), name
+        assert "mmap" not in sys.modules  # who has no maps does not pay for the module
         """
     )
 

@@ -25,22 +25,27 @@ enum {
  * FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
 static PyObject *format_cache;
 
-/* The type mmap.mmap, which owns the memory of mapped files; NULL: this Python has no
- * such module. Guarded by the GIL; never dropped. */
+/* The type mmap.mmap, which owns the memory of mapped files; NULL until it is first
+ * needed. Guarded by the GIL; never dropped. */
 static PyTypeObject *mmap_type;
 
-static void
+/* NULL while nobody has imported mmap: then there is no object of that type, and the
+ * module is not loaded for the question. */
+static PyTypeObject *
 find_mmap_type(void)
 {
-    PyObject *module = PyImport_ImportModule("mmap");
+    if (mmap_type != NULL) {
+        return mmap_type;
+    }
+    PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "mmap");
     PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "mmap");
-    Py_XDECREF(module);
     if (type != NULL && PyType_Check(type)) {
         mmap_type = (PyTypeObject *)type;
-        return;
+        return mmap_type;
     }
     Py_XDECREF(type);
     PyErr_Clear();
+    return NULL;
 }
 
 int
@@ -48,9 +53,6 @@ cm_numpy_import(void)
 {
     if (PyArray_API == NULL && _import_array() < 0) {
         return -1;
-    }
-    if (mmap_type == NULL) {
-        find_mmap_type();
     }
     if (format_cache == NULL) {
         format_cache = PyDict_New();
@@ -356,8 +358,8 @@ is_file(PyObject *array)
         Py_DECREF(owner);
         owner = next;
     }
-    bool is =
-        owner != NULL && mmap_type != NULL && PyObject_TypeCheck(owner, mmap_type);
+    PyTypeObject *type = owner == NULL ? NULL : find_mmap_type();
+    bool is = type != NULL && PyObject_TypeCheck(owner, type);
     Py_XDECREF(owner);
     return is;
 }
