@@ -501,23 +501,28 @@ set_mode(uint64_t mode)
 typedef struct number_row {
     const char *text;
     int64_t nbytes;
+    cm_number_class class_of;
     cm_number part; /* what each of the two parts of a complex number is, a real number
                        itself */
 } number_row;
 
 static const number_row numbers[CM_NUMBER_COUNT] = {
-#define REAL_ROW(name, text, type, ...) [CM_##name] = {text, sizeof(type), CM_##name},
+#define INTEGER_ROW(name, text, type, ...)                                             \
+    [CM_##name] = {text, sizeof(type), CM_CLASS_INTEGER, CM_##name},
+#define FLOAT_ROW(name, text, type, ...)                                               \
+    [CM_##name] = {text, sizeof(type), CM_CLASS_FLOAT, CM_##name},
 #define COMPLEX_ROW(name, text, type, part, ...)                                       \
-    [CM_##name] = {text, sizeof(type), CM_##part},
-    CM_REALS(REAL_ROW) CM_COMPLEX_NUMBERS(COMPLEX_ROW)
-#undef REAL_ROW
+    [CM_##name] = {text, sizeof(type), CM_CLASS_COMPLEX, CM_##part},
+    CM_INTEGERS(INTEGER_ROW) CM_FLOATS(FLOAT_ROW) CM_COMPLEX_NUMBERS(COMPLEX_ROW)
+#undef INTEGER_ROW
+#undef FLOAT_ROW
 #undef COMPLEX_ROW
 };
 
 static bool
 is_complex(cm_number number)
 {
-    return numbers[number].part != number;
+    return numbers[number].class_of == CM_CLASS_COMPLEX;
 }
 
 const char *
@@ -530,6 +535,12 @@ uint64_t
 cm_number_nbytes(cm_number number)
 {
     return (uint64_t)numbers[number].nbytes;
+}
+
+cm_number_class
+cm_number_class_of(cm_number number)
+{
+    return numbers[number].class_of;
 }
 
 cm_number
@@ -545,13 +556,13 @@ cm_number_find(const char *text)
 bool
 cm_convert_widens(const cm_convert *convert)
 {
-    bool is_float = convert->from >= CM_FLOAT16;
+    bool is_integer = numbers[convert->from].class_of == CM_CLASS_INTEGER;
     bool is_finite =
         fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
     return convert->to == CM_FLOAT32 && convert->from != CM_NUMBER_NONE
            && !convert->from_swapped && !convert->to_swapped
            && numbers[convert->from].nbytes < (int64_t)sizeof(float)
-           && (!convert->scales || (is_finite && !is_float));
+           && (!convert->scales || (is_finite && is_integer));
 }
 
 bool

@@ -21,12 +21,14 @@
     X(UINT32, "uint32", uint32_t, PLAIN, __VA_ARGS__)                                    \
     X(INT64, "int64", int64_t, PLAIN, __VA_ARGS__)                                       \
     X(UINT64, "uint64", uint64_t, PLAIN, __VA_ARGS__)
-#define CM_REALS(X, ...)                                                                 \
-    CM_INTEGERS(X, __VA_ARGS__)                                                          \
+#define CM_FLOATS(X, ...)                                                                \
     X(FLOAT16, "float16", uint16_t, FLOAT16, __VA_ARGS__)                                \
     X(BFLOAT16, "bfloat16", uint16_t, BFLOAT16, __VA_ARGS__)                             \
     X(FLOAT32, "float32", float, PLAIN, __VA_ARGS__)                                     \
     X(FLOAT64, "float64", double, PLAIN, __VA_ARGS__)
+#define CM_REALS(X, ...)                                                                 \
+    CM_INTEGERS(X, __VA_ARGS__)                                                          \
+    CM_FLOATS(X, __VA_ARGS__)
 #define CM_COMPLEX_NUMBERS(X, ...)                                                       \
     X(COMPLEX64, "complex64", cm_complex64, FLOAT32, __VA_ARGS__)                        \
     X(COMPLEX128, "complex128", cm_complex128, FLOAT64, __VA_ARGS__)
@@ -52,6 +54,13 @@ typedef enum cm_number {
 #undef CM_NUMBER_NAME
         CM_NUMBER_COUNT
 } cm_number;
+
+/* A number keeps its meaning in its own class and in those after it. */
+typedef enum cm_number_class {
+    CM_CLASS_INTEGER, /* bool as well */
+    CM_CLASS_FLOAT,
+    CM_CLASS_COMPLEX,
+} cm_number_class;
 
 /* What converts elements that are none of the numbers above: whoever knows their types
  * has a struct that begins with this one, and sees to it that it outlives the copy.
@@ -99,6 +108,7 @@ bool cm_convert_drops_imaginary(const cm_convert *convert);
 
 const char *cm_number_text(cm_number number);
 uint64_t cm_number_nbytes(cm_number number);
+cm_number_class cm_number_class_of(cm_number number);
 /* NONE: there is no such number. */
 cm_number cm_number_find(const char *text);
 

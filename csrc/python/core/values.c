@@ -20,20 +20,6 @@ typedef struct given_number {
     _Alignas(CM_ELEMENT_NBYTES) unsigned char bytes[CM_ELEMENT_NBYTES];
 } given_number;
 
-/* A number may go into its own kind and into those after it. */
-typedef enum number_kind { INTEGER, REAL, COMPLEX } number_kind;
-
-static number_kind
-kind_of(cm_number type)
-{
-    if (type == CM_COMPLEX64 || type == CM_COMPLEX128) {
-        return COMPLEX;
-    }
-    bool is_real = type == CM_FLOAT16 || type == CM_BFLOAT16 || type == CM_FLOAT32
-                   || type == CM_FLOAT64;
-    return is_real ? REAL : INTEGER;
-}
-
 static void
 hold(given_number *out, cm_number type, const void *value)
 {
@@ -148,11 +134,12 @@ cm_value_write_number(PyObject *object, PyObject *dtype,
     given_number number;
     bool swapped;
     cm_number to = cm_numpy_number(dtype, &swapped);
-    if (to == CM_NUMBER_NONE || !read_number(object, kind_of(to) != INTEGER, &number)
-        || kind_of(number.type) > kind_of(to)) {
+    if (to == CM_NUMBER_NONE
+        || !read_number(object, cm_number_class_of(to) != CM_CLASS_INTEGER, &number)
+        || cm_number_class_of(number.type) > cm_number_class_of(to)) {
         return false;
     }
-    bool is_integer = kind_of(to) == INTEGER;
+    bool is_integer = cm_number_class_of(to) == CM_CLASS_INTEGER;
     if (is_integer && !integer_fits(&number, to)) {
         return false;
     }
@@ -169,7 +156,7 @@ cm_value_write_number(PyObject *object, PyObject *dtype,
     }
     /* The order of the bytes is a matter of each part of a complex number. */
     size_t nbytes = (size_t)cm_number_nbytes(to);
-    size_t part = kind_of(to) == COMPLEX ? nbytes / 2 : nbytes;
+    size_t part = cm_number_class_of(to) == CM_CLASS_COMPLEX ? nbytes / 2 : nbytes;
     for (size_t i = 0; i < nbytes; i++) {
         size_t within = i % part;
         element[i] = made[swapped ? i - within + (part - 1 - within) : i];
