@@ -7,7 +7,8 @@
 
 #include "base/machine.h"
 
-/* One number of 64 bits for each page, of which the highest says that it is there. */
+/* The file has a number of 64 bits for each page. The highest bit says that the page is
+ * there. */
 #define IS_PRESENT (UINT64_C(1) << 63)
 enum { ENTRIES_READ_AT_ONCE = 1024 };
 
@@ -52,7 +53,8 @@ count_run(int file, uint64_t first, uint64_t count, uint64_t *present)
     return true;
 }
 
-/* The same of runs that lie evenly from the first of the pages to the last. */
+/* Count in runs that are spread evenly from the first page to the last, because reading
+ * the entries of all pages would take too long. */
 static bool
 count_samples(int file, uint64_t first, uint64_t count, uint64_t *present)
 {

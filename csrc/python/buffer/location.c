@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where managed memory is to be, or was sent, as users write and read it. */
+/* Users write where managed memory is to be, and read where it was sent, as a device,
+ * "cpu" or "numa:N". The functions here read and write these places. */
 #include <string.h>
 
 #include "python/buffer/managed.h"

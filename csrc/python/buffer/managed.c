@@ -21,7 +21,7 @@ none_unless(int result)
 
 /* -- prefetch ------------------------------------------------------------------------------ */
 
-/* At least one buffer. */
+/* Prefetch `buffer_count` buffers, of which there is at least one. */
 static int
 prefetch(cm_state *state, cm_buffer *const *buffers, Py_ssize_t buffer_count,
          int location, PyObject *given, int home, bool by_rows)
@@ -72,7 +72,7 @@ is_managed(const cm_state *state, PyObject *object)
     return Py_TYPE(object) == state->buffer_types[CM_KIND_MANAGED];
 }
 
-/* Of a tuple of any objects. */
+/* Prefetch the buffers of a tuple, whose items may be any objects. */
 static int
 prefetch_tuple(cm_state *state, PyObject *tuple, PyObject *to, PyObject *stream)
 {
@@ -156,8 +156,9 @@ discard_on(cm_buffer *self, cm_stream *stream, cm_stream *follower)
     return cm_pages_submit(self->state, &call, &self, 1);
 }
 
-/* On `side`, in between what was given to `legacy` and what comes later. The memory
- * remembers `legacy` alone, or a loop of discards would leave it a stream for each. */
+/* Discard on `side`, after what was given to `legacy` and before what is given to it
+ * later. The memory remembers `legacy` alone, because a loop of discards would
+ * otherwise leave it one stream for each. */
 static int
 discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 {
@@ -238,7 +239,8 @@ typedef struct advice {
     int location;
 } advice;
 
-/* Each property at its most: two, and for each device and the host one. */
+/* It has room for a call that sets everything: read_mostly, preferred_location, and
+ * accessed_by of each device and the host. */
 typedef struct advice_list {
     int count;
     advice items[2 + CM_MAX_DEVICES + 1];

@@ -12,7 +12,8 @@
 
 enum { FEW_SPANS = 4 };
 
-/* Those that a call is for, in the driver's form: addresses beside sizes. */
+/* The spans that a call is for. The driver takes their addresses and their sizes as two
+ * arrays. */
 typedef struct span_list {
     cm_address *addresses; /* `few`, or owned beyond FEW_SPANS */
     uint64_t *nbytes;      /* behind the addresses, in the same memory */
@@ -69,8 +70,8 @@ cm_pages_find_span(const cm_buffer *self, cm_address *address, uint64_t *nbytes)
     return 0;
 }
 
-/* The whole pages of a span alone, so that what else lies on its first and its last
- * page stays. */
+/* Shrink a span to its whole pages, because other memory may lie on its first and its
+ * last page. */
 static void
 keep_whole_pages(cm_address *address, uint64_t *nbytes)
 {
@@ -93,7 +94,7 @@ typedef struct row_cut {
     uint64_t nbytes;
 } row_cut;
 
-/* Of a buffer that has elements: the part that the axes from `axis` on make. */
+/* Measure the part that the axes from `axis` on make. The buffer must have elements. */
 static void
 measure_part(const cm_buffer *self, int axis, row_cut *cut, uint64_t *element_nbytes)
 {
@@ -128,7 +129,7 @@ cut_into_rows(const cm_buffer *self)
     return cut;
 }
 
-/* The parts in C's order. */
+/* Add the parts in C's order. */
 static void
 add_rows(span_list *spans, const cm_buffer *self, const row_cut *cut)
 {
@@ -263,7 +264,8 @@ run(cm_state *state, const cm_page_call *call, int home, const span_list *spans)
     return cm_py_check(state, status, doing[call->work]);
 }
 
-/* Of buffers that are pinned. */
+/* Submit the call for buffers that the caller has pinned. 0, or -1 with an exception.
+ */
 static int
 submit_pinned(cm_state *state, const cm_page_call *call, cm_buffer *const *buffers,
               Py_ssize_t buffer_count)

@@ -207,8 +207,8 @@ cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- astype() ----------------------------------------------------------------------------- */
 
-/* Is the buffer itself what astype() answers, as without `copy` it may? 1 or 0, or -1
- * with an exception. */
+/* May astype() answer the buffer itself, because `copy` is false and nothing changes? 1
+ * or 0, or -1 with an exception. */
 static int
 is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
 {
@@ -227,7 +227,7 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
         || cm_arg_order(values[1], "order", "CFAK", 'K', &order) < 0) {
         return NULL;
     }
-    /* Unless it is given all may be converted, and there is nothing to be looked at. */
+    /* Without casting= every dtype may be converted, so there is nothing to check. */
     if (values[2] != NULL
         && cm_package_do(
                "extension.casting", "check",
@@ -242,7 +242,8 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
     if (is_self > 0) {
         return Py_NewRef((PyObject *)self);
     }
-    /* Dtypes that are equal and not one object may stand for different numbers. */
+    /* Two dtypes can be equal and still stand for different numbers, unless they are
+     * one object. */
     if (dtype == self->dtype) {
         return duplicate(self, dtype, order, NULL);
     }

@@ -178,7 +178,8 @@ find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
     return 0;
 }
 
-/* Where the element is, in bytes from the first one. 0, or -1 with an exception. */
+/* Find how many bytes after the first element this one lies. 0, or -1 with an
+ * exception. */
 static int
 find_element(const cm_buffer *self, PyObject *const *args, Py_ssize_t nargs,
              int64_t *offset)

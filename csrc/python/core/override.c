@@ -69,7 +69,7 @@ cm_block_type_new(PyObject *module)
     return PyType_FromModuleAndSpec(module, &spec, NULL);
 }
 
-/* Of the calling frame, and of no object yet. */
+/* Make a block that belongs to the calling frame and has no object yet. */
 static with_block *
 block_new(const cm_override *override)
 {
@@ -83,7 +83,7 @@ block_new(const cm_override *override)
     return self;
 }
 
-/* The block was left: here, or in every context. */
+/* Mark the block as left, either in this context or in every context. */
 static void
 block_end(with_block *self, bool everywhere)
 {
@@ -172,7 +172,8 @@ reset(const cm_override *override, PyObject *token)
 
 /* -- chains ---------------------------------------------------------------------------- */
 
-/* Borrowed, as all that these answer: the innermost block; NULL at the end. */
+/* The innermost block, or NULL at the end of the chain. References are borrowed here
+ * and in the next functions. */
 static with_block *
 head_of(PyObject *chain)
 {
@@ -248,7 +249,8 @@ cm_override_enter(cm_override *override, PyObject *object)
 
 /* -- the end of a block ---------------------------------------------------------------- */
 
-/* Of this context, the innermost block of `object` that `frame` entered (NULL: any). */
+/* Find the innermost block of this context that has `object` and that `frame` entered.
+ * Without a frame (NULL) any will do. */
 static with_block *
 find_here(PyObject *chain, PyObject *object, PyObject *frame)
 {
@@ -262,8 +264,9 @@ find_here(PyObject *chain, PyObject *object, PyObject *frame)
     return NULL;
 }
 
-/* Of all contexts, the last block of `object` that `frame` entered and nobody left.
- * Without a frame (NULL) it is found only where there is no other one. */
+/* Find, in all contexts, the last block that has `object`, that `frame` entered and
+ * that nobody has left. Without a frame (NULL) it is found only if it is the only one.
+ */
 static with_block *
 find_anywhere(cm_override *override, PyObject *object, PyObject *frame)
 {
@@ -353,7 +356,7 @@ take_out(const cm_override *override, PyObject *chain, const with_block *self)
     return is_home;
 }
 
-/* Any but the usual end. 0, or -1 with an exception. */
+/* End a block in any but the usual way. 0, or -1 with an exception. */
 static int
 leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
       const char *what)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the package asks the driver, of itself and of its devices, each time anew: one
- * function for each question, with a device by its index. */
+/* The package asks the driver about itself and about its devices. There is one function
+ * for each question, devices are given by their index, and no answer is kept. */
 #include <string.h>
 
 #include "docstrings.h"
