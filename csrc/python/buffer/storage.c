@@ -443,17 +443,16 @@ cm_storage_unlock(cm_storage *storage)
 }
 
 int
-cm_storage_check_open(const cm_storage *storage)
+cm_storage_look_closer(const cm_storage *storage)
 {
     /* First, as it may run Python code of another library, which may close it. */
-    if (CM_UNLIKELY(storage->is_watched) && !storage->closed
-        && cm_memory_check(storage) < 0) {
+    if (storage->is_watched && !storage->closed && cm_memory_check(storage) < 0) {
         return -1;
     }
-    if (CM_UNLIKELY(storage->closed && storage->is_lost)) {
+    if (storage->closed && storage->is_lost) {
         return cm_py_raise_int(storage->state, cm_fail(CM_EFORKED, 0), NULL);
     }
-    if (CM_UNLIKELY(storage->closed)) {
+    if (storage->closed) {
         PyErr_SetString(
             PyExc_ValueError,
             "the buffer is closed: its memory was given back by free(), the "

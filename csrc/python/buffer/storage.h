@@ -198,9 +198,21 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
  * ordinary memory from now on, and those that the child has not got are lost to it.
  * GIL. */
 void cm_storage_inherit(cm_storage *storage);
+/* cm_storage_check_open() where there is more to look at than two flags. */
+int cm_storage_look_closer(const cm_storage *storage);
+
 /* 0, or -1 with ValueError "… is closed", with BufferError where the owner of foreign
- * memory moved it, RuntimeError in a child that lost it. */
-int cm_storage_check_open(const cm_storage *storage);
+ * memory moved it, RuntimeError in a child that lost it. It is inline because a batch
+ * asks it of both ends of each of its many thousand pairs. */
+static inline int
+cm_storage_check_open(const cm_storage *storage)
+{
+    if (CM_UNLIKELY(storage->closed || storage->is_watched)) {
+        return cm_storage_look_closer(storage);
+    }
+    return 0;
+}
+
 /* Remember that `stream` works on it. Its index, or -1 with MemoryError. GIL held. */
 int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
 /* The same where the work is ours, and touches no more than `extent`. */

@@ -193,14 +193,18 @@ is_usual(const many_call *self, PyObject *object)
     return cm_buffer_check(self->state, object) || cm_numpy_is_array(object);
 }
 
-/* Most pairs have the dtypes of the one before. */
+/* Finds what becomes of the pair's elements. Without casting= nothing ever is
+ * converted, which self->convert says from the start; else most pairs have the dtypes
+ * of the one before, and what was found for it holds. */
 static int
 check_casting(many_call *self)
 {
+    if (!cm_arg_is_given(self->casting)) {
+        return cm_check_dtypes("", &self->dst, &self->src);
+    }
     cm_casting how = {.casting = self->casting};
     PyObject *dtypes[2] = {self->dst.dtype, self->src.dtype};
-    bool is_given = cm_arg_is_given(self->casting);
-    if (is_given && self->dtypes[0] == dtypes[0] && self->dtypes[1] == dtypes[1]) {
+    if (self->dtypes[0] == dtypes[0] && self->dtypes[1] == dtypes[1]) {
         self->convert = self->seen;
         return 0;
     }
@@ -209,7 +213,7 @@ check_casting(many_call *self)
         return -1;
     }
     self->seen = self->convert;
-    for (int i = 0; is_given && i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         Py_INCREF(dtypes[i]);
         cm_replace(&self->dtypes[i], dtypes[i]);
     }
@@ -477,6 +481,7 @@ read_pairs(many_call *self, PyObject *iterable)
 {
     self->number = ++self->state->many_count;
     self->first_device = -1;
+    self->convert = (cm_convert){.from = CM_NUMBER_NONE};
     self->pairs = PySequence_Tuple(iterable);
     self->kept = PyList_New(0);
     if (self->pairs == NULL || self->kept == NULL) {

@@ -74,6 +74,10 @@ cm_region_shares_bytes(const cm_region *region)
     if (is_empty(region)) {
         return false;
     }
+    if (region->ndim == 1) { /* as most are, and then no other axis can be met */
+        return region->shape[0] > 1
+               && cm_magnitude(region->strides[0]) < (uint64_t)region->itemsize;
+    }
     for (int axis = 0; axis < region->ndim; axis++) {
         if (region->shape[axis] > 1
             && cm_magnitude(region->strides[axis]) < (uint64_t)region->itemsize) {
