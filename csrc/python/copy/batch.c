@@ -150,7 +150,7 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .address = region->address,
                           .owner = operand->storage,
                           .kind = region->kind,
-                          .device = region->device,
+                          .device = (int16_t)region->device,
                           .is_file = region->is_file};
 }
 
@@ -378,7 +378,7 @@ ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
     else if (first.kind == last.kind && first.device == last.device
              && !cm_kind_is_pageable(first.kind)) {
         end->kind = first.kind;
-        end->device = first.device;
+        end->device = (int16_t)first.device;
         end->address = first.device_address;
     }
     return cm_ok();

@@ -13,8 +13,9 @@ typedef struct cm_piece_end {
     cm_address address; /* as the device does; 0 if it cannot reach it */
     const void *owner;  /* the same for bytes of one allocation; NULL: nobody knows */
     cm_kind kind;
-    int device;   /* -1 for PAGEABLE */
-    bool is_file; /* a mapped file's: its pages may be gone */
+    int16_t device; /* -1 for PAGEABLE; short, so that a line of the cache holds two
+                       ends */
+    bool is_file;   /* a mapped file's: its pages may be gone */
 } cm_piece_end;
 
 /* A run of bytes, nbytes > 0. */
