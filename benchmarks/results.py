@@ -41,6 +41,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "cupy-pool": ("cumem/integrations/cupy.py", "csrc/pool", "csrc/python/pool"),
     "doors": ("csrc/python/protocols", "csrc/python/copy", "csrc/transfer"),
     "driver-calls": (),
+    "exports": (
+        *("csrc/pool/in_flight.c", "csrc/python/buffer/storage*.c"),
+        *("csrc/python/protocols/buffer_export.c", "csrc/python/core/numpy_call.h"),
+    ),
     "files": ("csrc/transfer/file", "csrc/runtime/cuda*"),
     "fork": ("csrc/pool",),
     "interop": (

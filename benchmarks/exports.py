@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure how much page-locked memory one array at a time takes beside a busy device.
+
+    python benchmarks/exports.py --json benchmarks/results/exports-h200.json
+
+Each round allocates an array of 2.56 MB, uses it once in one of the ways below and drops
+it. A thread of PyTorch keeps the device busy with products of matrices meanwhile, so that
+no fence over the device passes at once. What the pool holds in the end is what exports,
+which are set aside until a fence has passed, have made it grow to. Needs PyTorch and a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import cumem
+
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+from measure import Run
+
+SHAPE = (800, 800)
+AHEAD = 20  # products that are queued
+HALVES = [np.ones((SHAPE[0] // 2, SHAPE[1]), "f4")] * 2
+ONES = np.ones(SHAPE, "f4")
+
+
+def make() -> cumem.PinnedBuffer:
+    """One array."""
+    return cumem.empty_pinned(SHAPE, "f4")
+
+
+def _release(view: memoryview) -> None:
+    view.release()
+
+
+#: What is done with it.
+WAYS: dict[str, Callable[[], object]] = {
+    "buf.fill(1)": lambda: make().fill(1),
+    "buf[0, 0] = 1": lambda: make().__setitem__((0, 0), 1),
+    "buf.to_numpy()": lambda: make().to_numpy(),
+    "str(buf[:1])": lambda: str(make()[:1]),
+    "np.array(buf)": lambda: np.array(make()),
+    "cumem.copy(buf, array)": lambda: cumem.copy(make(), ONES),
+    "buf.numpy()": lambda: make().numpy().fill(1),
+    "memoryview(buf).release()": lambda: _release(memoryview(make())),
+    "collate_pinned(...)": lambda: cumem.collate_pinned(HALVES),
+}
+
+
+@dataclass
+class Case:
+    """One way to use an array.
+
+    Parameters
+    ----------
+    key : str
+        What is done with it.
+    rounds : int
+        Arrays, one after the other.
+    reserved_nbytes : int
+        Bytes that the pool held at the end.
+    us : float
+        Microseconds of a round.
+    """
+
+    key: str
+    rounds: int
+    reserved_nbytes: int
+    us: float
+
+
+@contextmanager
+def busy_device() -> Iterator[None]:
+    """Keep the device busy with products of matrices."""
+    ends = threading.Event()
+    matrix = torch.randn(8192, 8192, device="cuda")
+
+    def multiply() -> None:
+        queued: list[torch.cuda.Event] = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not ends.is_set():
+                _ = matrix @ matrix
+                queued.append(torch.cuda.Event())
+                queued[-1].record()
+                if len(queued) > AHEAD:
+                    queued.pop(0).synchronize()
+
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    time.sleep(0.5)
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def measure(key: str, way: Callable[[], object], rounds: int) -> Case:
+    """Use `rounds` arrays in one way; the pool begins empty."""
+    cumem.trim("pinned")
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        way()
+    us = (time.perf_counter() - begin) / rounds * 1e6
+    return Case(key, rounds, cumem.stats()["pinned"].reserved_nbytes, us)
+
+
+def line(case: Case) -> str:
+    """One line of the table."""
+    return f"{case.key:28} {case.reserved_nbytes / 2**20:6.0f} MiB {case.us:8.0f} us"
+
+
+def main() -> None:
+    """Measure, print and write the file."""
+    run = Run(__doc__)
+    run.begin(cumem.backend() == "emulated")
+    rounds = 100 if run.options.quick else 3_000
+    run.note(1, array_nbytes=ONES.nbytes, products_queued=AHEAD)
+
+    def cases() -> Iterator[Case]:
+        for key, way in WAYS.items():
+            with busy_device():
+                case = measure(key, way, rounds)
+            torch.cuda.synchronize()
+            yield case
+
+    run.show(cases(), line)
+    run.end()
+
+
+if __name__ == "__main__":
+    main()
