@@ -276,15 +276,17 @@ def test_devices_apart_send_strided_memory_through_the_host(
     assert (values.get(far) == expected).all()
 
 
+@pytest.mark.parametrize("step", [1, 2])
 def test_devices_apart_without_page_locked_memory_leave_it_to_the_runtime(
-    apart,
+    apart, step: int
 ) -> None:
-    near = cumem.array(np.arange(LONG, dtype="u1"), kind="device", device=0)
-    far = cumem.empty(LONG, "u1", "device", device=1)
+    expected = np.arange(LONG, dtype="u1")
+    near = cumem.array(expected, kind="device", device=0)
+    far = cumem.empty(LONG * step, "u1", "device", device=1)[::step]
     cumem.trim()
     with cumem.limit("pinned", 1 << 20):
         assert send(far, near) == "peer"
-    assert (values.get(far) == np.arange(LONG, dtype="u1")).all()
+    assert (values.get(far) == expected).all()
 
 
 @pytest.mark.parametrize("peers", [0, 1])

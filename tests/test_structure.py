@@ -203,6 +203,36 @@ def test_function_whose_name_is_no_text_is_told() -> None:
     assert not structure.is_there('?.which ? "a" : "b", "c"')
 
 
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ("if (plan->row->uses_ring) {", False),
+        ("return job->plan.row == NULL;", False),
+        ("ticket->row = job->plan.row;", False),
+        ("plan->row = &cm_routes[CM_ROUTE_HOST];", True),
+        ("job->plan.row == other", True),
+        ("NULL != plan.row && plan.row != first", True),
+        ("strcmp(plan->row->text, name)", True),
+        ("info.route", True),
+    ],
+)
+def test_route_that_is_asked_for_is_seen_in_any_spelling(code: str, asks: bool) -> None:
+    assert (structure.ROUTE_ASKED.search(code) is not None) == asks
+
+
+#: Where plans are made: of a region, of many runs, of a file, and for an explanation.
+PLANNERS = {
+    *("transfer/plan/plan.c", "transfer/routes/pieces.c", "transfer/file/file.c"),
+    "transfer/run/explain.c",
+}
+
+
+def test_route_of_a_plan_is_set_where_plans_are_made_and_nowhere_else() -> None:
+    sets = re.compile(r"\bplan(?:->|\.)row\s*=(?!=)|\(cm_plan\)\s*\{\s*\.row\s*=")
+    found = {path for path, code in structure.c_codes().items() if sets.search(code)}
+    assert found == PLANNERS
+
+
 def test_circles_and_arrows_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}
     assert structure.components(graph) == [{"b", "c"}, {"d"}]

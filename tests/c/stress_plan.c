@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "route_of.h"
 #include "transfer/device/kernel.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/plan/ring_policy.h"
@@ -27,7 +28,7 @@ static unsigned char source[ARENA], wanted[ARENA], got[ARENA], packed[ARENA];
 static unsigned char readable[ARENA], writable[ARENA], writes[ARENA];
 static uint64_t random_state;
 static uint64_t case_count, piece_count, part_count;
-static uint64_t route_counts[CM_ROUTE_FILL + 1];
+static uint64_t route_counts[CM_ROUTE_STAGED_KERNEL + 1];
 
 static uint64_t
 next_random(uint64_t below)
@@ -353,12 +354,12 @@ run_route(const fuzz_case *c)
     const cm_layout *layout = &c->plan.layout;
     static unsigned char traced[ARENA];
     memset(writes, 0, sizeof(writes));
-    switch (c->plan.route) {
+    switch (route_of(c->plan.row)) {
     case CM_ROUTE_STAGED:
     case CM_ROUTE_STAGED_KERNEL:
     case CM_ROUTE_PEER:
     case CM_ROUTE_PEER_STAGED:
-        if (c->plan.route == CM_ROUTE_PEER && layout->ndim == 0) {
+        if (route_of(c->plan.row) == CM_ROUTE_PEER && layout->ndim == 0) {
             break; /* one runtime copy */
         }
         copy_in_pieces(c, traced);
@@ -376,7 +377,7 @@ run_route(const fuzz_case *c)
         CHECK_GE(layout->axes[0].stride[CM_SRC], (int64_t)layout->run_nbytes);
         break;
     default:
-        CHECK_EQ(c->plan.route, CM_ROUTE_HOST);
+        CHECK_EQ(route_of(c->plan.row), CM_ROUTE_HOST);
     }
     CHECK_EQ(c->plan.piece_count, 1);
     copy_in_parts(c, layout, got, c->dst_at, source, c->src_at, 0);
@@ -390,13 +391,13 @@ run_case(void)
         return;
     }
     case_count++;
-    route_counts[c.plan.route]++;
+    route_counts[route_of(c.plan.row)]++;
     memset(wanted, 0xCC, sizeof(wanted));
     memset(got, 0xCC, sizeof(got));
     memset(readable, 0, sizeof(readable));
     memset(writable, 0, sizeof(writable));
     copy_naively(&c.dst, &c.src, c.dst_at, c.src_at, 0);
-    if (c.plan.route == CM_ROUTE_NOTHING) {
+    if (route_of(c.plan.row) == CM_ROUTE_NOTHING) {
         CHECK_EQ(c.plan.nbytes, 0);
         CHECK_EQ(c.plan.piece_count, 0);
         CHECK(memchr(writable, 1, sizeof(writable)) == NULL);
@@ -438,7 +439,7 @@ main(int argc, char **argv)
            (unsigned long long)first, (unsigned long long)(seed - first),
            (unsigned long long)case_count, (unsigned long long)piece_count,
            (unsigned long long)part_count, atomic_load(&check_failures), cpu_seconds());
-    for (int route = 0; route < CM_ROUTE_FILL; route++) {
+    for (int route = 0; route <= CM_ROUTE_STAGED_KERNEL; route++) {
         printf("%s\"%s\": %llu", route == 0 ? "" : ", ", cm_routes[route].text,
                (unsigned long long)route_counts[route]);
     }

@@ -2,6 +2,7 @@
 /* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
  */
 #include "engine_world.h"
+#include "route_of.h"
 #include "runtime/emulated/private.h"
 #include "transfer/engine/private.h"
 #include "transfer/run/run.h"
@@ -378,7 +379,7 @@ test_engine_broadcast_source_travels_once(void)
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_read(ticket, &info);
     CHECK_EQ(info.nbytes, 4096);
-    CHECK_EQ(info.route, CM_ROUTE_STAGED_KERNEL);
+    CHECK_EQ(route_of(info.row), CM_ROUTE_STAGED_KERNEL);
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_copy_async), 1);
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), 1);
     for (int i = 0; i < 1000; i++) {
@@ -477,7 +478,7 @@ check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap
     memset(m->bytes, 0xCC, m->nbytes);
     CHECK_OK(fill(w, &dst, value, w->streams[0], blocking, &info));
     MUST(cm_rt_stream_synchronize(w->rt, w->streams[0]->handle));
-    CHECK_STR_EQ(cm_routes[info.route].text, cm_routes[expected].text);
+    CHECK_STR_EQ(cm_routes[route_of(info.row)].text, cm_routes[expected].text);
     CHECK_FILLED(m->bytes, 0xCC, 16);
     for (int64_t i = 0; i < count; i++) {
         CHECK_BYTES_EQ(m->bytes + 16 + i * stride, value, itemsize);
@@ -579,7 +580,7 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
         CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
         cm_ticket_read(ticket, &info);
         cm_ticket_release(ticket);
-        CHECK_EQ(info.route, part == 0 ? CM_ROUTE_KERNEL : CM_ROUTE_PEER);
+        CHECK_EQ(route_of(info.row), part == 0 ? CM_ROUTE_KERNEL : CM_ROUTE_PEER);
         CHECK_FILLED(dst.bytes, 3 + part, 4);
         CHECK_FILLED(dst.bytes + 8 * (COUNT / PIECES - 1), 3 + part, 4);
     }

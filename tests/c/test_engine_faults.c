@@ -3,6 +3,7 @@
 #define EMULATED_DELAY_US 20
 
 #include "engine_hook.h"
+#include "route_of.h"
 
 #include <unistd.h>
 
@@ -316,7 +317,7 @@ test_engine_transposed_source_needs_no_device_memory(void)
         cm_ticket_read(ticket, &info);
         cm_ticket_release(ticket);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
-        CHECK_EQ(info.route, full ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL);
+        CHECK_EQ(route_of(info.row), full ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL);
         for (uint64_t i = 0; i < SIDE; i++) {
             for (uint64_t k = 0; k < SIDE; k++) {
                 wrong += memcmp(b.bytes + (i * SIDE + k) * 4,

@@ -2,6 +2,7 @@
 /* transfer/: what waits for a stream that is shut holds up nothing else: no worker, no
  * page-locked memory, no streams. */
 #include "many_world.h"
+#include "route_of.h"
 #include "transfer/engine/private.h"
 
 #include <stdlib.h>
@@ -121,8 +122,9 @@ finish_going(world *w, going *g)
     cm_ticket_info info;
     CHECK_OK(cm_ticket_wait(g->ticket, UINT64_C(60000000000)));
     cm_ticket_read(g->ticket, &info);
-    if (info.route != g->way->route) {
-        CHECK_FAIL_("way %d went by route %d", (int)(g->way - ways), (int)info.route);
+    if (route_of(info.row) != g->way->route) {
+        CHECK_FAIL_("way %d went by route %d", (int)(g->way - ways),
+                    (int)route_of(info.row));
     }
     check_bytes(g);
     cm_ticket_release(g->ticket);

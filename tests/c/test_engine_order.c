@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
+#include "route_of.h"
 #include "transfer/engine/private.h"
 
 #include <pthread.h>
@@ -32,7 +33,7 @@ test_engine_pageable_source_is_read_before_the_call_returns(void)
     memset(src.bytes, 1, 4096);
     cm_ticket_read(ticket, &info);
     CHECK(!info.done);
-    CHECK_EQ(info.route, CM_ROUTE_STAGED);
+    CHECK_EQ(route_of(info.row), CM_ROUTE_STAGED);
     CHECK_CODE(cm_ticket_wait(ticket, 2000000), CM_ETIMEOUT);
     CHECK_EQ(atomic_load(&drops), 0);
     CHECK_FILLED(dst.bytes, 0, 4096);
@@ -398,7 +399,7 @@ test_engine_on_a_capturing_stream(void)
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     cm_ticket_read(ticket, &info);
     CHECK(info.done);
-    CHECK_EQ(info.route, CM_ROUTE_KERNEL);
+    CHECK_EQ(route_of(info.row), CM_ROUTE_KERNEL);
     cm_ticket_release(ticket);
     request.blocking = true;
     CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECAPTURING);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "route_of.h"
 #include "transfer/device/kernel.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/plan/ring_policy.h"
@@ -105,8 +106,9 @@ test_plan_route_table(void)
         cm_plan_options options = {
             .may_wait = c->blocking, .on_stream = !c->blocking, .tuning = &tuning};
         CHECK_OK(cm_plan_init(&plan, &dst, &src, dst_facts, src_facts, options));
-        if (plan.route != c->expected) {
-            CHECK_FAIL_("%s: %s, expected %s", c->what, cm_routes[plan.route].text,
+        if (route_of(plan.row) != c->expected) {
+            CHECK_FAIL_("%s: %s, expected %s", c->what,
+                        cm_routes[route_of(plan.row)].text,
                         cm_routes[c->expected].text);
         }
     }
@@ -147,11 +149,13 @@ test_plan_between_devices(void)
         set_strides(&dst, &src, c->shape);
         CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, options));
         CHECK_EQ(plan.device, c->device);
-        if (plan.route != c->expected) {
-            CHECK_FAIL_("case %zu: %s, expected %s", i, cm_routes[plan.route].text,
+        if (route_of(plan.row) != c->expected) {
+            CHECK_FAIL_("case %zu: %s, expected %s", i,
+                        cm_routes[route_of(plan.row)].text,
                         cm_routes[c->expected].text);
         }
-        CHECK_EQ(plan.src_device, plan.route == CM_ROUTE_KERNEL ? c->device : 1);
+        CHECK_EQ(plan.src_device,
+                 route_of(plan.row) == CM_ROUTE_KERNEL ? c->device : 1);
     }
     cm_region dst = {.kind = CM_KIND_DEVICE, .address = 0x10000, .ndim = 1};
     dst.itemsize = 1;
@@ -162,7 +166,7 @@ test_plan_between_devices(void)
     src.address = 0x20000000;
     cm_plan_options apart = {.peers = {.apart = true}, .tuning = &tuning};
     CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, apart));
-    CHECK_EQ(plan.route, CM_ROUTE_PEER_STAGED);
+    CHECK_EQ(route_of(plan.row), CM_ROUTE_PEER_STAGED);
     cm_cut cut;
     cm_ring_policy_cut(&plan, &tuning, &plan.layout, &cut);
     CHECK_EQ(plan.piece_count, cm_cut_count(&cut));
@@ -173,7 +177,7 @@ test_plan_between_devices(void)
     cm_plan_options pulls = {.peers = {.pulls = true}, .tuning = &tuning};
     dst.strides[0] = 512;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, pulls));
-    CHECK_EQ(plan.route, CM_ROUTE_KERNEL);
+    CHECK_EQ(route_of(plan.row), CM_ROUTE_KERNEL);
     CHECK_EQ(plan.device, 0);
 }
 
@@ -198,11 +202,11 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
         up.shape[0] = src.shape[0] = nbytes;
         cm_route expected = nbytes < 4 << 20 ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
         CHECK_OK(cm_plan_init(&plan, &up, &src, device, host, wait));
-        CHECK_EQ(plan.route, expected);
+        CHECK_EQ(route_of(plan.row), expected);
         CHECK(!plan.is_download);
         expected = nbytes < 1 << 20 ? CM_ROUTE_DIRECT : CM_ROUTE_STAGED;
         CHECK_OK(cm_plan_init(&plan, &src, &up, host, device, wait));
-        CHECK_EQ(plan.route, expected);
+        CHECK_EQ(route_of(plan.row), expected);
         CHECK_EQ(plan.is_download, expected == CM_ROUTE_STAGED);
         CHECK(!plan.is_fresh);
     }
@@ -230,7 +234,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     dst.host = memory;
     slow.staged_down_nbytes = UINT64_MAX;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
-    CHECK_EQ(plan.route, CM_ROUTE_STAGED);
+    CHECK_EQ(route_of(plan.row), CM_ROUTE_STAGED);
     CHECK(plan.is_fresh);
     CHECK_EQ(plan.piece_nbytes, 2 << 20);
     CHECK_LE(5, plan.piece_count); /* it begins within a huge page, and with less */
@@ -245,7 +249,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK_EQ(plan.piece_nbytes, 512 << 10);
     slow.thread_count = 1;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
-    CHECK_EQ(plan.route, CM_ROUTE_DIRECT);
+    CHECK_EQ(route_of(plan.row), CM_ROUTE_DIRECT);
     CHECK(!plan.is_fresh);
 }
 
@@ -268,7 +272,7 @@ test_plan_pieces_are_those_of_the_cut(void)
             CHECK_OK(cm_region_set_c_strides(&src));
             src.strides[0] = pitch;
             CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, later));
-            CHECK_EQ(plan.route, CM_ROUTE_STAGED);
+            CHECK_EQ(route_of(plan.row), CM_ROUTE_STAGED);
             CHECK_EQ(plan.thread_count, 4);
             uint64_t eighth = (uint64_t)rows * 100000 / 8;
             eighth = eighth > 512 << 10 ? eighth : 512 << 10;
@@ -375,7 +379,7 @@ test_plan_wrong_ends_are_refused(void)
     CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, wait), CM_EOVERFLOW);
     src = dst;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, wait));
-    CHECK_EQ(plan.route, CM_ROUTE_NOTHING);
+    CHECK_EQ(route_of(plan.row), CM_ROUTE_NOTHING);
 }
 
 /* -- layouts against the plainest loop ----------------------------------------------------- */

@@ -2,6 +2,7 @@
 /* transfer/tuning.h as the engine follows it: threads, pieces, slots and the ring, with
  * every byte compared; and what cm_engine_explain says against what was done. */
 #include "engine_world.h"
+#include "route_of.h"
 #include "transfer/engine/private.h"
 #include "transfer/run/explain.h"
 
@@ -37,10 +38,11 @@ copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
     CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
     cm_ticket_read(ticket, &info);
     cm_ticket_release(ticket);
-    CHECK_EQ(info.route, said.plan.route);
+    CHECK_EQ(route_of(info.row), route_of(said.plan.row));
     CHECK_EQ(info.nbytes, said.plan.nbytes);
-    CHECK_EQ(counts->routes[info.route], before.routes[info.route] + 1);
-    CHECK_EQ(said.plan.route, CM_ROUTE_STAGED);
+    CHECK_EQ(counts->routes.of[route_of(info.row)],
+             before.routes.of[route_of(info.row)] + 1);
+    CHECK_EQ(route_of(said.plan.row), CM_ROUTE_STAGED);
     CHECK_EQ(counts->pieces - before.pieces, said.plan.piece_count);
     CHECK_LE(said.plan.slot_count, said.tuning.slot_count);
     CHECK_EQ(w->engine->ring_used_nbytes, 0);

@@ -726,7 +726,12 @@ def rooms_in_circles() -> list[str]:
 
 #: What begins so and is the name of a macro that goes through the rows.
 ROUTE = re.compile(r"\bCM_ROUTE_(?!NAME\b|ROW\b|FUNCTIONS\b)[A-Z]\w*")
-ROUTE_ASKED = re.compile(rf"{ROUTE.pattern}|\bcm_routes\b|(?:->|\.)route\b")
+#: A row is asked for its facts (``plan->row->uses_ring``), and whether there is one. To
+#: compare it with a row, to index the table or to look at its text is to ask which it is.
+ROUTE_ASKED = re.compile(
+    rf"{ROUTE.pattern}|\bcm_routes\b|(?:->|\.)route\b|\brow->text\b"
+    r"|(?:->|\.)row\s*[!=]=(?!\s*NULL\b)"
+)
 
 
 def files_that_name_routes() -> list[str]:
@@ -735,16 +740,21 @@ def files_that_name_routes() -> list[str]:
 
 
 def files_that_ask_the_route() -> list[str]:
-    """C files that look at the route of a job, by whatever spelling."""
+    """C files that look which route a job takes, by whatever spelling."""
     return [
         f"csrc/{path}" for path, code in c_codes().items() if ROUTE_ASKED.search(code)
     ]
 
 
+ROWS = re.compile(r"X\((\w+),\s*\"\",\s*(\w+),")
+
+
 def rows_that_are_no_routes() -> list[str]:
     """Rows of CM_ROUTES that suit no plan, so that something else chooses them."""
-    rows = c_codes()["transfer/plan/route.h"]
-    return re.findall(r"X\((\w+),[^)]*?\bcm_never_suits\b", rows)
+    table, _, _ = c_codes()["transfer/plan/route.h"].partition("CM_ROUTES_OF_MANY(X)")
+    never = re.compile(r"\b(\w+)\([^;{}]*\)\s*\{\s*return false;\s*\}")
+    never_suits = {name for code in c_codes().values() for name in never.findall(code)}
+    return [name for name, suits in ROWS.findall(table) if suits in never_suits]
 
 
 def conditionals_in_conditionals() -> list[str]:

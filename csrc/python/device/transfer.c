@@ -300,7 +300,7 @@ transfer_get(PyObject *op, void *fact)
         return PyFloat_FromDouble(
             is_measured ? (double)info.nbytes * 1e-9 / info.seconds : 0.0);
     default:
-        return PyUnicode_FromString(cm_routes[info.route].text);
+        return PyUnicode_FromString(cm_route_text(info.row));
     }
 }
 

@@ -248,7 +248,7 @@ start_part(batch *b)
     cm_ticket_look(ticket, &info);
     part->part_of->captured |= info.captured;
     /* One without work is done at once, whatever it was to come after. */
-    if (b->in_order && info.route != CM_ROUTE_NOTHING) {
+    if (b->in_order && info.row != NULL) {
         part->chained_to = ticket;
     }
     return status;
@@ -352,7 +352,7 @@ start_several(batch *b, uint64_t count, cm_ticket **out)
         *common->ticket_seen = ticket;
     }
     ticket->nbytes = count_nbytes(b->request);
-    ticket->route = CM_ROUTE_SEVERAL;
+    ticket->row = &cm_routes[CM_ROUTE_SEVERAL];
     b->part.part_of = ticket;
     b->part.keep_count = 0; /* the whole keeps them */
     b->part.blocking = false;

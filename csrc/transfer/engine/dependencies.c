@@ -85,16 +85,16 @@ bool
 cm_job_fits_stream(const cm_job *job)
 {
     const cm_stream *stream = job->request_stream;
-    const cm_route_row *route = &cm_routes[job->plan.route];
-    if (stream == NULL || job->plan.route == CM_ROUTE_HOST) {
+    const cm_route_row *row = job->plan.row;
+    if (stream == NULL || job->plan.device < 0) {
         return false;
     }
     if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {
         return false; /* in a job thread the handle means another */
     }
     int device = stream->device;
-    bool is_plain_peer = job->plan.layout.ndim == 0 && route->crosses
-                         && (!route->uses_ring || job->capturing);
+    bool is_plain_peer = job->plan.layout.ndim == 0 && row->crosses
+                         && (!row->uses_ring || job->capturing);
     return device == job->plan.device
            || (is_plain_peer && device == job->plan.src_device);
 }
@@ -121,7 +121,7 @@ cm_job_uses_host(const cm_job *job)
 {
     bool reads_whole =
         job->overlaps && !(job->src_facts.locked && job->src.address != 0);
-    return cm_routes[job->plan.route].uses_host || reads_whole;
+    return job->plan.row->uses_host || reads_whole;
 }
 
 cm_status
@@ -146,7 +146,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
     }
     /* Until all that it comes after is over such a job has no stream either, nor slots:
      * it could do nothing with them. */
-    ticket->by_host = cm_job_uses_host(job) || cm_routes[job->plan.route].uses_ring;
+    ticket->by_host = cm_job_uses_host(job) || job->plan.row->uses_ring;
     if (job->capturing) {
         return cm_ok(); /* seen to be over in cm_job_check_capture */
     }
@@ -231,8 +231,8 @@ can_be_captured(const cm_job *job)
     if (job->blocking || job->overlaps || !cm_job_fits_stream(job)) {
         return false;
     }
-    const cm_route_row *route = &cm_routes[job->plan.route];
-    return route->fits_graph && (!route->crosses || job->plan.layout.ndim == 0);
+    const cm_route_row *row = job->plan.row;
+    return row->fits_graph && (!row->crosses || job->plan.layout.ndim == 0);
 }
 
 /* All that would have to be waited for is over: else it cannot go into a graph. */

@@ -166,7 +166,7 @@ cm_status cm_engine_take_unread(cm_engine *engine);
 /* What copies have done so far; any thread may look. All but the last two are for tests
  * and benchmarks. */
 typedef struct cm_copy_counts {
-    _Atomic uint64_t routes[CM_ROUTE_COUNT]; /* copies that ended, failed ones too */
+    cm_route_counts routes; /* copies that ended, failed ones too */
     _Atomic uint64_t quick; /* short ones made by the calling thread: not among these */
     _Atomic uint64_t bounced; /* of them, through a page-locked block */
     _Atomic uint64_t pieces;  /* of all that were cut */

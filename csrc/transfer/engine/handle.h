@@ -19,13 +19,13 @@ CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {
     bool done;
-    cm_status status; /* first failure; CM_OK while not done */
-    cm_route route;
-    bool captured;   /* it went into a graph, which may run it at any time */
-    bool cancelled;  /* by cm_ticket_cancel: nothing was read or written */
-    uint64_t nbytes; /* payload, not counting broadcast repeats of the source */
-    double seconds;  /* from start to end; on the device's clock where it has one; 0
-                        while not done */
+    cm_status status;        /* first failure; CM_OK while not done */
+    const cm_route_row *row; /* its route; NULL: no bytes have to move */
+    bool captured;           /* it went into a graph, which may run it at any time */
+    bool cancelled;          /* by cm_ticket_cancel: nothing was read or written */
+    uint64_t nbytes;         /* payload, not counting broadcast repeats of the source */
+    double seconds; /* from start to end; on the device's clock where it has one; 0
+                       while not done */
 } cm_ticket_info;
 
 /* As far as it is known: makes no runtime call and waits for nobody. In a forked child:

@@ -25,6 +25,7 @@ typedef enum cm_job_wait {
 /* How far a job is, where it goes on after it has waited so. */
 typedef enum cm_job_step {
     CM_JOB_ORDER,     /* waits for what comes first */
+    CM_JOB_SETTLE,    /* decides what its turn has to come for: see routes/settle.c */
     CM_JOB_MOVE,      /* moves its bytes */
     CM_JOB_DRAIN,     /* all is queued: a job thread unpacks what comes to the host */
     CM_JOB_END,       /* all is queued; over, unless it still waits for that */
@@ -64,6 +65,7 @@ typedef struct cm_job {
     bool overlaps;
     bool is_two_maps;      /* ... as the ends are two maps of one file: their addresses
                               do not tell which byte is in the way of which */
+    bool has_more_targets; /* on other devices: what the host packs goes to all */
     bool capturing;        /* request_stream is: queue and return, look at nothing */
     bool is_fill;          /* nobody asks when it is done, unless blocking */
     bool in_background;    /* a job thread runs it, which others need */

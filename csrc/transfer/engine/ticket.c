@@ -526,7 +526,7 @@ cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out)
         cm_mutex_lock(&engine->lock);
     }
     *out = (cm_ticket_info){.done = ticket->state >= CM_TICKET_DONE,
-                            .route = ticket->route,
+                            .row = ticket->row,
                             .captured = ticket->captured,
                             .cancelled = ticket->cancelled,
                             .nbytes = ticket->nbytes};

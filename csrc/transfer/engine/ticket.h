@@ -52,11 +52,11 @@ struct cm_ticket {
     bool by_host; /* they have to be over; else what follows submitted ones waits for
                      them on a stream */
     /* under engine->lock */
-    uint64_t passed_count; /* of `after`, the first */
-    cm_list order_node;    /* in `waiters` of the next */
-    cm_list waiters;       /* tickets */
-    struct cm_job *job;    /* that no thread has in hand; NULL: none */
-    cm_route route;
+    uint64_t passed_count;   /* of `after`, the first */
+    cm_list order_node;      /* in `waiters` of the next */
+    cm_list waiters;         /* tickets */
+    struct cm_job *job;      /* that no thread has in hand; NULL: none */
+    const cm_route_row *row; /* of its plan, once that is made */
     cm_ticket_state state;
     bool started; /* too late to cancel */
     bool cancelled;

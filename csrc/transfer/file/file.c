@@ -115,7 +115,7 @@ cm_file_plan(cm_job *job)
     file->job = job;
     CM_TRY(check_size(file));
     CM_TRY(check_ends(file));
-    job->plan = (cm_plan){.route = file->nbytes > 0 ? CM_ROUTE_FILE : CM_ROUTE_NOTHING,
+    job->plan = (cm_plan){.row = file->nbytes > 0 ? &cm_routes[CM_ROUTE_FILE] : NULL,
                           .device = device,
                           .src_device = device,
                           .nbytes = file->nbytes,

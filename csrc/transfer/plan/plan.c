@@ -3,14 +3,15 @@
 
 #include "transfer/plan/ring_policy.h"
 
-cm_route
-cm_plan_staged_route(const cm_layout *layout, bool up)
+bool
+cm_plan_is_packed_there(const cm_layout *layout, bool up)
 {
     cm_layout core;
     int repeat_count = cm_layout_get_core(layout, &core);
-    bool packed = up ? repeat_count == 0 && cm_layout_is_packed(&core, CM_DST)
-                     : cm_layout_is_packed(&core, CM_SRC);
-    return packed ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL;
+    if (up) {
+        return repeat_count == 0 && cm_layout_is_packed(&core, CM_DST);
+    }
+    return cm_layout_is_packed(&core, CM_SRC);
 }
 
 /* Between host and host: can a device that works in a stream's order reach both, or
@@ -49,23 +50,23 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 
-/* The last that is asked takes all. What is converted goes by those that pack. */
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {
-    bool within =
-        cm_region_is_on_device(ends->dst) && cm_region_is_on_device(ends->src);
-    bool packs = ends->options->converts && plan->device >= 0;
-    if (ends->options->converts && within) { /* the device itself converts them */
-        plan->route = CM_ROUTE_KERNEL;
-        cm_ring_policy_init(plan, ends->options->tuning);
-        return;
-    }
-    plan->route = packs ? CM_ROUTE_STAGED : CM_ROUTE_NOTHING + 1;
-    while (!cm_routes[plan->route].suits(plan, ends)) {
-        plan->route++;
-    }
+    plan->row = cm_route_choose(plan, ends);
     cm_ring_policy_init(plan, ends->options->tuning);
+}
+
+void
+cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                     cm_end_facts dst_facts, cm_end_facts src_facts,
+                     cm_plan_options options)
+{
+    cm_plan_ends ends = {dst, src, dst_facts, src_facts, &options};
+    if (plan->is_turned) { /* in the order of the target, as it was at first */
+        cm_layout_sort(&plan->layout, CM_DST);
+    }
+    choose_route(plan, &ends);
 }
 
 void
@@ -137,10 +138,7 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
 {
     cm_plan_ends ends = {dst, src, dst_facts, src_facts, &options};
     cm_layout core;
-    *plan = (cm_plan){.route = CM_ROUTE_NOTHING,
-                      .device = -1,
-                      .src_device = -1,
-                      .target = (uintptr_t)dst->host};
+    *plan = (cm_plan){.device = -1, .src_device = -1, .target = (uintptr_t)dst->host};
     bool down = cm_region_is_on_device(src);
     CM_TRY(options.converts
                ? cm_layout_init_items(dst, src, down ? src->itemsize : dst->itemsize,

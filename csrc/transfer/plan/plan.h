@@ -28,10 +28,10 @@ typedef struct cm_peer_facts {
 /* Of one copy. What says how it goes in pieces is ring_policy.h's. Batches and files
  * fill in their own. */
 typedef struct cm_plan {
-    cm_route route;
-    int device;            /* whose stream does the work; -1: the host */
-    int src_device;        /* PEER…: where the source lies; else = device */
-    bool is_download;      /* through page-locked blocks towards the host */
+    const cm_route_row *row; /* its route; NULL: no bytes have to move */
+    int device;              /* whose stream does the work; -1: the host */
+    int src_device;          /* PEER…: where the source lies; else = device */
+    bool is_download;        /* through page-locked blocks towards the host */
     bool is_turned;        /* in the order of the source, though the target is packed */
     bool is_fresh;         /* a download whose target's pages are not there yet */
     bool is_cached;        /* up, through blocks that stay in the processor's caches */
@@ -55,6 +55,11 @@ typedef struct cm_plan_options {
     bool converts;  /* elements, by the host, of which one end is at least, or as the
                        next says */
     bool widens;    /* ... which a kernel can do, cm_convert_widens() */
+    bool is_fill;   /* the source is one element of the host's, for all of the target */
+    bool has_more_targets;   /* what the host packs is sent to other devices as well, so
+                                that it has to pack it */
+    bool lacks_memory;       /* there is none beside the two ends: neither on the device
+                                nor page-locked */
     const cm_tuning *tuning; /* resolved */
     cm_peer_facts peers;
 } cm_plan_options;
@@ -80,6 +85,12 @@ cm_plan_has_device_end(const cm_plan_ends *ends)
 {
     return cm_region_is_on_device(ends->dst) || cm_region_is_on_device(ends->src);
 }
+/* The host has to touch the elements on the way, which no device does in its place. */
+static inline bool
+cm_plan_needs_host(const cm_plan_ends *ends)
+{
+    return ends->options->converts || ends->options->has_more_targets;
+}
 
 /* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes, two ends on
  * devices where it converts and cm_plan_is_far()), CM_EOVERFLOW. */
@@ -94,9 +105,15 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
 bool cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                     const cm_convert *convert);
 
-/* STAGED, or STAGED_KERNEL where the device's end is strided, so that a kernel there
- * places what arrives (`up`) or packs what leaves. */
-cm_route cm_plan_staged_route(const cm_layout *layout, bool up);
+/* Is the device's end of the loops one packed run, to which the link brings what
+ * arrives (`up`), or from which it takes what leaves? Else a kernel has to place or to
+ * pack it. */
+bool cm_plan_is_packed_there(const cm_layout *layout, bool up);
+/* Choose the route once more, for the layout that the plan has: what is known of the
+ * copy, or what there is for it, has changed. */
+void cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
+                          cm_end_facts dst_facts, cm_end_facts src_facts,
+                          cm_plan_options options);
 /* The source was read whole into packed memory, which `src` now is: layout, route
  * and pieces follow. */
 void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,

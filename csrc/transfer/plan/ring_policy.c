@@ -23,15 +23,14 @@ choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
         && tuning->ring_nbytes >= PIPELINE * CM_HUGE_PAGE_NBYTES) {
         return CM_HUGE_PAGE_NBYTES;
     }
-    return plan->route == CM_ROUTE_STAGED_TABLE ? cm_round_up_to(share, BLOCK_UNIT)
-                                                : share;
+    return plan->row->joins_runs ? cm_round_up_to(share, BLOCK_UNIT) : share;
 }
 
 static uint64_t
 choose_slot_count(const cm_plan *plan, const cm_tuning *tuning)
 {
     uint64_t count = tuning->slot_count;
-    if (cm_routes[plan->route].crosses) {
+    if (plan->row->crosses) {
         count = PIPELINE;
     }
     else if (plan->is_cached) {
@@ -39,9 +38,8 @@ choose_slot_count(const cm_plan *plan, const cm_tuning *tuning)
         fit = fit < PIPELINE ? PIPELINE : fit;
         count = fit < count ? fit : count;
     }
-    uint64_t room = cm_routes[plan->route].uses_ring
-                        ? tuning->ring_nbytes / plan->piece_nbytes
-                        : count;
+    uint64_t room =
+        plan->row->uses_ring ? tuning->ring_nbytes / plan->piece_nbytes : count;
     count = count < room ? count : room;
     count = count < plan->piece_count ? count : plan->piece_count;
     return count > 0 ? count : 1;
@@ -50,21 +48,21 @@ choose_slot_count(const cm_plan *plan, const cm_tuning *tuning)
 void
 cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
 {
-    const cm_route_row *route = &cm_routes[plan->route];
-    plan->is_cached = route->packs && !plan->is_download
+    const cm_route_row *row = plan->row;
+    plan->is_cached = row->packs && !plan->is_download
                       && plan->nbytes >= tuning->cached_nbytes
                       && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
     plan->piece_count = plan->nbytes > 0;
-    plan->thread_count = plan->route == CM_ROUTE_HOST;
-    if (route->uses_ring || (route->crosses && plan->layout.ndim > 0)) {
+    plan->thread_count = plan->device < 0; /* the host does all of it */
+    if (row->uses_ring || (row->crosses && plan->layout.ndim > 0)) {
         cm_layout core;
         cm_cut cut;
         (void)cm_layout_get_core(&plan->layout, &core);
         cm_ring_policy_cut(plan, tuning, &core, &cut);
         plan->piece_count = cm_cut_count(&cut);
     }
-    if (route->uses_ring && route->uses_host) {
+    if (row->uses_ring && row->uses_host) {
         cm_tuning all = *tuning;
         if (cm_layout_is_scattered(&plan->layout)) {
             all.thread_count = tuning->fresh_thread_count;
@@ -102,7 +100,7 @@ cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout
                    cm_cut *out)
 {
     cm_cut_init(out, core, plan->piece_nbytes);
-    if (cm_routes[plan->route].crosses) {
+    if (plan->row->crosses) {
         return;
     }
     out->least_nbytes = tuning->chunk_min_nbytes;

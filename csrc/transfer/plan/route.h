@@ -1,46 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways that a copy can go: one row a route says what it is called, which functions
- * choose it and move the bytes, and what it needs. */
+/* Routes: the ways that the bytes of a copy can go.
+ *
+ * A route is a row of a table. The row has the text that users see, the functions that
+ * do what differs from route to route, and facts that everybody else asks for: whether
+ * a thread of the host works, whether the bytes go through page-locked slots, and so
+ * on. A plan points at its row (`plan.row`). Who has a plan asks the row, and never
+ * which row it is, so that a new route is a new row and a file of its own:
+ *
+ *     if (job->plan.row->uses_ring) ...       and not: if it is STAGED or PEER_STAGED
+ *
+ * The functions of a row, in the order in which they are called:
+ *
+ *   suits   when the copy is planned: is this the way? The rows of CM_ROUTES are asked
+ *           from the first to the last, and the first that suits is taken. The last one
+ *           takes whatever is left.
+ *   settle  when the job's turn has come, before it moves anything: takes the memory
+ *           without which the way is no use. Where there is none it may plan the copy
+ *           anew. From then on the route of the job stays as it is.
+ *   move    queues the copy, or makes it.
+ *   drain   once all is queued: what the host still has to do for it.
+ *
+ * CM_ROUTES has all ways to move, or fill, one region, and nothing else.
+ * CM_ROUTES_OF_MANY has those for which nobody searches, because who asks for many runs
+ * (batch/) or for a file (file/) says so; their rows have no `suits`.
+ *
+ * Two things that look like routes have no row. A short copy (routes/short_copy.c) is
+ * made by its caller before there is a plan, since planning takes longer than the copy;
+ * users see it as "direct". A broadcast (routes/broadcast.c) is not a way but more
+ * targets of one: it goes by the rows that pack, and sends each slot to each device. */
 #pragma once
+
+#include <stdatomic.h>
+#include <stddef.h>
 
 #include "base/status.h"
 
-/* X(name, text for users, function that moves, function that suits, flags of
- * cm_route_row). A copy of one region goes the first of these ways that suits it. */
+/* X(name, text for users, suits, move, other members of cm_route_row) */
 /* clang-format off */
 #define CM_ROUTES(X)                                                                     \
-    /* host to host */                                                                   \
-    X(HOST, "host", cm_job_run_on_host, cm_host_suits, .uses_host = true)                \
-    X(DIRECT, "direct", cm_job_copy_direct, cm_direct_suits, .fits_graph = true)         \
-    X(DIRECT_2D, "direct-2d", cm_job_copy_2d, cm_2d_suits, .fits_graph = true)           \
-    X(KERNEL, "kernel", cm_job_copy_by_kernel, cm_kernel_suits, .fits_graph = true)      \
+    /* between two ends that the host reaches */                                         \
+    X(HOST, "host", cm_host_suits, cm_job_run_on_host, .uses_host = true)                \
+    /* by memset of the device: not a copy, but one element for all of a region */       \
+    X(FILL, "fill", cm_fill_suits, cm_job_fill, .fits_graph = true)                      \
+    X(DIRECT, "direct", cm_direct_suits, cm_job_copy_direct, .fits_graph = true)         \
+    X(DIRECT_2D, "direct-2d", cm_2d_suits, cm_job_copy_2d, .fits_graph = true)           \
+    X(KERNEL, "kernel", cm_kernel_suits, cm_job_copy_by_kernel, .fits_graph = true)      \
     /* between devices that do not reach each other: in a graph as if they did */        \
-    X(PEER_STAGED, "peer-staged", cm_job_copy_peer, cm_peer_staged_suits,                \
+    X(PEER_STAGED, "peer-staged", cm_peer_staged_suits, cm_job_copy_peer,                \
+      .settle = cm_peer_staged_settle,                                                   \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
-    X(PEER, "peer", cm_job_copy_peer, cm_peer_suits,                                     \
+    X(PEER, "peer", cm_peer_suits, cm_job_copy_peer,                                     \
       .crosses = true, .fits_graph = true)                                               \
-    /* packed or unpacked on the host on the way; and scattered or gathered on the       \
-     * device, by what the row before has found: no row goes between these two */        \
-    X(STAGED, "staged", cm_job_copy_staged, cm_staged_suits,                             \
+    /* The host packs or unpacks on the way; or a kernel of the device does, for which   \
+     * the row before has found out what it needs, so that no row may go between. */     \
+    X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged,                             \
+      .settle = cm_staged_settle, .drain = cm_staged_drain,                              \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
-    X(STAGED_KERNEL, "staged-kernel", cm_job_copy_staged, cm_staged_kernel_suits,        \
-      .uses_host = true, .uses_ring = true, .packs = true)                               \
-    /* not of one region, or no copy: memset; of many runs at once, by one kernel,       \
-     * gathered or spread out on the host; files */                                      \
-    X(FILL, "fill", cm_job_fill, cm_never_suits, .fits_graph = true)                     \
-    X(TABLE, "table", cm_many_copy_by_table, cm_never_suits, .fits_graph = true)         \
-    X(STAGED_TABLE, "staged-table", cm_job_copy_staged, cm_never_suits,                  \
-      .uses_host = true, .uses_ring = true)                                              \
-    X(FILE, "file", cm_job_copy_file, cm_never_suits,                                    \
-      .uses_host = true, .uses_ring = true)
+    X(STAGED_KERNEL, "staged-kernel", cm_staged_kernel_suits, cm_job_copy_staged,        \
+      .settle = cm_staged_settle, .drain = cm_staged_drain,                              \
+      .uses_host = true, .uses_ring = true, .packs = true)
+
+/* X(name, text for users, move, other members of cm_route_row) */
+#define CM_ROUTES_OF_MANY(X)                                                             \
+    /* many runs at once: by one kernel, or gathered and spread out by the host */       \
+    X(TABLE, "table", cm_many_copy_by_table, .fits_graph = true)                         \
+    X(STAGED_TABLE, "staged-table", cm_job_copy_staged, .drain = cm_staged_drain,        \
+      .uses_host = true, .uses_ring = true, .joins_runs = true)                          \
+    /* between memory and a file */                                                      \
+    X(FILE, "file", cm_job_copy_file, .uses_host = true, .uses_ring = true)
 /* clang-format on */
 
 typedef enum cm_route {
-    CM_ROUTE_NOTHING, /* no bytes */
+    CM_ROUTE_NOTHING, /* the text of a plan without a row: no bytes have to move */
 #define CM_ROUTE_NAME(name, ...) CM_ROUTE_##name,
-    CM_ROUTES(CM_ROUTE_NAME)
+    CM_ROUTES(CM_ROUTE_NAME) CM_ROUTES_OF_MANY(CM_ROUTE_NAME)
 #undef CM_ROUTE_NAME
-        CM_ROUTE_SEVERAL, /* parts, each of which goes one of these ways */
+        CM_ROUTE_SEVERAL, /* the text of a whole, each of whose parts has its own */
     CM_ROUTE_COUNT
 } cm_route;
 
@@ -49,18 +84,43 @@ struct cm_plan;
 struct cm_plan_ends;
 
 typedef struct cm_route_row {
-    const char *text; /* for users */
-    /* Is this the way for the plan, which has its devices and its layout? Sets in it
-     * what the route, or a row after this one, needs. Changes and asks nothing else. */
+    const char *text; /* for users; it comes first, as tests read it there */
+    /* Sets in the plan, which has its devices and its layout, what the route or a row
+     * after this one needs. Changes and asks nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
-    /* Queue or make the copy, or the many copies, of a job. NULL: nothing to do. */
     cm_status (*move)(struct cm_job *job);
+    cm_status (*settle)(struct cm_job *job); /* NULL: nothing to do */
+    cm_status (*drain)(struct cm_job *job);  /* the same */
     bool uses_host;  /* a thread of the host works until the end */
     bool uses_ring;  /* the bytes go through page-locked slots */
     bool packs;      /* ... and the host packs or unpacks them */
+    bool joins_runs; /* ... many runs in one slot */
     bool crosses;    /* between two devices */
     bool fits_graph; /* a stream in a capture can take it; one that crosses, in one
                         run */
 } cm_route_row;
 
+/* By cm_route. */
 extern const cm_route_row cm_routes[CM_ROUTE_COUNT];
+
+/* The row of CM_ROUTES for a plan of one region. */
+const cm_route_row *cm_route_choose(struct cm_plan *plan,
+                                    const struct cm_plan_ends *ends);
+
+static inline const char *
+cm_route_text(const cm_route_row *row)
+{
+    return row == NULL ? "nothing" : row->text;
+}
+
+/* Copies by route, that of plans without a row included. */
+typedef struct cm_route_counts {
+    _Atomic uint64_t of[CM_ROUTE_COUNT];
+} cm_route_counts;
+
+static inline void
+cm_route_count(cm_route_counts *counts, const cm_route_row *row)
+{
+    ptrdiff_t index = row == NULL ? CM_ROUTE_NOTHING : row - cm_routes;
+    atomic_fetch_add_explicit(&counts->of[index], 1, memory_order_relaxed);
+}

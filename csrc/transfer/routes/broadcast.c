@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 
 /* -- the targets of a job ------------------------------------------------------------ */
@@ -60,28 +59,23 @@ sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
     return cm_ok();
 }
 
-/* Memory that was not locked when targets were grouped may be now. */
-static cm_status
-stage_for_others(cm_job *job)
+/* Memory that was not locked when targets were grouped may be now. Once an overlapping
+ * source of that sort was read whole, no block of it would go through the host. */
+cm_status
+cm_targets_check(const cm_job *job)
 {
-    cm_plan *plan = &job->plan;
-    if (job->targets->sent_count == 1 || cm_routes[plan->route].packs) {
-        return cm_ok();
-    }
-    if (cm_region_is_on_device(&job->src) || job->overlaps) {
-        return cm_fail(CM_EINVALID, 0);
-    }
-    plan->route = cm_plan_staged_route(&plan->layout, true);
-    plan->is_download = false;
-    cm_ring_policy_init(plan, &job->tuning);
-    return cm_ok();
+    bool overlaps = job->overlaps && job->src_facts.locked;
+    return job->has_more_targets && (!job->plan.row->packs || overlaps)
+               ? cm_fail(CM_EINVALID, 0)
+               : cm_ok();
 }
 
 cm_status
-cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
+cm_targets_create(cm_job *job, const cm_copy_request *request)
 {
+    const cm_broadcast *broadcast = request->broadcast;
     uint32_t count = broadcast->dst_count;
-    if (!cm_region_is_on_device(&job->dst) || job->is_fill || job->blocking
+    if (!cm_region_is_on_device(&job->dst) || request->is_fill || job->blocking
         || job->request_stream != NULL) {
         return cm_fail(CM_EINVALID, 0);
     }
@@ -91,7 +85,8 @@ cm_targets_create(cm_job *job, const cm_broadcast *broadcast)
     job->targets->all[0].dst = job->dst;
     job->targets->sent_count = 1;
     CM_TRY(sort_targets(job->targets, broadcast));
-    return stage_for_others(job);
+    job->has_more_targets = job->targets->sent_count > 1;
+    return cm_ok();
 }
 
 /* -- other devices -------------------------------------------------------------------- */

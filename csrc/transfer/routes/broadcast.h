@@ -15,9 +15,12 @@ typedef struct cm_broadcast {
     uint32_t dst_count;
 } cm_broadcast;
 
-/* Sets job->targets. The plan may become one through page-locked blocks.
+/* Sets job->targets, before the copy is planned: where other devices are to be sent to,
+ * it has to go through page-locked blocks (job->has_more_targets).
  * Fails: CM_EINVALID (an end that is not where it should be), CM_ENOMEM. */
-CM_NODISCARD cm_status cm_targets_create(cm_job *job, const cm_broadcast *broadcast);
+CM_NODISCARD cm_status cm_targets_create(cm_job *job, const cm_copy_request *request);
+/* Once it is planned. Fails: CM_EINVALID (a source that cannot go to other devices). */
+CM_NODISCARD cm_status cm_targets_check(const cm_job *job);
 /* The streams of other devices come after what the job has waited for. Once. */
 CM_NODISCARD cm_status cm_targets_begin(cm_job *job);
 /* Queue the slot's bytes for the other devices, as the job did for its own; the slot's

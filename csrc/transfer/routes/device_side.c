@@ -72,16 +72,6 @@ cm_job_chain_streams(cm_job *job, const cm_stream *worker, cm_stream *waiter)
     return status;
 }
 
-void
-cm_job_set_route(cm_job *job, cm_route route)
-{
-    job->plan.route = route;
-    cm_mutex_lock(&job->engine->lock);
-    job->ticket->route = route;
-    job->ticket->nbytes = job->plan.nbytes;
-    cm_mutex_unlock(&job->engine->lock);
-}
-
 /* -- more streams than one ------------------------------------------------------------- */
 
 cm_status

@@ -48,9 +48,6 @@ CM_NODISCARD cm_status cm_job_join_sides(cm_job *job);
  * knows what still runs. */
 CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);
 
-/* It goes another way than was planned, and its ticket says so. */
-void cm_job_set_route(cm_job *job, cm_route route);
-
 /* A block of the pool of the stream's device; unless it `waits`, if there is one.
  * Fails: CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,

@@ -19,7 +19,8 @@ cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
     bool may_wait = ends->options->may_wait && plan->layout.run_nbytes < least
                     && !(ends->dst_facts.fresh && tuning->thread_count != 1);
     return plan->layout.ndim == 0 && cm_plan_has_device_end(ends)
-           && plan->device == plan->src_device && (cm_plan_is_locked(ends) || may_wait);
+           && !cm_plan_needs_host(ends) && plan->device == plan->src_device
+           && (cm_plan_is_locked(ends) || may_wait);
 }
 
 bool
@@ -29,8 +30,8 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
     const int64_t *pitch = layout->axes[0].stride;
     int64_t run = (int64_t)layout->run_nbytes;
     return layout->ndim == 1 && cm_plan_has_device_end(ends)
-           && plan->device == plan->src_device && cm_plan_is_locked(ends)
-           && ends->dst_facts.whole && ends->src_facts.whole
+           && !cm_plan_needs_host(ends) && plan->device == plan->src_device
+           && cm_plan_is_locked(ends) && ends->dst_facts.whole && ends->src_facts.whole
            && layout->run_nbytes >= ends->options->tuning->row_min_nbytes
            && pitch[CM_DST] >= run && pitch[CM_SRC] >= run
            && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
@@ -60,16 +61,14 @@ suits_between_devices(cm_plan *plan, const cm_plan_ends *ends)
 bool
 cm_kernel_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
-    return plan->device != plan->src_device
-               ? suits_between_devices(plan, ends)
-               : cm_plan_is_locked(ends) && ends->dst->address != 0
-                     && ends->src->address != 0;
-}
-
-bool
-cm_never_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
-{
-    return false;
+    if (plan->device != plan->src_device) {
+        return suits_between_devices(plan, ends);
+    }
+    if (ends->options->converts) { /* within a device its kernel does that as well */
+        return cm_region_is_on_device(ends->dst) && cm_region_is_on_device(ends->src);
+    }
+    return !cm_plan_needs_host(ends) && cm_plan_is_locked(ends)
+           && ends->dst->address != 0 && ends->src->address != 0;
 }
 
 /* -- and what they do --------------------------------------------------------------- */

@@ -2,9 +2,10 @@
 /* Fills that the device makes with a pattern of 1, 2 or 4 bytes: the runtime has a call
  * for each of these. Two ways lead here. A fill of device memory without gaps, which
  * comes after nothing but its own stream, is queued by the call that asks for it, and
- * nothing is kept of it: cm_fill_try_queue(). All others are jobs, of the row FILL of
- * CM_ROUTES: what comes after other streams, what a capture records, and memory that
- * the host reaches too, where edges of registrations may part a fill. */
+ * nothing is kept of it: cm_fill_try_queue(). All others are jobs, and those that the
+ * device can fill so take the row FILL of CM_ROUTES: what comes after other streams,
+ * what a capture records, and memory that the host reaches too, where edges of
+ * registrations may part a fill. */
 #include <string.h>
 
 #include "runtime/scope.h"
@@ -62,8 +63,9 @@ try_queue(cm_runtime *rt, const cm_short_fill *fill, uint32_t period, cm_status 
 }
 
 bool
-cm_fill_try_queue(cm_runtime *rt, const cm_short_fill *fill, cm_status *out)
+cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
 {
+    cm_runtime *rt = engine->rt;
     uint32_t period = period_of(fill->value, fill->itemsize, fill->address);
     cm_scope scope;
     if (period == 0 || cm_recorder_is_on()
@@ -73,20 +75,27 @@ cm_fill_try_queue(cm_runtime *rt, const cm_short_fill *fill, cm_status *out)
     }
     bool is_made = try_queue(rt, fill, period, out);
     cm_scope_leave(&scope);
+    if (is_made) {
+        cm_route_count(&engine->counts.routes, &cm_routes[CM_ROUTE_FILL]);
+    }
     return is_made;
 }
 
 /* -- as a route --------------------------------------------------------------------------- */
 
-uint32_t
-cm_job_fill_period(const cm_job *job)
+/* Of a plan that fills one run. */
+static uint32_t
+period_of_plan(const cm_plan *plan, const cm_region *dst, const cm_region *src)
 {
-    const cm_plan *plan = &job->plan;
-    if (plan->device < 0 || !cm_layout_is_packed(&plan->layout, CM_DST)) {
-        return 0;
-    }
-    return period_of(job->src.host, (uint64_t)job->dst.itemsize,
-                     job->dst.address + (uint64_t)plan->layout.offset[CM_DST]);
+    return period_of(src->host, (uint64_t)dst->itemsize,
+                     dst->address + (uint64_t)plan->layout.offset[CM_DST]);
+}
+
+bool
+cm_fill_suits(cm_plan *plan, const cm_plan_ends *ends)
+{
+    return ends->options->is_fill && cm_layout_is_packed(&plan->layout, CM_DST)
+           && period_of_plan(plan, ends->dst, ends->src) != 0;
 }
 
 /* Registrations end at pages, so each run is whole patterns. */
@@ -95,7 +104,7 @@ cm_job_fill(cm_job *job)
 {
     uint64_t offset = (uint64_t)job->plan.layout.offset[CM_DST];
     uint64_t length = cm_layout_nbytes(&job->plan.layout);
-    uint32_t period = cm_job_fill_period(job);
+    uint32_t period = period_of_plan(&job->plan, &job->dst, &job->src);
     for (uint64_t done = 0; done < length;) {
         uint64_t nbytes = cm_job_run_of(
             job, cm_region_copy_address(&job->dst) + offset + done, length - done);

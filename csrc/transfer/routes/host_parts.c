@@ -13,7 +13,7 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
     if (job->many != NULL) {
         return layout == &job->plan.layout ? cm_many_look(job->many) : cm_ok();
     }
-    bool by_host = job->plan.route == CM_ROUTE_HOST;
+    bool by_host = job->plan.device < 0;
     bool by_src = cm_kind_is_pageable(job->src.kind) && !job->src.is_heap
                   && !job->src_facts.locked && !job->is_fill;
     bool by_dst = cm_kind_is_pageable(job->dst.kind) && !job->dst.is_heap

@@ -13,6 +13,7 @@ bool
 cm_peer_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
     return plan->device != plan->src_device && ends->options->peers.apart
+           && !ends->options->lacks_memory
            && plan->nbytes >= ends->options->tuning->staged_peer_nbytes;
 }
 
@@ -134,6 +135,25 @@ copy_many(cm_job *job)
     return cm_ok();
 }
 
+/* The first slot is taken before the copy begins, and stays. Without page-locked memory
+ * for it the runtime finds a way across. In a capture all goes as one run, which needs
+ * no slot. */
+cm_status
+cm_peer_staged_settle(cm_job *job)
+{
+    if (job->capturing) {
+        return cm_ok();
+    }
+    CM_TRY(cm_ring_create(job));
+    cm_status status = cm_ring_equip(job);
+    if (cm_pool_is_short(status) || status.code == CM_EINVALID) {
+        cm_ring_destroy(job);
+        cm_job_plan_without_memory(job);
+        return cm_ok();
+    }
+    return status; /* the call itself failed, if any */
+}
+
 cm_status
 cm_job_copy_peer(cm_job *job)
 {
@@ -142,7 +162,7 @@ cm_job_copy_peer(cm_job *job)
     if (job->many != NULL) {
         return copy_many(job);
     }
-    if (is_run && (job->plan.route == CM_ROUTE_PEER || job->capturing)) {
+    if (is_run && (!job->plan.row->uses_ring || job->capturing)) {
         return copy_whole(job);
     }
     CM_TRY(cm_ring_create(job));

@@ -53,7 +53,7 @@ reach_each_other(const cm_job *job, const cm_many *many)
 }
 
 static cm_route
-route_of(const cm_job *job, const cm_many *many)
+find_route(const cm_job *job, const cm_many *many)
 {
     switch (many->way) {
     case CM_MANY_HOST:
@@ -75,7 +75,7 @@ cm_many_plan(cm_job *job)
 {
     const cm_many *many = job->many;
     cm_plan *plan = &job->plan;
-    plan->route = route_of(job, many);
+    plan->row = &cm_routes[find_route(job, many)];
     plan->device = many->device;
     plan->src_device = many->src_device >= 0 ? many->src_device : many->device;
     plan->is_download = many->way == CM_MANY_DOWN;

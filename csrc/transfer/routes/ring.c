@@ -25,7 +25,7 @@ cm_ring_create_for(cm_job *job, cm_status (*cut_next)(cm_job *job, cm_slot *s))
     cm_ring *ring = calloc(1, nbytes);
     CM_TRY(cm_allocated(ring != NULL, nbytes));
     ring->cut_next = cut_next;
-    ring->needs_host = cm_routes[job->plan.route].uses_ring && !job->capturing;
+    ring->needs_host = job->plan.row->uses_ring && !job->capturing;
     ring->slot_count = job->plan.slot_count;
     ring->asked_ns = cm_now_ns();
     cm_job_open_group(job, &ring->group);
@@ -113,10 +113,8 @@ make_do(cm_job *job, cm_slot *s, cm_status refused)
     if (!cm_pool_is_short(refused) && refused.code != CM_EINVALID) {
         return refused; /* the call itself failed */
     }
-    if (cm_routes[job->plan.route].crosses) { /* the runtime finds a way */
-        ring->needs_host = false;
-        cm_job_set_route(job, CM_ROUTE_PEER);
-        return cm_ok();
+    if (job->plan.row->crosses) {
+        return refused; /* devices have no use for ordinary memory */
     }
     ring->refused = refused;
     ring->slot_count = 1;
@@ -157,6 +155,12 @@ equip_slot(cm_job *job, cm_slot *s)
     return cm_ok();
 }
 
+cm_status
+cm_ring_equip(cm_job *job)
+{
+    return equip_slot(job, job->ring->slots);
+}
+
 /* As many threads for each link that is in use, which they share. */
 static void
 ask_for_threads(cm_job *job)
@@ -191,7 +195,7 @@ begin_piece(cm_job *job, cm_slot **out)
         /* The runtime's call would wait for the stream and cannot be ended. */
         CM_TRY(cm_job_wait_stream(job));
     }
-    if (!cm_routes[job->plan.route].crosses) {
+    if (!job->plan.row->crosses) {
         CM_TRY(cm_job_take_turn(job, job->plan.piece_nbytes));
     }
     CM_TRY(ring->cut_next(job, s));

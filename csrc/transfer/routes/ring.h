@@ -56,6 +56,11 @@ cm_slot_at(cm_ring *ring, uint64_t index)
 
 /* Make job->ring; a job that waited has one already. Fails: CM_EFAULT, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
+/* Give the first slot what it needs, which each ring that goes by way of the host has
+ * to
+ * have. Fails: as cm_engine_alloc; CM_EINVALID where there is no pool. Then the copy
+ * has to go another way, but for those that do with ordinary memory. */
+CM_NODISCARD cm_status cm_ring_equip(cm_job *job);
 /* One where there is none yet, for what `cut_next` cuts: the next piece, and whether
  * that is the last. */
 CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,

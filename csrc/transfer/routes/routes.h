@@ -1,34 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows of CM_ROUTES (plan/route.h) call for one copy: each queues it on the
- * job's stream, or
- * makes it. Fails: what the runtime's calls do; CM_ECANCELLED. Locks: none; of the
- * thread that runs the job. */
+/* The functions of the rows of CM_ROUTES (plan/route.h), and what several of them use.
+ * Fail: as what the runtime's calls do; CM_ECANCELLED; and CM_ETIMEOUT in a job thread,
+ * with job->wait set, to be called again once the job need not wait any more.
+ * Locks: none; they are called by the thread that runs the job. */
 #pragma once
 
 #include "transfer/engine/job.h"
 
-/* Of each route: the rows' functions. HOST's takes all steps of the job, as
- * cm_job_run(). */
-#define CM_ROUTE_FUNCTIONS(name, text, move, suits, ...)                               \
-    CM_NODISCARD cm_status move(cm_job *job);                                          \
-    bool suits(cm_plan *plan, const cm_plan_ends *ends);
+/* HOST's `move` takes all steps of the job, as cm_job_run() does. */
+#define CM_ROUTE_FUNCTIONS(name, text, suits, move, ...)                               \
+    bool suits(cm_plan *plan, const cm_plan_ends *ends);                               \
+    CM_NODISCARD cm_status move(cm_job *job);
 CM_ROUTES(CM_ROUTE_FUNCTIONS)
 #undef CM_ROUTE_FUNCTIONS
+#define CM_ROUTE_FUNCTIONS(name, text, move, ...)                                      \
+    CM_NODISCARD cm_status move(cm_job *job);
+CM_ROUTES_OF_MANY(CM_ROUTE_FUNCTIONS)
+#undef CM_ROUTE_FUNCTIONS
+CM_NODISCARD cm_status cm_peer_staged_settle(cm_job *job);
+CM_NODISCARD cm_status cm_staged_settle(cm_job *job);
+CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
 
-/* fill.c: the bytes after which the value of a fill, in src.host, repeats itself, if
- * the runtime can set it; else 0. */
-uint32_t cm_job_fill_period(const cm_job *job);
 /* fill.c: the body of cm_engine_try_fill(), by a call that the engine knows of. */
-bool cm_fill_try_queue(cm_runtime *rt, const cm_short_fill *fill, cm_status *out);
-/* staged.c: what is queued through slots, to its end: what was fetched is unpacked. */
-CM_NODISCARD cm_status cm_job_drain(cm_job *job);
+bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
-/* own_source.c: an overlapping source is read whole first. */
+/* settle.c: an overlapping source is read whole, the row's `settle` is called, and the
+ * ticket is told which way the job goes. Nothing changes the plan afterwards. */
+CM_NODISCARD cm_status cm_job_settle(cm_job *job);
+/* Reads an overlapping source whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
-/* Into memory of the plan's device, or else of the host? */
+/* Does that go into memory of the plan's device, or else of the host? */
 bool cm_job_can_own_on_device(const cm_job *job);
 /* That memory, packed, is the source from now on; the plan follows. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
+/* There is no memory for the way that was chosen: plan one that needs none. */
+void cm_job_plan_without_memory(cm_job *job);
 /* host_route.c: the threads among which HOST shares its largest piece. */
 uint32_t cm_host_thread_count(const cm_job *job, bool in_background);
 /* A piece is over, `nbytes` of the target: the ticket is told. */

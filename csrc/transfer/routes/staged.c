@@ -44,13 +44,13 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
     bool up = cm_region_is_on_device(ends->dst);
     bool between = cm_plan_has_device_end(ends);
-    bool is_packed =
-        between && cm_plan_staged_route(&plan->layout, up) == CM_ROUTE_STAGED;
+    bool is_packed = between && cm_plan_is_packed_there(&plan->layout, up);
     plan->is_download =
         between ? !up : !ends->dst_facts.locked || ends->dst->address == 0;
     plan->is_fresh = plan->is_download && ends->dst_facts.fresh;
-    plan->is_turned =
-        (plan->widens || (is_packed && up)) && turns_on_device(&plan->layout);
+    plan->is_turned = !ends->options->lacks_memory
+                      && (plan->widens || (is_packed && up))
+                      && turns_on_device(&plan->layout);
     return is_packed && !plan->is_turned;
 }
 
@@ -244,16 +244,7 @@ fetch_slot(cm_job *job, cm_slot *s)
     return cm_rt_event_record(job->engine->rt, s->event, job->stream->handle);
 }
 
-/* -- all of it ------------------------------------------------------------------------------ */
-
-static const cm_ring_way *
-way_of(const cm_job *job)
-{
-    static const cm_ring_way up = {
-        .host_first = true, .begin = move_on_host, .pass = send_slot};
-    static const cm_ring_way down = {.begin = fetch_slot, .pass = move_on_host};
-    return job->plan.is_download ? &down : &up;
-}
+/* -- before anything is moved -------------------------------------------------------------- */
 
 /* Turning it on the device takes memory there; where there is none the host does it. */
 static cm_status
@@ -265,10 +256,7 @@ turn_where_there_is_memory(cm_job *job)
     if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
         return status;
     }
-    cm_layout_sort(&job->plan.layout, CM_DST);
-    job->plan.is_turned = false;
-    cm_job_set_route(job, CM_ROUTE_STAGED);
-    cm_ring_policy_init(&job->plan, &job->tuning);
+    cm_job_plan_without_memory(job);
     return cm_ok();
 }
 
@@ -289,31 +277,47 @@ widen_where_there_is_memory(cm_job *job)
     if (!cm_pool_is_short(status)) {
         return status;
     }
-    CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
-                        job->src_facts, options));
-    cm_job_set_route(job, job->plan.route);
-    return cm_ok();
+    return cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
+                        job->src_facts, options);
 }
 
+/* On the way down the stream has all in order, and nothing is taken before. */
 cm_status
-cm_job_drain(cm_job *job)
+cm_staged_settle(cm_job *job)
 {
-    bool drains = job->ring != NULL && cm_routes[job->plan.route].uses_host;
-    return drains ? cm_ring_run(job, way_of(job), true) : cm_ok();
+    if (job->plan.is_download) {
+        return cm_ok();
+    }
+    if (cm_job_src_is_ordered(job)) {
+        /* Streams may still write it: the host reads only after them. */
+        CM_TRY(cm_job_wait_stream(job));
+    }
+    CM_TRY(cm_job_begin(job));
+    CM_TRY(widen_where_there_is_memory(job));
+    return turn_where_there_is_memory(job);
+}
+
+/* -- all of it ------------------------------------------------------------------------------ */
+
+static const cm_ring_way *
+way_of(const cm_job *job)
+{
+    static const cm_ring_way up = {
+        .host_first = true, .begin = move_on_host, .pass = send_slot};
+    static const cm_ring_way down = {.begin = fetch_slot, .pass = move_on_host};
+    return job->plan.is_download ? &down : &up;
+}
+
+/* What is queued through slots, to its end: what was fetched is unpacked. */
+cm_status
+cm_staged_drain(cm_job *job)
+{
+    return cm_ring_run(job, way_of(job), true);
 }
 
 cm_status
 cm_job_copy_staged(cm_job *job)
 {
-    if (!job->plan.is_download && job->ring == NULL) {
-        if (cm_job_src_is_ordered(job)) {
-            /* Streams may still write it: the host reads only after them. */
-            CM_TRY(cm_job_wait_stream(job));
-        }
-        CM_TRY(cm_job_begin(job));
-        CM_TRY(widen_where_there_is_memory(job));
-        CM_TRY(turn_where_there_is_memory(job));
-    }
     if (job->ring == NULL) {
         CM_TRY(cm_job_populate_ahead(job));
     }

@@ -51,12 +51,12 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     out->dst_facts = job->dst_facts;
     out->src_facts = job->src_facts;
     out->is_broadcast = cm_layout_nbytes(&plan->layout) > plan->nbytes;
-    out->is_short = plan->route != CM_ROUTE_NOTHING
+    out->is_short = plan->row != NULL
                     && cm_engine_is_short_copy(job->engine, request, &job->tuning,
                                                &out->is_bounced, plan);
     out->overlaps = job->overlaps && !out->is_short;
-    if (out->is_short) {
-        plan->route = cm_routes[plan->route].crosses ? plan->route : CM_ROUTE_DIRECT;
+    if (out->is_short && !plan->row->crosses) {
+        plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whatever a job would do instead */
     }
     else if (out->overlaps
              && (job->is_two_maps || plan->layout.ndim > 0 || plan->device >= 0)) {
@@ -64,12 +64,12 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);
     }
-    if (plan->route == CM_ROUTE_HOST) {
+    if (plan->row != NULL && plan->device < 0) {
         bool in_background = !request->blocking && request->stream == NULL;
         plan->thread_count = cm_host_thread_count(job, in_background);
     }
     out->plan = *plan;
-    if (plan->route != CM_ROUTE_NOTHING) {
+    if (plan->row != NULL) {
         explain_pieces(job, out);
     }
 }
@@ -81,7 +81,7 @@ explain_far(const cm_job *job, uint64_t count, cm_explanation *out)
     out->dst_facts = cm_engine_facts_of(job->engine, &job->dst);
     out->src_facts = cm_engine_facts_of(job->engine, &job->src);
     out->overlaps = cm_overlap_is_possible(job->engine->rt, &job->dst, &job->src);
-    out->plan = (cm_plan){.route = CM_ROUTE_SEVERAL,
+    out->plan = (cm_plan){.row = &cm_routes[CM_ROUTE_SEVERAL],
                           .device = job->dst.device,
                           .src_device = job->src.device,
                           .nbytes = count * (uint64_t)job->dst.itemsize,

@@ -102,6 +102,8 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
         .on_stream = request->stream != NULL && !request->blocking,
         .converts = cm_convert_is_on(&job->convert),
         .widens = cm_convert_widens(&job->convert),
+        .is_fill = request->is_fill,
+        .has_more_targets = job->has_more_targets,
         .tuning = &job->tuning,
     };
     if (cm_region_is_on_device(dst) && cm_region_is_on_device(src)
@@ -113,13 +115,10 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     CM_TRY(cm_plan_init(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options));
     job->blocking = options.may_wait || is_written_in_call(request, &job->plan);
-    if (job->plan.route == CM_ROUTE_NOTHING) {
+    if (job->plan.row == NULL) {
         return cm_ok();
     }
     job->is_fill = request->is_fill;
-    if (job->is_fill && cm_job_fill_period(job) != 0) {
-        job->plan.route = CM_ROUTE_FILL;
-    }
     job->overlaps =
         !job->is_fill && cm_overlap_is_possible(engine->rt, &job->dst, &job->src);
     return look_for_two_maps(job);
@@ -128,14 +127,17 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
 static cm_status
 plan_two_ends(cm_job *job, const cm_copy_request *request)
 {
+    if (request->broadcast != NULL) {
+        CM_TRY(cm_targets_create(job, request));
+    }
     CM_TRY(cm_job_plan(job, request));
     CM_TRY(share_found(job, &job->dst, job->dst_facts));
     CM_TRY(share_found(job, &job->src, job->src_facts));
-    if (job->plan.route == CM_ROUTE_NOTHING) {
+    if (job->plan.row == NULL) {
         return cm_ok();
     }
     if (request->broadcast != NULL) {
-        CM_TRY(cm_targets_create(job, request->broadcast));
+        CM_TRY(cm_targets_check(job));
     }
     return cm_job_look_for_capture(job);
 }
@@ -152,7 +154,7 @@ prepare(cm_job *job, const cm_copy_request *request)
     else {
         CM_TRY(plan_two_ends(job, request));
     }
-    if (job->plan.route == CM_ROUTE_NOTHING) {
+    if (job->plan.row == NULL) {
         return cm_ok();
     }
     CM_TRY(cm_job_check_capture(job, request));
@@ -181,9 +183,9 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
 {
     cm_ticket *ticket = job->ticket;
     ticket->nbytes = job->plan.nbytes;
-    ticket->route = job->plan.route;
+    ticket->row = job->plan.row;
     ticket->captured = job->capturing;
-    if (!cm_is_ok(prepared) || job->plan.route == CM_ROUTE_NOTHING) {
+    if (!cm_is_ok(prepared) || job->plan.row == NULL) {
         return cm_job_finish(job, prepared, true);
     }
     bool background = request->stream == NULL && !request->blocking;
@@ -317,9 +319,7 @@ cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
     if (!cm_is_ok(cm_engine_begin_call(engine, &tuning))) {
         return false; /* the job that is made instead says why */
     }
-    bool is_made = cm_fill_try_queue(engine->rt, fill, out);
-    atomic_fetch_add_explicit(&engine->counts.routes[CM_ROUTE_FILL], is_made,
-                              memory_order_relaxed);
+    bool is_made = cm_fill_try_queue(engine, fill, out);
     cm_engine_end_call(engine);
     return is_made;
 }

@@ -62,30 +62,37 @@ prepare_stream(cm_job *job)
                                       job->stream->handle));
         }
     }
-    if (!job->overlaps) {
-        return cm_ok();
-    }
-    CM_TRY(cm_job_begin(job));
-    return cm_job_replace_source(job);
+    return cm_ok();
+}
+
+/* What the host still has to do for what is queued. */
+static cm_status
+drain(cm_job *job)
+{
+    return job->plan.row->drain == NULL ? cm_ok() : job->plan.row->drain(job);
 }
 
 static cm_status
 run_on_stream(cm_job *job)
 {
     if (job->step == CM_JOB_DRAIN) {
-        return cm_job_drain(job);
+        return drain(job);
     }
     if (job->step == CM_JOB_ORDER) {
         CM_TRY(prepare_stream(job));
+        job->step = CM_JOB_SETTLE;
+    }
+    if (job->step == CM_JOB_SETTLE) {
+        CM_TRY(cm_job_settle(job));
         job->step = CM_JOB_MOVE;
     }
     if (job->step == CM_JOB_MOVE) {
-        const cm_route_row *route = &cm_routes[job->plan.route];
+        const cm_route_row *row = job->plan.row;
         CM_TRY(cm_targets_begin(job));
-        if (!route->packs || job->plan.is_download) {
-            CM_TRY(cm_job_begin(job)); /* else once the source may be read */
+        if (!row->packs || job->plan.is_download) {
+            CM_TRY(cm_job_begin(job)); /* else it did once the source could be read */
         }
-        CM_TRY(route->move(job));
+        CM_TRY(row->move(job));
         CM_TRY(cm_targets_end(job));
         job->step = CM_JOB_END;
     }
@@ -96,7 +103,7 @@ run_on_stream(cm_job *job)
         return end_asynchronously(job);
     }
     if (job->plan.is_download || job->in_background) {
-        CM_TRY(cm_job_drain(job));
+        CM_TRY(drain(job));
     }
     return job->plan.is_download ? cm_ok() : cm_job_wait_stream(job);
 }
@@ -170,7 +177,7 @@ cm_job_run(cm_job *job)
         CM_TRY(cm_job_wait_after(job)); /* without a stream */
     }
     if (job->plan.device < 0) {
-        return cm_routes[job->plan.route].move(job); /* the host does all of it */
+        return job->plan.row->move(job); /* the host does all of it */
     }
     if (job->stream == NULL) { /* else it has waited: the same again */
         CM_TRY(take_stream(job));
@@ -192,8 +199,7 @@ static void
 destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    atomic_fetch_add_explicit(&engine->counts.routes[job->plan.route], 1,
-                              memory_order_relaxed);
+    cm_route_count(&engine->counts.routes, job->plan.row);
     cm_ring_destroy(job);
     free(job->targets);
     cm_job_free_device_side(job);

@@ -1,9 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A source that overlaps its target is read whole first, into memory of our own. */
+/* What comes between the plan of a job and its first byte. A plan is made when the copy
+ * is asked for. The job may have to wait for its turn long after that, and only then it
+ * is known what memory there is. So the last decisions are made here, once, and from
+ * then on the route of the job stays as it is:
+ *
+ * - A source that overlaps its target is read whole first, into memory of our own. That
+ *   is the source from now on, and the rest of the copy is planned for it.
+ * - The row of the route takes what it cannot do without (`settle`). Where it gets none
+ *   the copy is planned again, for a way that needs none.
+ * - The ticket, which others may be looking at, is told of the route. */
 #include <stdlib.h>
 
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
+
+/* -- planning again ------------------------------------------------------------------ */
+
+static cm_plan_options
+options_of(const cm_job *job)
+{
+    return (cm_plan_options){.may_wait = job->blocking,
+                             .converts = cm_convert_is_on(&job->convert),
+                             .has_more_targets = job->has_more_targets,
+                             .tuning = &job->tuning};
+}
+
+void
+cm_job_plan_without_memory(cm_job *job)
+{
+    cm_plan_options options = options_of(job);
+    options.lacks_memory = true;
+    cm_plan_choose_again(&job->plan, &job->dst, &job->src, job->dst_facts,
+                         job->src_facts, options);
+}
+
+/* -- a source that overlaps its target ------------------------------------------------ */
 
 bool
 cm_job_can_own_on_device(const cm_job *job)
@@ -27,11 +58,8 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
     job->src.kind = on_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
     job->src_facts = (cm_end_facts){.locked = on_device, .whole = true};
     job->overlaps = false; /* from now on threads may share it */
-    cm_plan_options options = {.may_wait = job->blocking,
-                               .converts = cm_convert_is_on(&job->convert),
-                               .tuning = &job->tuning};
     cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
-                        job->src_facts, options);
+                        job->src_facts, options_of(job));
 }
 
 /* Read an overlapping source whole into memory of our own, which takes its place; it is
@@ -75,8 +103,28 @@ cm_job_replace_source(cm_job *job)
     if (on_device || job->plan.widens) { /* as it is */
         cm_layout_drop_items(&pack);
     }
-    CM_TRY(on_device ? replace_source_on_device(job, &pack)
-                     : replace_source_on_host(job, &pack));
-    cm_job_set_route(job, job->plan.route);
+    return on_device ? replace_source_on_device(job, &pack)
+                     : replace_source_on_host(job, &pack);
+}
+
+/* -- all of it ------------------------------------------------------------------------ */
+
+cm_status
+cm_job_settle(cm_job *job)
+{
+    bool may_change = job->overlaps || job->plan.row->settle != NULL;
+    if (job->overlaps) {
+        CM_TRY(cm_job_begin(job));
+        CM_TRY(cm_job_replace_source(job));
+    }
+    if (job->plan.row->settle != NULL) {
+        CM_TRY(job->plan.row->settle(job));
+    }
+    if (may_change) { /* others may be reading it */
+        cm_mutex_lock(&job->engine->lock);
+        job->ticket->row = job->plan.row;
+        job->ticket->nbytes = job->plan.nbytes;
+        cm_mutex_unlock(&job->engine->lock);
+    }
     return cm_ok();
 }
