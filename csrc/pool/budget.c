@@ -45,6 +45,7 @@ cm_budget_settle(cm_budget *budget, uint64_t total_nbytes)
     }
 }
 
+/* Charge one budget, and look at its limit once more afterwards: see budget.h. */
 static bool
 try_one(cm_budget *budget, uint64_t nbytes)
 {
@@ -60,7 +61,8 @@ try_one(cm_budget *budget, uint64_t nbytes)
         if (used + nbytes <= atomic_load(&budget->limit_nbytes)) {
             return true;
         }
-        atomic_fetch_sub(&budget->used_nbytes, nbytes); /* it was lowered meanwhile */
+        /* The limit was lowered meanwhile. */
+        atomic_fetch_sub(&budget->used_nbytes, nbytes);
         return false;
     }
 }

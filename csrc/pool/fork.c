@@ -1,22 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a forked child finds in page-locked memory, in one of three ways (cm_fork).
- * COPY: a copy of its own of the blocks that live, which the parent makes before the
- * fork. The memory itself stays out of the
- * child: no kernel has to copy pages that a device writes to, and none splits the
- * parent's huge pages over it (docs/decisions/0014). Where the copy finds no room the
- * child may not touch the memory at all: wrong bytes would be worse.
- * OMIT: the addresses, without access, at no cost.
- * SHARE: the very memory, at no cost either: it is mapped as shared, so no kernel
- * copies its pages. What the child sees must stay a block's for as long as it can look,
- * so a block that lived at a fork is marked with the fork's number, and when the parent
- * gives it back it is `kept` until no child of that fork or a later one is left, which
- * their witnesses tell (base/witness.h). It counts as in flight meanwhile. Nothing
- * wakes for the end of a child: an allocation that finds nothing free looks, as does a
- * trim. Memory that goes back to the system needs no such care: a child has its own
- * mapping.
- * Locks: from before a fork to after it the forking thread holds that of the list, then
- * those of all pools, so that a child finds each free and what it guards in order: this
- * file alone holds several. */
+/* What a forked child finds in page-locked memory.
+ *
+ * The problem
+ * -----------
+ * fork() gives the child the same pages as the parent, and the kernel copies a page
+ * when either of them writes to it. A device knows nothing of this: it writes to the
+ * physical page, which after such a copy may be the child's alone, and the parent reads
+ * old bytes. So page-locked memory must not be shared in this way. It also must not be
+ * missing, since a child that reads an array made by its parent (a worker of a data
+ * loader, say) would crash. Device memory is no problem: a child cannot reach it at
+ * all.
+ *
+ * Three answers (cm_fork)
+ * -----------------------
+ * COPY: before the fork the parent makes a copy of the blocks that are live, in an
+ * ordinary mapping of its own. The memory itself is hidden from the child
+ * (cm_host_hide()); after the fork the child moves the copy to the same addresses, and
+ * the parent drops its own. No kernel has to copy pages that a device writes to, and
+ * none splits the parent's huge pages (docs/decisions/0014). Example: an arena of 64
+ * MiB in which 5 MiB are live, in two places, costs the copy of the huge pages around
+ * these 5 MiB, not of 64 MiB. Where there is no room for the copy, the child may not
+ * touch the memory: a crash is better than wrong bytes.
+ *
+ * OMIT: the child has the addresses without access, at no cost.
+ *
+ * SHARE: the child has the very memory, at no cost either. It is mapped as shared, so
+ * no kernel copies its pages. But what the child sees has to stay there for as long as
+ * the child can look. So each block that is live at a fork is marked with the fork's
+ * number. When the parent gives such a block back, it is kept, and counted as in
+ * flight, until no child of that fork or of a later one is left, which their witnesses
+ * tell (base/witness.h). Nothing wakes up at the end of a child: an allocation that
+ * finds nothing free looks, and so does a trim. Memory that goes back to the system
+ * needs no such care, since the child has a mapping of its own.
+ *
+ * How a fork goes
+ * ---------------
+ *   prepare()     before, in the parent: takes all locks, makes copies, marks blocks
+ *   in_parent()   after: drops the copies, gives the locks back
+ *   in_child()    after: moves the copies in, gives the locks back
+ *
+ * Locks: from before a fork until after it the forking thread holds the lock of the
+ * list, then those of all pools. So a child finds each lock free and what it guards in
+ * order. Only this file holds several locks. */
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -26,25 +51,28 @@
 #include "base/witness.h"
 #include "pool/private.h"
 
-/* The children of one fork, and theirs. */
+/* The children of one fork and their descendants. */
 typedef struct family {
     cm_list node;
-    uint64_t number; /* of the fork, from 1 */
+    uint64_t number; /* the fork's number, from 1 */
     cm_witness witness;
 } family;
 
 typedef struct fork_list {
     cm_spin_lock lock;
-    cm_list families; /* of forks that found shared blocks, but those that are over */
-    family *next;     /* owned: of the fork under way, if it is to have one */
-    bool is_numbered; /* the fork under way */
-    uint64_t fork_count;  /* of those forks */
-    uint64_t blind_count; /* the last of which there is no witness; 0: none */
-    cm_list pools;        /* by `fork_node` */
-    atomic_bool is_set;   /* what is below is called at forks */
+    /* One for each fork that found shared blocks, without those that are known to be
+     * over. */
+    cm_list families;
+    family *next;         /* owned: for the fork under way, if it gets one */
+    bool is_numbered;     /* the fork under way has a number */
+    uint64_t fork_count;  /* of forks that found shared blocks */
+    uint64_t blind_count; /* the last fork for which there is no witness; 0: none */
+    cm_list pools;        /* all pools, linked by `fork_node` */
+    atomic_bool is_set;   /* the handlers below are called at forks */
 } fork_list;
 
-/* The one of the process: what a fork calls gets no argument and stays for ever. */
+/* The one list of the process. It is static because the handlers of a fork get no
+ * argument and can never be taken away. */
 static fork_list *
 the_list(void)
 {
@@ -76,6 +104,7 @@ cm_pool_after(const cm_runtime *rt, const cm_pool *pool)
 
 /* -- before ----------------------------------------------------------------------------- */
 
+/* Copy one stretch of an arena for the child. False: there is no room for it. */
 static bool
 copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
 {
@@ -92,8 +121,8 @@ copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
     return cm_is_ok(cm_populate_run(&populate));
 }
 
-/* Whole huge pages that a living block lies in: where pages are small it does no harm.
- * False: there is no room for all of them. */
+/* Copy the whole huge pages in which a block is live; where pages are small that does
+ * no harm. False: there is no room for all of them. */
 static bool
 copy_living(cm_arena *arena, uint64_t *room_nbytes)
 {
@@ -126,7 +155,8 @@ drop_copy(cm_arena *arena)
     }
 }
 
-/* The living blocks are of this fork's children as well. */
+/* Mark the live blocks as shared by the children of this fork, unless those of an
+ * earlier one share them. */
 static void
 mark_living(cm_arena *arena, uint64_t number)
 {
@@ -137,7 +167,8 @@ mark_living(cm_arena *arena, uint64_t number)
     }
 }
 
-/* A fork that finds shared blocks has a number and a witness, made by the first. */
+/* Return the number of the fork under way. The first shared block that is found gives
+ * the fork its number and its witness. */
 static uint64_t
 number_fork(fork_list *list)
 {
@@ -165,7 +196,9 @@ prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbyt
     }
     arena->is_living = s != NULL;
     if (!arena->is_living) {
-        return; /* and it may be gone: another thread gives it back without the lock */
+        /* Its memory may even be gone: another thread gives it back without the
+         * lock. */
+        return;
     }
     if (way == CM_FORK_SHARE) {
         mark_living(arena, number_fork(list));
@@ -175,7 +208,8 @@ prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbyt
         cm_host_omit(arena->host, arena->nbytes);
         return;
     }
-    /* Again, since the driver may have advised otherwise when it locked the pages. */
+    /* Hide it once more, since the driver may have advised otherwise when it locked the
+     * pages. */
     arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
     if (cm_is_ok(cm_host_map(arena->nbytes, &arena->child_copy))
         && !copy_living(arena, room_nbytes)) {
@@ -195,7 +229,8 @@ prepare(void)
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
         cm_spin_lock_take(&pool->lock);
-        /* In a child all of it is ordinary memory, which the kernel copies. */
+        /* In a child that forks again all of it is ordinary memory, which the kernel
+         * copies. */
         pool->is_copied = cm_kind_is_page_locked(pool->config.kind)
                           && !cm_runtime_is_forked(pool->rt);
         cm_list *arenas = &pool->heap.arenas;
@@ -208,8 +243,8 @@ prepare(void)
 
 /* -- after ------------------------------------------------------------------------------ */
 
-/* Put the copy where the memory was. What else may have come to lie there, since the
- * kernel kept no place, is left alone. */
+/* Put the copy where the memory was. If the kernel kept no place there, something else
+ * may lie there by now, which is left alone. */
 static bool
 move_in(const cm_arena *arena)
 {
@@ -224,6 +259,7 @@ move_in(const cm_arena *arena)
            != MAP_FAILED;
 }
 
+/* In the child: make the addresses of an arena what cm_fork says. */
 static void
 settle_child(cm_fork way, cm_arena *arena)
 {
@@ -244,7 +280,8 @@ settle_child(cm_fork way, cm_arena *arena)
     }
 }
 
-/* A child has the page of its own fork's witness for good, and tells of nobody. */
+/* The parent adds the family of this fork to its list. The child keeps the witness page
+ * of its own fork for good, and forgets all families: it has nobody to look after. */
 static void
 settle_families(fork_list *list, bool is_child)
 {
@@ -302,7 +339,8 @@ in_child(void)
 
 /* -- which pools take part --------------------------------------------------------------------- */
 
-/* Here, and not with the first pool: no other thread can fork in between. */
+/* The handlers are set when the library is loaded, not with the first pool, since
+ * another thread could fork in between. */
 __attribute__((constructor)) static void
 begin(void)
 {
@@ -336,10 +374,11 @@ cm_pool_unwatch_forks(cm_pool *pool)
 typedef struct kept_block {
     cm_list node;
     cm_heap_span *span;
-    unsigned flags; /* of its free */
+    unsigned flags; /* the flags of its cm_pool_free() */
 } kept_block;
 
-/* Is a child left of that fork or a later one, or one of its own? */
+/* True if a child is left of that fork or of a later one, or a descendant of such a
+ * child. */
 static bool
 has_child(uint64_t first)
 {
@@ -377,7 +416,8 @@ cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **ou
         return false;
     }
     kept_block *kept = malloc(sizeof(*kept));
-    if (kept == NULL) { /* nobody looks at it again: it stays until the pool ends */
+    /* Nobody will look at it again, so it stays until the pool ends. */
+    if (kept == NULL) {
         atomic_fetch_add(&pool->lost_count, 1);
         return true;
     }
@@ -386,7 +426,8 @@ cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **ou
     return true;
 }
 
-/* Its streams were not kept, so everything that its device was doing is waited for. */
+/* Let a kept block go into flight. Its streams were not kept, so it waits for
+ * everything that the devices were doing. */
 static void
 go_on(cm_pool *pool, const kept_block *kept)
 {
@@ -404,7 +445,8 @@ go_on(cm_pool *pool, const kept_block *kept)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* `any`: whether children are left or not. */
+/* Look at all kept blocks and let those go on that no child has any more. `any`: let
+ * all go on. */
 static void
 look_at_kept(cm_pool *pool, bool any)
 {

@@ -1,11 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More memory. Where every chunk is a segment of its own that is one call, for somewhat
- * more than is needed. Where chunks can be put anywhere in one range of addresses just
- * what is missing is brought: the heap says where the request goes (cm_hole), free
- * chunks from elsewhere are moved there, those that fit nowhere are given back, and
- * only then new ones are made. So what is held is what blocks lie in, to the granule,
- * but for chunks of several granules that a block keeps in place. A move costs as much
- * as making a chunk (about 35 us on an H200, whatever its size) and holds no more. */
+/* More memory, and less.
+ *
+ * Segments
+ * --------
+ * Where each chunk is a segment of its own (host and managed memory, and devices that
+ * cannot map), a growth is one call of the runtime. A small request takes more than it
+ * needs: 1/16 of what is held, but between 2 and 64 MiB, so that many small requests
+ * cause few growths. Where so much cannot be had, the need alone is tried.
+ *
+ * Placed memory
+ * -------------
+ * Where chunks can be mapped anywhere in one range of addresses, only what is missing
+ * is brought:
+ *
+ *   1. The heap finds the place that lacks the fewest granules (cm_hole).
+ *   2. Free chunks from elsewhere are moved there: unmapped, and mapped again.
+ *   3. Free chunks that fit nowhere are given back, as far as new ones replace them.
+ *   4. What is still bare is filled with new chunks.
+ *
+ * Example with granules of 2 MiB. The range holds 8 MiB, of which 2 + 2 MiB are free
+ * but not side by side, and 6 MiB are asked for:
+ *
+ *   before   [free][LIVE][free][LIVE][ gap ........
+ *   step 1                           [ gap 6 MiB  ]     3 granules are missing
+ *   step 2   [ gap][LIVE][ gap][LIVE][moved][moved][bare]
+ *   step 4   [ gap][LIVE][ gap][LIVE][     LIVE 6 MiB   ]
+ *
+ * The pool held 8 MiB before and holds 10 MiB now, not 14: what is held is what blocks
+ * lie in, to the granule, except where a chunk of several granules is kept in place by
+ * one block. A move costs as much as making a chunk (about 35 us on an H200, whatever
+ * its size) but holds no more memory.
+ *
+ * Moving is possible because nothing is live in a free chunk and the host has seen all
+ * its work end: only clean spans are moved. The addresses that it leaves become a gap.
+ *
+ * Plans
+ * -----
+ * Runtime calls are made without the pool's lock, so a growth has three parts. Under
+ * the lock, plan_place_locked() chooses everything and makes its spans BUSY, so that
+ * nobody else takes them. Without the lock, fill() makes the calls. Under the lock
+ * again, settle_place_locked() turns what has memory into free spans and the rest into
+ * gaps, whether the calls worked or not. So a failure half-way loses nothing: chunks
+ * that were moved stay moved, new ones are closed again, and the request fails.
+ *
+ * Trimming
+ * --------
+ * A trim takes whole free chunks out of the heap in batches, closes them without the
+ * lock, and looks again until few enough are cached. The idle trim watches windows of
+ * time: the least that was cached during a window was not needed in it, and goes back
+ * at its end. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -15,36 +58,37 @@
 
 enum {
     CHUNK_SHARE = 500, /* a new chunk is at most this part of what is held */
-    TIDY_TAKES = 300   /* blocks rather go into holes, after memory was made */
+    TIDY_TAKES = 300   /* so many takes after a growth prefer holes (heap.c) */
 };
 
-/* What is taken beyond the need where every chunk is a segment of its own, so that many
- * small requests are few growths: a share of what is held, up to a bound. */
+/* The least that a growth takes where every chunk is a segment: a share of what is
+ * held, within bounds. */
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
 
 /* -- chunks that nobody uses ------------------------------------------------------------ */
 
-/* One that was taken out of the heap, to be moved or closed. */
+/* A free chunk that was taken out of the heap, to be moved or closed. */
 typedef struct idle_chunk {
     cm_chunk *chunk;
-    cm_heap_span *span; /* BUSY and exactly the chunk; NULL: it has left there */
-    cm_heap_span *to;   /* BUSY and without memory: where it is to be moved */
+    /* BUSY, and exactly the chunk; NULL: the chunk is no longer there. */
+    cm_heap_span *span;
+    cm_heap_span *to; /* BUSY, without memory: where the chunk is to be moved */
 } idle_chunk;
 
 typedef struct idle_chunks {
     idle_chunk *items;
     uint32_t count;
     uint32_t room;
-    bool to_move;           /* else to close */
-    uint64_t nbytes;        /* of all */
-    uint64_t enough_nbytes; /* none is taken once there are so many, */
+    bool to_move;           /* they are to be moved, else closed */
+    uint64_t nbytes;        /* of all of them together */
+    uint64_t enough_nbytes; /* no further one is taken once there are so many bytes, */
     uint64_t most_nbytes;   /* nor one that would make them more than this */
 } idle_chunks;
 
-/* Take the chunks of the range that lie wholly in a free span out of it. False: no more
- * are wanted, or there is no memory for that. */
+/* Take those chunks of the range out of the heap that lie wholly in `span`, a free
+ * span. False: no more are wanted, or there is no memory for their nodes. */
 static bool
 take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
 {
@@ -71,7 +115,7 @@ take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
             continue;
         }
         while (cm_span_end(span) <= chunk->address) {
-            span = span->next; /* the rest of what it was */
+            span = span->next; /* carving cut `span` up: find the part with the chunk */
         }
         while (span->block.address > chunk->address) {
             span = span->prev;
@@ -86,7 +130,7 @@ take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
     return true;
 }
 
-/* NULL: no memory is there. */
+/* The chunk behind the start of a span; NULL: there is none. */
 static cm_chunk *
 chunk_of(const cm_heap_span *span)
 {
@@ -94,6 +138,7 @@ chunk_of(const cm_heap_span *span)
     return range->chunk_at[(span->block.address - range->base) / range->granule];
 }
 
+/* Say which chunk is behind a span, from end to end. */
 static void
 set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
 {
@@ -104,12 +149,12 @@ set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
     }
 }
 
-/* The memory of a chunk is gone, which was that of the BUSY `span`. */
+/* Forget a chunk whose memory is gone; it was the memory of the BUSY `span`. */
 static void
 forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
 {
     uint64_t nbytes = span->block.nbytes;
-    cm_block block = span->block; /* the span ends here */
+    cm_block block = span->block; /* a copy, since the span ends here */
     cm_spin_lock_take(&pool->lock);
     if (span->arena == pool->range) {
         set_chunk_of(span, NULL);
@@ -117,7 +162,8 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
         free(chunk);
     }
     else {
-        cm_heap_remove_arena(&pool->heap, span->arena); /* with its chunk */
+        /* The chunk is part of the arena. */
+        cm_heap_remove_arena(&pool->heap, span->arena);
     }
     pool->counters.reserved_nbytes -= nbytes;
     uint64_t left_nbytes = pool->counters.reserved_nbytes;
@@ -128,7 +174,8 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
     }
 }
 
-/* Give one back; where that is refused it is free memory again. */
+/* Give a chunk back. Where the runtime refuses to take it, it becomes free memory
+ * again. */
 static cm_status
 close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
 {
@@ -142,27 +189,32 @@ close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
     cm_spin_lock_take(&pool->lock);
     cm_heap_view view = cm_pool_view_locked(pool, 0);
     (void)cm_heap_give(&pool->heap, idle.span, 0, 0, &view);
-    cm_pool_note_peaks_locked(pool); /* they may have begun anew meanwhile */
+    cm_pool_note_peaks_locked(pool); /* the peaks may have begun anew meanwhile */
     cm_spin_lock_give(&pool->lock);
     atomic_fetch_add(&pool->lost_count, 1);
     return status;
 }
 
 /* -- a place, and what goes there ------------------------------------------------------------ */
-/* Free chunks from elsewhere, whose memory is moved there, and new ones. */
+/* A place for the request is filled with free chunks from elsewhere, whose memory is
+ * moved there, and with new ones. */
 
 typedef struct place_plan {
     cm_hole at;
-    cm_heap_span *first; /* of those that are held: BUSY and side by side */
+    /* The first of the spans that are held: BUSY, and side by side. */
+    cm_heap_span *first;
     uint32_t held_count;
     idle_chunks idle;
-    uint32_t moved_count; /* of them: that have a place to go; the others go back */
-    cm_heap_span **bare;  /* held, without memory: each is to be a new chunk */
+    /* So many idle chunks, the first ones, have a place to go; the others are
+     * closed. */
+    uint32_t moved_count;
+    cm_heap_span **bare; /* held spans without memory: each is to get a new chunk */
     uint32_t bare_count;
-    uint32_t made_count;    /* of them, by now */
-    uint64_t create_nbytes; /* of the bare ones */
-    uint64_t made_nbytes;   /* of those made; reserved once the plan settles */
-    uint32_t tag;           /* of the place's free spans */
+    uint32_t made_count;    /* so many of them, by now */
+    uint64_t create_nbytes; /* of the bare spans together */
+    /* Of the chunks made; they count as reserved once the plan settles. */
+    uint64_t made_nbytes;
+    uint32_t tag; /* of the free spans of the place */
     uint64_t epoch;
 } place_plan;
 
@@ -173,8 +225,8 @@ fini_plan(place_plan *plan)
     free(plan->bare);
 }
 
-/* The free spans of the place stay out of everyone's hands meanwhile, as do those parts
- * of its gaps that will be filled. False: no memory. */
+/* Hold the free spans of the place, and those parts of its gaps that will be filled, so
+ * that nobody else takes them meanwhile. False: no memory. */
 static bool
 hold_place_locked(cm_pool *pool, place_plan *plan, uint64_t size,
                   const cm_heap_view *view)
@@ -203,8 +255,8 @@ hold_place_locked(cm_pool *pool, place_plan *plan, uint64_t size,
     return true;
 }
 
-/* From the longest spans first: those leave the fewest odd ends. Only what the host has
- * seen idle can be moved. */
+/* Choose free chunks to move, from the longest spans first, since those leave the
+ * fewest odd ends. Only what the host has seen idle can be moved. */
 static void
 choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -212,7 +264,7 @@ choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
         cm_list *list = &pool->heap.bins[bin];
         for (cm_list *n = list->next, *next; n != list; n = next) {
             cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
-            next = n->next; /* what is left of this one is shorter than a chunk */
+            next = n->next; /* what is left of this span will be shorter than a chunk */
             if (span->block.nbytes < pool->source->granule
                 || (cm_span_is_clean(span, view)
                     && !take_chunks_locked(pool, &plan->idle, span))) {
@@ -230,8 +282,8 @@ compare_lengths(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Each chunk costs a call, but can leave only when all of it is free: kept small
- * against the whole. */
+/* The longest chunk to make. Each chunk costs a call, but can leave only when all of it
+ * is free, so it is small compared with the whole. */
 static uint64_t
 longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
@@ -241,7 +293,7 @@ longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
     return most < granule ? granule : most;
 }
 
-/* Cut what is held of a gap for new chunks. False: no memory. */
+/* Cut the held part of a gap into spans for new chunks. False: no memory. */
 static bool
 cut_bare_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
 {
@@ -259,8 +311,8 @@ cut_bare_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
     return true;
 }
 
-/* Cut what is held of a gap, from its lowest address on, for the chunks that go there,
- * the longest first; what is left over is bare. False: no memory. */
+/* Cut the held part of a gap, from its lowest address on, into places for the chunks
+ * that move there, the longest first. The rest is bare. False: no memory. */
 static bool
 assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
 {
@@ -285,7 +337,8 @@ assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
     return gap == NULL || cut_bare_locked(pool, plan, gap);
 }
 
-/* Those that fit nowhere go back for the new ones, as far as that takes them all. */
+/* Free chunks that fit nowhere are closed so that new ones can be made in their stead.
+ * Those that are not needed even for that go back to the heap. */
 static void
 drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -305,9 +358,10 @@ drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     }
 }
 
-/* What of the place has memory becomes free, the rest is a gap. Returns the span that
- * covers the whole place if all of it has memory, which is one before its neighbours
- * join: one that a stream is late with could join a part of it only. */
+/* End a plan: the spans that have memory become free, the others gaps. Returns the span
+ * that covers the whole place, if all of it has memory. That is joined to one span
+ * before its neighbours join it, since a neighbour that is late could join a part of it
+ * only. */
 static cm_heap_span *
 settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -326,7 +380,7 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
             cm_heap_join_next(heap, span);
             plan->held_count--;
         }
-        next = span->next; /* BUSY: it is not joined before its turn */
+        next = span->next; /* it is BUSY, so it is not joined before its turn */
         if (has_memory) {
             whole = cm_heap_give(heap, span, plan->tag, plan->epoch, view);
         }
@@ -337,8 +391,9 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     return whole;
 }
 
-/* Fill in the plan and take all that it needs out of the heap. Fails: CM_ENOMEM, no
- * addresses; nothing is held then. */
+/* Fill in the plan, and take all that it needs out of the heap.
+ * Fails: CM_ENOMEM; CM_ELIMIT or CM_CUDA_OUT_OF_MEMORY where no addresses are left.
+ * Nothing is held then. */
 static cm_status
 plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
                   place_plan *plan)
@@ -349,8 +404,8 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
     cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, true,
                       &plan->at);
     if (plan->at.first == NULL) {
-        /* No addresses are left, so there could not be memory for all of them either,
-         * unless a limit says so before. */
+        /* Without addresses there could be no memory for the request either. A limit
+         * that the request would pass is the better answer. */
         if (!cm_budget_try_charge(pool->config.budget, size)) {
             return cm_fail(CM_ELIMIT, size);
         }
@@ -386,7 +441,8 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
 
 /* -- the calls that bring it --------------------------------------------------------------- */
 
-/* One that can neither be moved nor put back is lost, and a gap where it was. */
+/* Move a chunk. One that can neither be moved nor put back is lost, and leaves a gap
+ * where it was. */
 static cm_status
 move_chunk(cm_pool *pool, idle_chunk *idle)
 {
@@ -431,7 +487,7 @@ make_chunk(cm_pool *pool, place_plan *plan)
     return status;
 }
 
-/* A request that fails leaves nothing behind: what was made for it goes back. What the
+/* Close the chunks that were made for a request that then failed. A chunk that the
  * driver refuses to take stays, as free memory. */
 static void
 close_made(cm_pool *pool, place_plan *plan)
@@ -449,23 +505,25 @@ close_made(cm_pool *pool, place_plan *plan)
     }
 }
 
+/* Make the calls that a plan asks for: close, charge, move, make. Without the lock. */
 static cm_status
 fill(cm_pool *pool, place_plan *plan)
 {
     uint64_t released_nbytes = 0;
     while (plan->idle.count > plan->moved_count) {
         idle_chunk spare = plan->idle.items[--plan->idle.count];
-        /* Where it stays the pool holds more than it needs. */
+        /* if this fails, the pool holds more than it needs */
         cm_ignore(close_chunk(pool, spare, &released_nbytes));
     }
-    /* Moves alone are never too much, also where the limit was lowered. */
+    /* Moves alone charge nothing, so they pass no limit, even one that was lowered. */
     if (plan->create_nbytes > 0
         && !cm_budget_try_charge(pool->config.budget, plan->create_nbytes)) {
         return cm_fail(CM_ELIMIT, plan->create_nbytes);
     }
     cm_status status = cm_ok();
-    /* Nothing is begun that even the whole device has no memory for. What the driver
-     * says is free is no bound: it can move managed memory out of the way. */
+    /* Nothing is begun for which even the whole device has too little memory. The
+     * amount that the driver says is free is not a bound, since it can move managed
+     * memory out of the way. */
     if (plan->create_nbytes > 0
         && pool->counters.reserved_nbytes + plan->create_nbytes
                > pool->source->most_nbytes) {
@@ -521,7 +579,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
     fini_plan(&plan);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
         && status.arg < size) {
-        status.arg = size; /* more telling than the piece of it that failed */
+        status.arg = size; /* more telling than the size of the chunk that failed */
     }
     return status;
 }
@@ -567,7 +625,7 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
     return status;
 }
 
-/* The first growth: find out where memory comes from. */
+/* At the first growth: find out where memory comes from. */
 static cm_status
 open_source(cm_pool *pool)
 {
@@ -587,6 +645,7 @@ open_source(cm_pool *pool)
     return cm_ok();
 }
 
+/* Replace limits that are shares of the device by bytes (budget.h). */
 static cm_status
 settle_shares(const cm_pool *pool)
 {
@@ -629,8 +688,8 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
 
 enum { TRIM_BATCH = 64 };
 
-/* The longest segment that is free from end to end and may go: what stays cached is
- * then the short ones, which are what small blocks need. NULL: there is none. */
+/* The longest segment that is free from end to end and may go; NULL: there is none.
+ * What stays cached is then the short ones, which small blocks need. */
 static cm_heap_span *
 find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_view *view)
 {
@@ -649,6 +708,7 @@ find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_vie
     return longest;
 }
 
+/* Take free chunks out of the heap, to be closed, so that `keep_nbytes` stay. */
 static void
 take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, idle_chunks *out)
 {
@@ -675,7 +735,8 @@ cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_n
     cm_status first = cm_ok();
     idle_chunk batch[TRIM_BATCH];
     uint32_t count = TRIM_BATCH;
-    /* A refused chunk would be found again: one failure ends the search. */
+    /* A chunk that the runtime refused would be found again, so one failure ends the
+     * search. */
     while (count == TRIM_BATCH && cm_is_ok(first)) {
         idle_chunks leaving = {
             .items = batch, .room = TRIM_BATCH, .enough_nbytes = UINT64_MAX};
@@ -712,8 +773,8 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
     return status;
 }
 
-/* Memory goes back in whole chunks: first as many as leave the rest cached, then, where
- * only larger ones are left, all of them. */
+/* Memory goes back in whole chunks. The first attempt gives back as many as leave the
+ * rest cached; where only larger ones are left, the second gives back all. */
 void
 cm_pool_obey_limits(cm_pool *pool, bool may_fence)
 {
@@ -728,13 +789,14 @@ cm_pool_obey_limits(cm_pool *pool, bool may_fence)
         if (excess == 0) {
             return;
         }
-        cm_ignore(cm_pool_poll(pool, may_fence)); /* what cannot be asked stays */
+        /* What cannot be asked about stays in flight. */
+        cm_ignore(cm_pool_poll(pool, may_fence));
         cm_spin_lock_take(&pool->lock);
         uint64_t cached = pool->heap.free_nbytes;
         cm_spin_lock_give(&pool->lock);
         uint64_t released_nbytes = 0;
         uint64_t keep_nbytes = cached > excess && attempt == 0 ? cached - excess : 0;
-        /* A refusal is counted as lost; a trim() that is asked for will tell. */
+        /* A refusal is counted as lost. A trim that a user asks for will report it. */
         cm_ignore(trim(pool, keep_nbytes, &released_nbytes));
     }
     cm_spin_lock_take(&pool->lock);
@@ -766,7 +828,7 @@ cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
             return first;
         }
     }
-    else { /* what cannot be asked about is not what was asked for */
+    else { /* a failure to ask is not what the caller asked about */
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
     if (cm_mutex_take(&pool->polling, waits)) {
@@ -787,11 +849,12 @@ cm_pool_trim_idle(cm_pool *pool)
     if (!over) {
         return;
     }
-    /* Only what is seen to have ended can go, and a free span is as new as the last
-     * small block that was cut from it. */
+    /* Only what has been seen to end can go back. A free span is as new as the last
+     * small block that was cut from it, so ask now. */
     cm_ignore(cm_pool_poll(pool, false));
     cm_spin_lock_take(&pool->lock);
-    over = cm_pool_is_trim_due_locked(pool); /* another thread may have been here */
+    /* Another thread may have trimmed meanwhile. */
+    over = cm_pool_is_trim_due_locked(pool);
     bool first = pool->window_ns == 0;
     uint64_t cached = pool->heap.free_nbytes;
     uint64_t unused = pool->window_cached < cached ? pool->window_cached : cached;
@@ -802,7 +865,7 @@ cm_pool_trim_idle(cm_pool *pool)
     cm_spin_lock_give(&pool->lock);
     if (over && !first && unused > 0) {
         uint64_t released_nbytes = 0;
-        /* Counted as lost; a trim() that is asked for will tell. */
+        /* A refusal is counted as lost. A trim that a user asks for will report it. */
         cm_ignore(trim(pool, cached - unused, &released_nbytes));
     }
 }

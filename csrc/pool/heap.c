@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Spans, the bins that find them by size, and the READY spans; heap.h tells the idea.
+ */
 #include "pool/heap.h"
 
 #include <stdlib.h>
@@ -31,7 +33,7 @@ add_slab(cm_heap *heap)
     return true;
 }
 
-/* Nodes for two cuts, at least. False: no memory. */
+/* See to it that there are nodes for two cuts. False: no memory. */
 static bool
 have_nodes(cm_heap *heap)
 {
@@ -53,7 +55,7 @@ take_node(cm_heap *heap)
     return span;
 }
 
-/* Take `span` out of its arena and keep the node. */
+/* Take `span` out of its arena and keep the node for another. */
 static void
 drop_span(cm_heap *heap, cm_heap_span *span)
 {
@@ -87,7 +89,8 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
     if (span->late_nbytes == span->block.nbytes) {
         rest->late_nbytes = rest->block.nbytes;
     }
-    else { /* nobody knows which bytes they are: in proportion */
+    /* Nobody knows which of its bytes are late, so both parts get their proportion. */
+    else {
         double share = (double)rest->block.nbytes / (double)span->block.nbytes;
         rest->late_nbytes = (uint64_t)(share * (double)span->late_nbytes);
     }
@@ -104,17 +107,21 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 
 /* -- bins ----------------------------------------------------------------------------- */
 
-/* Bins 3 % apart, a bitmap over them, and a look at a few spans of a bin: the answer is
- * the best fit or within 3 % of it, and its time does not grow with the spans. */
+/* Bins are 3 % apart, a bitmap tells which have spans, and a few spans of a bin are
+ * looked at. So the answer is the best fit or within 3 % of it, and the time does not
+ * grow with the number of spans. */
 enum {
-    UNIT_SHIFT = 6,      /* sizes in 64 B */
-    MANTISSA_BITS = 5,   /* 32 bins for each power of two */
-    LOOK_OWN_BIN = 24,   /* spans looked at in the bin of the size: some are short */
+    UNIT_SHIFT = 6,    /* sizes are counted in units of 64 bytes */
+    MANTISSA_BITS = 5, /* 32 bins for each power of two */
+    /* Spans looked at in the bin of the size, some of which are too short. */
+    LOOK_OWN_BIN = 24,
     LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
-    LOOK_BINS = 8,       /* longer bins tried before giving up on unusable spans */
-    LOOK_FITS = 12,      /* spans compared, for the granules that a block would take */
-    TIDY_NBYTES = 1000000,
-    TIDY_MISSING = 4 /* granules */
+    /* Longer bins tried before giving up on spans that are not usable. */
+    LOOK_BINS = 8,
+    /* Spans that fit and are compared by the granules that they touch. */
+    LOOK_FITS = 12,
+    TIDY_NBYTES = 1000000, /* only blocks of this size and above go into holes */
+    TIDY_MISSING = 4       /* granules that a hole may lack for that */
 };
 
 static uint32_t
@@ -131,7 +138,7 @@ bin_of(uint64_t nbytes)
     return bin < CM_HEAP_BIN_COUNT ? bin : CM_HEAP_BIN_COUNT - 1;
 }
 
-/* A FREE span enters and leaves the bin of its size. */
+/* Put a FREE span into the bin of its size, and take it out again. */
 static void
 bin_span(cm_heap *heap, cm_heap_span *span)
 {
@@ -159,7 +166,8 @@ unbin_span(cm_heap *heap, cm_heap_span *span)
 void
 cm_heap_init(cm_heap *heap)
 {
-    memset(heap, 0, sizeof(*heap)); /* a literal may be built on the stack: 26 KB */
+    /* Not by a literal, which may be built on the stack: 26 KB. */
+    memset(heap, 0, sizeof(*heap));
     cm_list_init(&heap->arenas);
     cm_list_init(&heap->gaps);
     cm_list_init(&heap->spare_spans);
@@ -263,9 +271,9 @@ late_nbytes(const cm_heap_span *span, const cm_heap_view *view)
     return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
 }
 
-/* May two FREE neighbours become one? Pending work of one stream must not hold up
- * much more than it covers: a clean span joins a late one only if half of both was
- * given by that stream. */
+/* True if two FREE neighbours may become one. Pending work of one stream must not hold
+ * up much more memory than it covers, so a clean span joins a late one only if at least
+ * half of both was given back by that stream. */
 static bool
 may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
@@ -281,7 +289,7 @@ may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     return view->alone || late >= a->block.nbytes + b->block.nbytes - late;
 }
 
-/* Let `a` say what it and `b`, its next neighbour, are together; `b` stays. */
+/* Make `a` describe both itself and its next neighbour `b`, whose node stays. */
 static void
 add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
@@ -302,8 +310,8 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     a->block.nbytes += b->block.nbytes;
 }
 
-/* Join two neighbours, of which only `binned` is in a bin. False: what still runs on
- * them keeps them apart. */
+/* Join two neighbours, of which only `binned` is in a bin. False: they stay apart for
+ * what still runs on them. */
 static bool
 try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
          const cm_heap_view *view)
@@ -392,7 +400,7 @@ cm_heap_join(cm_heap *heap, const cm_heap_view *view)
 
 /* -- cutting ---------------------------------------------------------------------------- */
 
-/* Give back to the bins or the gaps what was cut off `like`. */
+/* Put what was cut off a span back into the bins or the gaps. */
 static void
 put_rest(cm_heap *heap, cm_heap_span *rest)
 {
@@ -434,7 +442,7 @@ cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address, uint64_t nb
 
 /* -- finding -------------------------------------------------------------------------- */
 
-/* The first occupied bin from `bin` on; CM_HEAP_BIN_COUNT if there is none. */
+/* The first bin from `bin` on that has spans; CM_HEAP_BIN_COUNT: there is none. */
 static uint32_t
 next_bin(const cm_heap *heap, uint32_t bin)
 {
@@ -461,8 +469,9 @@ fits(const cm_heap_span *span, uint64_t nbytes, uint64_t align,
            && cm_span_is_usable(span, view);
 }
 
-/* Granules that a block at `begin` has to itself in the run [low, high) of addresses
- * that nothing lives in: not those at its ends that others lie in, too. */
+/* Count the granules that a block at `begin` would have to itself. [low, high) is the
+ * run of addresses around it where nothing is live; a granule that reaches beyond the
+ * run is shared with others and does not count. */
 static uint64_t
 count_touched(uint64_t granule, cm_address low, cm_address high, cm_address begin,
               uint64_t nbytes)
@@ -480,7 +489,8 @@ is_gap(const cm_heap_span *span)
     return span != NULL && span->state == CM_SPAN_GAP;
 }
 
-/* `grows`: memory has to be brought there. */
+/* True if `a` is a better place than `b` (see cm_hole). `grows`: memory has to be
+ * brought there. */
 static bool
 is_better(const cm_hole *a, const cm_hole *b, bool grows)
 {
@@ -494,8 +504,9 @@ is_better(const cm_hole *a, const cm_hole *b, bool grows)
                                           : a->missing < b->missing;
 }
 
-/* The better end of a free span, if it beats `best`: the lower one, unless only the
- * other has a neighbour. */
+/* Let the better end of a free span beat `best`, if it does. The better end touches
+ * fewer granules; of two equal ends it is the lower one, unless there is a gap below
+ * and none above. */
 static void
 try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
 {
@@ -520,7 +531,7 @@ try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
     }
 }
 
-/* Among the first `look` spans of a bin; what fits is taken off `wanted`. */
+/* Look at the first `look` spans of a bin. Each that fits is taken off `wanted`. */
 static void
 look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
             const cm_heap_view *view, uint32_t *wanted, cm_hole *best)
@@ -534,12 +545,13 @@ look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
         --*wanted;
         try_span(span, nbytes, align, best);
         if (span->block.nbytes == nbytes && best->first == span) {
-            *wanted = 0; /* exactly */
+            *wanted = 0; /* it fits exactly, so no other can be better */
         }
     }
 }
 
-/* The place at `begin` in the run of spans from `first` to the address `end`. */
+/* Let the place at `begin` beat `best`, if it does. It lies in the run of spans from
+ * `first` to the address `end`. */
 static void
 try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
          bool grows, cm_hole *best)
@@ -581,7 +593,7 @@ is_in_run(const cm_heap_span *span, const cm_heap_view *view)
                && cm_span_is_usable(span, view));
 }
 
-/* Both ends of each run, where a place may share a granule with a neighbour. */
+/* Tries both ends of each run, where a place may share a granule with a neighbour. */
 void
 cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, bool grows, cm_hole *best)
@@ -596,7 +608,7 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
             first = is_in_run(first->prev, view) ? first->prev : NULL;
         } while (first != NULL && !is_gap(first) && is_in_run(first->prev, view));
         if (is_gap(first)) {
-            continue; /* the run is looked at from its first gap */
+            continue; /* the run was looked at from its first gap */
         }
         first = first != NULL ? first : CM_LIST_ENTRY(n, cm_heap_span, node);
         cm_address end = cm_span_end(last);
@@ -612,9 +624,9 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
     }
 }
 
-/* Soon after memory had to be made, a long block rather goes where a few granules must
- * be moved to first than where it is alone in more of them: they could not be moved
- * then to where memory is needed next. */
+/* Soon after memory had to be made, a long block prefers a place to which a few
+ * granules must be moved first over a fit where it has more granules to itself: those
+ * could not be moved any more to where memory is needed next. */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
@@ -624,7 +636,7 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     }
     heap->tidy_count--;
     cm_hole best = *fit;
-    best.run_nbytes = 0; /* to be beaten by what touches fewer */
+    best.run_nbytes = 0; /* so that any hole wins that touches fewer granules */
     best.missing = 0;
     if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
         cm_heap_find_hole(heap, nbytes, align, view, false, &best);
@@ -632,7 +644,7 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     return best.first != fit->first;
 }
 
-/* The best of some free spans, or of all (`every`), cut to size. */
+/* Take the best of some free spans, or of all (`every`), cut to size. */
 static cm_heap_span *
 take_fit(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view,
          bool every)
@@ -683,9 +695,10 @@ cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_vie
 
 /* -- ready spans ---------------------------------------------------------------------- */
 
-/* Reuse without cutting and joining: a program that asks again and again for the same
- * sizes gets the spans it gave back last. There are few, and any request that finds
- * nothing else makes them ordinary free spans first, so nothing is wasted by them. */
+/* A program that asks again and again for the same sizes gets the spans that it gave
+ * back last, without cutting and joining. There are few READY spans, and any request
+ * that finds nothing else turns them into ordinary free ones first, so they waste
+ * nothing. */
 
 static cm_heap_span **
 set_of(cm_heap *heap, uint64_t nbytes)
@@ -696,7 +709,7 @@ set_of(cm_heap *heap, uint64_t nbytes)
 
 _Static_assert(CM_READY_SETS == 32, "set_of takes the top five bits");
 
-/* Take a READY span out of where it is kept. */
+/* Take a READY span out of the table. */
 static cm_heap_span *
 take_from(cm_heap *heap, cm_heap_span **kept)
 {
@@ -708,7 +721,7 @@ take_from(cm_heap *heap, cm_heap_span **kept)
     return span;
 }
 
-/* And join it to its neighbours. */
+/* Take a READY span out of the table, make it FREE and join it to its neighbours. */
 static void
 settle_one(cm_heap *heap, cm_heap_span **kept, const cm_heap_view *view)
 {
@@ -750,7 +763,8 @@ cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
     return span;
 }
 
-/* Where to keep a short one: the oldest of its set makes room if need be. */
+/* Find a place in the table for a short span. If its set is full, the oldest of the set
+ * becomes an ordinary free span. */
 static cm_heap_span **
 find_way(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
@@ -798,7 +812,7 @@ cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
 
 /* -- what there is, as joining would leave it ----------------------------------------- */
 
-/* The span as it is when nothing keeps it ready any more. */
+/* A copy of the span as it would be if it were not READY. */
 static cm_heap_span
 settled(const cm_heap_span *span)
 {
@@ -828,8 +842,9 @@ cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
     return last;
 }
 
-/* All pieces from `first` on to the next span that is not free; nothing where another
- * free span precedes it. Of many spans: that one as it lies. */
+/* Count the pieces from `first` on to the next span that is not free; none where
+ * another free span precedes `first`, which is counted from that one. Of many spans
+ * (`is_many`) only `first` is counted, as it lies. */
 static void
 count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
            cm_heap_runs *out)
@@ -848,7 +863,7 @@ count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
     } while (at != NULL && cm_span_is_free(at));
 }
 
-/* That of the longest free spans; CM_HEAP_BIN_COUNT if there is none. */
+/* The bin of the longest free spans; CM_HEAP_BIN_COUNT: there is none. */
 static uint32_t
 last_bin(const cm_heap *heap)
 {
@@ -866,7 +881,8 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
 {
     cm_heap_runs runs = {0, 0, 0};
     uint64_t left = CM_RUN_LOOKS;
-    /* Of many the longest bin, of whose spans none is much longer than another. */
+    /* Of many spans only the longest bin is looked at, none of whose spans is much
+     * longer than another. */
     bool is_many = heap->free_count > CM_RUN_LOOKS;
     uint32_t bin = is_many ? last_bin(heap) : next_bin(heap, 0);
     for (; bin < CM_HEAP_BIN_COUNT; bin = next_bin(heap, bin + 1)) {
@@ -876,7 +892,7 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
             count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, is_many, &runs);
         }
     }
-    /* And those that are kept ready, of which there are few. */
+    /* READY spans are in no bin; there are few. */
     for (int i = 0; i < CM_READY_COUNT && heap->ready_count > 0; i++) {
         if (heap->ready[i] != NULL) {
             count_from(heap->ready[i], view, is_many, &runs);
@@ -908,7 +924,7 @@ check_arena(const cm_arena *arena, cm_heap_sums *sums)
     return at == arena->base + arena->nbytes;
 }
 
-/* The spans of a bin are as they should be; `count` is of them. */
+/* True if the spans of a bin are as they should be. They are added to `count`. */
 static bool
 check_bin(const cm_heap *heap, uint32_t bin, uint64_t *count)
 {

@@ -1,12 +1,68 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When freed memory is idle. Each stream that worked on some has a slot, whose epochs
- * end as events of the stream pass; so has each device, for work of unknown streams: an
- * event over all that a device is doing is a fence. In stream order, for device memory,
- * a block whose only user was one stream goes back to the heap at once, tagged with the
- * stream's epoch. Nothing is recorded then; an event is recorded when another stream
- * wants the memory, one for all blocks of the stream. Other blocks are in flight until
- * the epochs of all their streams have ended, with an event recorded at once, and of
- * devices, whose fences are taken later. */
+/* When freed memory is idle.
+ *
+ * The idea: epochs
+ * ----------------
+ * An event tells when everything that was on a stream before it has ended. Recording
+ * one for each block that is freed would cost a runtime call a free, and a training
+ * step frees hundreds of blocks. So the pool numbers time for each stream instead. Each
+ * stream that worked on memory of the pool has a slot, and each slot a present epoch, a
+ * plain number. A free in the order of a stream tags the span with (slot, epoch) and
+ * does nothing else. When somebody wants to know whether the stream has finished with
+ * its spans, the poller closes the epoch: it notes the number, adds one for the frees
+ * that follow, and records one event on the stream (a cm_mark). Once that event has
+ * passed, done[slot] is raised to the noted number, and with it every span that was
+ * tagged up to then is clean, however many there are. Nobody visits them: a span is
+ * clean exactly when epoch <= done[tag].
+ *
+ * Example, one stream in slot 1 whose present epoch is 7:
+ *
+ *   free A, free B      A and B are tagged (1, 7). No runtime call.
+ *   poll                Epoch 7 is closed and event e recorded; the epoch is 8 now.
+ *   free C              C is tagged (1, 8).
+ *   e passes, poll      done[1] = 7: anybody may have A and B. C belongs to the stream
+ *                       alone until an event of epoch 8 has passed.
+ *
+ * If the stream is idle when the poller asks, the event is saved as well:
+ * cm_rt_stream_query() answers that at once.
+ *
+ * Flights
+ * -------
+ * Not every block can be given back in a stream's order. Host memory cannot, because
+ * the host waits for no stream. A block that two streams used cannot, because neither
+ * stream's order covers the other's work. Nor can a block whose users are unknown. Such
+ * a block goes into flight: a cm_flight lists the epochs that must all end (its dues),
+ * an event is recorded on each of its streams at once, and the block goes back to the
+ * heap in the first poll that finds all dues done.
+ *
+ * Fences
+ * ------
+ * Where it is not known which stream used a block (it was exported, say, or its stream
+ * may be destroyed), only the whole device can tell. Each device has a slot of its own
+ * behind those of the streams, and the event for it is recorded over all that the
+ * device's context is doing: a fence. Fences are recorded late and for many blocks at
+ * once, at a poll with `may_fence`, because recording one breaks a capture that runs on
+ * any stream of the context. Where the driver cannot record over a context, the device
+ * has to be waited for instead.
+ *
+ * Who may do what
+ * ---------------
+ * Tagging and slots change under the pool's lock. Only the poller (the thread that has
+ * the turn `polling`) takes marks away, ends epochs by events and drops slots, so that
+ * what it reads of a slot between two locks stays true. Other threads may record marks,
+ * which the lock alone guards.
+ *
+ * Edges
+ * -----
+ *   - A foreign stream may be destroyed by its owner at any time, so its event is
+ *     recorded when the block is given back, not later (cm_pool_try_mark_foreign()).
+ *   - Nothing is recorded on a stream that captures. Its spans stay late until the
+ *     capture has ended and somebody asks again.
+ *   - A block that a graph may use is never idle before the pool ends.
+ *   - A stream that finds no free slot (CM_STREAMS_MAX) makes its blocks wait for a
+ *     fence.
+ *   - An event of a device whose context is gone counts as passed, since the work went
+ *     with the context. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,13 +72,15 @@
 
 /* -- events ----------------------------------------------------------------------------- */
 
-/* Nothing may be recorded on a stream that captures, or that cannot be asked. */
+/* Ask whether a stream captures, for then nothing may be recorded on it; a stream that
+ * cannot be asked gives a failure. */
 static cm_status
 ask_capturing(cm_pool *pool, uint64_t handle, bool *out)
 {
     cm_status status = cm_rt_stream_is_capturing(pool->rt, handle, out);
     if (status.code == CM_CUDA_CAPTURE_IMPLICIT) {
-        *out = true; /* the legacy stream, where another that it waits for captures */
+        /* It is the legacy stream, and a stream that it would wait for is capturing. */
+        *out = true;
         return cm_ok();
     }
     return status;
@@ -41,7 +99,7 @@ cm_pool_init_slots(cm_pool *pool)
     }
 }
 
-/* Of a slot that something waits for. */
+/* The device of a slot that something waits for. */
 static int
 device_of(const cm_pool *pool, uint32_t i)
 {
@@ -84,7 +142,7 @@ cm_pool_slot_locked(cm_pool *pool, cm_stream *stream)
     return i;
 }
 
-/* Is there anything of it to wait for? */
+/* True where something waits for work of the slot that has not been seen to end. */
 static bool
 is_late_locked(const cm_pool *pool, uint32_t i)
 {
@@ -113,7 +171,8 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 
 /* -- events of slots -------------------------------------------------------------------- */
 
-/* An event that is refused twice is lost. */
+/* Destroy an event that is no longer needed. One that the runtime refuses to destroy
+ * twice is counted as lost. */
 static void
 drop_mark(cm_pool *pool, cm_mark *mark)
 {
@@ -126,9 +185,9 @@ drop_mark(cm_pool *pool, cm_mark *mark)
     free(mark);
 }
 
-/* Record an event over the slot's work so far, after its `epoch` was ended. Inside a
- * cm_scope of its device, and not while it captures; by any thread, which keeps
- * `stream` (NULL: the device). */
+/* Record an event over the slot's work so far, whose epoch `epoch` has been closed.
+ * Called inside a cm_scope of the slot's device, by any thread that keeps `stream`
+ * (NULL: the slot is the device's) alive, while the stream is not capturing. */
 static cm_status
 record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
 {
@@ -146,7 +205,8 @@ record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
     mark->epoch = epoch;
     cm_list_init(&mark->node);
     cm_spin_lock_take(&pool->lock);
-    /* Where it is known to have ended the slot may be another stream's by now. */
+    /* If the epoch is known to have ended, the slot may belong to another stream by
+     * now. */
     bool added = cm_is_ok(status) && epoch > pool->done[i];
     if (added) {
         cm_list_push_back(&slot->marks, &mark->node);
@@ -159,8 +219,9 @@ record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
     return status;
 }
 
-/* The same for what `stream` has been given so far, in the caller's scope; `out` waits
- * for it. Fails: CM_ENOMEM: there are too many streams; as above. */
+/* Close the epoch of `stream` and record an event for it, in the caller's scope; `out`
+ * is what a block has to wait for.
+ * Fails: CM_ENOMEM, where there are too many streams; as record(). */
 static cm_status
 mark_stream(cm_pool *pool, cm_stream *stream, cm_due *out)
 {
@@ -169,7 +230,8 @@ mark_stream(cm_pool *pool, cm_stream *stream, cm_due *out)
     if (out->slot != 0) {
         cm_epochs *slot = &pool->epochs[out->slot];
         out->epoch = slot->epoch++;
-        slot->awaited_epoch = out->epoch; /* keeps the slot */
+        /* While something waits for it, the slot is not dropped. */
+        slot->awaited_epoch = out->epoch;
     }
     cm_spin_lock_give(&pool->lock);
     return out->slot != 0 ? record(pool, out->slot, stream, out->epoch)
@@ -188,7 +250,8 @@ cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out)
                CM_IN_SCOPE(pool->rt, stream->device, mark_stream(pool, stream, out)));
 }
 
-/* A mark stays until the poller takes it. NULL: there is none. */
+/* The youngest or oldest mark of a slot; NULL: there is none. It stays until the poller
+ * takes it away. */
 static cm_mark *
 find_mark(cm_pool *pool, uint32_t i, bool youngest)
 {
@@ -199,7 +262,8 @@ find_mark(cm_pool *pool, uint32_t i, bool youngest)
     return node == marks ? NULL : CM_LIST_ENTRY(node, cm_mark, node);
 }
 
-/* Which events have passed? In their order, so that the first late one tells of all. */
+/* See which events of a slot have passed. They pass in their order, so the first that
+ * has not answers for all after it. */
 static cm_status
 look(cm_pool *pool, uint32_t i)
 {
@@ -209,11 +273,11 @@ look(cm_pool *pool, uint32_t i)
         if (!passed) {
             cm_status status = cm_rt_event_query(pool->rt, mark->event, &passed);
             CM_TRY(cm_scope_settle(status));
-            /* Of a context that is gone its work is, too. */
+            /* If the context is gone, so is the work. */
             passed = passed || !cm_is_ok(status);
         }
 #if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
-        passed = true; /* a build of the stress that must fail */
+        passed = true; /* only in a build of the stress test that has to fail */
 #endif
         if (!passed) {
             break;
@@ -226,9 +290,10 @@ look(cm_pool *pool, uint32_t i)
 
 /* -- asking ----------------------------------------------------------------------------- */
 
-/* Does an event have to be recorded for what waits? Of a stream the pool records one at
- * a time, unless another stream shall wait for all of it, and none of a foreign one,
- * which may be gone. Of a device where `can_fence`. */
+/* True where an event has to be recorded for what waits. On a stream of ours the pool
+ * keeps one event at a time, unless another stream is to wait for all of its work
+ * (`orders`). On a foreign stream it records none, since that may be gone. For a device
+ * it needs `can_fence`. */
 static bool
 needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -241,9 +306,10 @@ needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
                                       && (orders || cm_list_is_empty(&slot->marks));
 }
 
-/* Inside a cm_scope of its device. No fence is taken while any stream that we know
- * captures, or the legacy stream says that one does: recording over the context would
- * break the capture. */
+/* Look at the events of a slot and, where needed, close its epoch and record one.
+ * Called inside a cm_scope of its device. No fence is taken while any stream that we
+ * know is capturing, or the legacy stream says that one is: recording over the context
+ * would break the capture. */
 static cm_status
 poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -265,9 +331,10 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
         return cm_ok();
     }
     cm_spin_lock_take(&pool->lock);
-    uint64_t epoch = slot->epoch++; /* what is given from now on is not covered */
+    /* The event does not cover what is given back from now on. */
+    uint64_t epoch = slot->epoch++;
     cm_spin_lock_give(&pool->lock);
-    /* An idle stream needs no event, which would be done only a little later. */
+    /* An idle stream needs no event, which would pass only a little later. */
     if (stream != NULL && cm_is_ok(cm_rt_stream_query(pool->rt, handle, &idle))
         && idle) {
         end_epoch(pool, i, epoch);
@@ -290,18 +357,20 @@ find_asked(cm_pool *pool, uint32_t i, bool can_fence)
     return i;
 }
 
-/* Nobody has a context there: nothing runs, and to be asked more would make one. */
+/* True where nobody has a context on a device, so that nothing runs there; asking any
+ * further would make one. */
 static bool
 is_unused(cm_pool *pool, int device)
 {
-    bool active = true; /* one that cannot be asked about counts as in use */
+    bool active = true; /* a device that cannot be asked counts as in use */
     if (!cm_device_was_entered(pool->rt, device)) {
         cm_ignore(cm_rt_context_is_active(pool->rt, device, &active));
     }
     return !active;
 }
 
-/* Ask of all whether their work has ended. By the poller. Fails: the first failure. */
+/* Ask of all slots whether their work has ended. Called by the poller.
+ * Fails: the first call that failed. */
 static cm_status
 poll_slots(cm_pool *pool, bool can_fence)
 {
@@ -309,7 +378,8 @@ poll_slots(cm_pool *pool, bool can_fence)
     for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_EPOCHS_MAX; i++) {
         int device = device_of(pool, i);
         cm_spin_lock_take(&pool->lock);
-        uint64_t epoch = pool->epochs[i].epoch; /* what is given later is not told of */
+        /* What is given back later is in the next epoch. */
+        uint64_t epoch = pool->epochs[i].epoch;
         pool->epochs[i].epoch += i >= CM_STREAMS_MAX;
         cm_spin_lock_give(&pool->lock);
         if (i >= CM_STREAMS_MAX && is_unused(pool, device)) {
@@ -337,11 +407,11 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
         if (!late) {
             continue;
         }
-        /* the events that there are tell of less */
+        /* if this fails, the events that exist tell of less, but tell the truth */
         cm_ignore(
             CM_IN_SCOPE(pool->rt, device_of(pool, i), poll_slot(pool, i, false, true)));
         const cm_mark *mark = find_mark(pool, i, true);
-        any = any || pool->done[i] > done[i]; /* it has ended meanwhile */
+        any = any || pool->done[i] > done[i]; /* its work has ended meanwhile */
         done[i] = pool->done[i];
         if (mark != NULL && cm_is_ok(cm_stream_wait_event(stream, mark->event))) {
             done[i] = mark->epoch;
@@ -353,7 +423,7 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
 
 /* -- forgetting ------------------------------------------------------------------------- */
 
-/* The slot is free from now on, and what names its epochs so far has ended. */
+/* Free a slot. Everything that is tagged with its epochs so far has ended. */
 static void
 empty_slot_locked(cm_pool *pool, uint32_t i)
 {
@@ -395,8 +465,9 @@ cm_pool_drop_slots(cm_pool *pool, bool orphans_only)
 /* -- blocks in flight ------------------------------------------------------------------------- */
 
 enum {
-    PASS_MAX = 4096, /* a miss looks at so many that stay, the next one at others */
-    TURN_MAX = 256   /* looked at before others may take the lock */
+    /* A poll visits so many blocks that stay in flight; the next one visits others. */
+    PASS_MAX = 4096,
+    TURN_MAX = 256 /* blocks that are visited before others may take the lock */
 };
 
 static cm_flight *
@@ -405,8 +476,9 @@ flight_of(cm_list *node)
     return CM_LIST_ENTRY(node, cm_flight, node);
 }
 
-/* Inside a cm_scope of its device. Where even the question fails recording could break
- * someone's capture. `fenced`: something will tell of all that the device does. */
+/* Note that a stream used the block, inside a cm_scope of its device. Where even the
+ * question whether it captures fails, recording could break someone's capture, so none
+ * is tried. `fenced`: a fence of its device will cover the stream anyway. */
 static cm_status
 note_use(cm_pool *pool, cm_flight *flight, cm_stream *stream, bool fenced)
 {
@@ -431,9 +503,10 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
     }
     flight->span = span;
     flight->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
-    uint64_t fences = 0; /* the devices that need one */
+    uint64_t fences = 0; /* bits of the devices that a fence is needed of */
     if ((flags & CM_POOL_FREE_FENCE) != 0) {
-        /* Unknown workers may be on any, which is asked when the fence is taken. */
+        /* Unknown work may be on any device. Whether a device is in use at all is asked
+         * when the fence is taken. */
         fences = UINT64_MAX >> (CM_MAX_DEVICES - pool->rt->device_count);
     }
     for (uint32_t i = 0; i < use_count; i++) {
@@ -448,7 +521,7 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
                                  note_use(pool, flight, uses[i], (fences & bit) != 0));
         }
         if (j == i && !cm_is_ok(status)) {
-            fences |= bit; /* whatever is in the way */
+            fences |= bit; /* whatever kept the event from being recorded */
         }
     }
     cm_spin_lock_take(&pool->lock);
@@ -513,8 +586,9 @@ is_idle_locked(const cm_pool *pool, const cm_flight *flight)
     return idle;
 }
 
-/* Give what is idle back to the heap: of some blocks, of all, or whether it is or not
- * (`at_end`). By the poller. */
+/* Give blocks that are idle back to the heap: some of them, all of them (`all`), or,
+ * when the pool ends, all whether they are idle or not (`at_end`). Called by the
+ * poller. */
 static void
 land_flights(cm_pool *pool, bool all, bool at_end)
 {
@@ -526,14 +600,14 @@ land_flights(cm_pool *pool, bool all, bool at_end)
     for (uint64_t passed = 0; left > 0 && (all || passed < PASS_MAX); left--) {
         node = cm_list_pop_front(&pool->in_flight);
         if (node == NULL) {
-            break; /* the others could not be noted */
+            break; /* the rest of the count are blocks that could not be noted */
         }
         if (at_end || is_idle_locked(pool, flight_of(node))) {
             cm_heap_view view = cm_pool_view_locked(pool, 0);
             cm_heap_span *span = flight_of(node)->span;
             pool->counters.in_flight_count--;
             pool->counters.in_flight_nbytes -= span->block.nbytes;
-            /* The tag is of what ran before the block was handed out. */
+            /* The tag says what may still run from before the block was handed out. */
             (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
             cm_pool_note_peaks_locked(pool);
             cm_list_push_back(&landed, node);
@@ -569,8 +643,9 @@ cm_pool_abandon_work(cm_pool *pool)
 
 /* -- polling ---------------------------------------------------------------------------- */
 
-/* As cm_pool_poll(); waits for its turn where there is an `aim`, the epochs of all
- * slots that have ended on the devices `idle`. */
+/* As cm_pool_poll(). With an `aim` it waits for its turn; the aim holds an epoch for
+ * each slot, which is known to have ended where the slot's device is in the set
+ * `idle`. */
 static cm_status
 poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
@@ -599,12 +674,13 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
 }
 
 /* -- waiting ------------------------------------------------------------------------------ */
-/* For events, by asking from time to time where the wait can be interrupted; then for
- * devices, where asking does not tell. The hooks are called, and devices waited for,
- * while this thread is neither poller nor grower. */
+/* A wait first asks events from time to time, where it can be interrupted; then it
+ * waits for devices, where asking does not tell. The hooks are called, and devices
+ * waited for, while this thread has neither turn. */
 
-/* False: nothing of the goal is left that can be asked about, or asking fails. A wait
- * that nobody interrupts sits in the runtime, without fences: it waits for devices. */
+/* Poll once. False: nothing is left of the goal that can be asked about, or asking
+ * fails. A wait that nobody interrupts blocks in the runtime, and takes no fences,
+ * because it waits for the devices afterwards. */
 static bool
 is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *goal)
 {
@@ -613,7 +689,7 @@ is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *go
         return false;
     }
     if (!cm_mutex_take(&pool->polling, false)) {
-        return true; /* another thread looks, or waits */
+        return true; /* another thread is polling, or waiting */
     }
     const cm_mark *mark = NULL;
     for (uint32_t i = 1; i < CM_EPOCHS_MAX && mark == NULL; i++) {
@@ -627,9 +703,10 @@ is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *go
     return mark != NULL && cm_is_ok(status);
 }
 
-/* The devices that tell when what is left of the goal has ended: those of fences, and
- * of streams (unless `fences_only`) of which asking did not tell. Only epochs that they
- * are to tell of stay in the goal. By the poller. */
+/* Find the devices that tell when the rest of the goal has ended: those of fences and,
+ * unless `fences_only`, of streams that asking told nothing about. The goal keeps only
+ * the epochs that these devices will tell of; it is closed for each of them. Called by
+ * the poller. */
 static uint64_t
 find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
 {
@@ -647,8 +724,9 @@ find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
     return due;
 }
 
-/* Wait for all that each of these devices is doing, and set the bits of those for which
- * that worked. Fails: CM_ECANCELLED at once, by the hooks; else the first failure. */
+/* Wait for all that each of these devices is doing, and set in *idle the bits of those
+ * for which that worked.
+ * Fails: CM_ECANCELLED at once, by the hooks; else the first failure. */
 static cm_status
 wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
              uint64_t *idle)
@@ -675,7 +753,8 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
     return first;
 }
 
-/* Until nothing of the goal can be asked about any more. Fails: CM_ECANCELLED. */
+/* Wait until nothing is left of the goal that can be asked about.
+ * Fails: CM_ECANCELLED. */
 static cm_status
 wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
 {
@@ -694,7 +773,8 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     hooks = hooks != NULL ? hooks : &uninterrupted;
-    uint64_t goal[CM_EPOCHS_MAX]; /* what had been given back by now; 0: nothing */
+    /* The epochs of what had been given back by now; 0: none. */
+    uint64_t goal[CM_EPOCHS_MAX];
     cm_spin_lock_take(&pool->lock);
     for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
         goal[i] = pool->epochs[i].awaited_epoch;
@@ -704,8 +784,8 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
         CM_TRY(wait_events(pool, hooks, goal));
     }
     if (cm_streams_capture(pool->rt) || cm_others_capture(hooks)) {
-        return cm_pool_poll(pool, false); /* a wait for a device would end the capture
-                                           */
+        /* A wait for a device would end the capture. */
+        return cm_pool_poll(pool, false);
     }
     cm_mutex_lock(&pool->polling);
     uint64_t due = find_due(pool, fences_only, goal);

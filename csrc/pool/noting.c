@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a pool tells the recorder. */
+/* Pools tell the recorder what they do; this is how an event of theirs is put
+ * together. */
 #include "pool/private.h"
 
 CM_COLD void

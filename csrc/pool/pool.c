@@ -1,5 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool: its life, handing out, taking back, other devices, counters and listing. */
+/* The pool: its life, handing out, taking back, other devices, counters and listing.
+ *
+ * The idea
+ * --------
+ * cudaMalloc and cudaHostAlloc cost from tens of microseconds to whole seconds
+ * (gigabytes of page-locked memory), and cudaFree waits for the device. A pool makes
+ * these calls rarely and for large chunks, and hands out blocks by cutting the chunks
+ * up. What makes it more than a malloc is that the memory is given back by the host
+ * while a GPU may still be reading or writing it. The pool therefore keeps two facts
+ * about each piece of memory that is not handed out: how long it is (heap.c) and whose
+ * work may still run on it (in_flight.c).
+ *
+ * A block passes through these states (cm_span_state):
+ *
+ *              alloc                free: nothing runs on it, or one
+ *      FREE  --------->  LIVE  -------------------------------------->  FREE
+ *      READY             |     stream's order protects it               READY
+ *        ^               |
+ *        |               |  free: anything else
+ *        |               v
+ *        +----------- FLIGHT     until the host has seen all its work end
+ *
+ * FREE memory has a tag: 0 if it is clean, or the slot of the one stream whose work may
+ * still run on it. That stream may have it back at once, because its own order puts the
+ * new work behind the old. Anybody else may have it when the work has ended. READY is
+ * FREE memory that is kept uncut for the next request of exactly its size.
+ *
+ * Handing out
+ * -----------
+ * A request is rounded up, for device memory to 512 bytes and from 1 MiB on to pages of
+ * 4 KiB, for host memory to 64 bytes and from 64 KiB on to pages. `empty_device(1000)`
+ * gets a block of 1024 bytes.
+ *
+ * cm_pool_try_alloc() is the hit: one short spin lock, a READY span of that size or
+ * else the best free span of the heap, no runtime call. It declines where something
+ * else comes first: an idle trim is due, a limit was lowered, much memory waits for a
+ * fence, or the block is long and other streams' memory may be idle by now.
+ *
+ * cm_pool_alloc() is the miss. It goes down this ladder and stops at the first rung
+ * that yields memory:
+ *
+ *   1. take_ended()     ask events which work has ended, join neighbours, look at
+ *                       every free span
+ *   2. await_fences()   only where much is in flight: wait at most 1 s for fences
+ *   3. grow()           new chunks, or free chunks moved to where they are needed
+ *   4. take_ordered()   make this stream wait, on the device, for another stream's work
+ *   5. cm_pool_wait()   make the host wait for everything in flight
+ *   6. trim and grow()  give all whole free chunks back and try to grow once more
+ *
+ * Example: a loop allocates 100 MB on stream A, launches a kernel on it, and frees it.
+ * The first round misses and grows. The free tags the span with A and its epoch and
+ * makes no runtime call. The second round finds the span free, sees A's tag, and is a
+ * hit although the kernel still runs. If instead stream B asks, the span is not usable
+ * for it: the miss asks the driver whether A is idle (rung 1); if so, B gets the same
+ * 100 MB; if not, the pool grows, because memory is cheaper than a wait. Only once the
+ * budget or the device is exhausted is B made to wait for A (rung 4).
+ *
+ * Rungs 2, 4 and 5 need hooks, which say how the caller's wait can be interrupted.
+ * Without hooks nothing waits for work of unknown length.
+ *
+ * Taking back
+ * -----------
+ * cm_pool_free() asks three questions, in this order:
+ *
+ *   - Do forked children share the block? It is kept until they have ended (fork.c).
+ *   - Did nothing work on it? Or did one stream alone, on device memory, and is that
+ *     stream kept alive and not capturing? It goes back to the heap at once, clean or
+ *     tagged.
+ *   - Otherwise it goes into flight with one event for each stream that used it, or
+ *     with a fence where the users are not known.
+ *
+ * Host memory is never given back in a stream's order, because the next user may be the
+ * host, which no stream holds back.
+ *
+ * Edges
+ * -----
+ *   - What ran on a block before it was handed out may still run when it is given back:
+ *     the span keeps its old tag and epoch while it is LIVE. If its new user is another
+ *     stream, neither order alone protects it, and it goes into flight.
+ *   - A capture forbids recording an event on its stream and waiting for it. What a
+ *     capture used belongs to the graph, which can run at any time, and stays in flight
+ *     until the pool ends.
+ *   - A live block keeps its pool alive. leave() ends a pool whose last holder or last
+ *     block is gone, in whichever thread that happens.
+ *   - In a forked child the pool hands out nothing and takes nothing back: the driver's
+ *     memory is the parent's. */
 #include <stdlib.h>
 
 #include "base/backoff.h"
@@ -10,7 +95,7 @@
 
 /* -- beginning and ending ------------------------------------------------------------------ */
 
-/* Where blocks are as long as pages, they also start on one. */
+/* Blocks of at least this size begin and end at pages. */
 #define LARGE_HOST_NBYTES (UINT64_C(64) << 10)
 #define LARGE_DEVICE_NBYTES (UINT64_C(1) << 20)
 
@@ -51,18 +136,21 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     return status;
 }
 
-/* Once nothing is held and nothing is live. What is not given back now never will be:
- * a failure is met by a second try, and nobody is left to tell. */
+/* Called once nobody holds the pool and no block is live. What the driver does not take
+ * back now it never will: each call that gives something back is tried twice, and
+ * nobody is left to tell of a failure. */
 static void
 destroy(cm_pool *pool)
 {
-    cm_pool_unwatch_forks(pool); /* nothing lives: what follows is without the lock */
+    cm_pool_unwatch_forks(pool); /* no block is live, so what follows needs no lock */
     cm_pool_end_kept(pool);
-    /* Giving back does not wait for all kinds. */
+    /* Wait first, since giving memory back does not wait for its work in all kinds of
+     * memory. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
-        /* Others may still work on some of it, and to wait for their device would end a
-         * capture: the memory stays as it is for good, and counts no more. */
+        /* Others may still work on some of it, and waiting for their device would end a
+         * capture. The memory stays as it is for good and no longer counts against a
+         * limit. */
         cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
         return;
     }
@@ -83,7 +171,7 @@ destroy(cm_pool *pool)
     free_pool(pool);
 }
 
-/* Let the lock go; a pool that nobody holds any more ends. */
+/* Give the lock back. A pool that nobody holds any more ends here. */
 static void
 leave(cm_pool *pool)
 {
@@ -106,10 +194,10 @@ void
 cm_pool_release(cm_pool *pool)
 {
     if (cm_runtime_is_forked(pool->rt)) {
-        return; /* leaked: nothing can be given back there */
+        return; /* leaked: a forked child can give nothing back */
     }
     uint64_t holds = atomic_load_explicit(&pool->holds, memory_order_relaxed);
-    while (holds > 1) { /* others remain: nothing ends */
+    while (holds > 1) { /* others still hold it, so nothing ends */
         if (atomic_compare_exchange_weak_explicit(&pool->holds, &holds, holds - 1,
                                                   memory_order_release,
                                                   memory_order_relaxed)) {
@@ -122,8 +210,8 @@ cm_pool_release(cm_pool *pool)
 }
 
 /* -- telling the recorder ------------------------------------------------------------------ */
-/* Of a block before others can have it, and once its user has it: so the events of an
- * address are in order. */
+/* A free is noted before others can have the block, and an allocation once its user has
+ * it: so the events about one address are in order. */
 
 static inline void
 note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream *stream)
@@ -136,7 +224,8 @@ note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream 
 }
 
 /* -- handing out ---------------------------------------------------------------------------- */
-/* From what is free, what has become free since, new memory, else by waiting. */
+/* A block comes from what is free, from what has become free since, from new memory, or
+ * else from waiting. */
 
 static bool
 round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
@@ -145,7 +234,7 @@ round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
     return nbytes != 0 && cm_round_up_u64(nbytes, step, out) && *out <= INT64_MAX;
 }
 
-/* Count `span` as handed out: it is LIVE from now on. */
+/* Count `span` as handed out; it is LIVE from now on. */
 static void
 hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bool hit)
 {
@@ -165,8 +254,9 @@ hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bo
     }
 }
 
-/* A good part of what is held. Where such a block lies badly it leaves holes that cost
- * as much, so it is worth a question whether other streams' memory is idle. */
+/* A block is long if it is at least 1/18 of what the pool holds. A long block that lies
+ * badly leaves holes that cost as much as the block, so it is worth the questions of a
+ * miss whether other streams' memory is idle. */
 enum { LONG_SHARE = 18 };
 
 static inline bool
@@ -182,8 +272,9 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_is_other_late_locked(pool, view->tag);
 }
 
-/* Even if there is other memory: the host writes faster to what it used lately, which
- * the processor's cache has. `limit` 0: the pool's. */
+/* True where so much was given back with a fence that it should be asked about now,
+ * even if other memory is free: the host writes faster to memory that it used lately,
+ * which the processor's cache still holds. `limit` 0: the pool's own. */
 static inline bool
 must_fence_locked(const cm_pool *pool, uint64_t limit)
 {
@@ -223,13 +314,14 @@ typedef struct alloc_request {
     uint64_t nbytes;
     uint64_t size;
     cm_stream *stream;
-    uint64_t fence_limit; /* 0: the pool's */
-    bool capturing;       /* nothing may be waited for or recorded on the stream */
+    uint64_t fence_limit; /* 0: the pool's own limit */
+    bool capturing;       /* nothing may be recorded on the stream, nor waited for */
     const cm_wait_hooks *hooks; /* NULL: nothing may be waited for */
 } alloc_request;
 
-/* As a hit, but thorough: neighbours are joined, every free span is looked at. Joining
- * walks all spans: before the first look it is for blocks that are worth it. */
+/* As a hit, but thorough: neighbours are joined and every free span is looked at.
+ * Joining walks all spans, so it comes before the first look only for blocks that are
+ * long enough to be worth it. */
 static cm_heap_span *
 take_thoroughly(cm_pool *pool, const alloc_request *r)
 {
@@ -255,13 +347,14 @@ take_thoroughly(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
-/* From what has ended meanwhile; NULL if there is nothing that fits. What cannot be
+/* Take a block from what has ended meanwhile; NULL if nothing fits. What cannot be
  * asked about, or waited for, stays in flight. */
 static cm_heap_span *
 take_ended(cm_pool *pool, const alloc_request *r)
 {
-    /* Without context events blocks with fences would pile up until memory runs out:
-     * so much may wait before their devices are waited for. */
+    /* Where the driver has no context events (fences), blocks that need one would pile
+     * up until memory runs out. Once more than this waits, their devices are waited
+     * for. */
     uint64_t most_fenced = UINT64_C(64) << 20;
     cm_spin_lock_take(&pool->lock);
     bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
@@ -277,7 +370,8 @@ take_ended(cm_pool *pool, const alloc_request *r)
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
     cm_heap_span *span = take_thoroughly(pool, r);
-    /* Host memory grows in milliseconds: an event of a device that idles takes less. */
+    /* Growing host memory takes milliseconds. The event of a device that is idle passes
+     * much sooner, so it is worth waiting 50 us for. */
     uint64_t until_ns = cm_now_ns() + 50 * 1000;
     bool looks = any && may_fence && !cm_kind_is_ordered(pool->config.kind);
     while (span == NULL && looks && r->hooks != NULL && cm_now_ns() < until_ns) {
@@ -294,18 +388,18 @@ take_ended(cm_pool *pool, const alloc_request *r)
 }
 
 /* -- a wait before growing ----------------------------------------------------------------- */
-/* What was exported may be used by others on any stream, so it waits for a fence, an
- * event over all that its device was doing. A device that is never idle lets fences
- * pass late, and a loop that makes one array a round would take new memory in each of
- * them: 6.6 GB for arrays of 2.5 MB were seen, of which one lived. So above a bound the
- * pool waits for fences that are recorded already, and takes none for this. A device
- * whose work takes longer than the wait is not waited for a second time before a fence
- * has passed: then memory is what the loop needs. */
+/* Memory that was exported may be used by others on any stream, so it waits for a
+ * fence, which is an event over all that its device was doing. A device that is never
+ * idle lets fences pass late, and a loop that makes one array a round would take new
+ * memory in each round: 6.6 GB for arrays of 2.5 MB were seen, of which one was live.
+ * So above a bound the pool waits for fences that are recorded already; it records none
+ * for this purpose. If the device's work takes longer than the wait, nobody waits again
+ * until a fence has passed, since then memory is what the loop needs. */
 
 #define FLIGHT_BOUND (UINT64_C(256) << 20)
 #define FENCE_WAIT_NS UINT64_C(1000000000)
 
-/* Is so much in flight that a growth is to wait? */
+/* True where so much is in flight that a growth should wait for fences. */
 static bool
 is_piled_up(cm_pool *pool)
 {
@@ -318,9 +412,9 @@ is_piled_up(cm_pool *pool)
     return piled_up;
 }
 
-/* Wait, if it is time to, until something fits or no fence is left that could pass;
- * *out
- * stays NULL where nothing did. Fails: CM_ECANCELLED by the hooks. */
+/* Where it is time to, wait until something fits or no fence is left that could pass;
+ * *out stays NULL where nothing fits.
+ * Fails: CM_ECANCELLED by the hooks. */
 static cm_status
 await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 {
@@ -336,7 +430,8 @@ await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     while (*out == NULL && may_pass && cm_now_ns() - start < FENCE_WAIT_NS) {
         CM_TRY(cm_wait_ask(r->hooks, &asked));
         cm_nap_after(cm_now_ns() - start);
-        cm_ignore(cm_pool_poll(pool, false)); /* what cannot be asked about stays */
+        /* What cannot be asked about stays in flight. */
+        cm_ignore(cm_pool_poll(pool, false));
         *out = take_thoroughly(pool, r);
         cm_spin_lock_take(&pool->lock);
         may_pass = cm_pool_has_fence_locked(pool);
@@ -357,7 +452,8 @@ is_over(cm_pool *pool)
     return over;
 }
 
-/* From new memory; someone else's growth may have been enough. */
+/* Take a block from new memory, unless what another thread's growth brought is
+ * enough. */
 static cm_status
 grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 {
@@ -365,7 +461,8 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     cm_status status = cm_ok();
     *out = take_thoroughly(pool, r);
     if (*out == NULL && is_over(pool)) {
-        status = cm_fail(CM_ELIMIT, r->size); /* moving chunks would charge nothing */
+        /* Moving chunks would charge nothing, and so would pass the limit. */
+        status = cm_fail(CM_ELIMIT, r->size);
     }
     else if (*out == NULL) {
         uint64_t begin_ns = cm_now_ns();
@@ -383,8 +480,8 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     return status;
 }
 
-/* Memory with work of another stream pending, once this stream waits for that work:
- * from now on its own order is what protects it. */
+/* Take memory on which the work of another stream is pending, after making this stream
+ * wait for that work. From then on this stream's own order protects the memory. */
 static cm_heap_span *
 take_ordered(cm_pool *pool, const alloc_request *r)
 {
@@ -423,24 +520,26 @@ take_ordered(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
-/* There is no more memory to be had: wait for what there is. */
+/* The runtime or a limit gives no more memory: wait for what there is. */
 static cm_status
 make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span **out)
 {
     if (r->hooks != NULL && (*out = take_ordered(pool, r)) != NULL) {
         return cm_ok();
     }
-    if (!r->capturing && r->hooks != NULL) { /* beside a capture it waits for events */
+    /* Beside a capture this waits for events alone. */
+    if (!r->capturing && r->hooks != NULL) {
         cm_status waited = cm_pool_wait(pool, r->hooks, false);
         if (waited.code == CM_ECANCELLED) {
             return waited;
-        } /* of other failures the retry's own answer is what the caller needs */
+        } /* for other failures the answer of the retry is what the caller needs */
     }
     if ((*out = take_thoroughly(pool, r)) != NULL) {
         return cm_ok();
     }
     uint64_t released_nbytes = 0;
-    /* What could be waited for was: no fence is taken beside a capture. */
+    /* What could be waited for was waited for above, and beside a capture no fence is
+     * taken. */
     cm_ignore(cm_pool_trim_as(pool, 0, NULL, false, false, &released_nbytes));
     cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
     if (!cm_is_ok(status)) {
@@ -474,11 +573,12 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     }
     cm_pool_look_at_kept(pool);
     cm_pool_trim_idle(pool);
-    /* A stream that cannot be asked counts as capturing: nothing is then waited for. */
+    /* A stream that cannot be asked counts as capturing, so that nothing waits for
+     * it. */
     r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
     if (is_over(pool)) {
         bool may_fence = !r.capturing && !cm_others_capture(hooks);
-        cm_pool_obey_limits(pool, may_fence); /* what has landed since */
+        cm_pool_obey_limits(pool, may_fence); /* give back what has become free since */
     }
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {
@@ -527,7 +627,7 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
         cm_ignore(grow(pool, &r, &span)); /* the caller has other memory */
     }
     else if (span == NULL) {
-        cm_ignore(cm_pool_poll(pool, true)); /* the same */
+        cm_ignore(cm_pool_poll(pool, true)); /* the caller has other memory */
         span = take_thoroughly(pool, &r);
     }
     CM_POOL_DEBUG_CHECK(pool);
@@ -536,15 +636,17 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
 }
 
 /* -- taking back ---------------------------------------------------------------------------- */
-/* At once where nothing runs on the block or one stream's order protects it, else into
- * flight until the host has seen its work end. */
+/* A block goes back to the heap at once where nothing runs on it or one stream's order
+ * protects it. Otherwise it goes into flight until the host has seen its work end. */
 
 bool
 cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
                       unsigned flags)
 {
     if (flags != 0 || atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0) {
-        return false; /* it may be the last: ending the pool waits */
+        /* The block may be the last thing that keeps the pool, and ending a pool
+         * waits. */
+        return false;
     }
     return use_count == 0
            || (use_count == 1 && cm_kind_is_ordered(pool->config.kind)
@@ -562,10 +664,11 @@ take_back_locked(cm_pool *pool, const cm_heap_span *span)
     c->requested_nbytes -= span->requested_nbytes;
 }
 
-/* Back to the heap, `stream` (NULL: none) in whose order alone it may be used yet. What
- * ran on it before it was handed out may still run, whatever has used it since. `due`:
- * where an event was recorded just now; slot 0: none was.
- * False: the stream cannot be marked or is not the only one, nothing changed. */
+/* Give a span back to the heap; until the work of `stream` (NULL: none) has ended it
+ * can be used in that stream's order alone. What ran on the span before it was handed
+ * out may still run, whatever has used it since. `due` names the epoch of an event that
+ * was recorded just now; its slot is 0 where none was. False: nothing was changed,
+ * because the stream has no slot or is not the only one whose work may run. */
 static bool
 try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {
@@ -608,8 +711,9 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
     return try_give(pool, span, stream, (cm_due){0, 0});
 }
 
-/* The same for a stream that other code may use: not while it captures, since the graph
- * would use the memory whenever it runs. */
+/* As try_give(), but also for a stream that other code may use, which is first asked
+ * whether it captures: while it does the span is not given back, since the graph would
+ * use the memory whenever it runs. */
 static bool
 try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
 {
@@ -623,7 +727,8 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
            && try_give(pool, span, stream, due);
 }
 
-/* What is kept of a block that waits counts as so much more. */
+/* Each block that waits for a fence counts as so many bytes more, so that many small
+ * ones are asked about too. */
 enum { FLIGHT_NBYTES = 16 << 10 };
 
 static void
@@ -655,7 +760,8 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         return;
     }
     cm_heap_span *span = (cm_heap_span *)(void *)block;
-    if (!span->was_noted) { /* by an attempt at a quick one */
+    /* The recorder may know already, from cm_pool_quick_free(). */
+    if (!span->was_noted) {
         note_block(pool, CM_EVENT_FREE, span, use_count == 0 ? NULL : uses[0]);
     }
     cm_list *kept = NULL;
@@ -670,7 +776,7 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
     }
     cm_flight *flight = cm_flight_create(pool, span, uses, use_count, flags);
     if (flight == NULL) {
-        /* There is no way to know when it is idle: it stays in flight for ever. */
+        /* Nobody can know when it is idle, so it stays in flight for ever. */
         atomic_fetch_add(&pool->lost_count, 1);
     }
     give_to_flight(pool, span, flight, (flags & CM_POOL_FREE_FENCE) != 0, NULL);
@@ -734,7 +840,8 @@ cm_pool_room(cm_pool *pool)
     if (left == UINT64_MAX) {
         return left;
     }
-    uint64_t excess = cm_budget_excess(pool->config.budget); /* goes back first */
+    /* What is above a limit has to go back first. */
+    uint64_t excess = cm_budget_excess(pool->config.budget);
     cm_spin_lock_take(&pool->lock);
     uint64_t room = left + pool->heap.free_nbytes;
     cm_spin_lock_give(&pool->lock);
@@ -742,10 +849,10 @@ cm_pool_room(cm_pool *pool)
 }
 
 /* -- peers --------------------------------------------------------------------------------- */
-/* A chunk is opened for the peers that have a context by then, and here for those that
- * got one later. */
+/* A chunk is opened for those peers that have a context by then. These functions open
+ * it for peers that got theirs later. */
 
-/* By the grower, who alone changes what is where; inside a cm_scope. */
+/* Called by the grower, who alone changes which chunk is where, inside a cm_scope. */
 static cm_status
 admit(cm_pool *pool)
 {
@@ -771,7 +878,7 @@ cm_pool_admit_peers(cm_pool *pool)
     uint64_t others =
         cm_devices_in_use(pool->rt, false) & ~(UINT64_C(1) << pool->config.device);
     if (!cm_kind_is_on_device(pool->config.kind) || (others & ~pool->admitted) == 0) {
-        return cm_ok(); /* and waits for nobody */
+        return cm_ok(); /* this common case waits for nobody */
     }
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
@@ -779,7 +886,8 @@ cm_pool_admit_peers(cm_pool *pool)
         status = CM_IN_SCOPE(pool->rt, pool->config.device, admit(pool));
     }
     if (cm_is_ok(status)) {
-        pool->admitted |= others; /* what comes now is opened to them at once */
+        /* Chunks that are opened from now on are open to them at once. */
+        pool->admitted |= others;
     }
     cm_mutex_unlock(&pool->growing);
     return status;
@@ -787,8 +895,8 @@ cm_pool_admit_peers(cm_pool *pool)
 
 /* -- counters and peaks -------------------------------------------------------------------- */
 
-/* What is reserved and nobody's: free, or for a moment on its way between the heap and
- * the runtime. */
+/* Bytes that are reserved and belong to nobody: they are free, or for a moment on their
+ * way between the heap and the runtime. */
 static uint64_t
 cached_nbytes(const cm_pool_counters *c)
 {
@@ -798,7 +906,8 @@ cached_nbytes(const cm_pool_counters *c)
 static void
 read_locked(cm_pool *pool, cm_pool_counters *out)
 {
-    /* What was told once counts, whatever it was on its way to. */
+    /* A value that a caller was shown counts for the peak, even if the memory was only
+     * on its way. */
     cm_pool_raise(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
@@ -820,8 +929,8 @@ raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 #undef RAISE_PEAK
 }
 
-/* The counters' own peaks start again from what is now: those so far go to `kept`, and
- * what was `told` is forgotten. */
+/* Let the counters' own peaks start again from the present values. The peaks so far are
+ * added to `kept` and are forgotten in `told`, which has just been shown or reset. */
 static void
 begin_peaks_locked(cm_pool *pool, cm_pool_counters *kept, cm_pool_counters *told)
 {
@@ -862,7 +971,8 @@ cm_pool_reset_peaks(cm_pool *pool)
 
 /* -- listing ------------------------------------------------------------------------------- */
 
-/* The end of what was written: free memory in fewer rows than there are spans. */
+/* Write the rows of a listing and return the end of what was written. Adjacent free
+ * spans that could join are one row. */
 static cm_block_row *
 write_rows_locked(const cm_pool *pool, cm_block_row *rows)
 {
@@ -897,7 +1007,8 @@ cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count)
         return cm_fail(CM_EFORKED, 0);
     }
     cm_block_row *rows = NULL;
-    for (uint64_t room = 0;;) { /* until what was made is enough under the lock */
+    /* Repeat until the rows that were allocated are enough under the lock. */
+    for (uint64_t room = 0;;) {
         cm_spin_lock_take(&pool->lock);
         bool enough = rows != NULL && pool->heap.node_count <= room;
         room = pool->heap.node_count;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All pools of a runtime: one after another, and what they give back for each other. */
+/* Operations on all pools of a runtime, one after another: memory that they give back
+ * for each other, limits, and idle trims. */
 #include "pool/private.h"
 
 void
@@ -15,7 +16,8 @@ cm_pool_forsake(cm_pool *pool)
 static bool
 is_asked(const cm_trim_request *r, const cm_pool_config *config)
 {
-    if (r->other != NULL) { /* from the same place, or against the same limit */
+    /* Pools that take memory from the same place, or count against the same limit. */
+    if (r->other != NULL) {
         const cm_pool_config *own = cm_pool_get_config(r->other);
         bool locked = cm_kind_is_page_locked(own->kind);
         return locked == cm_kind_is_page_locked(config->kind)
@@ -59,7 +61,8 @@ cm_pool_trim_others(cm_pool *pool, cm_status status, const cm_wait_hooks *hooks,
                     cm_trim_request *r)
 {
     if (status.code == CM_ELIMIT && cm_budget_left(&pool->budget) < status.arg) {
-        return cm_ok(); /* what others give back is of no use */
+        /* The pool's own limit is what it met, so memory of others would not help. */
+        return cm_ok();
     }
     r->other = pool;
     return cm_pools_trim(pool->rt, r, hooks);
@@ -83,7 +86,7 @@ cm_pools_trim_idle(const cm_runtime *rt)
         return 0;
     }
     while ((pool = cm_pool_next(rt, pool)) != NULL) {
-        cm_pool_trim_idle(pool); /* looks at the time itself */
+        cm_pool_trim_idle(pool); /* does nothing before its time */
         uint64_t due = cm_pool_idle_due(pool);
         first = due != 0 && (first == 0 || due < first) ? due : first;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces of page-locked memory, sorted by address, and their shares. A request walks
- * from its first page to its last: pieces that are there it counts up, gaps it fills
- * with pieces of its own. */
+/* Pieces of page-locked memory, sorted by address, and the shares of them. A request
+ * walks from its first page to its last: where there is a piece it takes a share, and a
+ * gap it fills with a piece of its own. registry.h has an example. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,50 +13,60 @@
 #include "pool/registry.h"
 #include "runtime/scope.h"
 
-/* Invariants, under the lock: pieces are sorted, do not overlap, and begin and end at
- * pages; share_count is the number of cm_page_shares that hold it. A busy piece is
- * being (un)registered by one thread, which alone may change it. A piece with
- * share_count 0 that is not busy is one whose unregistering failed: still locked, and
- * tried again by the next request that meets it. */
+/* A piece. Invariants, under the lock:
+ *
+ *   - Pieces are sorted, do not overlap, and begin and end at pages.
+ *   - share_count is the number of cm_page_shares that hold the piece.
+ *   - A busy piece is being registered or unregistered by one thread, which alone may
+ *     change it.
+ *   - A piece with share_count 0 that is not busy could not be unregistered: it is
+ *     still locked, and the next request that meets it tries again. */
 typedef struct cm_page_piece {
     uintptr_t base;
     uintptr_t end;
-    uintptr_t asked;     /* what requests were for, within: pages at the ends may be */
-    uintptr_t asked_end; /* others' as well. 0: nothing yet */
+    /* What requests were for: [asked, asked_end). Pages at the ends may be others' as
+     * well. asked_end 0: nothing yet. */
+    uintptr_t asked;
+    uintptr_t asked_end;
     uint64_t share_count;
-    uint64_t charged_nbytes; /* to the budget: all of it, 0 for a foreign one */
-    int device;              /* whose context registered it */
+    /* What the budget is charged: all of it, or 0 for a foreign piece. */
+    uint64_t charged_nbytes;
+    int device; /* the device whose context registered it */
     bool busy;
-    bool foreign;   /* locked by somebody else: never unregistered by us */
-    bool read_only; /* while busy: may be; else: devices may not write there */
+    bool foreign; /* locked by somebody else, and never unregistered by us */
+    /* While busy: it may become read-only; else: devices may not write there. */
+    bool read_only;
 } cm_page_piece;
 
 struct cm_registry {
-    atomic_uint refs;  /* the opener, each registration, each set of shares */
+    /* One for the opener, one for each registration and each set of shares. */
+    atomic_uint refs;
     cm_runtime *rt;    /* borrowed */
-    cm_budget *budget; /* borrowed; NULL: none */
+    cm_budget *budget; /* borrowed; NULL: there is no limit */
     uintptr_t page_nbytes;
     cm_mutex lock;
-    cm_cond settled;        /* a piece is no longer busy, or gone */
-    cm_page_piece **pieces; /* owned, as what they point to */
+    cm_cond settled;        /* signalled when a piece is no longer busy, or is gone */
+    cm_page_piece **pieces; /* owned, and so is what they point to */
     uint32_t room;
-    _Atomic uint64_t arrivals; /* pieces that ever came; first of all that is done */
-    _Atomic size_t count;  /* of pieces; without the lock, to see that there are none */
-    atomic_int busy_count; /* of them: that are busy */
+    /* Pieces that ever came; raised before anything else is done for one. */
+    _Atomic uint64_t arrivals;
+    /* How many pieces there are; read without the lock to see that there are none. */
+    _Atomic size_t count;
+    atomic_int busy_count; /* of pieces that are busy */
     atomic_bool closed;
-    cm_registry_counters counters; /* lock */
-    uint64_t window_peak_nbytes;   /* lock */
+    cm_registry_counters counters; /* guarded by `lock` */
+    uint64_t window_peak_nbytes;   /* guarded by `lock` */
 };
 
-/* Its pieces hang together, in order. */
+/* A request. Its pieces are in order and leave no gaps. */
 struct cm_registration {
     cm_registry *registry; /* held */
     cm_page_shares shares;
     uintptr_t host;
     uint64_t nbytes;
-    int device;          /* whose context registers what is new */
-    bool asks_read_only; /* where pages may not be written */
-    bool read_only;      /* a piece is, that we locked */
+    int device;          /* the device whose context registers new pieces */
+    bool asks_read_only; /* ask for reading only where pages may not be written */
+    bool read_only;      /* a piece that we locked is read-only */
 };
 
 cm_status
@@ -93,8 +103,9 @@ register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned ext
         cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags));
 }
 
-/* Many pages of read-only objects may be written all the same, as those of the heap.
- * They are locked as ordinary ones: a later request for writing can share them. */
+/* Many pages of read-only objects can be written all the same, such as those of the
+ * heap. They are locked as ordinary ones, so that a later request for writing can share
+ * them. */
 static cm_status
 call_register(const cm_registry *registry, cm_page_piece *p)
 {
@@ -109,7 +120,8 @@ call_register(const cm_registry *registry, cm_page_piece *p)
     return register_pages(registry, p, CM_REGISTER_READ_ONLY);
 }
 
-/* Undo lock_piece(), without the lock. Fails: host_unregister. */
+/* Undo lock_piece(), without the lock.
+ * Fails: host_unregister. */
 static cm_status
 unlock_piece(const cm_registry *registry, const cm_page_piece *p)
 {
@@ -119,8 +131,9 @@ unlock_piece(const cm_registry *registry, const cm_page_piece *p)
                             cm_rt_host_unregister(registry->rt, (void *)p->base)));
 }
 
-/* How far the pages from `p->base` on are alike, foreign or not. A page is foreign
- * where a byte at either end is locked by somebody else. Inside a cm_scope. */
+/* How far the pages from `p->base` on are alike: all foreign, or none. A page is
+ * foreign where a byte at either end of it is locked by somebody else. Called inside a
+ * cm_scope. */
 static cm_status
 find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)
@@ -151,10 +164,10 @@ may_be_foreign(cm_status status)
                || status.code == CM_CUDA_INVALID_VALUE);
 }
 
-/* Page-lock a busy piece, without the lock. It may end up shorter or foreign: where
- * part of it is locked by somebody else already, it covers the first run of pages that
- * are alike, and others may fill what follows. Fails: host_register,
- * pointer_attributes. */
+/* Page-lock a busy piece, without the lock. It may end up shorter than it was, or
+ * foreign: where a part of it is already locked by somebody else, it covers the first
+ * run of pages that are alike, and the caller makes other pieces for what follows.
+ * Fails: host_register, pointer_attributes. */
 static cm_status
 lock_piece(cm_registry *registry, cm_page_piece *p)
 {
@@ -168,9 +181,10 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
                            find_run(registry, p, &run_end, &foreign)));
         if (run_end == p->end && !foreign) {
             if (status.code == CM_CUDA_INVALID_VALUE) {
-                return status; /* nobody locked it: the range itself is wrong */
+                return status; /* nobody has locked it, so the range itself is wrong */
             }
-            /* Somebody locked bytes in the midst of a page: close in on it. */
+            /* Somebody has locked bytes in the middle of a page: halve the range until
+             * it is found. */
             uintptr_t page_count = (p->end - p->base) / registry->page_nbytes;
             run_end -= page_count / 2 * registry->page_nbytes;
             foreign = page_count == 1;
@@ -185,7 +199,8 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
 
 /* -- the pieces --------------------------------------------------------------------------- */
 
-/* Whatever was registered before is seen: the caller knows of it by some means. */
+/* The count of pieces. A relaxed load sees whatever the caller knows to be registered,
+ * since the caller learnt of it by some synchronizing means. */
 static size_t
 count_pieces(const cm_registry *registry)
 {
@@ -198,7 +213,8 @@ cm_registry_has_pieces(const cm_registry *registry)
     return count_pieces(registry) > 0 && !cm_runtime_is_forked(registry->rt);
 }
 
-/* The index of the first piece that ends after `address`; their count: none does. */
+/* The index of the first piece that ends after `address`; the count of pieces if none
+ * does. */
 static size_t
 find_index_locked(const cm_registry *registry, uintptr_t address)
 {
@@ -224,7 +240,7 @@ piece_in_locked(const cm_registry *registry, size_t i, uintptr_t base, uint64_t 
     return p != NULL && (p->base <= base || p->base - base < nbytes) ? p : NULL;
 }
 
-/* False: no memory. */
+/* Insert a piece in its place. False: no memory. */
 static bool
 insert_locked(cm_registry *registry, cm_page_piece *p)
 {
@@ -269,7 +285,7 @@ try_charge(const cm_registry *registry, cm_page_piece *p)
     return true;
 }
 
-/* A piece holds no more than `nbytes` of what it was charged for. */
+/* Refund what a piece was charged beyond `nbytes`. */
 static void
 refund_beyond(const cm_registry *registry, cm_page_piece *p, uint64_t nbytes)
 {
@@ -279,7 +295,7 @@ refund_beyond(const cm_registry *registry, cm_page_piece *p, uint64_t nbytes)
     p->charged_nbytes = nbytes;
 }
 
-/* A piece was locked: it may be shorter than it was to be, or foreign. */
+/* Count a piece that was locked. It may be shorter than it was to be, or foreign. */
 static void
 count_locked(cm_registry *registry, cm_page_piece *p)
 {
@@ -325,7 +341,7 @@ cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out)
 
 /* -- pieces under work ------------------------------------------------------------------- */
 
-/* Those who wait see it once the lock is let go. */
+/* Mark a piece busy or not. Those who wait see it once the lock is given back. */
 static void
 set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
 {
@@ -334,9 +350,9 @@ set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
     cm_cond_signal_all(&registry->settled);
 }
 
-/* Unregister a piece that is not busy, and forget it: `at_last` in any case. The lock
- * is let go meanwhile. Fails: host_unregister; the piece is gone where that says
- * CM_CUDA_NOT_REGISTERED. */
+/* Unregister a piece that is not busy, and forget it; with `at_last` it is forgotten
+ * even if that fails. The lock is given back meanwhile.
+ * Fails: host_unregister. The piece is gone where that says CM_CUDA_NOT_REGISTERED. */
 static cm_status
 remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
 {
@@ -364,7 +380,7 @@ list_of(cm_page_shares *shares)
     return shares->pieces != NULL ? shares->pieces : &shares->one;
 }
 
-/* Room for one more. False: no memory. */
+/* Make room for one more share. False: no memory. */
 static bool
 reserve(cm_page_shares *shares)
 {
@@ -379,7 +395,7 @@ reserve(cm_page_shares *shares)
     return room != 0;
 }
 
-/* After reserve(). */
+/* Add a share; reserve() has made room for it. */
 static void
 add_share_locked(cm_page_shares *shares, cm_page_piece *p)
 {
@@ -403,7 +419,8 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
          good && (p = piece_in_locked(registry, i, base, nbytes)) != NULL; i++) {
         if (p->busy && waits) {
             cm_cond_wait(&registry->settled, &registry->lock);
-            i = find_index_locked(registry, base) - 1; /* the first again */
+            /* Start again from the first: the list may have changed. */
+            i = find_index_locked(registry, base) - 1;
             continue;
         }
         bool is_last = shares->count > 0 && list_of(shares)[shares->count - 1] == p;
@@ -415,7 +432,8 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
         }
     }
     for (uint32_t i = before; !good && i < shares->count; i++) {
-        list_of(shares)[i]->share_count--; /* as it was: nothing to be done */
+        /* Other shares remain, so nothing has to be unlocked. */
+        list_of(shares)[i]->share_count--;
     }
     shares->count = good ? shares->count : before;
     if (before == 0 && shares->count > 0) {
@@ -431,7 +449,8 @@ cm_registry_is_busy(const cm_registry *registry)
     return atomic_load(&registry->busy_count) > 0;
 }
 
-/* Pages at both ends are locked; what lies between need not be, nor follow in a row. */
+/* Pages at both ends are locked. Correct the answer where something between them is
+ * not, or where device addresses are not consecutive. */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
@@ -455,7 +474,8 @@ look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
         *last = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
     }
     else if (count > 1 && first->device_address != address) {
-        first->device_address = 0; /* not as the host's are */
+        /* The device addresses are not consecutive as the host's are. */
+        first->device_address = 0;
     }
 }
 
@@ -470,7 +490,7 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
         CM_TRY(cm_registry_share(registry, (const void *)(uintptr_t)address, nbytes,
                                  true, shares));
         CM_TRY(cm_rt_pointer_attributes(registry->rt, address, first));
-        *last = *first; /* what can be known of memory holds for whole pages */
+        *last = *first; /* what the driver knows of memory holds for whole pages */
         if (address / registry->page_nbytes != end / registry->page_nbytes) {
             CM_TRY(cm_rt_pointer_attributes(registry->rt, end, last));
         }
@@ -490,18 +510,20 @@ cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
     registry_release(registry);
 }
 
-/* Give them back; unless `may_unlock` only until the first that is the last of its
- * piece. Fails: the first host_unregister that failed. */
+/* Give shares back; without `may_unlock` only until the first that is the last of its
+ * piece.
+ * Fails: the first host_unregister that failed. */
 static cm_status
 return_shares(cm_registry *registry, cm_page_shares *shares, bool may_unlock)
 {
     cm_status first = cm_ok();
-    if (!atomic_load(&registry->closed) /* else the runtime may be gone as well */
-        && cm_runtime_is_forked(registry->rt)) {
-        return first; /* the parent's pages; leaked here */
+    /* After closing, the runtime may be gone as well. */
+    if (!atomic_load(&registry->closed) && cm_runtime_is_forked(registry->rt)) {
+        return first; /* the pages are the parent's, so the shares are leaked */
     }
     cm_mutex_lock(&registry->lock);
-    /* remove_locked() lets go of the lock: closed meanwhile, the others are gone */
+    /* remove_locked() gives the lock back; if the registry was closed meanwhile, the
+     * other pieces are gone */
     while (shares->count > 0 && !atomic_load(&registry->closed)) {
         cm_page_piece *p = list_of(shares)[shares->count - 1];
         if (p->share_count == 1 && !may_unlock) {
@@ -523,7 +545,8 @@ return_shares(cm_registry *registry, cm_page_shares *shares, bool may_unlock)
 void
 cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
 {
-    if (shares->count > 0) { /* a refusal is met by a try at the next use, at close */
+    /* What is refused is tried again at the next use, and at close. */
+    if (shares->count > 0) {
         cm_ignore(return_shares(registry, shares, true));
     }
 }
@@ -532,14 +555,16 @@ bool
 cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
 {
     if (shares->count > 0) {
-        cm_ignore(return_shares(registry, shares, false)); /* unlocks nothing */
+        /* No call can fail, since nothing is unlocked. */
+        cm_ignore(return_shares(registry, shares, false));
     }
     return shares->count == 0;
 }
 
 /* -- requests ----------------------------------------------------------------------------- */
 
-/* What is locked by somebody else is so for all that the driver says. */
+/* Note what a request asked for within a piece. Memory that somebody else locked counts
+ * as asked for in full, since nobody but the driver knows how much of it was. */
 static void
 note_asked_locked(const cm_registration *r, cm_page_piece *p)
 {
@@ -554,7 +579,8 @@ note_asked_locked(const cm_registration *r, cm_page_piece *p)
     }
 }
 
-/* Put a new piece over [base, end), a gap, and take a share. Lets go of the lock. */
+/* Put a new piece over [base, end), a gap, and take a share of it. The lock is given
+ * back meanwhile. */
 static cm_status
 add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 {
@@ -618,7 +644,8 @@ share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
             continue;
         }
         else if (p->read_only && !p->foreign && !r->asks_read_only) {
-            return cm_fail(CM_EBUSY, (uint64_t)cursor); /* devices may not write */
+            /* Devices may not write there. */
+            return cm_fail(CM_EBUSY, (uint64_t)cursor);
         }
         else {
             add_share_locked(&r->shares, p);
@@ -661,7 +688,7 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
     }
     cm_mutex_unlock(&registry->lock);
     if (!cm_is_ok(status)) {
-        /* The first failure is told; what stays is tried again later. */
+        /* The first failure is reported; what stays locked is tried again later. */
         cm_ignore(cm_registration_release(r));
         return status;
     }
@@ -716,7 +743,7 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
     if (cm_runtime_is_forked(registry->rt)) {
         return cm_fail(CM_EFORKED, registration->nbytes);
     }
-    /* our shares keep the pieces */
+    /* our shares keep the pieces, so no lock is needed */
     cm_page_piece **pieces = list_of(&registration->shares);
     for (uint32_t i = 0; i < registration->shares.count && from < end; i++) {
         cm_address address = 0;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of a source, and that of segments: one allocation of the runtime each, or
- * host memory as populated huge pages that are registered afterwards, which takes a
- * fraction of what cudaHostAlloc does. Of the latter each chunk is a mapping of its
- * own, registered by one call: no copy may cross the edge of a registration, so
- * neighbours never join, and a chunk not taken whole by the call is the runtime's. */
+/* The choice of a source, and the source of segments, which makes each chunk by itself
+ * in one of two ways. One is an allocation of the runtime. The other is for host
+ * memory: a mapping of huge pages is made and populated by several threads, and then
+ * registered, which takes a fraction of the time that cudaHostAlloc does. Each such
+ * chunk is a mapping of its own, registered by one call. No copy may cross the edge of
+ * a registration, so neighbouring chunks never join; and where one call cannot register
+ * the whole chunk, the runtime allocates it instead. */
 #include "pool/source.h"
 
 #include <stdlib.h>
@@ -20,18 +22,19 @@ enum {
     DEVICE_GRANULE = 2 << 20,
     /* A multiple of every page size there is (4 to 64 KiB): the driver locks pages. */
     HOST_GRANULE = 64 << 10,
-    /* chunk.handle */
+    /* values of chunk.handle: who made the memory */
     MADE_BY_US = 0,
     MADE_BY_RUNTIME = 1,
 };
 
-/* is_exact implies node >= 0. */
+/* A source of segments. is_exact implies node >= 0. */
 typedef struct segment_source {
-    cm_source base; /* first */
+    cm_source base; /* first, so that a cm_source pointer is one to this */
     cm_host_world world;
-    bool populates; /* else every chunk is the runtime's */
-    int node;       /* where pages should come from; CM_NUMA_NO_NODE: wherever */
-    bool is_exact;  /* the user named the node, so another one will not do */
+    /* Host memory is populated by us; else every chunk is the runtime's. */
+    bool populates;
+    int node;      /* the node that pages should come from; CM_NUMA_NO_NODE: any */
+    bool is_exact; /* the user named the node, so no other will do */
 } segment_source;
 
 static bool
@@ -40,7 +43,7 @@ is_host(const cm_source *source)
     return cm_kind_is_page_locked(source->config.kind);
 }
 
-/* Out of forked children: see fork.c. */
+/* Keep memory out of forked children as far as the pool wants that: see fork.c. */
 static void
 leave_out(const cm_source *source, void *start, uint64_t nbytes)
 {
@@ -66,11 +69,12 @@ open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
     void *host = NULL;
     CM_TRY(cm_rt_host_alloc(rt, nbytes, flags, &host));
     cm_address address = (cm_address)(uintptr_t)host;
-    /* Only these two may have another address on the device. */
+    /* Only memory of these two sorts may have another address on the device. */
     if ((flags & (CM_HOST_ALLOC_MAPPED | CM_HOST_ALLOC_WRITE_COMBINED)) != 0) {
         cm_status status = cm_rt_host_device_address(rt, host, &address);
         if (!cm_is_ok(status)) {
-            cm_ignore(cm_rt_host_free(rt, host)); /* the first failure is told */
+            /* The first failure is the one to report. */
+            cm_ignore(cm_rt_host_free(rt, host));
             return status;
         }
     }
@@ -98,7 +102,7 @@ open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
 
 /* -- populated host memory --------------------------------------------------------------- */
 
-/* Bring the pages of a fresh mapping in, on the node they belong to. */
+/* Bring in the pages of a fresh mapping, on the node that they should be on. */
 static cm_status
 populate(const segment_source *self, char *start, uint64_t nbytes)
 {
@@ -139,13 +143,15 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     bool is_shared = self->base.config.fork == CM_FORK_SHARE;
-    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) { /* strict overcommit */
+    /* The kernel has strict overcommit. */
+    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) {
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     cm_status status = populate(self, start, nbytes);
     bool registered = false;
     if (cm_is_ok(status)) {
-        /* Always both, as the registry does, whatever the flags ask for. */
+        /* It is always both portable and mapped, as the registry makes it, whatever the
+         * flags ask for. */
         status = cm_rt_host_register(rt, start, nbytes,
                                      CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED);
         registered = cm_is_ok(status);
@@ -157,8 +163,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
         *out = (cm_chunk){start, address, nbytes, MADE_BY_US};
         return status;
     }
-    /* What the driver will not let go of stays mapped: its addresses must not come back
-     * as somebody else's memory. */
+    /* What the driver does not unregister stays mapped, since its addresses must not
+     * come back as somebody else's memory. */
     if (!registered || cm_is_ok(cm_scope_settle(cm_rt_host_unregister(rt, start)))) {
         cm_host_unmap(start, nbytes);
     }
@@ -174,7 +180,7 @@ open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     (void)offset;
     if (self->populates) {
         cm_status status = open_populated(self, nbytes, out);
-        /* Registration that this system cannot do at all, or not of so much at once. */
+        /* This system cannot register memory at all, or not so much at once. */
         bool may_fall_back =
             status.code == CM_CUDA_NOT_SUPPORTED
             || (status.op == CM_OP_host_register && nbytes > CM_REGISTER_MAX_NBYTES);
@@ -214,8 +220,8 @@ destroy(cm_source *source)
 static const cm_source_ops segment_ops = {open_segment, close_segment, NULL, NULL,
                                           destroy};
 
-/* The nearest of `nodes` is where populated pages should come from. Fails:
- * device_describe. */
+/* Let populated pages come from that node of `nodes` that is nearest to the device.
+ * Fails: device_describe. */
 static cm_status
 find_nearest(segment_source *self, uint64_t nodes)
 {
@@ -228,8 +234,10 @@ find_nearest(segment_source *self, uint64_t nodes)
     return cm_ok();
 }
 
-/* How host memory is made. Fails: CM_EINVALID where the node asked for is not there;
- * CM_ENOTSUP where it cannot be told; calls that ask the device. */
+/* Choose how host memory is made.
+ * Fails: CM_EINVALID where there is no such node; CM_ENOTSUP where the runtime cannot
+ * be told the node, or the pool shares with children and memory cannot be registered;
+ * as the calls that ask the device. */
 static cm_status
 choose_way(segment_source *self)
 {
@@ -246,7 +254,8 @@ choose_way(segment_source *self)
     /* Ordinary memory cannot be made write-combined afterwards. */
     if (config->segments != CM_SEGMENTS_PLAIN
         && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0) {
-        if (!self->is_exact && !cm_is_power_of_two(nodes)) { /* there is a choice */
+        /* There is a choice of nodes. */
+        if (!self->is_exact && !cm_is_power_of_two(nodes)) {
             CM_TRY(find_nearest(self, nodes));
         }
         CM_TRY(cm_rt_device_attribute(self->base.rt,
@@ -255,11 +264,13 @@ choose_way(segment_source *self)
     }
     self->populates = can_register != 0;
     if (config->fork == CM_FORK_SHARE && !self->populates) {
-        return cm_fail(CM_ENOTSUP, 0); /* the runtime's memory is not ours to share */
+        /* Memory that the runtime made is not ours to share. */
+        return cm_fail(CM_ENOTSUP, 0);
     }
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
-    /* The runtime cannot be told the node: only where there is one is it right. Without
-     * is_exact the node is none, which nothing is shifted by. */
+    /* The runtime cannot be told the node, so its memory will do only if there is no
+     * other node. Without is_exact the node may be CM_NUMA_NO_NODE, by which nothing
+     * may be shifted. */
     if (self->is_exact && !self->populates && nodes != UINT64_C(1) << node) {
         return cm_fail(CM_ENOTSUP, (uint64_t)node);
     }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory mapped on demand. One range of addresses is reserved for the source's
- * life and physical memory is put into it chunk by chunk, so that neighbours join up
- * and a chunk can be moved to where it is needed. On an H200 (driver 580) reserving 1
- * TiB takes 15 us, and opening a chunk about 30 us whatever its size up to 256 MiB:
- * 8-10 us create, under 1 us map, 20 us to set the access, which no joint call for
- * several chunks makes cheaper. Closing takes 14 us to unmap and, for the memory, 9-20
- * us (45 us for 128 MiB, 300 us for 1 GiB). Part of a handle cannot be mapped, so a
- * chunk moves and closes as a whole. */
+/* Device memory that is mapped on demand. One range of addresses is reserved for the
+ * life of the source, and physical memory is put into it chunk by chunk. So
+ * neighbouring chunks form one stretch of memory, and a chunk can be moved to where it
+ * is needed.
+ *
+ * What it costs on an H200 (driver 580): reserving 1 TiB takes 15 us. Opening a chunk
+ * of up to 256 MiB takes about 30 us whatever its size: 8-10 us to create it, less than
+ * 1 us to map it, 20 us to set the access, which a joint call for several chunks does
+ * not make cheaper. Closing a chunk takes 14 us to unmap it and 9-20 us to release the
+ * memory (45 us for 128 MiB, 300 us for 1 GiB). A part of a handle cannot be mapped, so
+ * a chunk moves and closes as a whole. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -14,16 +17,17 @@
 #include "pool/source.h"
 #include "runtime/scope.h"
 
-/* Addresses cost nothing until something is mapped: room for holes between chunks. */
+/* Addresses cost nothing until something is mapped, so there is room for holes between
+ * chunks. */
 enum { RANGE_FACTOR = 8 };
 
 typedef struct vmm_source {
-    cm_source base; /* first: a cm_source * is a vmm_source * */
-    unsigned flags; /* of physical_create */
+    cm_source base; /* first, so that a cm_source pointer is one to this */
+    unsigned flags; /* flags for physical_create */
 } vmm_source;
 
-/* Let its device use the chunk, and those peers that have a context by now: none is
- * made on a GPU not asked for. */
+/* Let the source's own device use the chunk, and those peers that have a context by
+ * now. No context is made on a GPU that nobody asked for. */
 static cm_status
 grant(cm_source *source, const cm_chunk *chunk)
 {
@@ -40,7 +44,8 @@ grant(cm_source *source, const cm_chunk *chunk)
     return cm_rt_address_set_access(rt, chunk->address, chunk->nbytes, devices, count);
 }
 
-/* Put its memory at its address, usable; nothing is left there on failure. */
+/* Map the memory of a chunk at the chunk's address and make it usable. After a failure
+ * nothing is left there. */
 static cm_status
 place(cm_source *source, const cm_chunk *chunk)
 {
@@ -68,8 +73,8 @@ open_chunk(cm_source *base, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     return status;
 }
 
-/* The handle goes first: what is mapped lives on without it, so that a failure at
- * either step leaves the chunk usable, and closing it again does the rest. */
+/* Release the handle first: what is mapped lives on without it. So a failure at either
+ * step leaves the chunk usable, and closing it again does the rest. */
 static cm_status
 close_chunk(cm_source *base, cm_chunk *chunk)
 {
@@ -83,13 +88,13 @@ close_chunk(cm_source *base, cm_chunk *chunk)
     return cm_ok();
 }
 
-/* Never in two places at once: memory for RDMA that was is closed for good to devices
- * that come later (driver 580). */
+/* Unmap before mapping, so that the memory is never in two places at once: memory for
+ * RDMA that was cannot be opened to devices that come later (driver 580). */
 static cm_status
 move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 {
     if (chunk->handle == 0) {
-        return cm_fail(CM_EBUSY, chunk->address); /* half closed */
+        return cm_fail(CM_EBUSY, chunk->address); /* closing it has failed half-way */
     }
     cm_chunk moved = *chunk;
     moved.address = base->base + offset;
@@ -108,7 +113,7 @@ move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 static void
 destroy(cm_source *base)
 {
-    /* Addresses only: refused twice they stay taken. */
+    /* These are only addresses; if the driver refuses twice, they stay taken. */
     (void)CM_TRY_TWICE(cm_rt_address_free(base->rt, base->base, base->range_nbytes));
     free(base);
 }
@@ -131,7 +136,8 @@ find_peers(vmm_source *source)
     return cm_ok();
 }
 
-/* Several times the device's memory, or as much of that as there is, at least once. */
+/* Reserve several times as many addresses as the device has memory, or as near to that
+ * as possible, but at least as many. */
 static cm_status
 reserve(cm_source *base)
 {
@@ -140,7 +146,8 @@ reserve(cm_source *base)
     uint64_t least = total_nbytes & ~(base->granule - 1);
     base->most_nbytes = total_nbytes;
     if (least == 0) {
-        return cm_fail(CM_ENOTSUP, total_nbytes); /* not one granule */
+        /* The device has less than one granule. */
+        return cm_fail(CM_ENOTSUP, total_nbytes);
     }
     cm_status status = cm_fail(CM_EOVERFLOW, least);
     for (uint64_t factor = RANGE_FACTOR; factor >= 1; factor /= 2) {
