@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The hash table behind address_map.h: linear probing, and removal without
+ * tombstones. */
 #include "base/address_map.h"
 
 #include <stdlib.h>
 
-/* The upper bits of a product by 2^64 over the golden ratio: addresses are multiples of
- * powers of two. */
+/* The place that the hash of an address names: upper bits of its product with 2^64
+ * divided by the golden ratio. The lower bits would not do, since addresses are
+ * multiples of powers of two. */
 static uint64_t
 home_of(const cm_address_map *map, uint64_t address)
 {
     return ((address * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & (map->room - 1);
 }
 
-/* Where it is, or would be put. There is a free place. */
+/* The place where an address is, or would be put. There always is a free place. */
 static cm_address_entry *
 search_locked(const cm_address_map *map, uint64_t address)
 {
@@ -22,7 +25,8 @@ search_locked(const cm_address_map *map, uint64_t address)
     return &map->entries[i];
 }
 
-/* Memory is asked for without the lock; another thread may grow the map meanwhile. */
+/* Double the room. Memory is allocated without the lock, so another thread may have
+ * grown the map meanwhile. False: there is no memory. */
 static bool
 grow_locked(cm_address_map *map)
 {
@@ -60,7 +64,8 @@ cm_address_map_put(cm_address_map *map, uint64_t address, void *value)
     if (has_room) {
         *search_locked(map, address) = (cm_address_entry){address, value};
         map->count++;
-        /* The lower bound first: nothing is below the upper one until that is there. */
+        /* The lower bound comes first: until the upper bound is there, no address is
+         * within both. */
         if (map->high == 0 || address < map->low) {
             map->low = address;
         }
@@ -72,7 +77,8 @@ cm_address_map_put(cm_address_map *map, uint64_t address, void *value)
     return has_room;
 }
 
-/* What comes after it moves up, so that no search ends too early. */
+/* Remove an entry. Entries behind it move up where they may, so that no search ends too
+ * early. */
 static void
 remove_locked(cm_address_map *map, cm_address_entry *entry)
 {
@@ -93,7 +99,8 @@ remove_locked(cm_address_map *map, cm_address_entry *entry)
 void *
 cm_address_map_find(cm_address_map *map, uint64_t address, bool takes)
 {
-    /* Who asks for what is there got the address from who put it, after these. */
+    /* Relaxed loads will do: whoever asks for an address that is there got it from the
+     * thread that put it, after that had set these. */
     if (address < atomic_load_explicit(&map->low, memory_order_relaxed)
         || address > atomic_load_explicit(&map->high, memory_order_relaxed)
         || address == 0) {

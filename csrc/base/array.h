@@ -7,9 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Have room for one item of `item_nbytes` more than `count` in the array that
- * `array_pointer` points to: NULL, malloc's, or `inside` something else, which is left
- * as it is (NULL: never). The room there is then, or 0: no memory. */
+/* See to it that an array has room for one more item than `count`, of `item_nbytes`
+ * each. `array_pointer` points to the pointer to the array. The array is NULL, or from
+ * malloc, or else `inside`: a first array that is part of another struct, which is
+ * copied and never freed (`inside` NULL: there is none). Returns the room that there is
+ * then; 0: there is no memory, and nothing was changed. */
 static inline uint32_t
 cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
                  uint32_t count, uint32_t room)
@@ -18,7 +20,7 @@ cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
     if (count < room) {
         return room;
     }
-    void *array; /* by bytes, for it is a pointer to something else */
+    void *array; /* copied as bytes, since its true type is another pointer type */
     memcpy(&array, array_pointer, sizeof(array));
     uint32_t wanted = room < LEAST ? LEAST : room * 2;
     bool leaves = array != NULL && array == inside;

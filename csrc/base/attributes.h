@@ -2,14 +2,16 @@
 /* Compiler attributes under one set of names. Knows nothing of the rest of the core. */
 #pragma once
 
-/* The result must be looked at: ignoring it is a compile error under -Werror. */
+/* The caller must look at the result: ignoring it is a compile error under -Werror. */
 #define CM_NODISCARD __attribute__((warn_unused_result))
 #define CM_PRINTF(format_index, first_index)                                           \
     __attribute__((format(printf, format_index, first_index)))
 #define CM_UNUSED __attribute__((unused))
-/* Keeps what is rare out of its caller's registers and stack frame. */
+/* Keeps code that rarely runs out of the registers and the stack frame of its
+ * caller. */
 #define CM_COLD __attribute__((cold, noinline))
-/* Inlined whatever it costs: one copy for each constant that is passed. */
+/* Inlined whatever it costs, so that there is a copy of the code for each constant that
+ * is passed. */
 #define CM_INLINE inline __attribute__((always_inline))
 #define CM_LIKELY(x) __builtin_expect(!!(x), 1)
 #define CM_UNLIKELY(x) __builtin_expect(!!(x), 0)

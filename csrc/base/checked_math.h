@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Each answers true and writes *out when the exact result fits, else false. */
+/* Each returns true and writes *out if the exact result fits, else false. */
 static inline bool
 cm_add_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
@@ -31,7 +31,7 @@ cm_mul_i64(int64_t a, int64_t b, int64_t *out)
     return !__builtin_mul_overflow(a, b, out);
 }
 
-/* How far a stride goes, whichever way. */
+/* The length of a stride, whatever its direction. */
 static inline uint64_t
 cm_magnitude(int64_t stride)
 {
@@ -50,7 +50,7 @@ cm_round_up_u64(uint64_t n, uint64_t step, uint64_t *out)
     return true;
 }
 
-/* The same for any `step`, where the caller knows that the result fits. */
+/* Round up to a multiple of any `step`, where the caller knows that the result fits. */
 static inline uint64_t
 cm_round_up_to(uint64_t n, uint64_t step)
 {

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In one step or two: from a type to the middle one that holds all its values, where
- * they are scaled, and from that to the other. Integers become others in one step, of
- * which there are few, as it is the width of the target alone that matters. Loops of a
- * constant length become vector instructions. */
+/* Conversion in one step or two. A number goes from its type to a middle type that
+ * holds all its values (float32 or float64), is scaled there, and goes from that to its
+ * new type. So n types need 2 n loops and not n * n. Integers become other integers in
+ * one step, of which there are few, since only the width of the target matters. Loops
+ * have a constant length, so that the compiler makes vector instructions of them, and a
+ * block of the middle type stays in the nearest cache between its two steps.
+ *
+ * Example: uint8 to float16 goes by float32. 1024 bytes are loaded and become 1024
+ * floats (4 KiB, which stay in the cache), are multiplied by 1/255 if that was asked
+ * for, and are stored as 2 KiB of halves. */
 #include "base/convert.h"
 
 #include <assert.h>
@@ -14,14 +20,17 @@
 #    include <immintrin.h>
 #endif
 
-/* Elsewhere the compiler makes no vectors by itself (setup.py says why). */
+/* In other files the compiler does not vectorize loops by itself (setup.py says
+ * why). */
 #if defined(__GNUC__) && !defined(__clang__)
 #    pragma GCC optimize("tree-vectorize")
 #endif
 
 enum {
-    LANES = 32,   /* go together, where both ends lie side by side */
-    BLOCK = 1024, /* what is between the steps stays in the nearest cache */
+    /* Elements that one turn of a loop handles, where both ends are packed. */
+    LANES = 32,
+    /* Elements in the middle type at a time, so that they stay in the nearest cache. */
+    BLOCK = 1024,
 };
 
 /* -- halves ------------------------------------------------------------------------------- */
@@ -58,7 +67,8 @@ f64_of_bits(uint64_t bits)
     return x;
 }
 
-/* `yes` or `no` without a branch, which would keep loops from vector instructions. */
+/* `yes` or `no` without a branch, since a branch would keep loops from becoming vector
+ * instructions. */
 static inline uint32_t
 pick_32(bool is, uint32_t yes, uint32_t no)
 {
@@ -71,7 +81,8 @@ pick_64(bool is, uint64_t yes, uint64_t no)
     return no ^ ((yes ^ no) & (0 - (uint64_t)is));
 }
 
-/* Exponents are moved; a subnormal gets the lowest, then loses its leading bit. */
+/* A normal number gets its exponent moved. A subnormal one gets the lowest exponent and
+ * then loses the leading bit that came with it. */
 static inline float
 f32_of_half(uint16_t half)
 {
@@ -94,8 +105,9 @@ f64_of_half(uint16_t half)
     return f64_of_bits(bits | (uint64_t)(half & 0x8000) << 48);
 }
 
-/* Subnormals are rounded by a sum with a number whose last bit is worth as much as
- * theirs, others by one in the bits that are cut off. */
+/* A number that becomes subnormal is rounded by adding a number whose last bit is worth
+ * as much as its own will be. Others are rounded by adding to the bits that are cut
+ * off. */
 static inline uint16_t
 half_of_f32(float x)
 {
@@ -164,9 +176,9 @@ bfloat_of_f32(float x)
 #define BFLOAT16_F32(x) bfloat_of_f32(x)
 #define BFLOAT16_F64(x) bfloat_of_f32((float)(x))
 
-/* To short integers, all of which the middle types can say: cut to their range first.
- * NaN fails the first comparison where that leads to 0, else it needs one of its own.
- */
+/* To short integers, all of which the middle types can express: the value is limited to
+ * their range first. NaN fails the first comparison, which makes it the least; where
+ * that is not 0, it needs a comparison of its own. */
 #define DEFINE_SHORT_OF(name, mid, mid_type, type, least, most)                        \
     static inline type name##_##mid(mid_type x)                                        \
     {                                                                                  \
@@ -185,7 +197,7 @@ DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
 #undef DEFINE_SHORT
 #undef DEFINE_SHORT_OF
 
-/* To long ones: `end` is what lies one above the largest. */
+/* To long integers: `end` is the number one above the largest. */
 #define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
     static inline type cut_##name##_##mid(mid_type x)                                  \
     {                                                                                  \
@@ -206,9 +218,9 @@ DEFINE_CUT(UINT64, F64, double, uint64_t, 0, UINT64_MAX, 0x1p64)
 #define INT32_F32(x) cut_INT32_F32(x)
 #define INT32_F64(x) cut_INT32_F64(x)
 
-/* No vector instruction before AVX-512 converts to 32 bits without a sign: from 2**31
- * on a number is moved down by that, which is exact, and its highest bit is set. Floats
- * that are not negative lie in the order of their bits. */
+/* No vector instruction before AVX-512 converts to 32 bits without a sign. So a number
+ * from 2**31 on is reduced by that, which is exact, and the highest bit of the result
+ * is set. Floats that are not negative are in the same order as their bits. */
 static inline uint32_t
 UINT32_F32(float x)
 {
@@ -222,8 +234,8 @@ UINT32_F32(float x)
     return pick_32(bits >= end, UINT32_MAX, cut);
 }
 
-/* The instruction for one float answers the lowest of 64 bits for what does not fit,
- * which is rare: then, and for that number itself, the long way is gone. */
+/* The instruction for one float answers INT64_MIN for whatever does not fit, which is
+ * rare. Then, and for that number itself, the long way is taken. */
 #if defined(__x86_64__)
 #    define INSTRUCTION_F32(x) _mm_cvttss_si64(_mm_set_ss(x))
 #    define INSTRUCTION_F64(x) _mm_cvttsd_si64(_mm_set_sd(x))
@@ -294,8 +306,8 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
-/* What an integer becomes: so many bits of it, of its sign where it is shorter, or
- * whether it is other than zero. */
+/* How an integer is stored: as so many of its bits, extended by its sign where it is
+ * shorter, or as whether it is not zero. */
 typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
 #define DEFINE_WIDTHS(isa_unused, name, type, value)                                   \
@@ -319,8 +331,8 @@ typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
     {                                                                                  \
         return (uint8_t)(x != 0);                                                      \
     }
-/* X(…, name of the source, its type in C, its value x as a number); one of 64 bits
- * without sign is as the one with it. */
+/* X(…, name of the source, its type in C, its value x as a number). UINT64 is missing
+ * because INT64 has the same bits. */
 #define INTEGER_SOURCES(X, isa)                                                        \
     X(isa, BOOL, uint8_t, x != 0)                                                      \
     X(isa, INT8, int8_t, x)                                                            \
@@ -332,17 +344,22 @@ typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
     X(isa, INT64, int64_t, x)
 INTEGER_SOURCES(DEFINE_WIDTHS, )
 
-/* To the middle type and from it, by type; NULL: it goes another way. */
+/* The loops for one set of instructions. `load` takes each type to each middle type,
+ * and `store` takes it back. An entry is NULL where numbers of that type never go by
+ * this table. */
 typedef struct step_table {
     convert_step load[MIDDLE_COUNT][CM_NUMBER_COUNT];
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
-    convert_step integer[CM_UINT64 + 1][WIDTH_COUNT]; /* all of it, between integers */
-    convert_step pairs[MIDDLE_COUNT];  /* every second number of the middle type, as the
-                                          real parts of complex ones are */
-    convert_step spread[MIDDLE_COUNT]; /* numbers of the middle type to complex ones,
-                                          all side by side */
-    convert_step swap[4]; /* elements of 1 << i bytes, whose order is turned round */
+    /* From integer to integer, in one step. */
+    convert_step integer[CM_UINT64 + 1][WIDTH_COUNT];
+    /* Take every second number of the middle type, as the real parts of complex numbers
+     * lie. */
+    convert_step pairs[MIDDLE_COUNT];
+    /* Make complex numbers of packed numbers of the middle type, with imaginary parts
+     * of 0. */
+    convert_step spread[MIDDLE_COUNT];
+    convert_step swap[4]; /* reverse the bytes of elements of 1 << i bytes */
 } step_table;
 
 #define DEFINE_BOTH(name, text, type, read_as, isa, mid, mid_type)                     \
@@ -360,8 +377,8 @@ typedef struct step_table {
         UNALIGNED(type) *out = (void *)dst;                                            \
         (void)dst_step;                                                                \
         (void)src_step;                                                                \
-        /* one number less than there are: nothing behind the last real part is read   \
-         */                                                                            \
+        /* the last number is left out, so that nothing behind the last real part is   \
+         * read */                                                                     \
         for (; count > LANES; count -= LANES, in += 2 * LANES, out += LANES) {         \
             for (int k = 0; k < LANES; k++) {                                          \
                 out[k] = in[2 * k];                                                    \
@@ -391,7 +408,7 @@ typedef struct step_table {
             out[1] = 0;                                                                \
         }                                                                              \
     }
-/* Product and sum round one by one, as NumPy's do. */
+/* Product and sum are rounded one after the other, as NumPy does it. */
 #define DEFINE_SCALE(isa, mid, type)                                                   \
     CM_ISA_##isa static void scale_##mid##_##isa(                                      \
         char *values, const cm_convert *convert, int64_t count)                        \
@@ -461,8 +478,8 @@ choose_steps(void)
 }
 
 /* -- the floating point environment ------------------------------------------------------- */
-/* A thread may flush subnormals to zero, and hands that on to those that it starts.
- * Setting takes longer than some conversions. */
+/* A thread may be set to flush subnormals to zero, and hands that on to threads that it
+ * starts. Setting the mode takes longer than some conversions, so it is read first. */
 
 #if defined(__x86_64__)
 enum { USUAL_MODE = 0x1f80, MODE_FLAGS = 0x3f };
@@ -502,8 +519,8 @@ typedef struct number_row {
     const char *text;
     int64_t nbytes;
     cm_number_class class_of;
-    cm_number part; /* what each of the two parts of a complex number is, a real number
-                       itself */
+    /* The type of each part of a complex number; a real number itself. */
+    cm_number part;
 } number_row;
 
 static const number_row numbers[CM_NUMBER_COUNT] = {
@@ -572,7 +589,8 @@ cm_convert_drops_imaginary(const cm_convert *convert)
            && convert->to != CM_BOOL;
 }
 
-/* The one that rounds as NumPy does: integers once, halves by way of float32. */
+/* The middle type by which the result rounds as NumPy's does: integers round once,
+ * halves go by float32. */
 static middle
 choose_middle(const cm_convert *convert)
 {
@@ -600,7 +618,7 @@ width_of(cm_number number)
                : (int_width)__builtin_ctzll((uint64_t)numbers[number].nbytes);
 }
 
-/* In this processor's byte order. */
+/* Convert numbers in this processor's byte order. */
 static void
 run_native(const step_table *steps, const cm_convert *convert, char *dst,
            int64_t dst_step, const char *src, int64_t src_step, int64_t count)
@@ -642,7 +660,8 @@ run_native(const step_table *steps, const cm_convert *convert, char *dst,
     }
 }
 
-/* What is in the other order is turned round in the nearest cache, before or after. */
+/* Convert numbers of which one end or both are in the other byte order. They are turned
+ * round in the nearest cache, before or after the conversion. */
 static void
 run_swapped(const step_table *steps, const cm_convert *convert, char *dst,
             int64_t dst_step, const char *src, int64_t src_step, int64_t count)

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers of one type to numbers of another, many at a time, as NumPy casts them.
- * Knows the processor, nothing else. */
+/* Converts numbers of one type to numbers of another, many at a time, as NumPy casts
+ * them. This file knows the processor and nothing else. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* X(name, its text, type in C, how it is read, what else). The names are those of NumPy's
- * dtypes. A complex number is read as its two parts, real before imaginary, each a
- * number of the type whose name stands in the place of how it is read. */
+/* The lists of number types: X(name, its text, its type in C, how it is read, what the
+ * caller adds). The names are those of NumPy's dtypes. A complex number is two real
+ * numbers, the real part before the imaginary one; in place of how it is read stands
+ * the type of its parts. */
 /* clang-format off */
 #define CM_INTEGERS(X, ...)                                                              \
     X(BOOL, "bool", uint8_t, BOOL, __VA_ARGS__)                                          \
@@ -55,19 +56,20 @@ typedef enum cm_number {
         CM_NUMBER_COUNT
 } cm_number;
 
-/* A number keeps its meaning in its own class and in those after it. */
+/* The classes of numbers. A number can be converted to its own class and to those after
+ * it without losing its meaning. */
 typedef enum cm_number_class {
-    CM_CLASS_INTEGER, /* bool as well */
+    CM_CLASS_INTEGER, /* bool too */
     CM_CLASS_FLOAT,
     CM_CLASS_COMPLEX,
 } cm_number_class;
 
-/* What converts elements that are none of the numbers above: whoever knows their types
- * has a struct that begins with this one, and sees to it that it outlives the copy.
- * `run` takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1] + ...
- * to the same place of the target; the two do not overlap. Any thread calls it, several
- * at a time, without any lock. False: some could not be converted, and `number` is how
- * whoever hears of that finds out why. */
+/* Converts elements whose types are not among the numbers above. Whoever knows the
+ * types has a struct that begins with this one, and sees to it that it outlives the
+ * copy. `run` takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1]
+ * + ... to the same place of the target; the two do not overlap. It is called from any
+ * thread, from several at a time, without any lock. False: some element could not be
+ * converted; whoever hears of that finds out why by `number`. */
 typedef struct cm_cast {
     bool (*run)(const struct cm_cast *cast, int ndim, const int64_t *shape, void *dst,
                 const int64_t *dst_strides, const void *src,
@@ -75,21 +77,21 @@ typedef struct cm_cast {
     uint64_t number;
 } cm_cast;
 
-enum { CM_CAST_MAX_NDIM = 8 }; /* of one call of `run` */
+enum { CM_CAST_MAX_NDIM = 8 }; /* dimensions of one call of `run` */
 
-/* Each value becomes value * scale + offset, in float64 where that is one of the types
- * and else in float32; without `scales` it stays, as far as the type can say it.
- * Complex numbers are not scaled. */
+/* A conversion. Each value becomes value * scale + offset, in float64 if that is one of
+ * the two types and else in float32. Without `scales` the value stays the same, as far
+ * as the type can express it. Complex numbers are not scaled. */
 typedef struct cm_convert {
     cm_number from; /* NONE: nothing is converted, or `cast` does it */
     cm_number to;
     bool scales;
     double scale;
     double offset;
-    bool from_swapped; /* the bytes of an element are in the order that is not the
-                          processor's */
+    /* The bytes of each element are in the order that is not the processor's. */
+    bool from_swapped;
     bool to_swapped;
-    const cm_cast *cast; /* borrowed; NULL: these are numbers */
+    const cm_cast *cast; /* borrowed; NULL: the types are numbers */
 } cm_convert;
 
 static inline bool
@@ -98,26 +100,26 @@ cm_convert_is_on(const cm_convert *convert)
     return convert->from != CM_NUMBER_NONE || convert->cast != NULL;
 }
 
-/* To a float32 of something shorter, in a way that has one answer on every processor:
- * no NaN comes out that was not in it. */
+/* True if a shorter number becomes a float32, in a way that has one answer on every
+ * processor: no NaN comes out that was not in it. */
 bool cm_convert_widens(const cm_convert *convert);
 
-/* Of complex numbers only the real parts are read, and what they become is real. A bool
- * is made of both parts. */
+/* True if only the real parts of complex numbers are read, because they become real. A
+ * bool is made of both parts. */
 bool cm_convert_drops_imaginary(const cm_convert *convert);
 
 const char *cm_number_text(cm_number number);
 uint64_t cm_number_nbytes(cm_number number);
 cm_number_class cm_number_class_of(cm_number number);
-/* NONE: there is no such number. */
+/* The number with that text; NONE: there is no such number. */
 cm_number cm_number_find(const char *text);
 
-/* Numbers: `count` elements that lie so many bytes apart, at any addresses; the two
- * must not overlap. Floats round to the nearest, ties to even, whatever the thread's
- * settings are, with infinities, subnormals and the bits of NaN that NumPy gives.
- * Integers wrap round into shorter ones. Floats are cut to integers; what is out of
- * range becomes the nearest one, NaN 0. Both parts of a complex number are converted as
- * numbers of their own, the imaginary part of what was real is 0, and a complex number
- * is true where either part is. */
+/* Convert `count` numbers that lie so many bytes apart, at any addresses; source and
+ * target must not overlap. Floats round to the nearest, ties to even, whatever the
+ * thread's settings are, with the infinities, the subnormals and the bits of NaN that
+ * NumPy gives. Integers wrap round into shorter ones. Floats are cut to integers; one
+ * that is out of range becomes the nearest integer, and NaN becomes 0. Each part of a
+ * complex number is converted as a number of its own; the imaginary part of what was
+ * real is 0; a complex number is true if either part is. */
 void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
                     const void *src, int64_t src_step, int64_t count);

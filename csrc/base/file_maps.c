@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Mappings of a file, by questions to the kernel or from the text of
+ * /proc/self/maps. */
 #include "base/file_maps.h"
 
 #include <errno.h>
@@ -16,10 +18,11 @@
 
 enum {
     TEXT_NBYTES = 64 << 10,
-    QUESTIONS_MAX = 64, /* of the kernel: the text costs as much as some hundred */
+    /* So many questions at most: reading the text costs as much as some hundred. */
+    QUESTIONS_MAX = 64,
 };
 
-/* One mapping, as the kernel's list of them and its answers tell it. */
+/* One mapping, as a line of the kernel's list or one of its answers describes it. */
 typedef struct map_line {
     cm_file_map map;
     unsigned device_major;
@@ -29,8 +32,8 @@ typedef struct map_line {
 
 /* -- the kernel's answers --------------------------------------------------------------- */
 
-/* PROCMAP_QUERY of Linux 6.11, whose headers are not needed to build: the kernel takes
- * the structure by its size, which may grow. */
+/* The argument of PROCMAP_QUERY of Linux 6.11, written out so that building does not
+ * need its headers. The kernel takes the structure by its size, which may grow. */
 typedef struct map_question {
     uint64_t size;
     uint64_t flags;
@@ -43,7 +46,7 @@ typedef struct map_question {
     uint64_t inode;
     uint32_t device_major;
     uint32_t device_minor;
-    uint32_t name_nbytes; /* 0: the name is not wanted, nor the next one */
+    uint32_t name_nbytes; /* 0: neither the name nor the build id is wanted */
     uint32_t build_id_nbytes;
     uint64_t name;
     uint64_t build_id;
@@ -55,11 +58,11 @@ _Static_assert(sizeof(map_question) == 104, "as <linux/fs.h> has it");
 #define COVERING_OR_NEXT 0x10
 #define FILE_BACKED 0x20
 
-/* What an answer was. */
+/* The sorts of answers. */
 typedef enum map_answer { MAP_FOUND, MAP_NONE, MAP_UNKNOWN } map_answer;
 
-/* The first mapping of a file at `address` or above. MAP_UNKNOWN: this kernel, or what
- * stands in for it, does not answer. */
+/* Find the first mapping of a file at `address` or above. MAP_UNKNOWN: this kernel, or
+ * what stands in for it, does not answer. */
 static map_answer
 ask_for_map(int list, uint64_t address, map_line *out)
 {
@@ -77,8 +80,9 @@ ask_for_map(int list, uint64_t address, map_line *out)
     return MAP_FOUND;
 }
 
-/* All mappings of files that lie in a span, appended to `lines`, which has room for
- * QUESTIONS_MAX. False: unknown, or there are too many to ask for. */
+/* Append all mappings of files that lie in a span to `lines`, which has room for
+ * QUESTIONS_MAX. False: the kernel does not answer, or there are too many to ask
+ * for. */
 static bool
 ask_for_span(int list, cm_file_span span, map_line *lines, size_t *count)
 {
@@ -100,7 +104,8 @@ ask_for_span(int list, cm_file_span span, map_line *lines, size_t *count)
 
 /* -- the kernel's list ------------------------------------------------------------------ */
 
-/* All of the list as one text, which the caller frees; NULL text: there is no list. */
+/* Read the whole list as one text, which the caller frees; a NULL text means that there
+ * is no list. */
 static cm_status
 read_list(char **out)
 {
@@ -136,7 +141,8 @@ read_list(char **out)
     return cm_allocated(text != NULL, room);
 }
 
-/* The number at `*text`, which then is behind it and the sign that follows. */
+/* Read the number at `*text` and move `*text` behind it and behind the character that
+ * follows. */
 static uint64_t
 take_number(const char **text, int base)
 {
@@ -172,13 +178,15 @@ read_line(const char *text, map_line *line)
 
 /* -- the maps of one file --------------------------------------------------------------- */
 
-/* A page of the file, mapped to see what the list calls it; NULL where it cannot be. */
+/* Map a page of the file, to see what the list calls the file; NULL where that cannot
+ * be done. */
 static void *
 map_again(int fd)
 {
     char path[64];
     (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    int own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* mapping asks to read */
+    /* A mapping needs the right to read. */
+    int own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (own < 0) {
         return NULL;
     }
@@ -194,7 +202,7 @@ is_same_file(const map_line *a, const map_line *b)
            && a->device_minor == b->device_minor;
 }
 
-/* Is a mapping the page that map_again() made? */
+/* True if a mapping is the page that map_again() made. */
 static bool
 is_own(const map_line *line, const void *page)
 {
@@ -203,7 +211,8 @@ is_own(const map_line *line, const void *page)
            && line->map.memory.end == place + cm_page_nbytes();
 }
 
-/* What stat() says, which differs from the list on overlay file systems alone. */
+/* The name that stat() gives the file. It differs from that in the list on overlay file
+ * systems alone. */
 static map_line
 name_of_stat(const struct stat *info)
 {
@@ -212,8 +221,8 @@ name_of_stat(const struct stat *info)
                       .inode = info->st_ino};
 }
 
-/* What the list calls the file: what stands beside the page that is mapped at `page`,
- * else what stat() says. */
+/* The name that the list gives the file: the one beside the page that is mapped at
+ * `page`, or else the one that stat() gives. */
 static map_line
 find_name(const char *text, const void *page, const struct stat *info)
 {
@@ -238,7 +247,7 @@ add_map(cm_file_maps *maps, cm_file_map map)
     return cm_ok();
 }
 
-/* All lines of the file `name` but for the page of our own. */
+/* Collect all lines of the file `name`, except that of our own page. */
 static cm_status
 collect(const char *text, const void *page, map_line name, cm_file_maps *out)
 {
@@ -251,14 +260,14 @@ collect(const char *text, const void *page, map_line name, cm_file_maps *out)
     return cm_ok();
 }
 
-/* Can the file be mapped so that it matters? */
+/* True if the file can have mappings that matter. */
 static bool
 may_have_maps(int fd, struct stat *info)
 {
     return fstat(fd, info) == 0 && S_ISREG(info->st_mode) && info->st_size > 0;
 }
 
-/* End a reading: no list is left where it failed. */
+/* End a reading. Where it failed, no list is left. */
 static cm_status
 finish(cm_file_maps *out, void *page, cm_status status)
 {
@@ -289,8 +298,8 @@ cm_file_maps_read_text(int fd, cm_file_maps *out)
     return finish(out, page, status);
 }
 
-/* Those of the `count` lines that are the file's. Most often there is no line at all,
- * and the file is not mapped once more to find its name. */
+/* Keep those of the `count` lines that are the file's. Usually there is no line at all,
+ * and then the file need not be mapped to find its name. */
 static cm_status
 choose(int list, int fd, const struct stat *info, const map_line *lines, size_t count,
        cm_file_maps *out)
@@ -374,7 +383,7 @@ cm_file_maps_show(const cm_file_maps *maps, cm_file_span memory, cm_file_span fi
 
 /* -- two maps of one file ------------------------------------------------------------- */
 
-/* Lines that lie in one of two spans: owned. */
+/* Lines that lie in one of two spans. Owns its items. */
 typedef struct map_lines {
     map_line *items;
     size_t count;
@@ -398,7 +407,7 @@ lies_in(const map_line *line, cm_file_span span)
            && span.begin < line->map.memory.end;
 }
 
-/* By the text: all lines of files in either span. */
+/* Collect all lines of files in either span from the text. */
 static cm_status
 collect_both(cm_file_span a, cm_file_span b, map_lines *out)
 {
@@ -415,7 +424,7 @@ collect_both(cm_file_span a, cm_file_span b, map_lines *out)
     return status;
 }
 
-/* By the kernel's answers, which are few; by the text where there are none. */
+/* Collect the lines by asking the kernel, or from the text where it does not answer. */
 static cm_status
 find_both(cm_file_span a, cm_file_span b, map_lines *out)
 {
@@ -449,7 +458,9 @@ shown_in(const map_line *line, cm_file_span span)
                           line->map.offset + (to - begin)};
 }
 
-/* One mapping in both spans is left to those who compare addresses. */
+/* True if mapping `x` shows a byte in span `a` that mapping `y` shows in `b`. If both
+ * are the same mapping, comparing addresses is enough, and that is left to the
+ * caller. */
 static bool
 lines_meet(const map_line *x, cm_file_span a, const map_line *y, cm_file_span b)
 {

@@ -22,7 +22,7 @@
 
 #include "base/status.h"
 
-/* From one byte to before another: addresses, or offsets in a file. */
+/* From one byte up to, but without, another: addresses, or offsets in a file. */
 typedef struct cm_file_span {
     uint64_t begin;
     uint64_t end;
@@ -31,7 +31,7 @@ typedef struct cm_file_span {
 /* One mapping of the file. */
 typedef struct cm_file_map {
     cm_file_span memory;
-    uint64_t offset; /* in the file, of its first byte */
+    uint64_t offset; /* where its first byte lies in the file */
 } cm_file_map;
 
 typedef struct cm_file_maps {
@@ -40,25 +40,26 @@ typedef struct cm_file_maps {
 } cm_file_maps;
 
 /* List the mappings of the file that `fd` is open for, at least those that lie in one
- * of the `count` spans of `memory`; none for what is not a regular file or is empty,
- * since
- * touching such a mapping raises a signal. Blocks: from Linux 6.11 on for some
- * microseconds where there are few spans, as the kernel is asked for what lies there
- * alone (PROCMAP_QUERY); else for about a microsecond per mapping of the process, whose
- * list is then read as text. Fails: CM_ENOMEM. */
+ * of the `count` spans of `memory`. There are none for what is not a regular file or is
+ * empty, since touching such a mapping raises a signal.
+ * Blocks: from Linux 6.11 on for some microseconds where there are few spans, since the
+ * kernel is asked only about those (PROCMAP_QUERY); else for about a microsecond for
+ * each mapping of the process, whose list is then read as text.
+ * Fails:  CM_ENOMEM. */
 CM_NODISCARD cm_status cm_file_maps_read(int fd, const cm_file_span *memory,
                                          size_t count, cm_file_maps *out);
-/* The same by the text, which has all mappings of the file: how it is done where the
+/* List all mappings of the file by reading the text. This is how it is done where the
  * kernel answers no questions. */
 CM_NODISCARD cm_status cm_file_maps_read_text(int fd, cm_file_maps *out);
 void cm_file_maps_fini(cm_file_maps *maps);
 
-/* Do two spans of memory show a byte of one file, each by a mapping of its own? Then
- * writing to the one changes the other, which no comparison of addresses tells. Blocks:
- * as cm_file_maps_read(). Fails: CM_ENOMEM. */
+/* *out says whether two spans of memory show the same byte of a file, each by a mapping
+ * of its own. Writing to one then changes the other, which a comparison of addresses
+ * cannot tell.
+ * Blocks: as cm_file_maps_read().
+ * Fails:  CM_ENOMEM. */
 CM_NODISCARD cm_status cm_file_maps_meet(cm_file_span a, cm_file_span b, bool *out);
 
-/* Does memory from its lowest byte to its highest show any of these bytes of the file?
- */
+/* True if the span `memory` shows any byte of `file`, a span of the file. */
 bool cm_file_maps_show(const cm_file_maps *maps, cm_file_span memory,
                        cm_file_span file);

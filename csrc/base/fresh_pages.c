@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Pages by mmap, madvise and mincore, and the threads that populate them. */
 #include "base/fresh_pages.h"
 
 #include <errno.h>
@@ -71,15 +72,16 @@ cm_pages_look(const void *p, uint64_t nbytes, bool writes)
 }
 
 /* -- memory that is about to be page-locked ------------------------------------------------- */
-/* With several threads: clearing pages is the larger part of what page-locked memory
- * costs, and the driver does it with one. */
+/* Several threads do it: clearing pages is the larger part of what page-locked memory
+ * costs, and the driver clears them with one thread. */
 
-/* What one thread is worth starting for. */
+/* So many bytes are worth starting a thread for. */
 #define NBYTES_PER_THREAD (UINT64_C(16) << 20)
 
 enum { SLICE = 8 << 20, MAX_THREADS = 16 };
 
-/* [0, next) is taken by some thread; the thread that takes a slice populates it. */
+/* Work that threads share. [0, next) has been taken; the thread that takes a slice
+ * populates it. */
 typedef struct work {
     const cm_populate *of; /* borrowed */
     _Atomic uint64_t next;
@@ -90,13 +92,14 @@ static void
 touch(char *start, uint64_t nbytes, uint64_t step)
 {
     for (uint64_t i = 0; i < nbytes; i += step) {
-        *(volatile char *)(start + i) = 0; /* fresh pages: they hold zeros anyway */
+        *(volatile char *)(start + i) = 0; /* pages that are fresh hold zeros anyway */
     }
 }
 
-/* First one byte of each huge page: faults of several threads run side by side, calls
- * of MADV_POPULATE_WRITE get in each other's way (benchmarks/driver_calls.py measures
- * both). Where pages are small this does little. */
+/* Populate a slice. One byte of each huge page is touched first: page faults of several
+ * threads run side by side, while calls of MADV_POPULATE_WRITE get in each other's way
+ * (benchmarks/driver_calls.py measures both). Where pages are small the touching does
+ * little. */
 static bool
 populate_slice(const cm_populate *of, char *start, uint64_t nbytes)
 {
@@ -107,7 +110,7 @@ populate_slice(const cm_populate *of, char *start, uint64_t nbytes)
             error = madvise(start, nbytes, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
         } while (error == EAGAIN || error == EINTR);
     }
-    if (error == EINVAL) { /* an older kernel */
+    if (error == EINVAL) { /* the kernel is older than MADV_POPULATE_WRITE */
         touch(start, nbytes, cm_page_nbytes());
     }
     return error == 0 || error == EINVAL;
@@ -137,7 +140,8 @@ helper_run(void *context)
 {
     work *w = context;
     if (w->of->cpus != NULL) {
-        /* Where it is refused the pages may come from elsewhere: placement tells. */
+        /* If this is refused, the pages may come from another node; whoever needs to
+         * know looks where they are. */
         (void)sched_setaffinity(0, sizeof(*w->of->cpus), w->of->cpus->sets);
     }
     populate_slices(w);
@@ -211,7 +215,8 @@ void
 cm_host_unmap(char *start, uint64_t nbytes)
 {
     if (munmap(start, nbytes) != 0) {
-        /* The process has no mapping to spare for the split: keep the addresses. */
+        /* Unmapping can split a mapping in two, and the process may have none to spare.
+         * Give the memory back and keep the addresses. */
         (void)madvise(start, nbytes, MADV_DONTNEED);
     }
 }
@@ -239,8 +244,8 @@ cm_host_reserve(void *start, uint64_t nbytes)
     void *at =
         mmap(start, nbytes, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    if (at != start && at != MAP_FAILED) { /* a kernel before 4.17 takes it for a hint
-                                            */
+    /* A kernel before 4.17 takes the address for a hint. */
+    if (at != start && at != MAP_FAILED) {
         (void)munmap(at, nbytes);
     }
     return at == start;

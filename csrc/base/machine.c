@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads the kernel's text files about memory, CPUs and NUMA nodes. */
 #include "base/machine.h"
 
 #include <ctype.h>
@@ -18,12 +19,13 @@
 
 /* -- text files --------------------------------------------------------------------------- */
 
-/* The file at root + path, to be freed. NULL: it cannot be read, or is empty. */
+/* Read the file at root + path. The caller frees the text. NULL: the file cannot be
+ * read, or is empty. */
 CM_PRINTF(2, 3)
 static char *
 load(const char *root, const char *format, ...)
 {
-    char *path = malloc(PATH_MAX); /* a thread's stack may be small */
+    char *path = malloc(PATH_MAX); /* not on the stack: that of a thread may be small */
     char *text = NULL;
     size_t room = 0;
     if (path == NULL) {
@@ -48,8 +50,9 @@ load(const char *root, const char *format, ...)
     return text;
 }
 
-/* The decimal number that `text` begins with, which white space or the end must follow.
- * False for anything else, "max" and "-1" too, and for what does not fit. */
+/* Read the decimal number that `text` begins with, which white space or the end must
+ * follow. False for anything else, also for "max" and "-1", and for numbers that do not
+ * fit. */
 static bool
 parse_u64(const char *text, uint64_t *out)
 {
@@ -58,13 +61,13 @@ parse_u64(const char *text, uint64_t *out)
     unsigned long long value = strtoull(text, &end, 10);
     if (isdigit((unsigned char)*text) == 0 || errno != 0
         || strchr(" \t\n", *end) == NULL) {
-        return false; /* strchr finds the end of the text, too */
+        return false; /* strchr finds the terminating zero as well */
     }
     *out = value;
     return true;
 }
 
-/* The number after `key`, which stands at the beginning of a line. */
+/* Read the number after `key`, which stands at the beginning of a line. */
 static bool
 find_u64(const char *text, const char *key, uint64_t *out)
 {
@@ -79,7 +82,7 @@ find_u64(const char *text, const char *key, uint64_t *out)
     return false;
 }
 
-/* Of a list like "0-3,8"; ends at what makes no sense. */
+/* Read a list such as "0-3,8". It ends where the text makes no sense. */
 static void
 parse_list(const char *text, cm_cpus *out)
 {
@@ -103,12 +106,12 @@ parse_list(const char *text, cm_cpus *out)
 
 /* -- control groups --------------------------------------------------------------------------- */
 
-/* Never freed: another thread may be reading the last one. Few are made: a process is
- * seldom moved. */
+/* The present groups. Older ones are never freed, since another thread may be reading
+ * them. There are few: a process is seldom moved. */
 typedef struct control_groups {
     struct control_groups *last;
     uint64_t cpu_count;
-    char folders[]; /* a line each */
+    char folders[]; /* one line for each */
 } control_groups;
 
 static _Atomic(control_groups *) the_groups; /* NULL: none are known */
@@ -138,7 +141,7 @@ line_length(const char *line)
     return (int)strcspn(line, "\n");
 }
 
-/* The number that the group's file `name` begins with. */
+/* Read the number that the file `name` of a group begins with. */
 static bool
 read_number(const char *root, const char *folder, const char *name, uint64_t *out)
 {
@@ -150,7 +153,7 @@ read_number(const char *root, const char *folder, const char *name, uint64_t *ou
 
 /* -- memory ----------------------------------------------------------------------------------- */
 
-/* The files of one version. */
+/* The files and keys of one version of control groups. */
 typedef struct names {
     const char *limit;
     const char *usage;
@@ -164,7 +167,7 @@ static const names version_names[] = {
     {"memory.max", "memory.current", "inactive_file", "active_file"},
 };
 
-/* Cached file pages, which the kernel gives up before it kills anybody. */
+/* The bytes of cached file pages, which the kernel gives up before it kills anybody. */
 static uint64_t
 read_reclaimable(const char *root, const char *folder, const names *of)
 {
@@ -197,7 +200,7 @@ apply_limit(const char *root, const char *folder, const names *of, cm_host_memor
         cm_least(out->available_nbytes, limit > usage ? limit - usage : 0);
 }
 
-/* "MemTotal:       24684092 kB" */
+/* Read a line such as "MemTotal:       24684092 kB". */
 static uint64_t
 find_kib(const char *text, const char *key)
 {
@@ -210,7 +213,7 @@ find_kib(const char *text, const char *key)
     return nbytes;
 }
 
-/* What RLIMIT_AS (ulimit -v) leaves of the process's addresses. */
+/* Take into account what RLIMIT_AS (ulimit -v) leaves of the process's addresses. */
 static void
 apply_address_limit(const char *root, cm_host_memory *out)
 {
@@ -220,7 +223,8 @@ apply_address_limit(const char *root, cm_host_memory *out)
     if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) {
         return;
     }
-    char *text = load(root, "/proc/self/statm"); /* all of it is the first number */
+    /* The first number is the size of all of it. */
+    char *text = load(root, "/proc/self/statm");
     if (text != NULL && parse_u64(text, &pages)
         && !__builtin_mul_overflow(pages, cm_page_nbytes(), &used)) {
         uint64_t left = most.rlim_cur - cm_least(used, most.rlim_cur);
@@ -275,18 +279,18 @@ cm_usable_cpu_count(void)
 
 /* -- NUMA nodes ------------------------------------------------------------------------------- */
 
-/* Of the kernel's <linux/mempolicy.h>, which is not installed everywhere. */
+/* From the kernel's <linux/mempolicy.h>, which is not installed everywhere. */
 enum { POLICY_PREFERRED = 1, SAMPLE_COUNT = 256 };
 
 uint64_t
 cm_numa_read_nodes(const char *root)
 {
     uint64_t nodes;
-    cm_cpus list; /* of nodes: the same format */
+    cm_cpus list; /* a list of nodes has the format of a list of CPUs */
     char *text = load(root, "/sys/devices/system/node/has_memory");
     parse_list(text, &list);
     free(text);
-    memcpy(&nodes, &list, sizeof(nodes)); /* the first of its bits */
+    memcpy(&nodes, &list, sizeof(nodes)); /* nodes are the first bits of the set */
     return nodes != 0 ? nodes : 1;
 }
 
@@ -315,7 +319,8 @@ cm_numa_read_cpus(const char *root, int node, cm_cpus *out)
 bool
 cm_numa_prefer(void *start, uint64_t nbytes, int node)
 {
-    /* Preferred and not bound: with a bound range a full node gets a process killed. */
+    /* Preferred and not bound: with a bound range, a full node gets a process
+     * killed. */
     uint64_t mask = UINT64_C(1) << node;
     /* The kernel takes one off the number of bits. */
     return syscall(SYS_mbind, start, (unsigned long)nbytes, POLICY_PREFERRED, &mask,

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The text of a range and the call of the tool. */
 #include "base/nvtx.h"
 
 #include <stdio.h>
@@ -15,7 +16,7 @@ cm_nvtx_push(const char *what, uint64_t nbytes)
     char text[64];
     (void)snprintf(text, sizeof(text), nbytes == 0 ? "%s" : "%s %.4g %s", what, size,
                    units[unit]);
-    const struct { /* nvtxEventAttributes_t of version 3 */
+    const struct { /* laid out as nvtxEventAttributes_t of version 3 */
         uint16_t version, nbytes;
         uint32_t category, color_type, color, payload_type, reserved;
         uint64_t payload, text_type;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is done, as ranges of the calling thread in a profiler's timeline. The tool is
- * the process's: cumem/extension/nvtx.py, which knows NVTX, attaches it, and it
- * stays. */
+/* Ranges that show in a profiler's timeline what the calling thread is doing. There is
+ * one tool for the process: cumem/extension/nvtx.py, which knows NVTX, attaches it, and
+ * it stays. */
 #pragma once
 
 #include <stdatomic.h>
@@ -19,7 +19,8 @@ extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL: nobody listens *
 const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);
 void cm_nvtx_pop(const cm_nvtx_tool *const *tool);
 
-/* From here to the end of the block: "copy 64 MiB"; no size where it is 0. */
+/* Show a range from here to the end of the block, such as "copy 64 MiB"; without a size
+ * where `nbytes` is 0. */
 #define CM_NVTX(what, nbytes)                                                          \
     __attribute__((cleanup(cm_nvtx_pop))) const cm_nvtx_tool *const range_ =           \
         atomic_load(&cm_nvtx_tool_now) ? cm_nvtx_push(what, nbytes) : NULL

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Reads /proc/self/pagemap. */
 #include "base/page_table.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 #define IS_PRESENT (UINT64_C(1) << 63)
 enum { ENTRIES_READ_AT_ONCE = 1024 };
 
-/* Read a part of the file whole. */
+/* Read a part of the file completely; false where that fails. */
 static bool
 read_entries(int file, uint64_t first, uint64_t *entries, uint64_t count)
 {

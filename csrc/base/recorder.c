@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The ring of the recorder, and the origins that threads lend each other. */
 #include "base/recorder.h"
 
 #include <pthread.h>
@@ -8,8 +9,8 @@
 
 #include "base/thread.h"
 
-/* The last `kept` of the rows noted, up to the one before `next`.
- *   kept <= capacity, kept <= count, next < capacity unless that is 0 */
+/* The last `kept` of all rows noted, the newest in the place before `next`. Invariants:
+ * kept <= capacity, kept <= count, and next < capacity unless both are 0. */
 typedef struct event_ring {
     cm_spin_lock lock;
     cm_event *rows; /* owned; NULL: closed */
@@ -37,7 +38,8 @@ cm_recorder_note(cm_event event)
     event.thread = thread_number;
     cm_spin_lock_take(&ring.lock);
     if (ring.rows != NULL) {
-        /* Under the lock, so that rows are in the order of time. */
+        /* Read the clock under the lock, so that rows are in the order of their
+         * times. */
         event.time_ns = event.time_ns != 0 ? event.time_ns : cm_now_ns();
         ring.rows[ring.next] = event;
         ring.next = ring.next + 1 == ring.capacity ? 0 : ring.next + 1;
@@ -73,16 +75,16 @@ cm_recorder_note_here(cm_event event)
 
 /* -- opening, closing, reading ---------------------------------------------------------- */
 
-/* Another thread may have had the lock. */
+/* In a forked child: another thread of the parent may have had the lock at the fork. */
 static void
 forget_in_child(void)
 {
     atomic_store(&cm_recorder_on, false);
-    ring.lock = (cm_spin_lock){0}; /* free */
+    ring.lock = (cm_spin_lock){0}; /* a lock that is free */
     thread_number = 0;
 }
 
-/* The place of a row that is kept. */
+/* The place of a row that is still kept. */
 static const cm_event *
 row_locked(uint64_t number)
 {
@@ -100,8 +102,8 @@ cm_recorder_open(uint64_t capacity, cm_recorder_asked *ask)
     }
     cm_event *rows = NULL;
     if (capacity > ring.capacity) {
-        rows = calloc(capacity, sizeof(*rows)); /* pages that are not touched cost
-                                                   nothing */
+        /* Pages that are never touched cost nothing. */
+        rows = calloc(capacity, sizeof(*rows));
         if (rows == NULL) {
             return false;
         }
@@ -141,8 +143,8 @@ cm_recorder_count(void)
     return count;
 }
 
-/* The last ones first, some at a time: hooks wait for no more than those, and what they
- * overwrite meanwhile is the oldest. */
+/* Copies the last rows first, a few at a time. So hooks wait for no more than those
+ * few, and the rows that they overwrite meanwhile are the oldest. */
 uint64_t
 cm_recorder_read(uint64_t begin, uint64_t end, char *out)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happens to memory, as rows of one ring of the process: the oldest are
- * overwritten. Hooks have nothing passed in that could lead to a ring, so there is one
- * for all, and off it costs them a look at a flag. Knows nothing of Python: who
- * is working on what, a stack and a tag, are numbers that a layer above gives a
- * meaning.
- * Locks: one of its own, for copying rows; hooks hold no other. Opening, closing and
- * setting who is asked keep each other out: the caller sees to that. */
+/* The recorder: what happens to memory, as rows of a ring in which new rows overwrite
+ * the oldest. The hooks that note events are passed nothing that could lead to a ring,
+ * so the process has one; while it is off, a hook costs one look at a flag. The
+ * recorder knows nothing of Python: on whose behalf something happens (a stack and a
+ * tag) is a pair of numbers that a layer above gives a meaning.
+ * Locks: one of its own, for copying rows; hooks hold no other lock. Callers see to it
+ * that no two threads open, close or change the asked function at a time. */
 #pragma once
 
 #include <stdatomic.h>
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The order of OPS and KINDS in cumem/recording/events.py. */
+/* In the order of OPS and KINDS in cumem/recording/events.py. */
 enum {
     CM_EVENT_ALLOCATE,
     CM_EVENT_FREE,
@@ -25,16 +25,16 @@ enum {
 };
 enum { CM_EVENT_REGISTERED = 4, CM_EVENT_STAGING = 5, CM_EVENT_PAGEABLE = 6 };
 
-/* A row, as EVENT there says, which has no padding at the end. */
+/* A row, laid out as EVENT in the same file says, which has no padding at the end. */
 typedef struct cm_event {
-    uint64_t time_ns; /* of cm_now_ns(); 0: now */
+    uint64_t time_ns; /* by cm_now_ns(); 0: filled in with the present time */
     uint64_t address;
     uint64_t nbytes;
     uint64_t value;
     uint64_t source;
     uint64_t stream;
     uint32_t pool;
-    uint32_t thread; /* filled in */
+    uint32_t thread; /* filled in by cm_recorder_note() */
     uint32_t stack;
     uint32_t tag;
     uint8_t op;
@@ -44,7 +44,7 @@ typedef struct cm_event {
 } cm_event;
 enum { CM_EVENT_NBYTES = offsetof(cm_event, device) + 1 };
 
-/* On whose behalf; 0: not known. */
+/* On whose behalf something happens; 0: not known. */
 typedef struct cm_event_origin {
     uint32_t stack;
     uint32_t tag;
@@ -59,24 +59,28 @@ cm_recorder_is_on(void)
                             0);
 }
 
-/* Any thread, with nothing locked; the second finds its origin too. */
+/* Note an event, from any thread, with nothing locked. cm_recorder_note_here() also
+ * finds the origin and fills it in. */
 void cm_recorder_note(cm_event event);
 void cm_recorder_note_here(cm_event event);
 
-/* On whose behalf this thread works on `nbytes`: what the layer above finds, else what
- * the thread was lent. With nothing locked. */
+/* On whose behalf this thread works on `nbytes`: what the layer above says, or else the
+ * origin that the thread was lent. Called with nothing locked. */
 cm_event_origin cm_recorder_find_origin(uint64_t nbytes);
-/* Lend this thread another's, until the answer is put back. */
+/* Lend this thread the origin of another. Returns the one before, which the caller puts
+ * back afterwards in the same way. */
 cm_event_origin cm_recorder_lend_origin(cm_event_origin origin);
 
-/* Note from now on, with room for `capacity` rows at least; what is there stays.
- * `asked` (NULL: nobody) finds origins, and is told what the thread was lent. False: no
- * memory. A forked child notes nothing until it does this itself. */
+/* Note events from now on, with room for at least `capacity` rows; rows that are there
+ * stay. `asked` (NULL: nobody) finds origins, and is told which one the thread was
+ * lent. False: no memory. A forked child notes nothing until it calls this itself. */
 typedef cm_event_origin cm_recorder_asked(uint64_t nbytes, cm_event_origin lent);
 bool cm_recorder_open(uint64_t capacity, cm_recorder_asked *asked);
 void cm_recorder_close(void);
-/* Rows noted so far, over all times that it was open. */
+/* Rows that were noted so far, over all times that the recorder was open. */
 uint64_t cm_recorder_count(void);
-/* Put rows `begin` up to `end`, or what is still there of them, into `out`, which has
- * CM_EVENT_NBYTES for each of them, at its end. Returns the first that was. */
+/* Copy rows `begin` up to `end`, or those of them that are still there, to `out`, which
+ * has room for CM_EVENT_NBYTES for each row asked for. The rows that are left are the
+ * last ones, and lie at their places in `out`. Returns the number of the first row that
+ * was copied. */
 uint64_t cm_recorder_read(uint64_t begin, uint64_t end, char *out);

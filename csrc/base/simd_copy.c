@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The vector code behind simd_copy.h, for x86-64 and aarch64. */
 #include "base/simd_copy.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 
 enum { LINE_NBYTES = 64, VECTOR_NBYTES = CM_PICK_VECTOR_NBYTES };
 
-/* Whole cache lines from `src` to `dst`, which is aligned to one. */
+/* Copies whole cache lines from `src` to `dst`, which is aligned to one. */
 typedef void (*copy_lines)(char *dst, const char *src, size_t line_count);
 
 /* -- what each processor has ---------------------------------------------------------------- */
@@ -29,7 +30,8 @@ can_pick(void)
     return __builtin_cpu_supports("ssse3") != 0;
 }
 
-/* Elements of two vectors in turn: of their lower halves, of their upper ones. */
+/* Take the elements of two vectors by turns: those of their lower halves (`low`), or of
+ * their upper ones. */
 #    define ZIP_1(a, b, low) ((low) ? _mm_unpacklo_epi8(a, b) : _mm_unpackhi_epi8(a, b))
 #    define ZIP_2(a, b, low)                                                           \
         ((low) ? _mm_unpacklo_epi16(a, b) : _mm_unpackhi_epi16(a, b))
@@ -165,11 +167,11 @@ store(char *to, vector bytes)
     memcpy(to, &bytes, sizeof(bytes));
 }
 
-/* How far ahead memory is asked for: what the processor asks for by itself ends with
+/* Memory is prefetched so far ahead. What the processor prefetches by itself ends with
  * the page, and reaches less far the more instructions a line of memory takes. */
 enum { AHEAD_NBYTES = 1024 };
 
-/* With a constant number of loads the masks stay in registers. */
+/* The number of loads is a constant, so that the masks stay in registers. */
 #define DEFINE_PICK(loads)                                                             \
     PICK_TARGET static void pick_##loads(const cm_pick *pick, char *to,                \
                                          const char *from, int64_t count)              \
@@ -205,9 +207,10 @@ DEFINE_PICK(7)
 DEFINE_PICK(8)
 #undef DEFINE_PICK
 
-/* Squares of as many rows as a vector has elements. Row i zipped with row i plus a half
- * of them, again and again, is a transposition: each turn moves one bit of an element's
- * row number to its place in the vector. */
+/* Transpose squares of as many rows as a vector has elements. Row i is zipped with row
+ * i + HALF, again and again: each turn moves one bit of an element's row number to its
+ * place in the vector, and after as many turns as there are bits the square is
+ * transposed. */
 #define DEFINE_TRANSPOSE(size)                                                         \
     static void transpose_##size(char *dst, int64_t stride, const char *src)           \
     {                                                                                  \
@@ -257,7 +260,8 @@ cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
     int64_t items = VECTOR_NBYTES / size;
     int64_t span = (items - 1) * distance + size;
     int64_t loads = (span + VECTOR_NBYTES - 1) / VECTOR_NBYTES;
-    /* With more vectors to read than elements to gain, one by one is as quick. */
+    /* If there are more vectors to read than elements to gain, copying them one by one
+     * is as quick. */
     if (distance < size || loads > CM_PICK_MAX_LOADS || loads > items) {
         return false;
     }
@@ -281,7 +285,7 @@ cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count)
         pick_1, pick_2, pick_3, pick_4, pick_5, pick_6, pick_7, pick_8,
     };
     int64_t distance = llabs(pick->step);
-    /* Each vector is read and written whole, and must lie within the elements. */
+    /* Each vector is read and written as a whole, and must lie within the elements. */
     int64_t readable = (count - 1) * distance + pick->itemsize
                        - (int64_t)pick->load_count * VECTOR_NBYTES;
     int64_t writable = count * pick->itemsize - VECTOR_NBYTES;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The outcome of a call as a value: 16 bytes, returned in two registers, no
- * thread-local and no allocation on the error path. Knows nothing of CUDA: `op` is a
- * plain number that the runtime layer gives a meaning. */
+/* The outcome of a call, as a value of 16 bytes that is returned in two registers. The
+ * path of an error needs no thread-local variable and no allocation. This file knows
+ * nothing of CUDA: `op` is a number that the runtime layer gives a meaning. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,10 +10,10 @@
 #include "base/attributes.h"
 
 typedef struct cm_status {
-    int32_t code;   /* 0 success; > 0 a cudaError_t; < 0 one of CM_E… below */
-    uint16_t op;    /* the operation of runtime/ops.h that failed; 0 = none */
+    int32_t code;   /* 0: success; > 0: a cudaError_t; < 0: one of CM_E… below */
+    uint16_t op;    /* the operation of runtime/ops.h that failed; 0: none */
     uint16_t spare; /* always 0 */
-    uint64_t arg;   /* that operation's telling argument, e.g. a byte count */
+    uint64_t arg;   /* the operation's most telling argument, such as a byte count */
 } cm_status;
 
 /* Our own errors; their texts, and those of CUDA's, stand in cumem/error_codes.py. */
@@ -26,19 +26,19 @@ enum {
     CM_ENOMEM = -5, /* ordinary host memory */
     CM_ELIMIT = -6,
     CM_EFORKED = -7, /* CUDA cannot be used in a forked child process */
-    CM_ENOTSUP = -8, /* by the driver or the device */
+    CM_ENOTSUP = -8, /* the driver or the device cannot do this */
     CM_EBUSY = -9,   /* the memory is in use */
     CM_ETHREAD = -10,
-    CM_ESYSTEM = -11, /* a system call; the argument is its errno */
+    CM_ESYSTEM = -11, /* a system call failed; the argument is its errno */
     CM_ECANCELLED = -12,
     CM_ETIMEOUT = -13,
-    CM_EHOSTMEMORY = -14, /* more than the process may use */
+    CM_EHOSTMEMORY = -14, /* the request is more host memory than the process may use */
     CM_ENUMA = -15,       /* the memory came from another node */
-    CM_EMANAGED = -16,    /* without concurrent managed access */
+    CM_EMANAGED = -16,    /* the device has no concurrent managed access */
     CM_ECAPTURING = -17,  /* a graph cannot hold what the host does or waits for */
     CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
-    CM_ECAST = -19, /* an element cannot be converted; the argument is the cast's number
-                     */
+    /* An element cannot be converted; the argument is the cast's number. */
+    CM_ECAST = -19,
 };
 
 static inline cm_status
@@ -60,28 +60,31 @@ cm_is_ok(cm_status status)
     return status.code == CM_OK;
 }
 
-/* Of two outcomes the failure, the first if both are. */
+/* Of two outcomes, the one that is a failure; the first if both are. */
 static inline cm_status
 cm_first_failure(cm_status first, cm_status second)
 {
     return cm_is_ok(first) ? second : first;
 }
 
-/* Where nothing can be done about a failure and nobody is to be told; say why. */
+/* Ignore a failure, where nothing can be done about it and nobody is to be told. The
+ * caller says why in a comment. */
 static inline void
 cm_ignore(cm_status status)
 {
     (void)status;
 }
 
-/* `is_there`: memory of `nbytes` was allocated. Fails: CM_ENOMEM. */
+/* The outcome of an allocation of `nbytes`, which gave memory if `is_there`. Fails:
+ * CM_ENOMEM. */
 CM_NODISCARD static inline cm_status
 cm_allocated(bool is_there, uint64_t nbytes)
 {
     return is_there ? cm_ok() : cm_fail(CM_ENOMEM, nbytes);
 }
 
-/* Return early on failure: the only macro that may return. */
+/* Return the status of `call` if it is a failure. This is the only macro that may
+ * return. */
 #define CM_TRY(call)                                                                   \
     do {                                                                               \
         cm_status cm_try_status_ = (call);                                             \

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of thread.h that are not inline. */
 #include "base/thread.h"
 
 #include <errno.h>
@@ -30,7 +31,7 @@ cm_spin_lock_wait(cm_spin_lock *lock)
 {
     enum {
         SPIN_COUNT = 128, /* longer than a running thread ever holds the lock */
-        YIELD_COUNT = 16, /* its holder was preempted: let it run */
+        YIELD_COUNT = 16, /* the holder was preempted: let it run */
         SLEEP_NS = 20 * 1000,
     };
     for (uint32_t i = 0;
@@ -55,8 +56,8 @@ cm_thread_start(cm_thread *thread, void *(*run)(void *), void *arg)
     sigset_t all;
     sigset_t before;
     (void)sigfillset(&all);
-    /* A thread that faults with these blocked ends the process without a word, since no
-     * handler runs: neither Python's faulthandler nor a sanitizer's. */
+    /* If these were blocked, a thread that faults would end the process without a word,
+     * since no handler would run, neither Python's faulthandler nor a sanitizer's. */
     static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
     for (size_t i = 0; i < sizeof(faults) / sizeof(*faults); i++) {
         (void)sigdelset(&all, faults[i]);

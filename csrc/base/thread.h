@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
- * ThreadSanitizer), and a spin lock. A mutex or condition is plain memory on Linux:
- * neither making nor locking one can fail, a mutex of zeros is one that nobody has, and
- * none is destroyed. */
+ * ThreadSanitizer), and a spin lock. On Linux a mutex or condition is plain memory:
+ * making and locking one cannot fail, a mutex of zeros is one that nobody holds, and
+ * none has to be destroyed. */
 #pragma once
 
 #include <pthread.h>
@@ -17,7 +17,7 @@ typedef pthread_mutex_t cm_mutex;
 typedef pthread_cond_t cm_cond;
 typedef pthread_t cm_thread;
 
-void cm_cond_init(cm_cond *cond); /* waits on the monotonic clock */
+void cm_cond_init(cm_cond *cond); /* its waits use the monotonic clock */
 
 static inline void
 cm_mutex_lock(cm_mutex *mutex)
@@ -25,7 +25,7 @@ cm_mutex_lock(cm_mutex *mutex)
     (void)pthread_mutex_lock(mutex);
 }
 
-/* False: another thread has it, and `waits` is not given. */
+/* Lock a mutex. False: another thread has it, and `waits` is false. */
 static inline bool
 cm_mutex_take(cm_mutex *mutex, bool waits)
 {
@@ -56,18 +56,19 @@ cm_cond_signal_one(cm_cond *cond)
     (void)pthread_cond_signal(cond);
 }
 
-/* Wait until `deadline_ns` of cm_now_ns(); false when it passed. */
+/* Wait until the time `deadline_ns` of cm_now_ns(); false when it has passed. */
 bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
 
-/* A lock for a few instructions of list work: one atomic exchange to take it, a plain
- * store to give it back. A mutex needs two exchanges and two calls, which shows in an
- * allocation of 50 ns. A thread that finds it taken spins, yields, then sleeps for
- * microseconds. Not recursive, not fair; zero is free, and nothing is to destroy. */
+/* A lock for a few instructions of list work: one atomic exchange takes it and a plain
+ * store gives it back. A mutex needs two exchanges and two calls, which shows in an
+ * allocation of 50 ns. A thread that finds the lock taken spins, then yields, then
+ * sleeps for microseconds. It is neither recursive nor fair. Zero is a free lock, and
+ * none has to be destroyed. */
 typedef struct cm_spin_lock {
     _Atomic uint32_t held;
 } cm_spin_lock;
 
-/* The contended half of taking it. */
+/* Take the lock when another thread has it. */
 void cm_spin_lock_wait(cm_spin_lock *lock);
 
 static inline void
@@ -85,19 +86,21 @@ cm_spin_lock_give(cm_spin_lock *lock)
     atomic_store_explicit(&lock->held, 0, memory_order_release);
 }
 
-/* Start `run(arg)` with all signals but those of faults blocked, so that Ctrl-C reaches
- * the main thread. Fails: CM_ETHREAD. */
+/* Start `run(arg)` in a new thread, with all signals blocked except those of faults, so
+ * that Ctrl-C reaches the main thread.
+ * Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_thread_start(cm_thread *thread, void *(*run)(void *),
                                        void *arg);
 
-/* Blocks until the thread has ended. */
+/* Wait until the thread has ended. */
 static inline void
 cm_thread_join(cm_thread thread)
 {
     (void)pthread_join(thread, NULL);
 }
 
-/* A moment of a loop that looks at memory another thread will write. */
+/* Pause for a moment within a loop that looks at memory which another thread will
+ * write. */
 static inline void
 cm_relax(void)
 {
@@ -108,7 +111,7 @@ cm_relax(void)
 #endif
 }
 
-/* Sleep no shorter, whatever signals come. */
+/* Sleep for at least this long, whatever signals arrive. */
 void cm_sleep_ns(uint64_t delay_ns);
 
 /* Monotonic time in nanoseconds. */

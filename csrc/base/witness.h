@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether a forked child, or any child of its own, still has what it inherited.
+/* A witness tells whether a forked child, or any descendant of it, still has the memory
+ * that it inherited.
  *
- * A pipe or a pidfd would not do: who closes all descriptors, as daemons do, would look
- * dead, and a grandchild has no pidfd of ours. So the child inherits a mapping, which
- * nobody but exec and the end of the process takes away: that of a page of a file in
- * memory, writable and shared. The kernel does not let a file be sealed against writing
- * while such a mapping is left anywhere, however it came there, and says so. Locks: none. */
+ * A pipe or a pidfd would not do: a child that closes all its descriptors, as daemons
+ * do, would look dead, and the parent has no pidfd of a grandchild. So the child
+ * inherits a mapping, which only exec and the end of the process take away: one page of
+ * a file in memory, mapped writable and shared. The kernel refuses to seal a file
+ * against writing while such a mapping exists in any process, however it came there. So
+ * the parent learns whether anybody is left by trying to seal the file.
+ *
+ *   parent                                child
+ *   cm_witness_create()  maps the page
+ *   fork                                  has the page, too
+ *   cm_witness_leave()   unmaps it        cm_witness_inherit()  keeps it
+ *   cm_witness_is_over() false
+ *                                         ends, or calls exec
+ *   cm_witness_is_over() true
+ * Locks: none. */
 #pragma once
 
 #include <stdbool.h>
@@ -17,10 +28,10 @@ typedef struct cm_witness {
 
 /* Before a fork: map the page that the child is to inherit. */
 void cm_witness_create(cm_witness *witness);
-/* After it, in the parent: only children have the page from now on. */
+/* After the fork, in the parent: from now on only children have the page. */
 void cm_witness_leave(cm_witness *witness);
-/* After it, in the child: the page stays for good, and nothing else. */
+/* After the fork, in the child: the page stays for good, and nothing else does. */
 void cm_witness_inherit(cm_witness *witness);
-/* In the parent: no process has the page any more. True once, true for ever. */
+/* In the parent: true if no process has the page any more. Once true, it stays true. */
 bool cm_witness_is_over(const cm_witness *witness);
 void cm_witness_close(cm_witness *witness);

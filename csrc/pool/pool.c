@@ -29,8 +29,8 @@
  * Handing out
  * -----------
  * A request is rounded up, for device memory to 512 bytes and from 1 MiB on to pages of
- * 4 KiB, for host memory to 64 bytes and from 64 KiB on to pages. `empty_device(1000)`
- * gets a block of 1024 bytes.
+ * 4 KiB, for host memory to 64 bytes and from 64 KiB on to pages. A request for
+ * 1000 bytes of device memory gets a block of 1024 bytes.
  *
  * cm_pool_try_alloc() is the hit: one short spin lock, a READY span of that size or
  * else the best free span of the heap, no runtime call. It declines where something
