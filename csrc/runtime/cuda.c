@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The runtime over a real CUDA driver, and all that knows CUDA's headers. What only the
- * driver has is found by name and version when the runtime is opened, so nothing is
- * linked against the driver, and a function that it lacks is found missing there, not
- * at load. Locks: none; nothing changes after opening. */
+/* The runtime over a real CUDA driver, and the only file that knows CUDA's headers.
+ * Functions that only the driver has are found by name and version when the driver is
+ * started. So nothing is linked against the driver, and one that lacks a function is
+ * noticed when that is called, not when the library is loaded. Locks: none; nothing
+ * changes after that. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
@@ -27,7 +28,7 @@ CM_CUDA_NUMBERS(SAME_NUMBER)
     SAME(CM_ATTRIBUTE_##name, CU_DEVICE_ATTRIBUTE_##cuda)
 CM_DEVICE_ATTRIBUTES(SAME_ATTRIBUTE)
 
-/* The driver's, of those that the core looks at. */
+/* The driver's codes are the runtime's, at least those that the core looks at. */
 SAME(CUDA_SUCCESS, CM_OK)
 SAME(CUDA_ERROR_INVALID_VALUE, CM_CUDA_INVALID_VALUE)
 SAME(CUDA_ERROR_OUT_OF_MEMORY, CM_CUDA_OUT_OF_MEMORY)
@@ -44,7 +45,7 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
 
 /* ---- the driver's functions ------------------------------------------------------ */
 
-/* X(function, the CUDA version of the signature asked for). */
+/* X(function, the CUDA version whose signature is asked for). */
 #define DRIVER_FUNCTIONS(X)                                                            \
     X(cuDeviceGetAttribute, 2000)                                                      \
     X(cuCtxGetCurrent, 4000)                                                           \
@@ -83,8 +84,8 @@ typedef CUresult(CUDAAPI *PFN_cuMemDiscardBatchAsync_v13000)(CUdeviceptr *addres
 #endif
 
 typedef struct cm_cuda {
-    cm_runtime base; /* first: a cm_runtime * is a cm_cuda * */
-    struct {         /* NULL: the driver lacks it */
+    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
+    struct {         /* NULL where the driver lacks the function */
 #define FUNCTION_FIELD(name, version) PFN_##name##_v##version name;
         DRIVER_FUNCTIONS(FUNCTION_FIELD)
 #undef FUNCTION_FIELD
@@ -92,7 +93,8 @@ typedef struct cm_cuda {
 } cm_cuda;
 
 /* The address of `name` as of CUDA `version`, or NULL. A version above the driver's own
- * would be refused as an invalid value. Makes no context. */
+ * is not asked for, since the driver would refuse it as an invalid value. Makes no
+ * context. */
 static void *
 find_function(const char *name, int version, int driver_version)
 {
@@ -113,7 +115,8 @@ find_function(const char *name, int version, int driver_version)
 static void
 find_functions(cm_cuda *cuda)
 {
-    /* ISO C casts no object pointer to a function; POSIX gives both one size. */
+    /* ISO C does not cast an object pointer to a function; POSIX gives both the same
+     * size. */
 #define FIND_FUNCTION(name, version)                                                   \
     {                                                                                  \
         void *address = find_function(#name, version, cuda->base.driver_version);      \
@@ -123,8 +126,8 @@ find_functions(cm_cuda *cuda)
 #undef FIND_FUNCTION
 }
 
-/* A newer driver's new codes pass unchanged; the one number that only the driver uses
- * has no name among the runtime's. */
+/* Codes that a newer driver adds pass unchanged. The one number that only the driver
+ * uses has no name among the runtime's, so it becomes an unknown error. */
 static int32_t
 from_driver(CUresult result)
 {
@@ -132,7 +135,8 @@ from_driver(CUresult result)
                                                         : (int32_t)result;
 }
 
-/* Call a function of the driver of `rt`: its code, CM_ENOTSUP where it lacks it. */
+/* Call a function of the driver of `rt`. Its code, or CM_ENOTSUP where the driver lacks
+ * it. */
 #define DRIVER(function, ...)                                                          \
     (((const cm_cuda *)rt)->driver.function == NULL                                    \
          ? CM_ENOTSUP                                                                  \
@@ -140,7 +144,7 @@ from_driver(CUresult result)
 
 /* ---- operations that take more than a call --------------------------------------- */
 
-/* Handles and addresses travel as integers; here they become pointers again. */
+/* Handles and addresses travel as integers and become pointers again here. */
 static void *
 pointer(uint64_t value)
 {
@@ -153,7 +157,8 @@ integer(const void *pointer)
     return (uint64_t)(uintptr_t)pointer;
 }
 
-/* `call` puts what it finds, a `type`, at &found; it becomes *out on success only. */
+/* Make a `call` that stores what it finds, a `type`, at &found; *out is set from that
+ * on success only. */
 #define FIND(type, call)                                                               \
     __extension__({                                                                    \
         type found = 0;                                                                \
@@ -164,7 +169,7 @@ integer(const void *pointer)
         find_code;                                                                     \
     })
 
-/* Of giving something back. */
+/* The code of giving something back. */
 static int32_t
 freed(int32_t code)
 {
@@ -188,7 +193,8 @@ device_describe(int device, cm_device_info *out)
     return CM_OK;
 }
 
-/* A thread without a context is no failure: CUDA's runtime would use device 0 then. */
+/* A thread without a context is not a failure: CUDA's runtime would use device 0 for
+ * it. */
 static int32_t
 context_device(cm_runtime *rt, int *out)
 {
@@ -243,7 +249,7 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
 
 /* ---- managed memory ---------------------------------------------------------------- */
 
-enum { LOCATIONS = 12020 }; /* the driver that brought them in place of an index */
+enum { LOCATIONS = 12020 }; /* the driver that brought locations in place of an index */
 
 static struct cudaMemLocation
 location_of(int location)
@@ -259,8 +265,8 @@ location_of(int location)
                                     .id = CM_NUMA_LOCATION(location)};
 }
 
-/* CUDA 13 gave the plain names the signatures with a location that CUDA 12.2 had
- * brought as _v2; drivers before that know only an index. */
+/* In CUDA 13 the plain names have signatures with a location, which CUDA 12.2 had
+ * brought under names with _v2. Drivers before that know only an index. */
 static int32_t
 prefetch_async(const cm_runtime *rt, const void *memory, size_t nbytes, int location,
                cudaStream_t stream)
@@ -310,7 +316,8 @@ prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                   pointer(stream));
 }
 
-/* Of a NUMA node the attribute of old drivers says that it is the host, or nothing. */
+/* The old attribute says of a NUMA node that it is the host, or nothing. Newer drivers
+ * have a second attribute, which is asked for the node. */
 static int32_t
 range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
                 int *out, int count)
@@ -343,7 +350,7 @@ range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int att
 
 /* ---- device memory mapped on demand ----------------------------------------------- */
 
-/* Memory of the device, as `flags` wants it. */
+/* What kind of physical memory `flags` want. */
 static CUmemAllocationProp
 properties(int device, unsigned flags)
 {
@@ -397,14 +404,15 @@ kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
               uint32_t threads_per_block, const void *params,
               uint64_t params_nbytes CM_UNUSED, uint64_t stream)
 {
-    /* One parameter: the struct. CUDA takes its size from the kernel and only reads. */
+    /* The struct is the only parameter. CUDA takes its size from the kernel, and only
+     * reads it. */
     void *arguments[1] = {pointer(integer(params))};
     return DRIVER(cuLaunchKernel, pointer(function), block_count, 1, 1,
                   threads_per_block, 1, 1, 0, pointer(stream), arguments, NULL);
 }
 
-/* "Not ready" is an answer, not a failure, but CUDA remembers it as one: clear it, or a
- * later cudaGetLastError() of this thread reports it. */
+/* "Not ready" is an answer and not a failure, but CUDA remembers it as one. Clear it,
+ * or a later cudaGetLastError() of this thread reports it. */
 static int32_t
 answer_query(cudaError_t error, bool *done)
 {
@@ -419,7 +427,8 @@ answer_query(cudaError_t error, bool *done)
     return (int32_t)error;
 }
 
-/* The runtime's makes a context for a thread that has none. */
+/* The driver's function is called, since the runtime's makes a context for a thread
+ * that has none. */
 static int32_t
 capture_mode_exchange(cm_runtime *rt, int *mode)
 {
@@ -429,7 +438,7 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
     return CM_OK;
 }
 
-/* Asleep it is known otherwise; see cm_cuda_open(). */
+/* The number of devices; while asleep, what the opener said: see cm_cuda_open(). */
 static int32_t
 count_devices(const cm_runtime *rt, int *out)
 {
@@ -442,7 +451,8 @@ count_devices(const cm_runtime *rt, int *out)
 
 /* ---- the table --------------------------------------------------------------------- */
 
-/* What each operation does, in the words of its row in ops.h: a call, or the above. */
+/* What each operation does, in the words of its row in ops.h: it makes a call, or one
+ * of the functions above. */
 #define DO_driver_version (*out = rt->driver_version, CM_OK)
 #define DO_runtime_version (*out = CUDART_VERSION, CM_OK)
 #define DO_device_count count_devices(rt, out)
@@ -454,8 +464,8 @@ count_devices(const cm_runtime *rt, int *out)
     FIND(int, DRIVER(cuDevicePrimaryCtxGetState, device, &(unsigned){0}, &found))
 #define DO_context_record_event context_record_event(rt, event)
 #define DO_device_describe device_describe(device, out)
-/* The runtime has the same numbers but does not list all of the driver's. An index of
- * the runtime is the driver's CUdevice. */
+/* The runtime has the same numbers, but does not list all of the driver's. A device
+ * index of the runtime is the driver's CUdevice. */
 #define DO_device_attribute                                                            \
     DRIVER(cuDeviceGetAttribute, out, (CUdevice_attribute)attribute, device)
 #define DO_device_synchronize cudaDeviceSynchronize()
@@ -538,8 +548,9 @@ count_devices(const cm_runtime *rt, int *out)
 #define DO_event_elapsed                                                               \
     cudaEventElapsedTime(milliseconds, pointer(start), pointer(end))
 
-/* CUDA keeps the last error of each thread until somebody asks; a failure that we
- * report must not turn up again in somebody else's next cudaGetLastError(). */
+/* Make a status of a failure. CUDA keeps the last error of each thread until somebody
+ * asks; a failure that we report must not turn up again in somebody else's next
+ * cudaGetLastError(). */
 static cm_status
 failed(int32_t code, cm_op op, uint64_t arg)
 {
@@ -549,7 +560,8 @@ failed(int32_t code, cm_op op, uint64_t arg)
     return (cm_status){.code = code, .op = (uint16_t)op, .arg = arg};
 }
 
-/* The first operation starts the driver, but for what is known without it. */
+/* The first operation starts the driver, unless it asks for something that is known
+ * without. */
 static inline cm_status
 wake_for(cm_runtime *rt, cm_op op)
 {
@@ -581,7 +593,7 @@ static const cm_ops_table cuda_ops = {
 #undef ENTRY
 };
 
-enum { OLDEST_DRIVER = 12000 }; /* that a runtime of CUDA 12 works on */
+enum { OLDEST_DRIVER = 12000 }; /* the oldest that a runtime of CUDA 12 works on */
 
 /* ---- open and close -------------------------------------------------------------- */
 
@@ -592,9 +604,10 @@ close_runtime(cm_runtime *rt)
     free(rt);
 }
 
-/* The driver's library, asked without cudart, whose every call starts the driver: after
- * that no forked child could use it. It is never closed, so that nothing which others
- * have of it goes away. NULL: there is none. */
+/* Find a function in the driver's library without cudart, each of whose calls starts
+ * the driver, after which no forked child could use it. The library is never closed, so
+ * that nothing goes away which others have of it. NULL: there is no such library or
+ * function. */
 static void *
 driver_function(const char *name)
 {
@@ -613,7 +626,7 @@ cm_cuda_find_driver(void)
     return is_there && version >= OLDEST_DRIVER ? version : 0;
 }
 
-/* It counts nothing before it was started, by whomever. */
+/* The driver counts devices only after somebody has started it. */
 static bool
 is_driver_started(const cm_runtime *rt CM_UNUSED)
 {
@@ -624,7 +637,8 @@ is_driver_started(const cm_runtime *rt CM_UNUSED)
     return address != NULL && get_count(&count) == CUDA_SUCCESS;
 }
 
-/* Of the driver itself, so that what was thought before is right from here on. */
+/* Start the driver and ask it for the number of devices, so that what was assumed
+ * before is right from here on. */
 static cm_status
 start_driver(cm_runtime *rt)
 {
@@ -662,8 +676,8 @@ cm_cuda_open(int device_count, cm_runtime **out)
     rt->close = close_runtime;
     cm_status status = cm_alive_page_create(&rt->alive);
     if (cm_is_ok(status) && (device_count < 0 || is_driver_started(rt))) {
-        status = cm_runtime_wake(rt); /* where somebody started it, it is as well asked
-                                       */
+        /* Where somebody has started it, we may as well ask it. */
+        status = cm_runtime_wake(rt);
     }
     if (!cm_is_ok(status)) {
         close_runtime(rt);

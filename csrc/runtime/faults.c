@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The fault wrapper: a body for each operation, made from ops.h. */
 #include "runtime/faults.h"
 
 #include <stdatomic.h>
@@ -7,7 +8,7 @@
 #include "base/thread.h"
 
 typedef struct cm_faults {
-    cm_runtime base; /* first: a cm_runtime * is a cm_faults * */
+    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
     atomic_int plan_op;
     _Atomic uint64_t plan_nth;
     _Atomic int32_t plan_code;
@@ -83,7 +84,7 @@ cm_faults_open(cm_runtime *inner, int (*is_held)(void), cm_runtime **out)
     CM_TRY(cm_allocated(faults != NULL, sizeof(*faults)));
     faults->is_held = is_held;
     cm_runtime *base = &faults->base;
-    *base = *inner; /* how far `inner` has come from sleep is asked of itself */
+    *base = *inner; /* how far `inner` has come from sleep is asked of `inner` itself */
     base->ops = &faults_ops;
     base->inner = inner;
     base->close = faults_close;

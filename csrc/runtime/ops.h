@@ -1,18 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of every CUDA call cumem can make. From it come the operation enum, the
- * name table, the table type, the callers cm_rt_… and the whole fault wrapper. A new
- * operation is one row here and two bodies (cuda.c, emulated/); nothing else names it.
+/* The one list of all CUDA calls that cumem can make. From it come the enum of
+ * operations, the table of names, the type of the table of functions, the callers
+ * cm_rt_… and the whole fault wrapper. A new operation is one row here and two bodies
+ * (in cuda.c and emulated/); nothing else names it.
  *
- * X(name, CUDA function, oldest driver, (what the telling argument is, as in
- *   cumem/errors.py; the argument), (parameters), (arguments))
+ * X(name, CUDA function, oldest driver, (what its most telling argument is, by a name
+ * of cumem/errors.py; that argument), (parameters), (arguments))
  *
  * Before the parameters comes `cm_runtime *rt`, which CM_OP_PARAMS and CM_OP_ARGS add.
  *
- * The oldest driver is 12000 unless the function came later; on an older driver the
- * call answers CM_ENOTSUP and `what is done without` stands in the row's comment.
- * Streams, events, contexts, modules and kernels are handles as integers (0 = none, for
- * a stream the legacy default). Operations that act on "the current device" need
- * cm_device_enter() around them. Out-parameters are last, written only on success. */
+ * Example: the row of host_alloc makes cm_rt_host_alloc(rt, nbytes, flags, &out), which
+ * calls cudaHostAlloc or its emulation. If that fails, the status names the operation
+ * and carries `nbytes`, and the message can say how much was asked for.
+ *
+ * The oldest driver is 12000 unless the function came later. On an older driver the
+ * call answers CM_ENOTSUP, and the comment of the row says what is done without it.
+ * Streams, events, contexts, modules and kernels are handles, passed as integers (0:
+ * none; for a stream, the legacy default one). Operations that act on "the current
+ * device" need cm_device_enter() around them. Out-parameters are last and are written
+ * only on success. */
 #pragma once
 
 #define CM_OP_PARAMS(...) (cm_runtime * rt __VA_OPT__(, ) __VA_ARGS__)
@@ -25,16 +31,17 @@
     X(runtime_version, cudaRuntimeGetVersion, 12000, (NOTHING, 0), (int *out), (out))    \
     X(device_count, cudaGetDeviceCount, 12000, (NOTHING, 0), (int *out), (out))          \
     X(device_set, cudaSetDevice, 12000, (DEVICE, device), (int device), (device))        \
-    /* The calling thread's context; 0 when it has none. Creates nothing. */             \
+    /* The calling thread's context; 0: it has none. Creates no context. */              \
     X(context_get, cuCtxGetCurrent, 12000, (NOTHING, 0), (uint64_t *out), (out))         \
     X(context_set, cuCtxSetCurrent, 12000, (CONTEXT, context),                           \
       (uint64_t context), (context))                                                     \
-    /* The device of that context; -1 when the thread has none. Creates nothing. */     \
+    /* The device of that context; -1: the thread has none. Creates no context. */      \
     X(context_device, cuCtxGetDevice, 12000, (NOTHING, 0), (int *out), (out))            \
-    /* Has a device its primary context, whoever made that? Creates nothing. */          \
+    /* Whether the primary context of a device exists, whoever made it. Creates none. */ \
     X(context_is_active, cuDevicePrimaryCtxGetState, 12000, (DEVICE, device),            \
       (int device, bool *out), (device, out))                                            \
-    /* Record all work of the current context so far; without it: device_synchronize. */ \
+    /* Record all work of the current context so far. Without it, device_synchronize     \
+     * is called instead. */                                                             \
     X(context_record_event, cuCtxRecordEvent, 12050, (EVENT, event),                     \
       (uint64_t event), (event))                                                         \
     X(device_describe, cudaGetDeviceProperties, 12000, (DEVICE, device),                 \
@@ -70,56 +77,59 @@
     /* What the current device may do with memory of a device: one of CM_ACCESS_…. */    \
     X(pointer_access, cuPointerGetAttribute, 12000, (ADDRESS, address),                  \
       (cm_address address, int *out), (address, out))                                    \
-    /* -- managed memory; a location is a device's index, CM_HOST_LOCATION or            \
-     * CM_NUMA_LOCATION(node), which no driver before 12.2 knows (refused as not         \
-     * supported). */                                                                    \
+    /* -- managed memory. A location is the index of a device, CM_HOST_LOCATION, or      \
+     * CM_NUMA_LOCATION(node), which drivers before 12.2 refuse as not supported. */     \
     X(prefetch_async, cudaMemPrefetchAsync, 12000, (NBYTES, nbytes),                     \
       (cm_address address, uint64_t nbytes, int location, uint64_t stream),              \
       (address, nbytes, location, stream))                                               \
-    /* In any order among themselves. Not on the legacy default stream (refused).        \
-     * Without it: one prefetch_async each. */                                           \
+    /* Several prefetches, which may be done in any order. Refused on the legacy         \
+     * default stream. Without it, each is a prefetch_async. */                          \
     X(prefetch_batch_async, cuMemPrefetchBatchAsync, 13000, (ELEMENTS, count),           \
       (const cm_address *addresses, const uint64_t *nbytes, uint64_t count,              \
        int location, uint64_t stream),                                                   \
       (addresses, nbytes, count, location, stream))                                      \
-    /* The bytes are of no use any more. Not on the legacy default stream (refused).     \
-     * Without it: the caller is told. */                                                \
+    /* Tell the driver that the bytes are of no use any more. Refused on the legacy      \
+     * default stream. Without it, the caller gets an error. */                          \
     X(discard_batch_async, cuMemDiscardBatchAsync, 13000, (ELEMENTS, count),             \
       (const cm_address *addresses, const uint64_t *nbytes, uint64_t count,              \
        uint64_t stream),                                                                 \
       (addresses, nbytes, count, stream))                                                \
-    /* `advice`: CM_ADVISE_…; some say nothing of a location. */                         \
+    /* `advice` is one of CM_ADVISE_…; some of them ignore `location`. */                \
     X(advise, cudaMemAdvise, 12000, (NBYTES, nbytes),                                    \
       (cm_address address, uint64_t nbytes, int advice, int location),                   \
       (address, nbytes, advice, location))                                               \
-    /* CM_RANGE_…: `count` numbers or locations. CM_NO_LOCATION: there is none, or not   \
-     * one of all pages. */                                                              \
+    /* `attribute` is one of CM_RANGE_…, and the answer is `count` numbers or            \
+     * locations. CM_NO_LOCATION: there is none, or not the same one for all pages. */   \
     X(range_attribute, cudaMemRangeGetAttribute, 12000, (ADDRESS, address),              \
       (cm_address address, uint64_t nbytes, int attribute, int *out, int count),         \
       (address, nbytes, attribute, out, count))                                          \
-    /* -- device memory mapped on demand: a range of addresses, physical memory, and     \
-     * the one put at the other. None needs a current device; addresses and sizes are    \
-     * multiples of the granularity. `flags`: CM_PHYSICAL_… */                           \
+    /* -- device memory that is mapped on demand: a range of addresses, physical         \
+     * memory, and mappings of the one in the other. None of these needs a current       \
+     * device. Addresses and sizes are multiples of the granularity; `flags` are         \
+     * CM_PHYSICAL_…. */                                                                 \
     X(physical_granularity, cuMemGetAllocationGranularity, 12000, (DEVICE, device),      \
       (int device, unsigned flags, uint64_t *out), (device, flags, out))                 \
     X(physical_create, cuMemCreate, 12000, (NBYTES, nbytes),                             \
       (uint64_t nbytes, int device, unsigned flags, uint64_t *out),                      \
       (nbytes, device, flags, out))                                                      \
-    /* The memory itself goes with the last place where it is mapped. */                 \
+    /* Give up the handle; the memory itself is freed with its last mapping. */          \
     X(physical_release, cuMemRelease, 12000, (HANDLE, handle),                           \
       (uint64_t handle), (handle))                                                       \
     X(address_reserve, cuMemAddressReserve, 12000, (NBYTES, nbytes),                     \
       (uint64_t nbytes, cm_address *out), (nbytes, out))                                 \
-    /* The whole range as it was reserved, with nothing mapped in it. */                 \
+    /* Free a whole range, as it was reserved, with nothing mapped in it. */             \
     X(address_free, cuMemAddressFree, 12000, (ADDRESS, address),                         \
       (cm_address address, uint64_t nbytes), (address, nbytes))                          \
-    /* All of `handle`, which is mapped nowhere else. Nobody may touch it yet. */        \
+    /* Map all of the memory of `handle`, which is mapped nowhere else. Nobody may       \
+     * touch it before address_set_access. */                                            \
     X(address_map, cuMemMap, 12000, (ADDRESS, address),                                  \
       (cm_address address, uint64_t nbytes, uint64_t handle), (address, nbytes, handle)) \
-    /* Whole mappings. Does not wait: work that may touch them must be done. */          \
+    /* Unmap whole mappings. This does not wait: work that may touch them must have      \
+     * ended. */                                                                         \
     X(address_unmap, cuMemUnmap, 12000, (ADDRESS, address),                              \
       (cm_address address, uint64_t nbytes), (address, nbytes))                          \
-    /* Let `devices` read and write whole mappings; the others keep what they had. */    \
+    /* Let `devices` read and write whole mappings; other devices keep what access       \
+     * they had. */                                                                      \
     X(address_set_access, cuMemSetAccess, 12000, (ADDRESS, address),                     \
       (cm_address address, uint64_t nbytes, const int *devices, int device_count),       \
       (address, nbytes, devices, device_count))                                          \
@@ -151,8 +161,8 @@
       (uint64_t module), (module))                                                       \
     X(module_function, cuModuleGetFunction, 12000, (MODULE, module),                     \
       (uint64_t module, const char *name, uint64_t *out), (module, name, out))           \
-    /* One-dimensional launch; `params` is the kernel's single parameter, a struct of    \
-     * `params_nbytes`, read before the call returns. */                                 \
+    /* Launch a one-dimensional grid. `params` is the only parameter of the kernel, a    \
+     * struct of `params_nbytes`, which is read before the call returns. */              \
     X(kernel_launch, cuLaunchKernel, 12000, (BLOCKS, block_count),                       \
       (uint64_t function, uint32_t block_count, uint32_t threads_per_block,              \
        const void *params, uint64_t params_nbytes, uint64_t stream),                     \
@@ -172,17 +182,18 @@
       (uint64_t stream), (stream))                                                       \
     X(stream_wait_event, cudaStreamWaitEvent, 12000, (STREAM, stream),                   \
       (uint64_t stream, uint64_t event), (stream, event))                                \
-    /* Unique in the process; handles are recycled, ids are not. */                      \
+    /* A number that is unique in the process: handles are used again, ids are not. */   \
     X(stream_get_id, cudaStreamGetId, 12000, (STREAM, stream),                           \
       (uint64_t stream, uint64_t *out), (stream, out))                                   \
-    /* Without it: the device the caller named, or cumem's current one. */               \
+    /* Without it, the device that the caller named is assumed, or cumem's current       \
+     * one. */                                                                           \
     X(stream_get_device, cudaStreamGetDevice, 12080, (STREAM, stream),                   \
       (uint64_t stream, int *out), (stream, out))                                        \
     X(stream_get_priority, cudaStreamGetPriority, 12000, (STREAM, stream),               \
       (uint64_t stream, int *out), (stream, out))                                        \
     X(stream_is_capturing, cudaStreamIsCapturing, 12000, (STREAM, stream),               \
       (uint64_t stream, bool *out), (stream, out))                                       \
-    /* *mode is exchanged with the calling thread's capture mode. */                     \
+    /* Exchange *mode with the capture mode of the calling thread. */                    \
     X(capture_mode_exchange, cuThreadExchangeStreamCaptureMode, 12000, (NOTHING, 0),     \
       (int *mode), (mode))                                                               \
     /* -- events --------------------------------------------------------------------- */ \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all runtimes share: what is known of kinds and operations, the page that
- * tells a forked child, and entering a device. */
+/* What all runtimes share: the facts of kinds and operations, the page that tells a
+ * forked child, the way from sleep to work, the runtime for the host alone, and
+ * entering a device. */
 #include "runtime/runtime.h"
 
 #include <errno.h>
@@ -27,8 +28,8 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 /* ---- the page that is wiped on fork ------------------------------------------------- */
 
 /* Linux wipes such a page itself (MADV_WIPEONFORK), whoever forks and however.
- * Sandboxes such as gVisor refuse that advice: there a handler of pthread_atfork()
- * writes the zero in the child. It misses children that are made by the bare system
+ * Sandboxes such as gVisor refuse that advice. There a handler of pthread_atfork()
+ * writes the zero in the child, and misses children that are made by the bare system
  * call. */
 enum { PAGES_BY_HAND = 64 };
 
@@ -38,7 +39,7 @@ static struct {
     const volatile uint32_t *pages[PAGES_BY_HAND];
 } by_hand = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Write to a page that nobody else writes. 0, or -1 with errno. */
+/* Write to a page that nobody else writes. Returns 0, or -1 with errno. */
 static int
 write_page(const volatile uint32_t *page, uint32_t value)
 {
@@ -74,7 +75,7 @@ after_fork_in_child(void)
     (void)pthread_mutex_unlock(&by_hand.lock);
 }
 
-/* False where the process has no memory for the handlers. */
+/* Set the handlers, once. False: the process has no memory for them. */
 static bool
 watch_forks(void)
 {
@@ -88,8 +89,8 @@ watch_forks(void)
     return watches;
 }
 
-/* Put `page` where `old` stands among those that the handler wipes; NULL is a free
- * place. False where there is none. */
+/* Replace `old` by `page` in the list of pages that the handler wipes; NULL stands for
+ * a free place. False: `old` is not in the list. */
 static bool
 replace_by_hand(const volatile uint32_t *old, const volatile uint32_t *page)
 {
@@ -113,7 +114,7 @@ cm_alive_page_create(const volatile uint32_t **out)
     if (page == MAP_FAILED) {
         return cm_fail(CM_ESYSTEM, (uint64_t)errno);
     }
-    /* That the kernel can do it is seen now; it is asked to when the page is armed. */
+    /* Only see now whether the kernel can do it; the page is armed later. */
     bool wipes = madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) == 0
                  && madvise(page, cm_page_nbytes(), MADV_KEEPONFORK) == 0;
     if (!wipes && !watch_forks()) {
@@ -121,7 +122,8 @@ cm_alive_page_create(const volatile uint32_t **out)
         return cm_fail(CM_ENOMEM, 0);
     }
     *(volatile uint32_t *)page = 1;
-    /* From here on nobody writes it, which makes reading it without a lock safe. */
+    /* Nobody writes the page from here on, which makes reading it without a lock
+     * safe. */
     (void)mprotect(page, cm_page_nbytes(), PROT_READ);
     *out = (const volatile uint32_t *)page;
     return cm_ok();
@@ -159,7 +161,7 @@ cm_alive_page_destroy(const volatile uint32_t *page)
 
 /* ---- from sleep to work -------------------------------------------------------------- */
 
-/* The one under any fault wrappers, which has no state of its own. */
+/* The runtime under all fault wrappers, which have no state of their own. */
 static cm_runtime *
 innermost(cm_runtime *rt)
 {
@@ -174,7 +176,7 @@ cm_runtime_bind(cm_runtime *rt)
 {
     rt = innermost(rt);
     if (!atomic_load_explicit(&rt->is_bound, memory_order_relaxed)) {
-        cm_alive_page_arm(rt->alive); /* twice does no harm */
+        cm_alive_page_arm(rt->alive); /* doing this twice does no harm */
         atomic_store(&rt->is_bound, true);
     }
 }
@@ -183,7 +185,8 @@ cm_status
 cm_runtime_revive(cm_runtime *rt)
 {
     rt = innermost(rt);
-    rt->waking = (cm_mutex)PTHREAD_MUTEX_INITIALIZER; /* a thread may hold it */
+    /* A thread of the parent may hold it. */
+    rt->waking = (cm_mutex)PTHREAD_MUTEX_INITIALIZER;
     atomic_store(&rt->is_bound, false);
     return cm_alive_page_reset(rt->alive);
 }
@@ -193,10 +196,11 @@ cm_runtime_wake(cm_runtime *rt)
 {
     rt = innermost(rt);
     if (rt->is_host_only) {
-        return rt->wake(rt); /* refuses, and other threads need not wait for that */
+        /* This refuses, and other threads need not wait for that. */
+        return rt->wake(rt);
     }
-    /* First: a child that is forked while another thread holds the lock finds itself
-     * forked, and never waits for it. */
+    /* Bind first. A child that is forked while another thread holds the lock then finds
+     * itself forked, and never waits for the lock. */
     cm_runtime_bind(rt);
     cm_status status = cm_ok();
     cm_mutex_lock(&rt->waking);
@@ -218,15 +222,15 @@ cm_runtime_is_of_use(cm_runtime *rt)
 }
 
 /* ---- for the host alone ----------------------------------------------------------- */
-/* A device on which nothing ever runs. What would put work there is refused, as is all
- * memory, so every stream is idle and every event has happened: copies from host to
- * host, which also come after what they are told to, ask about both and need no driver.
- */
+/* A runtime whose devices never run anything. It refuses whatever would put work there,
+ * and all memory. So every stream is idle and every event has happened, and both can be
+ * answered without a driver: copies from host to host, which may have to wait for
+ * streams and events, ask about them. */
 
 #define HOST_ONLY_BODY(name, cuda, driver, arg, params, args)                          \
     static cm_status host_only_##name CM_OP_PARAMS params                              \
     {                                                                                  \
-        (void)sizeof(cm_rt_##name CM_OP_ARGS args); /* which uses them all */          \
+        (void)sizeof(cm_rt_##name CM_OP_ARGS args); /* this uses all arguments */      \
         return rt->wake(rt);                                                           \
     }
 CM_OPS(HOST_ONLY_BODY)
@@ -293,7 +297,7 @@ exchange_mode(cm_runtime *rt CM_UNUSED, int *mode CM_UNUSED)
 static cm_status
 event_create(cm_runtime *rt CM_UNUSED, unsigned flags CM_UNUSED, uint64_t *out)
 {
-    *out = 1; /* as good as any other, and 0 would be none */
+    *out = 1; /* as good as any other number, while 0 would mean none */
     return cm_ok();
 }
 
@@ -304,7 +308,7 @@ stream_get_id(cm_runtime *rt CM_UNUSED, uint64_t stream, uint64_t *out)
     return cm_ok();
 }
 
-/* What the parent knew is as true in the child. */
+/* What the parent knew is still true in the child. */
 static cm_status
 tell_driver_version(cm_runtime *rt, int *out)
 {
@@ -327,7 +331,7 @@ tell_runtime_version(cm_runtime *rt, int *out)
 }
 
 typedef struct host_only {
-    cm_runtime base; /* first: a cm_runtime * is a host_only * */
+    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
     cm_ops_table ops;
 } host_only;
 
@@ -382,18 +386,19 @@ cm_host_only_open(const cm_runtime *parent, cm_runtime **out)
 
 /* ---- entering a device without changing it for the caller ------------------------- */
 
-/* What was current is put back even when it was "no context", so that nothing is ever
+/* What was current is put back, even if it was "no context", so that nothing is ever
  * created on device 0 by accident. */
 
-/* The next call on this thread counts on it. */
+/* Make a context current again. The thread's next call relies on it, so a failure is
+ * met by a second try. */
 static void
 put_back(cm_runtime *rt, uint64_t context)
 {
     (void)CM_TRY_TWICE(cm_rt_context_set(rt, context));
 }
 
-/* The first time, or after a device reset, only cudaSetDevice can say which context is
- * the device's primary one. */
+/* Enter a device whose context is not known: the first time, or after a device reset,
+ * only cudaSetDevice can say which context is the primary one. */
 static cm_status
 enter_by_device(cm_runtime *rt, int device, cm_device_guard *guard)
 {
@@ -436,7 +441,7 @@ cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
     return is_gone ? enter_by_device(rt, device, guard) : status;
 }
 
-/* One that was entered comes first: its context is known. */
+/* A device that was entered comes first, since its context is known. */
 int
 cm_device_with_context(cm_runtime *rt, int preferred)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A runtime as a value: the table of operations and what its driver and devices can do.
- * Callers see handles as integers and never a CUDA type; whether a real GPU, the
- * emulated device or the fault wrapper answers is not theirs to know.
- * Threads: every operation may be called from any thread without a lock of ours held. */
+/* A runtime, as a value: the table of operations, and what its driver and devices can
+ * do. Callers see handles as integers and never a CUDA type. Whether a real GPU, the
+ * emulated device or the fault wrapper answers is nothing that they can know.
+ * Threads: every operation may be called from any thread, with no lock of ours held. */
 #pragma once
 
 #include <stdatomic.h>
@@ -21,7 +21,8 @@ typedef uint64_t cm_address;
 
 typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
 
-/* Numbers of CUDA's own: X(name, number, CUDA's name); cuda.c asserts that they are. */
+/* Numbers that CUDA defines: X(name, number, CUDA's name). cuda.c asserts that they are
+ * the same. */
 #define CM_CUDA_NUMBERS(X)                                                             \
     X(CM_HOST_ALLOC_PORTABLE, 1, cudaHostAllocPortable)                                \
     X(CM_HOST_ALLOC_MAPPED, 2, cudaHostAllocMapped)                                    \
@@ -57,7 +58,7 @@ typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
     X(CM_CUDA_INSUFFICIENT_DRIVER, 35, cudaErrorInsufficientDriver)                    \
     X(CM_CUDA_NO_DEVICE, 100, cudaErrorNoDevice)                                       \
     X(CM_CUDA_INVALID_DEVICE, 101, cudaErrorInvalidDevice)                             \
-    /* or a context that is none */                                                    \
+    /* also the answer to a context that does not exist */                             \
     X(CM_CUDA_DEVICE_UNINITIALIZED, 201, cudaErrorDeviceUninitialized)                 \
     X(CM_CUDA_INVALID_HANDLE, 400, cudaErrorInvalidResourceHandle)                     \
     X(CM_CUDA_NOT_READY, 600, cudaErrorNotReady)                                       \
@@ -71,25 +72,28 @@ typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
 
 #define CM_NUMBER_ENUM(name, number, cuda) name = (number),
 enum {
-    CM_CUDA_NUMBERS(CM_NUMBER_ENUM) /* and two that it has as pointers: */
-    CM_STREAM_LEGACY = 1,           /* 0 means the same */
+    CM_CUDA_NUMBERS(CM_NUMBER_ENUM) /* and two numbers that CUDA writes as pointers: */
+    CM_STREAM_LEGACY = 1,           /* 0 means the same stream */
     CM_STREAM_PER_THREAD = 2,
 };
 #undef CM_NUMBER_ENUM
 
-/* A NUMA node of the host as a location, and back; ours alone. */
+/* A NUMA node of the host as a location, and a location as a node. CUDA has no such
+ * numbers. */
 #define CM_NUMA_LOCATION(node) (CM_NO_LOCATION - 1 - (node))
 
-/* What a kind of memory is. */
+/* What can be said of a kind of memory. */
 enum {
-    CM_MEMORY_PAGE_LOCKED = 1, /* the host's, and stays where it is */
-    CM_MEMORY_SHARED = 2,      /* host and devices both work on it where it is */
-    CM_MEMORY_MIGRATES = 4,    /* its pages go to where they are used */
+    CM_MEMORY_PAGE_LOCKED = 1, /* host memory that stays where it is */
+    CM_MEMORY_SHARED = 2,      /* host and devices both use it where it is */
+    CM_MEMORY_MIGRATES = 4,    /* its pages move to where they are used */
     CM_MEMORY_ON_DEVICE = 8,   /* the host may not touch it */
-    CM_MEMORY_ORDERED = 16, /* streams alone use it, so their order is all it needs */
+    /* Streams alone use it, so their order is all the protection it needs. */
+    CM_MEMORY_ORDERED = 16,
 };
 
-/* The kinds: X(name, its text, what it is, the flags that its memory is made with). */
+/* The kinds of memory: X(name, its text, what can be said of it, the flags that it is
+ * made with). */
 #define CM_KINDS(X)                                                                    \
     X(PAGEABLE, pageable, 0, 0) /* ordinary memory, of no device */                    \
     X(PINNED, pinned, CM_MEMORY_PAGE_LOCKED, CM_HOST_ALLOC_PORTABLE)                   \
@@ -113,14 +117,14 @@ typedef struct cm_kind_fact {
 
 extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
 
-/* Its number in a cm_event. */
+/* The number of a kind in a cm_event. */
 static inline uint8_t
 cm_kind_in_event(cm_kind kind)
 {
     return kind == CM_KIND_PAGEABLE ? CM_EVENT_PAGEABLE : (uint8_t)(kind - 1);
 }
 
-/* Of no pool: the driver does not know it. */
+/* True for ordinary memory, which the driver does not know and no pool has. */
 static inline bool
 cm_kind_is_pageable(cm_kind kind)
 {
@@ -139,8 +143,8 @@ CM_KIND_TRAIT(cm_kind_is_on_device, CM_MEMORY_ON_DEVICE)
 CM_KIND_TRAIT(cm_kind_is_ordered, CM_MEMORY_ORDERED)
 #undef CM_KIND_TRAIT
 
-/* What physical_create may be asked for; ours alone. */
-enum { CM_PHYSICAL_RDMA = 1 }; /* other devices of the bus may reach it */
+/* Flags for physical_create. They are our own, not CUDA's. */
+enum { CM_PHYSICAL_RDMA = 1 }; /* other devices on the bus may reach it */
 
 /* Device attributes that cumem reads: X(name, number, CU_DEVICE_ATTRIBUTE_…). */
 #define CM_DEVICE_ATTRIBUTES(X)                                                        \
@@ -175,7 +179,8 @@ typedef struct cm_device_info {
     uint64_t total_nbytes;
 } cm_device_info;
 
-/* What the driver says of an address. A host pointer it does not know is PAGEABLE. */
+/* What the driver says about an address. Host memory that it does not know is
+ * PAGEABLE. */
 typedef struct cm_pointer_info {
     cm_kind kind; /* PAGEABLE, PINNED (any page-locked), MANAGED or DEVICE */
     int device;   /* index; -1 for PAGEABLE */
@@ -185,7 +190,7 @@ typedef struct cm_pointer_info {
 
 typedef struct cm_runtime cm_runtime;
 
-/* In the body of an operation, which answers a bare code: hand a failure up. */
+/* Hand a failure up, in the body of an operation, which answers a bare code. */
 #define CM_TRY_CODE(expr)                                                              \
     do {                                                                               \
         int32_t try_code = (int32_t)(expr);                                            \
@@ -202,8 +207,8 @@ typedef enum cm_op {
         CM_OP_COUNT
 } cm_op;
 
-/* Of a row's fourth part, an operation's telling argument: what it is, as text, and its
- * value, which a status carries as a number. */
+/* The two halves of the fourth part of a row: what an operation's most telling argument
+ * is, as text, and its value, which a status carries as a number. */
 #define CM_ARGUMENT_KIND(kind, value) #kind
 #define CM_ARGUMENT_VALUE(kind, value) (value)
 
@@ -216,67 +221,76 @@ typedef struct cm_ops_table {
 
 enum { CM_MAX_DEVICES = 64 };
 
-/* Embedded first in each implementation's own struct. Set once by the implementation's
- * open(), read-only afterwards, except what cm_device_enter() notes and how far it has
- * come from sleep.
+/* The common part of a runtime, which each implementation embeds first in a struct of
+ * its own. The implementation's open() sets it once. Afterwards it is only read, except
+ * for what cm_device_enter() notes, and for how far the runtime has come from sleep.
  *
- * A runtime opens asleep: it knows its driver's version and how many devices there are,
- * and that is all that most questions need. Nothing was done in the process yet that a
- * forked child could not do for itself, so a sleeping runtime goes on in the child as
- * if it had been opened there. Two steps end that:
+ * From sleep to work
+ * ------------------
+ * A runtime opens asleep: it knows the version of its driver and how many devices there
+ * are, which is all that most questions need. Up to then nothing has been done in the
+ * process that a forked child could not do for itself. So a sleeping runtime goes on in
+ * the child as if it had been opened there. Two steps end that:
  *
- *   bound   something of this process stands behind it, such as threads that copy: a
- *           child must not use it, and cm_runtime_is_forked() is true there. As no
- *           driver was started, the child may open another one.
- *   awake   the driver was started (cuInit) by the first operation that needs it. It
- *           works in no child: what the child opens then is for the host alone, a
- *           runtime whose `wake` is CM_EFORKED for ever.
+ *   - bound: something in this process depends on it, such as threads that copy. A
+ *     child must not use it, and cm_runtime_is_forked() is true there. No driver has
+ *     been started, so the child may open another runtime.
+ *   - awake: the driver has been started (cuInit), by the first operation that needed
+ *     it. A started driver works in no child. What a child opens then is for the host
+ *     alone, a runtime whose `wake` fails with CM_EFORKED for ever.
  *
- * So `set_limit()` or `device_count()` before a fork cost the child nothing, and an
- * array that a child copies needs no driver. */
+ * Example: `set_limit()` or `device_count()` before a fork cost the child nothing.
+ * After `empty_pinned()` in the parent, a child still copies between ordinary arrays,
+ * and `empty_pinned()` fails in it with CM_EFORKED. */
 struct cm_runtime {
     const cm_ops_table *ops; /* borrowed, static */
     cm_backend backend;
-    int driver_version;  /* CUDA version the driver serves, e.g. 13000 */
-    int runtime_version; /* of the library that is built in */
-    int device_count;    /* asleep: what the driver is sure to say; see `wake` */
-    const char *reason;  /* emulated: why there is no GPU; borrowed, "" if asked for */
-    const volatile uint32_t *alive; /* one page: 0 in a child forked since bound */
-    cm_runtime *inner;              /* fault wrapper only: borrowed; else NULL */
-    /* Start the driver. Sets device_count anew, as only now the driver itself says it.
-     * Called once at a time, by cm_runtime_wake() alone. */
+    int driver_version;  /* the CUDA version that the driver serves, e.g. 13000 */
+    int runtime_version; /* the version of the library that is built in */
+    /* While asleep: the number that the driver is sure to confirm; see `wake`. */
+    int device_count;
+    /* emulated: why there is no GPU, or "" if emulation was asked for; borrowed. */
+    const char *reason;
+    /* A page that holds 0 in a child which was forked after the runtime was bound. */
+    const volatile uint32_t *alive;
+    /* Only in the fault wrapper: the runtime under it, borrowed; else NULL. */
+    cm_runtime *inner;
+    /* Start the driver, and set device_count anew, since only now the driver itself
+     * tells it. Called by cm_runtime_wake() alone, once at a time. */
     cm_status (*wake)(cm_runtime *rt);
-    /* Has anybody in the process started the driver? NULL: only we could. */
+    /* True if anybody in the process has started the driver. NULL: only we could. */
     bool (*is_started)(const cm_runtime *rt);
     atomic_bool is_awake;
     atomic_bool is_bound;
     cm_mutex waking;
-    bool is_host_only;             /* of cm_host_only_open(): it never wakes */
-    void (*close)(cm_runtime *rt); /* frees the runtime; every object of it is gone */
-    /* Emulated only: see cm_runtime_host_alias(). */
+    bool is_host_only; /* made by cm_host_only_open(): it never wakes */
+    /* Frees the runtime; all its objects are gone by then. */
+    void (*close)(cm_runtime *rt);
+    /* Only in the emulated device: see cm_runtime_host_alias(). */
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
-    _Atomic uint64_t primary[CM_MAX_DEVICES]; /* each device's context; 0: none known */
-    _Atomic uint64_t context_count; /* of those that were found there so far */
+    /* The context of each device; 0: not known. */
+    _Atomic uint64_t primary[CM_MAX_DEVICES];
+    _Atomic uint64_t context_count; /* contexts that were found there so far */
     cm_mutex capturable_lock;
-    /* stream.c's: every kept stream that other code may begin to capture. All zero
+    /* Used by stream.c: all kept streams that other code may begin to capture. All zero
      * until there is one. */
     cm_list capturable;
 };
 
-/* What ops.h says of an operation; of CM_OP_none nothing. */
+/* What ops.h says about an operation; nothing for CM_OP_none. */
 typedef struct cm_op_fact {
     const char *name;          /* "host_alloc" */
     const char *cuda_name;     /* "cudaHostAlloc" */
     const char *argument_kind; /* "NBYTES" */
-    int min_driver;            /* the oldest that has it, e.g. 12050 */
+    int min_driver;            /* the oldest driver that has it, e.g. 12050 */
 } cm_op_fact;
 
 extern const cm_op_fact cm_op_facts[CM_OP_COUNT];
 
-/* Where the host may touch what devices have at an address: for emulated device memory
- * its second mapping, for emulated host and managed memory itself. NULL: nowhere, as on
- * every GPU, or [address, address + nbytes) is not inside one live allocation or
- * registration. */
+/* Where the host can touch what devices have at an address: for emulated device memory
+ * its second mapping; for emulated host and managed memory the address itself. NULL:
+ * nowhere. That is so on every GPU, and where [address, address + nbytes) is not inside
+ * one live allocation or registration. */
 static inline void *
 cm_runtime_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
 {
@@ -298,8 +312,9 @@ cm_runtime_is_forked(const cm_runtime *rt)
     return *rt->alive == 0;
 }
 
-/* Was its driver started? No memory was page-locked before, no stream and no context
- * made: who asks about these knows the answer without the driver. */
+/* True if its driver has been started. Before that no memory was page-locked and no
+ * stream or context made, so whoever asks about these knows the answer without the
+ * driver. */
 static inline bool
 cm_runtime_is_awake(const cm_runtime *rt)
 {
@@ -309,30 +324,32 @@ cm_runtime_is_awake(const cm_runtime *rt)
     return atomic_load_explicit(&rt->is_awake, memory_order_acquire);
 }
 
-/* The same, and it wakes where somebody else in the process has started the driver:
- * their page-locked memory is known to it, and forked children have lost it anyway. */
+/* As cm_runtime_is_awake(), but if somebody else in the process has started the driver,
+ * this wakes the runtime: the driver knows the memory that they page-locked, and
+ * children have lost the driver anyway. */
 bool cm_runtime_is_of_use(cm_runtime *rt);
 
-/* From now on a forked child may not use it. Costs nothing from the second call on. */
+/* Bind the runtime to this process: from now on a forked child may not use it. Costs
+ * nothing from the second call on. */
 void cm_runtime_bind(cm_runtime *rt);
 
-/* Start the driver if nobody has; the body of each operation does it. Blocks: while
- * another thread does. Fails: as the driver says; CM_EFORKED where it is for the host
- * alone. */
+/* Start the driver if nobody has; the body of each operation does so.
+ * Blocks: while another thread does it.
+ * Fails:  as the driver; CM_EFORKED where the runtime is for the host alone. */
 CM_NODISCARD cm_status cm_runtime_wake(cm_runtime *rt);
 
-/* In a forked child whose parent was bound to it and had not woken it: it is the
- * child's
- * from now on. Fails: CM_ESYSTEM. */
+/* Make the runtime the child's own, in a forked child whose parent was bound to it and
+ * had not woken it.
+ * Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_runtime_revive(cm_runtime *rt);
 
-/* For a forked child whose parent had a driver at work: a runtime that looks like
- * `parent`, knows ordinary memory only and refuses every operation. Fails: CM_ENOMEM,
- * CM_ESYSTEM. */
+/* Open a runtime for a forked child whose parent had started a driver. It looks like
+ * `parent`, knows ordinary memory only, and refuses to make or to use anything else.
+ * Fails: CM_ENOMEM, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_host_only_open(const cm_runtime *parent, cm_runtime **out);
 
-/* Is it what a call answers while the process, the context or the driver goes away?
- * Whatever was to be given back is gone already, which is no failure. */
+/* True for the codes that a call answers while the process, the context or the driver
+ * goes away. What was to be given back is gone already then, which is no failure. */
 static inline bool
 cm_code_is_unloading(int32_t code)
 {
@@ -340,7 +357,8 @@ cm_code_is_unloading(int32_t code)
            || code == CM_CUDA_INSUFFICIENT_DRIVER;
 }
 
-/* The callers: cm_rt_host_alloc(rt, nbytes, flags, &out) and so on, one a row. */
+/* The callers, one for each row: cm_rt_host_alloc(rt, nbytes, flags, &out) and so
+ * on. */
 #define CM_OP_CALLER(name, cuda, driver, arg, params, args)                            \
     CM_NODISCARD static inline cm_status cm_rt_##name CM_OP_PARAMS params              \
     {                                                                                  \
@@ -349,9 +367,10 @@ cm_code_is_unloading(int32_t code)
 CM_OPS(CM_OP_CALLER)
 #undef CM_OP_CALLER
 
-/* Make `device` current for the calling thread and remember what was current before;
- * leave puts it back (also "no context", so that nothing is created on device 0).
- * A failed enter needs no leave. A failing leave is ignored: nothing to undo. */
+/* Make `device` current for the calling thread, and remember what was current before.
+ * cm_device_leave() puts that back, even if it was "no context", so that nothing is
+ * created on device 0. A failed enter needs no leave. A failure to leave is ignored,
+ * since there is nothing to undo. */
 typedef struct cm_device_guard {
     uint64_t previous;
     bool switched;
@@ -359,28 +378,30 @@ typedef struct cm_device_guard {
 
 CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
                                        cm_device_guard *guard);
-/* The same where any will do: what is current stays, and no device gets its first
- * context while another has one. */
+/* As cm_device_enter(), where any device will do: what is current stays current, and no
+ * device gets its first context while another has one. */
 CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
                                            cm_device_guard *guard);
 /* A device that has a context by now, whoever made it: `preferred` if that has one. -1:
- * none has. Creates nothing. */
+ * none has. Creates no context. */
 int cm_device_with_context(cm_runtime *rt, int preferred);
-/* False: no memory of the host is page-locked or managed, since no context is there
- * that could have made it so, and none need be made to ask. What a context of
- * cuCtxCreate's alone has locked is found where that is current for the calling thread.
- * Creates nothing.
+/* *out is false where no host memory can be page-locked or managed, because no context
+ * exists that could have made it so. The driver need not be asked then, and no context
+ * has to be made for asking. Memory that only a context of cuCtxCreate has locked is
+ * found while that is current for the calling thread. Creates no context.
  * Fails: context_get. */
 CM_NODISCARD cm_status cm_host_may_be_locked(cm_runtime *rt, bool *out);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
-/* The devices, as bits, that this process has a context on, and none is made for this:
- * one that was entered, or `by_anyone`, which counts one that cannot be asked. Contexts
- * beside CUDA's own, as cuCtxCreate makes them, no driver tells of. */
+/* The devices, as bits, on which this process has a context; none is made for this.
+ * Only those that we entered count or, with `by_anyone`, also those on which others
+ * made the primary context. A device that cannot be asked counts too. Contexts beside
+ * the primary one, which cuCtxCreate makes, no driver tells of. */
 uint64_t cm_devices_in_use(cm_runtime *rt, bool by_anyone);
-/* To enter it takes no time: its context is known. */
+/* True if the context of the device is known, so that entering it takes no time. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 
-/* The status of `call` between the two, or why the device could not be made current. */
+/* The status of `call`, made between enter and leave; or of entering, where that
+ * fails. */
 #define CM_ON_DEVICE(rt, device, call) CM_ENTERED(cm_device_enter, rt, device, call)
 #define CM_ON_ANY_DEVICE(rt, device, call)                                             \
     CM_ENTERED(cm_device_enter_any, rt, device, call)
@@ -395,27 +416,30 @@ bool cm_device_was_entered(const cm_runtime *rt, int device);
         cm_status_;                                                                    \
     })
 
-/* Did the call succeed, or a second try of it? For what must not stay half done; beyond
- * that there is nothing to undo and nobody to tell. */
+/* True if the call succeeds, or a second try of it. This is for what must not stay half
+ * done; if both fail there is nothing to undo and nobody to tell. */
 #define CM_TRY_TWICE(call) (cm_is_ok(call) || cm_is_ok(call))
 
-/* Map the page behind `alive`, holding 1. Fails: CM_ESYSTEM, CM_ENOMEM. */
+/* Map the page that `alive` points to, which holds 1.
+ * Fails: CM_ESYSTEM, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);
-/* From now on it holds 0 in children; then, in one, holds 1 again as at first. */
+/* cm_alive_page_arm(): from now on the page holds 0 in children. cm_alive_page_reset(),
+ * in such a child: the page holds 1 again, as at first. */
 void cm_alive_page_arm(const volatile uint32_t *page);
 CM_NODISCARD cm_status cm_alive_page_reset(const volatile uint32_t *page);
 void cm_alive_page_destroy(const volatile uint32_t *page);
 
-/* The newest CUDA version that the installed driver serves, asked without starting it:
- * 0 where there is none that is new enough. Loads the driver's library for good. */
+/* The newest CUDA version that the installed driver serves, found without starting it;
+ * 0: there is no driver that is new enough. Loads the driver's library for good. */
 int cm_cuda_find_driver(void);
 
 /* Open the runtime over the CUDA driver, asleep, with the `device_count` that it is
- * sure
- * to have; -1: not known, so it is woken to say. Creates no context. Fails:
- * driver_version, device_count; CM_CUDA_INSUFFICIENT_DRIVER, CM_CUDA_NO_DEVICE mean "no
- * GPU here", anything else a broken installation. */
+ * sure to have; -1: that is not known, so the driver is started to tell. Creates no
+ * context.
+ * Fails: driver_version, device_count. CM_CUDA_INSUFFICIENT_DRIVER and
+ * CM_CUDA_NO_DEVICE mean that there is no GPU here, anything else a broken
+ * installation. */
 CM_NODISCARD cm_status cm_cuda_open(int device_count, cm_runtime **out);
 
-/* The CUDA runtime compiled in, e.g. 12090. Makes no call. */
+/* The version of the CUDA runtime that is compiled in, e.g. 12090. Makes no call. */
 int cm_cuda_built_version(void);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Entering and leaving a scope. */
 #include "runtime/scope.h"
 
 cm_status
@@ -21,7 +22,7 @@ cm_scope_enter(cm_runtime *rt, int device, int mode, cm_scope *scope)
 void
 cm_scope_leave(cm_scope *scope)
 {
-    /* A thread left relaxed would no longer protect its captures. */
+    /* A thread that was left relaxed would no longer protect its captures. */
     (void)CM_TRY_TWICE(cm_rt_capture_mode_exchange(scope->rt, &scope->mode));
     cm_device_leave(scope->rt, &scope->guard);
 }

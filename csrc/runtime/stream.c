@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Streams: making, wrapping and releasing them, and who may be capturing. */
 #include "runtime/stream.h"
 
 #include <stdlib.h>
 
 #include "runtime/scope.h"
 
-/* One of the capture references, which stays; the others are waits under way. */
+/* The capture reference that stays for good; the others are waits that are under
+ * way. */
 #define CAPTURE_FOR_GOOD (1u << 31)
 
-/* Its number tells a thread's own default stream from those of others; 0: none yet.
- * Numbers are never given twice. */
+/* A number for each thread, by which its own default stream is told from those of other
+ * threads; 0: none yet. No number is given twice. */
 static _Thread_local uint64_t own_number;
 static _Atomic uint64_t last_number;
 
-/* No runtime's stream has such an id. */
+/* Set in ids of per-thread streams: the driver gives no stream such an id. */
 #define OWN_BIT (UINT64_C(1) << 63)
 
 static uint64_t
@@ -48,14 +50,14 @@ static void
 destroy_handle(cm_runtime *rt, int device, uint64_t handle)
 {
     if (cm_runtime_is_forked(rt)) {
-        return; /* leaked: the driver may not be touched in a child */
+        return; /* leaked: the driver may not be used in a child */
     }
     cm_device_guard guard;
     if (!CM_TRY_TWICE(cm_device_enter(rt, device, &guard))) {
-        return; /* it leaks */
+        return; /* the stream leaks */
     }
-    /* Nothing can be done about a stream that does not go away: it may be gone for all
-     * the failure says, and a second try would meet one that has its handle now. */
+    /* A stream that cannot be destroyed is left alone: it may be gone in spite of the
+     * failure, and a second try could meet another stream that has its handle now. */
     cm_ignore(cm_rt_stream_destroy(rt, handle));
     cm_device_leave(rt, &guard);
 }
@@ -103,8 +105,8 @@ cm_stream_create(cm_runtime *rt, int device, unsigned flags, int priority,
                         create_on_current(rt, device, flags, priority, out));
 }
 
-/* To ask a stream that captures for its id would break the capture. As long as that
- * lasts no other stream gets its handle. */
+/* Asking a stream that captures for its id would break the capture. As long as the
+ * capture goes on, no other stream gets its handle, so that will do. */
 static cm_status
 ask_id(cm_runtime *rt, uint64_t handle, uint64_t *id)
 {
@@ -124,7 +126,8 @@ read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
     return CM_ON_DEVICE(rt, device, ask_id(rt, handle, id));
 }
 
-/* Have it asked when somebody needs to know whether anything captures. */
+/* Put the stream into the list of those that are asked when somebody needs to know
+ * whether anything captures. */
 static void
 enlist(cm_stream *stream)
 {
@@ -200,7 +203,7 @@ may_capture_for_good(cm_stream *stream)
     }
 }
 
-/* Whether blocking streams of the device that is current capture. */
+/* True if a blocking stream of the current device captures. */
 static bool
 legacy_waits_for_capture(cm_runtime *rt)
 {
@@ -209,7 +212,7 @@ legacy_waits_for_capture(cm_runtime *rt)
     return capturing || status.code == CM_CUDA_CAPTURE_IMPLICIT;
 }
 
-/* The devices of the streams that other code may make capture, by index. */
+/* The devices of streams that other code may make capture, as bits. */
 static uint64_t
 capturable_devices(cm_runtime *rt)
 {
@@ -223,12 +226,12 @@ capturable_devices(cm_runtime *rt)
     return devices;
 }
 
-/* Whether one of them captures, of the device that is current. */
+/* True if one of these streams captures, among those of the device that is current. */
 static bool
 one_captures(cm_runtime *rt, int device)
 {
     bool found = false;
-    cm_mutex_lock(&rt->capturable_lock); /* the questions wait for nothing */
+    cm_mutex_lock(&rt->capturable_lock); /* the questions below wait for nothing */
     for (const cm_list *n = rt->capturable.next;
          n != NULL && n != &rt->capturable && !found; n = n->next) {
         const cm_stream *stream = CM_LIST_ENTRY(n, cm_stream, capturable);
@@ -240,7 +243,7 @@ one_captures(cm_runtime *rt, int device)
     return found;
 }
 
-/* Each device is entered once, however many streams it has. */
+/* Enters each device once, however many streams it has. */
 bool
 cm_streams_capture(cm_runtime *rt)
 {
@@ -261,11 +264,13 @@ cm_streams_capture(cm_runtime *rt)
     return found;
 }
 
-/* A wait for an event of a capture takes the stream into it: ask whether it did. */
+/* Let the stream wait. If the event belongs to a capture, the wait takes the stream
+ * into it, so ask afterwards whether it did. */
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    /* Another thread's reference goes when its own wait is over, whatever ours does. */
+    /* References of other threads' waits do not count here: they go when those waits
+     * are over, whatever becomes of ours. */
     bool may_join =
         stream->handle > CM_STREAM_LEGACY
         && (atomic_load_explicit(&stream->capture_refs, memory_order_relaxed)
@@ -300,7 +305,7 @@ cm_stream_tell_handle(cm_stream *stream)
     return stream->handle;
 }
 
-/* The device is current. */
+/* Record an event, while the stream's device is current. */
 static cm_status
 record(const cm_stream *stream, uint64_t event)
 {
@@ -321,8 +326,8 @@ cm_stream_record(const cm_stream *stream, uint64_t event)
     return CM_ON_DEVICE(stream->rt, stream->device, record(stream, event));
 }
 
-/* Record the stream's work in an event that `consumer` then waits for, or NULL: that is
- * asked whether it is done. The stream's device is current. */
+/* Record the stream's work in an event, and let `consumer` wait for it; or, if that is
+ * NULL, ask whether it is done. The stream's device is current. */
 static cm_status
 use_event(const cm_stream *stream, cm_stream *consumer, bool *done)
 {
@@ -334,7 +339,7 @@ use_event(const cm_stream *stream, cm_stream *consumer, bool *done)
         status = consumer != NULL ? cm_stream_wait_event(consumer, event)
                                   : cm_rt_event_query(rt, event, done);
     }
-    /* It goes once it is done. */
+    /* The driver keeps the event until it has happened. */
     return cm_first_failure(status, cm_rt_event_destroy(rt, event));
 }
 

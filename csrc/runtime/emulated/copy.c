@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and fills of the emulated device. Ranges are checked when the call is made and
- * looked up again when its time comes, so that memory freed in between is an error;
- * registered memory cannot end in between. */
+ * looked up again when the work is done, so that memory which was freed in between is
+ * an error. Registered memory cannot be unregistered in between. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ typedef struct move {
 
 typedef struct fill {
     cm_emulated_job base; /* first */
-    uint32_t unit;        /* bytes */
+    uint32_t unit;        /* in bytes */
     uint32_t value;
 } fill;
 
@@ -39,8 +39,9 @@ is_read_only(const cm_emulated_place *place)
            && (place->range->flags & CM_REGISTER_READ_ONLY) != 0;
 }
 
-/* One end of a copy: inside one range or plain memory. `device` < 0: any. A copy that
- * is queued holds registered memory: unregistering waits for it, as the driver does. */
+/* Check one end of a copy, which must be inside one range or plain memory. `device` <
+ * 0: of any device. A queued copy holds registered memory: unregistering waits for it,
+ * as the driver does. */
 static int32_t
 check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int device,
           cm_emulated_place *place)
@@ -66,14 +67,16 @@ check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int d
                : 0;
 }
 
+/* True if the place is mapped memory that `device` may not touch. */
 static bool
 is_shut(const cm_emulated_place *place, int device)
 {
     return place->range->physical != NULL && (place->access >> device & 1) == 0;
 }
 
-/* Only cudaMemcpyPeerAsync knows its way between devices that may not touch each
- * other's mapped memory; a plain copy needs it mapped for both. */
+/* True if the ends lie on devices that may not touch each other's mapped memory. Only
+ * cudaMemcpyPeerAsync knows a way between such devices; a plain copy needs the memory
+ * mapped for both. */
 static bool
 are_apart(const cm_emulated_place *dst, const cm_emulated_place *src)
 {
@@ -90,7 +93,7 @@ check_ends(const cm_emulated *emulated, cm_emulated_job *job, const int *devices
     return devices == NULL && are_apart(&dst, &src) ? CM_CUDA_INVALID_VALUE : 0;
 }
 
-/* A pageable source is read before the call returns. */
+/* Read a pageable source before the call returns, as CUDA does. */
 static int32_t
 stage(move *job)
 {
@@ -111,7 +114,7 @@ stage(move *job)
     return 0;
 }
 
-/* Bytes from the first row's start to the last one's end. */
+/* The bytes from the start of the first row to the end of the last one. */
 static int32_t
 find_extent(uint64_t pitch, const move *what, uint64_t *out)
 {
@@ -126,7 +129,8 @@ find_extent(uint64_t pitch, const move *what, uint64_t *out)
     return 0;
 }
 
-/* Check, stage and queue; `devices` are those the ends must belong to, or NULL. */
+/* Check, stage and queue a copy; `devices` are those that the ends must belong to, or
+ * NULL. */
 static int32_t
 move_submit(cm_emulated *emulated, move what, const int *devices, uint64_t stream)
 {
@@ -191,7 +195,7 @@ cm_emulated_op_copy_peer_async(cm_emulated *emulated, cm_address dst, int dst_de
     return move_submit(emulated, what, devices, stream);
 }
 
-/* `value` lies in its first bytes: every host is little-endian. */
+/* The pattern is in the first bytes of `value`, since every host is little-endian. */
 static void
 fill_bytes(cm_emulated_job *base, unsigned char *dst,
            const unsigned char *src CM_UNUSED)

@@ -9,13 +9,14 @@
 
 enum { RUNTIME_VERSION = 12090 };
 
-/* What stands before an operation. Most make a context for a thread that has none, even
- * those that only name a handle, as CUDA's runtime does: device 0 becomes current. */
+/* What comes before an operation. Most operations make a context for a thread that has
+ * none, even those that only name a handle, as CUDA's runtime does: device 0 becomes
+ * current. */
 enum {
-    BARE = 1,       /* asks for nothing */
-    A_DEVICE = 2,   /* there is one at all; no context */
+    BARE = 1,       /* nothing: it makes no context and needs no device */
+    A_DEVICE = 2,   /* there must be a device at all; makes no context */
     NO_CAPTURE = 4, /* a capture forbids it */
-    HEALTHY = 8,    /* refused by a failed device */
+    HEALTHY = 8,    /* a device that has failed refuses it */
 };
 
 static const unsigned char entries[CM_OP_COUNT] = {
@@ -60,7 +61,7 @@ static const unsigned char entries[CM_OP_COUNT] = {
     [CM_OP_event_create] = HEALTHY,
 };
 
-/* Makes a context there if it has none. */
+/* Make a device current for the thread; it has a context from then on. */
 static void
 use_device(cm_emulated *emulated, int device)
 {
@@ -68,6 +69,7 @@ use_device(cm_emulated *emulated, int device)
     emulated->contexts |= UINT64_C(1) << device;
 }
 
+/* Do what comes before an operation: 0, or the code to answer. */
 static int32_t
 enter(cm_emulated *emulated, unsigned entry)
 {
@@ -87,7 +89,7 @@ enter(cm_emulated *emulated, unsigned entry)
     return (entry & HEALTHY) != 0 ? emulated->streams.faults[self->device] : 0;
 }
 
-/* What a driver answers before it is started, too. */
+/* True for operations that a driver answers even before it is started. */
 static inline bool
 asks_of_all(cm_op op)
 {
@@ -95,15 +97,15 @@ asks_of_all(cm_op op)
            || op == CM_OP_device_count;
 }
 
-/* There is nothing to start: its threads begin with their streams. */
+/* Nothing has to be started: threads begin with their streams. */
 static cm_status
 emulated_wake(cm_runtime *rt CM_UNUSED)
 {
     return cm_ok();
 }
 
-/* One wrapper per operation: the driver's age, what stands before it, and which
- * operation failed with what. */
+/* The wrapper of an operation: it checks the driver's version, does what comes before
+ * the operation, and says which operation failed with which argument. */
 #define BODY_ARGS(...) (cm_emulated_of(rt) __VA_OPT__(, ) __VA_ARGS__)
 #define EMULATED_WRAPPER(name, cuda, driver, arg, params, args)                        \
     static cm_status emulated_##name CM_OP_PARAMS params                               \
@@ -138,7 +140,7 @@ static const cm_ops_table emulated_ops = {
 #undef EMULATED_FIELD
 };
 
-/* Its work was waited for. */
+/* Reset a device whose work has been waited for. */
 static void
 reset(cm_emulated *emulated, int device)
 {
@@ -156,7 +158,7 @@ emulated_close(cm_runtime *rt)
 {
     cm_emulated *emulated = cm_emulated_of(rt);
     if (cm_runtime_is_forked(rt)) {
-        return; /* leaked: its threads are not in this process */
+        return; /* leaked: its threads do not exist in this process */
     }
     cm_mutex_lock(&emulated->lock);
     cm_emulated_streams_end(emulated);
@@ -331,7 +333,8 @@ cm_emulated_op_device_describe(cm_emulated *emulated, int device, cm_device_info
     return 0;
 }
 
-/* What a recent data-centre GPU says, but for what is not emulated: others are 0. */
+/* What a recent data-centre GPU answers, except for features that are not emulated;
+ * attributes that are not listed are 0. */
 static const int attributes[] = {
     [CM_ATTRIBUTE_compute_major] = 9,
     [CM_ATTRIBUTE_multiprocessor_count] = 8,
@@ -373,7 +376,8 @@ int32_t
 cm_emulated_op_device_reset(cm_emulated *emulated)
 {
     cm_emulated_thread *self = cm_emulated_self(emulated);
-    /* A failed device is just what a reset is for. */
+    /* A device that has failed is just what a reset is for, so a failure here does not
+     * matter. */
     (void)cm_emulated_op_device_synchronize(emulated);
     reset(emulated, self->device);
     self->device = -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and kernels of the emulated device: PTX text is asked for names, and the
+/* Modules and kernels of the emulated device. PTX text is only searched for names; the
  * kernels that cumem has are run in C. */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,8 @@
 
 enum { THREADS_PER_BLOCK_MAX = 1024 };
 
-/* A function's handle is its module's plus which kernel it is, from 1 on. */
+/* The handle of a function is that of its module plus the number of the kernel, from 1
+ * on. */
 enum { HANDLE_COUNT = CM_KERNEL_COUNT + 1 };
 
 static const char *const names[HANDLE_COUNT] = {
@@ -31,7 +32,7 @@ typedef struct launch {
         cm_strided_job strided;
         cm_table_job table;
     } job;
-    int64_t dst_low; /* strided: lowest byte touched, from the start */
+    int64_t dst_low; /* strided: the lowest byte that is touched, from the start */
     int64_t src_low;
 } launch;
 
@@ -98,7 +99,7 @@ convert_of(const cm_strided_job *job)
                         .offset = (double)job->offset};
 }
 
-/* What one end of the job touches, the lowest byte of which is *low from its start. */
+/* Find what one end of the job touches; its lowest byte is *low from its start. */
 static bool
 find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
          uint64_t itemsize, int64_t *low, cm_emulated_end *end)
@@ -204,7 +205,7 @@ strided_is_sane(const cm_strided_job *job)
 
 /* ---- cm_table_copy --------------------------------------------------------------------- */
 
-/* What a GPU would read as nonsense, or would copy in part only, is refused here, where
+/* What a GPU would read as nonsense, or would copy only in part, is refused here, where
  * the test sees it. */
 static bool
 table_is_sane(const cm_table_job *job, uint64_t thread_count)

@@ -1,4 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The memory of the emulated device.
+ *
+ * Ranges
+ * ------
+ * Each allocation and registration is a range (cm_emulated_range). It has up to three
+ * starts for the same byte:
+ *
+ *   address   what devices call it
+ *   host      what the host calls it; NULL for device memory
+ *   bytes     where the emulator keeps it
+ *
+ * Device memory has an `address` in a mapping without access (`user`), so that a host
+ * that touches it crashes, and its `bytes` in another (`alias`). Registered memory has
+ * its bytes where the host has them, and an address of its own for devices.
+ * Write-combined memory has two addresses, too. A range whose host and device addresses
+ * differ is in the table `ranges` twice, under its end for each.
+ *
+ * Freed ranges
+ * ------------
+ * A freed range becomes untouchable at once, but its addresses stay taken for a while
+ * (bury()): at most 256 ranges or 64 GiB of addresses, the oldest going first. A copy
+ * that arrives too late then finds a FREED range and fails with code 700, where it
+ * would otherwise find somebody else's memory and say nothing.
+ *
+ * Freeing waits until executing work has finished with the range (`pins`).
+ * Unregistering also waits for copies that are queued (`waiting`), as the driver does.
+ *
+ * Mapped memory
+ * -------------
+ * Reserved addresses are a VIRTUAL range. Physical memory (cm_emulated_physical) is
+ * bytes of its own, which are mapped a second time into the range's `alias`, so that
+ * neighbours form one run of bytes; each mapping is a range in the table `mapped`. Each
+ * mapping gets a new `serial`, and work notes the newest serial when it is queued (its
+ * stamp): work that finds a mapping with a later serial was meant for what was mapped
+ * there before, and fails.
+ *
+ * Example: chunk 1 is mapped at X (serial 5), a copy to X is queued (stamp 5) behind a
+ * shut gate, chunk 1 is unmapped, and chunk 2 is mapped at X (serial 6). When the gate
+ * opens, the copy fails with code 700 instead of writing to chunk 2. */
 #include "runtime/emulated/private.h"
 
 #include <stdlib.h>
@@ -9,21 +48,23 @@
 #include "base/machine.h"
 
 enum {
-    HOST_FACTOR = 4, /* host and managed memory together: so many times a device's */
+    HOST_FACTOR = 4, /* host and managed memory together are so many times a device's */
     HOST_FLAGS = CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED
         | CM_HOST_ALLOC_WRITE_COMBINED,
     REGISTER_FLAGS = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | CM_REGISTER_READ_ONLY,
-    DISCARDED = 0xdb, /* what is read of discarded bytes */
+    DISCARDED = 0xdb, /* what is read from discarded bytes */
 };
 
-/* Dead addresses kept taken at most; there are only so many under ThreadSanitizer. */
+/* So many freed addresses and ranges are kept at most; ThreadSanitizer leaves a process
+ * few addresses. */
 #define FREED_NBYTES (UINT64_C(64) << 30)
 #define FREED_COUNT 256
 
-/* Device memory without an address of its own. */
+/* Physical memory of a device, which has no address of its own. */
 struct cm_emulated_physical {
-    int device;       /* first */
-    bool is_released; /* the handle is gone; freed once it is not mapped */
+    int device; /* first, as tables expect */
+    /* The handle is gone; the memory is freed once it is not mapped. */
+    bool is_released;
     bool is_mapped;
     uint64_t nbytes;
     unsigned char *bytes; /* owned */
@@ -37,14 +78,15 @@ address_of(const void *pointer)
 
 /* ---- the tables of ranges -------------------------------------------------------- */
 
-/* A range that devices see elsewhere than the host does is in the table twice. */
+/* A range that devices see at another address than the host does is in the table
+ * twice. */
 static bool
 is_twice(const cm_emulated_range *range)
 {
     return range->host != NULL && address_of(range->host) != range->address;
 }
 
-/* Where the range of that entry starts there. */
+/* Where the range of an entry begins, by the addresses of that entry. */
 static uint64_t
 start_at(const cm_emulated_table *table, size_t index)
 {
@@ -52,6 +94,7 @@ start_at(const cm_emulated_table *table, size_t index)
     return table->entries[index].key - range->nbytes;
 }
 
+/* True if the range of that entry has a byte in [address, address + nbytes). */
 static bool
 is_touched(const cm_emulated_table *table, size_t index, uint64_t address,
            uint64_t nbytes)
@@ -61,13 +104,14 @@ is_touched(const cm_emulated_table *table, size_t index, uint64_t address,
                || start_at(table, index) - address < nbytes);
 }
 
-/* Each entry of a range that has a byte in [address, address + nbytes). */
+/* The parts of a `for` over all entries whose range has a byte in [address, address +
+ * nbytes). */
 #define EACH_TOUCHED(table, address, nbytes, index)                                    \
     size_t index = cm_emulated_table_above(table, address);                            \
     is_touched(table, index, address, nbytes);                                         \
     index++
 
-/* The first of them, or NULL. */
+/* The first range that has a byte in [address, address + nbytes), or NULL. */
 static cm_emulated_range *
 range_touched(const cm_emulated_table *table, uint64_t address, uint64_t nbytes)
 {
@@ -89,11 +133,12 @@ range_find(const cm_emulated_memory *memory, cm_emulated_kind kind, uint64_t add
                : NULL;
 }
 
-/* Free the parts that the range has of its own. */
+/* Free what a range owns. */
 static void
 drop_parts(const cm_emulated_range *range)
 {
-    (void)munmap(range->user.base, range->user.nbytes); /* or there is none */
+    /* Or there is no such mapping. */
+    (void)munmap(range->user.base, range->user.nbytes);
     (void)munmap(range->alias.base, range->alias.nbytes);
     free(range->pages);
 }
@@ -114,8 +159,8 @@ range_free(cm_emulated_memory *memory, cm_emulated_range *range)
 
 static void range_retire(cm_emulated *emulated, cm_emulated_range *range);
 
-/* Registrations that lie where memory was just mapped are forgotten: their owner
- * unmapped theirs without a word. */
+/* Forget registrations that lie where memory was just mapped: their owner has unmapped
+ * theirs without a word. */
 static void
 drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
 {
@@ -128,8 +173,8 @@ drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
     }
 }
 
-/* Make a range of the draft, which `is_good` unless its memory could not be had; what
- * it has of its own goes if there is none. */
+/* Make a range of the draft, whose memory was got if `is_good`. What the draft owns is
+ * freed if no range is made. */
 static int32_t
 range_insert(cm_emulated *emulated, const cm_emulated_range *draft, bool is_good)
 {
@@ -156,8 +201,8 @@ range_insert(cm_emulated *emulated, const cm_emulated_range *draft, bool is_good
     return CM_CUDA_OUT_OF_MEMORY;
 }
 
-/* Keep a range whose bytes are gone for a while; the oldest are given up, but not what
- * a copy still holds. */
+/* Keep a range whose bytes are gone for a while. The oldest are given up, unless a copy
+ * still holds them. */
 static void
 bury(cm_emulated_memory *memory, cm_emulated_range *range)
 {
@@ -177,8 +222,9 @@ bury(cm_emulated_memory *memory, cm_emulated_range *range)
     }
 }
 
-/* Let no more work in, wait for what executes and kill the range's bytes; of what was
- * registered, which is its owner's, the host's address is forgotten. */
+/* End a range: let no more work in, wait for what executes, and make the bytes
+ * untouchable. Registered bytes are their owner's; of those only the host's address is
+ * forgotten. */
 static void
 range_retire(cm_emulated *emulated, cm_emulated_range *range)
 {
@@ -200,7 +246,7 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
     }
     cm_emulated_pages_kill(range->alias.base, range->alias.nbytes);
     cm_emulated_pages_kill(range->user.base, range->user.nbytes);
-    /* Callers may have the address of hidden bytes too. */
+    /* Callers may know the address of hidden bytes as well. */
     if (range->host == NULL && range->alias.base != NULL
         && cm_emulated_table_add(ranges, address_of(range->alias.start) + range->nbytes,
                                  range)) {
@@ -211,7 +257,7 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
 
 /* ---- looking up and pinning ------------------------------------------------------ */
 
-/* Which devices may touch the range. */
+/* Bits of the devices that may touch the range. */
 static uint64_t
 access_to(const cm_emulated_memory *memory, const cm_emulated_range *range)
 {
@@ -259,7 +305,7 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
         .bytes = range->bytes + offset,
         .by_device = address == range->address + offset,
     };
-    /* What is mapped side by side is as one range. */
+    /* Mappings side by side count as one range. */
     uint64_t reached = address;
     for (EACH_TOUCHED(table, address, most, i)) {
         const cm_emulated_range *each = table->entries[i].object;
@@ -274,7 +320,8 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
     return reached >= end ? CM_EMULATED_INSIDE : CM_EMULATED_BROKEN;
 }
 
-/* Each page of a managed range that has a byte in [address, address + nbytes). */
+/* The parts of a `for` over all pages of a managed range that have a byte in [address,
+ * address + nbytes). */
 #define EACH_PAGE(range, address, nbytes, page)                                        \
     cm_emulated_page *page = page_at(range, address),                                  \
                      *page##_last = page_at(range, (address) + (nbytes) - 1);          \
@@ -287,7 +334,8 @@ page_at(const cm_emulated_range *range, cm_address address)
     return &range->pages[(address - address_of(range->alias.base)) / cm_page_nbytes()];
 }
 
-/* Of a page that is mostly read the host keeps its copy. */
+/* Move pages to a location. A page that is mostly read gets a copy there, and counts as
+ * being on the host still. */
 static void
 move_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
            int location)
@@ -299,7 +347,7 @@ move_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
     }
 }
 
-/* Keep what is at one end of the job from going away, until unpin. */
+/* Keep what is at one end of the job from going away until unpin(). */
 static int32_t
 pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
     cm_emulated_place *out)
@@ -331,7 +379,8 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     return 0;
 }
 
-/* `code`, or if that is 0 CM_CUDA_ILLEGAL_ADDRESS: it was unmapped under the work. */
+/* Release what pin() kept. Returns `code`, or CM_CUDA_ILLEGAL_ADDRESS if that is 0 and
+ * the memory was unmapped under the work. */
 static int32_t
 unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 {
@@ -365,7 +414,7 @@ cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job)
 
 /* ---- allocation ------------------------------------------------------------------ */
 
-/* By page of its mapping. */
+/* Make the pages of a managed range, one for each page of its mapping. */
 static bool
 init_pages(cm_emulated_range *range)
 {
@@ -382,11 +431,12 @@ init_pages(cm_emulated_range *range)
 static bool
 range_map(cm_emulated_range *range)
 {
-    /* In a forked child the driver's host memory is the parent's own, and managed
-     * memory is not there. */
+    /* A forked child shares the driver's host memory with its parent, and does not have
+     * managed memory. */
     int sharing = range->kind == CM_EMULATED_HOST ? MAP_SHARED : MAP_PRIVATE;
     bool is_hidden = range->kind == CM_EMULATED_DEVICE;
-    /* Devices see write-combined memory elsewhere, as some real machines do. */
+    /* Devices see write-combined memory at another address, as on some real
+     * machines. */
     bool is_elsewhere = is_hidden
                         || (range->kind == CM_EMULATED_HOST
                             && (range->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0);
@@ -433,12 +483,13 @@ alloc(cm_emulated *emulated, cm_emulated_kind kind, unsigned flags, uint64_t nby
     return code;
 }
 
-/* `address` must be the start of a range of one of the kinds in the mask 1 << kind. */
+/* Free the range that begins at `address` and is of one of the kinds in the mask 1 <<
+ * kind. */
 static int32_t
 release(cm_emulated *emulated, uint64_t address, unsigned kinds)
 {
     if (address == 0) {
-        return 0; /* freeing nothing is allowed */
+        return 0; /* freeing NULL is allowed */
     }
     cm_emulated_range *range = range_touched(&emulated->memory.ranges, address, 1);
     if (range == NULL || (kinds & (1u << range->kind)) == 0
@@ -541,7 +592,7 @@ cm_emulated_op_host_register(cm_emulated *emulated, void *host, uint64_t nbytes,
     return range_insert(emulated, &range, is_good);
 }
 
-/* Blocks: while copies of it are queued. */
+/* Blocks while copies of the memory are queued. */
 int32_t
 cm_emulated_op_host_unregister(cm_emulated *emulated, void *host)
 {
@@ -635,7 +686,8 @@ cm_emulated_op_peer_can_access(cm_emulated *emulated, int device, int peer, int 
     return 0;
 }
 
-/* But for what is mapped there. */
+/* Lets the current device use what is allocated on `peer`. Mapped memory is not
+ * included. */
 int32_t
 cm_emulated_op_peer_enable(cm_emulated *emulated, int peer)
 {
@@ -662,7 +714,7 @@ typedef struct page_work {
     cm_address address;
     uint64_t nbytes;
     int location;
-    bool discards; /* else the pages move to the location */
+    bool discards; /* discard the bytes; else the pages move to the location */
 } page_work;
 
 static cm_emulated_range *
@@ -683,7 +735,8 @@ page_run(cm_emulated *emulated, cm_emulated_job *base)
         move_pages(range, job->address, job->nbytes, job->location);
         return 0;
     }
-    /* Whole pages, those too of which a part was named: who names them is to know. */
+    /* Discard whole pages, even those of which only a part was named: callers have to
+     * know that. */
     uint64_t page_nbytes = cm_page_nbytes();
     for (EACH_PAGE(range, job->address, job->nbytes, page)) {
         uint64_t offset = (uint64_t)(page - range->pages) * page_nbytes;
@@ -692,7 +745,8 @@ page_run(cm_emulated *emulated, cm_emulated_job *base)
     return 0;
 }
 
-/* May memory be sent there, or be meant to be there? */
+/* 0 if memory may be sent to a location, or be meant to be there; else the code to
+ * answer. */
 static int32_t
 check_location(const cm_emulated *emulated, int location)
 {
@@ -720,7 +774,7 @@ submit_pages(cm_emulated *emulated, page_work job, uint64_t stream)
     }
     CM_TRY_CODE(check_location(emulated, job.location));
     if (emulated->config.in_turn) {
-        return CM_CUDA_INVALID_DEVICE; /* the stream's */
+        return CM_CUDA_INVALID_DEVICE; /* the stream's device is the wrong one */
     }
     const cm_emulated_range *range = find_managed(emulated, job.address, job.nbytes);
     if (range == NULL) {
@@ -785,13 +839,14 @@ cm_emulated_op_advise(cm_emulated *emulated, cm_address address, uint64_t nbytes
         || advice > CM_ADVISE_NOT_ACCESSED_BY) {
         return CM_CUDA_INVALID_VALUE;
     }
-    int attribute = (advice + 1) / 2; /* two for each: sets it, takes it back */
+    /* Each attribute has two: one sets it, the next takes it back. */
+    int attribute = (advice + 1) / 2;
     bool sets = advice % 2 != 0;
     if (advice == CM_ADVISE_PREFERRED || attribute == CM_RANGE_ACCESSED_BY) {
         CM_TRY_CODE(check_location(emulated, location));
     }
     if (attribute == CM_RANGE_ACCESSED_BY && location < CM_HOST_LOCATION) {
-        return CM_CUDA_INVALID_DEVICE; /* a node accesses nothing */
+        return CM_CUDA_INVALID_DEVICE; /* a NUMA node accesses nothing */
     }
     uint64_t accessor = UINT64_C(1) << ((unsigned)(location + 1) & 63);
     for (EACH_PAGE(range, address, nbytes, page)) {
@@ -866,10 +921,12 @@ cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
 
 /* ---- device memory mapped on demand ---------------------------------------------- */
 
-/* A reserved range is two mappings of the host's without access; physical memory is
- * bytes put into the second of them, so that neighbours are one run of bytes. */
+/* A reserved range is two mappings of the host's, both without access. Physical memory
+ * is bytes that are mapped into the second of them, so that neighbours form one run of
+ * bytes. */
 
-/* What is mapped at a stretch of addresses, if it covers it to its ends. */
+/* Find what is mapped at a stretch of addresses; true if mappings cover exactly the
+ * stretch. */
 static bool
 find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            cm_emulated_place *out)
@@ -880,8 +937,8 @@ find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            && cm_emulated_table_find(out->table, address + nbytes) != NULL;
 }
 
-/* Free it if it has neither a handle nor a place; until then it counts against the
- * device's size. */
+/* Free physical memory that has neither a handle nor a place. Until then it counts
+ * against the device's memory. */
 static void
 settle(cm_emulated_memory *memory, cm_emulated_physical *physical)
 {
@@ -928,7 +985,8 @@ cm_emulated_op_physical_create(cm_emulated *emulated, uint64_t nbytes, int devic
         cm_emulated_table_new(&memory->physicals, handle, sizeof(*physical));
     unsigned char *bytes = physical != NULL ? cm_emulated_bytes_new(nbytes) : NULL;
     if (bytes == NULL) {
-        free(cm_emulated_table_remove(&memory->physicals, handle)); /* if it is there */
+        /* If it is there at all. */
+        free(cm_emulated_table_remove(&memory->physicals, handle));
         return CM_CUDA_OUT_OF_MEMORY;
     }
     *physical =
@@ -997,8 +1055,9 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
         || range_touched(&memory->mapped, address, nbytes) != NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    /* Part of a handle no device maps. In a second place memory for RDMA would be
-     * closed for good to devices that come later (driver 580): it never has one. */
+    /* No device maps a part of a handle. Memory for RDMA that was mapped in a second
+     * place could not be opened to devices that come later (driver 580), so memory
+     * never has a second place. */
     if (nbytes != physical->nbytes || physical->is_mapped) {
         return CM_CUDA_NOT_SUPPORTED;
     }
@@ -1022,7 +1081,8 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
     return 0;
 }
 
-/* Unmap a stretch, all of it mapped, once no work is there, which fails for it. */
+/* Unmaps a stretch, all of which must be mapped, once no work is using it. That work
+ * fails. */
 int32_t
 cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {
@@ -1036,7 +1096,8 @@ cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t
         each->kind = CM_EMULATED_FREED;
         each->device = -1;
     }
-    /* While we wait others may map and unmap, but nothing where we have yet to come. */
+    /* While we wait, others may map and unmap, but not in the part that we have not
+     * reached yet. */
     for (cm_address end = address + nbytes; address < end;) {
         cm_emulated_range *gone = range_touched(&memory->mapped, address, 1);
         cm_emulated_physical *physical = gone->physical;

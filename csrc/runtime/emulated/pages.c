@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Mappings by mmap and mremap, and the poison of fresh memory. */
 #include "runtime/emulated/pages.h"
 
 #include <inttypes.h>
@@ -10,15 +11,16 @@
 #include "base/fresh_pages.h"
 
 enum {
-    POISON_FRESH = 0xA5, /* fresh memory must not be relied on to be zero */
+    POISON_FRESH = 0xA5, /* nobody may rely on fresh memory being zero */
     ALIGNMENT = 256,
 };
 
 #define POISON_WHOLE_NBYTES (UINT64_C(8) << 20)
 #define POISON_ENDS_NBYTES (UINT64_C(1) << 20)
 
-/* Large memory only at its ends: touching all of it would cost its size in real memory.
- * Its pages come at once: a fault for each takes several times as long. */
+/* Poison fresh memory. Large memory is poisoned only at its ends, since touching all of
+ * it would cost its size in real memory. Pages are brought in all at once, because a
+ * fault for each takes several times as long. */
 static void
 poison(unsigned char *start, uint64_t nbytes)
 {
@@ -47,7 +49,8 @@ cm_emulated_pages_map(uint64_t nbytes, int sharing, cm_emulated_pages *out)
     }
     out->base = base;
     out->nbytes = whole;
-    /* Against the upper guard page, so that running over the end crashes at once. */
+    /* The inside ends at the upper guard page, so that running over the end crashes at
+     * once. */
     out->start = out->base + page + inside - aligned;
     if (sharing == 0) {
         return true;
@@ -73,7 +76,7 @@ cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
     if (maps == NULL) {
-        return true; /* no way to know: believe the caller */
+        return true; /* nobody can know, so believe the caller */
     }
     uint64_t reached = start;
     uint64_t low, high;
@@ -102,7 +105,7 @@ cm_emulated_bytes_new(uint64_t nbytes)
     if (bytes == MAP_FAILED) {
         return NULL;
     }
-    (void)madvise(bytes, nbytes, MADV_DONTFORK); /* a child would share them */
+    (void)madvise(bytes, nbytes, MADV_DONTFORK); /* a child would share the bytes */
     poison(bytes, nbytes);
     return bytes;
 }
@@ -110,7 +113,7 @@ cm_emulated_bytes_new(uint64_t nbytes)
 bool
 cm_emulated_bytes_map(unsigned char *bytes, uint64_t nbytes, unsigned char *at)
 {
-    /* Of shared memory, an old size of 0 asks for a second mapping of it. */
+    /* For shared memory, an old size of 0 asks for a second mapping of it. */
     if (mremap(bytes, 0, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED) {
         return false;
     }

@@ -1,7 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue is the thread behind a stream, an item is one piece of work in it. An event
- * remembers the item it was recorded as, so that what waits for it is not moved by
- * recording it again. Handles of events are never used twice: a stale one is seen. */
+/* The streams and events of the emulated device.
+ *
+ * Queues and items
+ * ----------------
+ * A queue is the thread behind a stream, and an item is one piece of work in it. An
+ * item runs when it is the first of its queue, the queue's gate is open, and nothing
+ * that CUDA's order puts before it is left. Items are numbered in the order in which
+ * they were queued, over all queues. That makes CUDA's legacy rule one comparison: an
+ * item on the legacy stream waits for each earlier item on a blocking stream of its
+ * device, and the other way round (must_follow()).
+ *
+ * Example: blocking stream A has items 5 and 8, and the legacy stream has item 7.
+ *
+ *   5 runs    first in A, nothing is earlier
+ *   7 runs    waits while A's first item is 5, and not for 8, which is later
+ *   8 runs    waits while the legacy stream's first item is 7
+ *
+ * A fence is a queue of our own for each device. It follows all streams of the device,
+ * so an item on it is done when everything before it is. Events over a context and
+ * cudaDeviceSynchronize() are items on it.
+ *
+ * Events
+ * ------
+ * An event remembers the item that it was last recorded as. What waits for the event
+ * waits for that item, so recording the event again does not move it. Handles of events
+ * are never used twice, so that a stale one is noticed. Handles of streams are used
+ * again, as on a real device.
+ *
+ * Gates and delays
+ * ----------------
+ * A shut queue runs nothing until its gate is opened. Random delays (max_delay_us) make
+ * streams late in ways that no test planned; a gate makes one late for certain.
+ *
+ * Captures
+ * --------
+ * A capture is a number that all its streams carry. Work on a capturing stream is
+ * checked and then dropped: here the graph never runs. A wait for an event that a
+ * capture recorded takes the waiting stream into the capture. Calls that CUDA forbids
+ * during a capture fail, and mark the capture as broken. */
 #include "runtime/emulated/private.h"
 
 #include <errno.h>
@@ -10,7 +46,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As on real devices: the lower number is the more urgent. */
+/* As on real devices, the lower number is the more urgent. */
 enum { PRIORITY_LEAST = 0, PRIORITY_GREATEST = -5 };
 
 typedef enum cm_stream_thread_kind {
@@ -21,13 +57,17 @@ typedef enum cm_stream_thread_kind {
 } cm_stream_thread_kind;
 
 typedef struct cm_emulated_item {
-    cm_list node;  /* in queue->items until it is done */
-    unsigned refs; /* its queue, events, the host's waits, items that wait for it */
+    cm_list node; /* in queue->items until it is done */
+    /* Held by its queue, by events, by the host's waits, and by items that wait for
+     * it. */
+    unsigned refs;
     bool done;
-    uint64_t number; /* those that were queued before it have lower ones */
-    uint64_t end_ns; /* valid once done */
-    struct cm_emulated_item *after; /* held: what a mere wait is for; else NULL */
-    cm_emulated_job *job;           /* at `bytes`; NULL: a mark, or dropped */
+    uint64_t number; /* items that were queued before it have lower numbers */
+    uint64_t end_ns; /* valid once it is done */
+    /* held: the item that a mere wait is for; else NULL. */
+    struct cm_emulated_item *after;
+    /* At `bytes`; NULL: it is a mark, or the job was dropped. */
+    cm_emulated_job *job;
     max_align_t bytes[];
 } cm_emulated_item;
 
@@ -36,19 +76,20 @@ typedef struct cm_stream_thread {
     cm_list node; /* in streams->queues */
     cm_emulated *emulated;
     cm_stream_thread_kind kind;
-    uint64_t handle; /* user streams only */
+    uint64_t handle; /* of user streams only */
     uint64_t id;
     int priority;
-    bool is_blocking; /* takes part in the order with its device's legacy stream */
+    bool is_blocking; /* it takes part in the order with its device's legacy stream */
     bool is_shut;
-    bool is_closed;   /* no more work will come; goes with its thread, after the last */
-    uint64_t capture; /* number of the capture under way; 0: none */
-    uint64_t capturer;        /* number of the thread that began it */
-    bool is_broken;           /* the capture, by a call that it forbids */
-    cm_emulated_thread owner; /* whose per-thread stream it is; else no thread */
+    /* No more work will come; it goes with its thread, after the last item. */
+    bool is_closed;
+    uint64_t capture;         /* number of the capture that it is in; 0: none */
+    uint64_t capturer;        /* number of the thread that began the capture */
+    bool is_broken;           /* the capture was broken by a call that it forbids */
+    cm_emulated_thread owner; /* the thread whose own stream it is; else no thread */
     cm_list items;
     cm_cond work;
-    unsigned random; /* of its delays; used by its own thread alone */
+    unsigned random; /* state of its random delays; used by its own thread alone */
 } cm_stream_thread;
 
 enum { EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING };
@@ -56,8 +97,9 @@ enum { EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING };
 typedef struct event {
     int device; /* first */
     unsigned flags;
-    uint64_t capture;       /* number of the capture that recorded it last; 0: none */
-    cm_emulated_item *item; /* held; NULL: never recorded */
+    /* Number of the capture that recorded it last; 0: none did. */
+    uint64_t capture;
+    cm_emulated_item *item; /* held; NULL: it was never recorded */
 } event;
 
 #define EACH_QUEUE(emulated, queue)                                                    \
@@ -90,7 +132,7 @@ cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job)
     free(job->owned);
 }
 
-/* Whether work of `queue` comes after what was queued on `other` before it. */
+/* True if work of `queue` comes after what was queued on `other` before it. */
 static bool
 must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
 {
@@ -100,7 +142,7 @@ must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
                || (other->kind == CM_QUEUE_LEGACY && queue->is_blocking));
 }
 
-/* What CUDA's order puts before the queue's first item is done. */
+/* True if everything is done that CUDA's order puts before the queue's first item. */
 static bool
 item_is_free(const cm_stream_thread *queue, const cm_emulated_item *item)
 {
@@ -113,7 +155,7 @@ item_is_free(const cm_stream_thread *queue, const cm_emulated_item *item)
     return item->after == NULL || item->after->done;
 }
 
-/* Wait until the item is done, and let go of it; the device's fault. */
+/* Wait until the item is done, and release it. Returns the device's fault. */
 static int32_t
 item_await(cm_emulated *emulated, cm_emulated_item *item, int device)
 {
@@ -124,7 +166,7 @@ item_await(cm_emulated *emulated, cm_emulated_item *item, int device)
     return emulated->streams.faults[device];
 }
 
-/* Wait for the next item that may run; NULL when the queue has ended. */
+/* Wait for the next item that may run; NULL: the queue has ended. */
 static cm_emulated_item *
 next_item(cm_stream_thread *queue)
 {
@@ -265,9 +307,9 @@ cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *
     return is_forbidden;
 }
 
-/* Close the own streams of threads that have ended, as `self` finds, but for those that
- * have work, are shut or capture. A thread's end does not say so itself: that could
- * come while the device is closed. */
+/* Close the own streams of threads that have ended, as seen by `self`, except those
+ * that have work, are shut or capture. A thread does not do this at its end: that could
+ * come while the device is being closed. */
 static void
 close_abandoned(cm_emulated *emulated, const cm_emulated_thread *self)
 {
@@ -283,8 +325,8 @@ close_abandoned(cm_emulated *emulated, const cm_emulated_thread *self)
     }
 }
 
-/* The device's queue of the kind, which `owner` has to itself unless that is NULL;
- * opened on first use. */
+/* Find the device's queue of a kind, which belongs to `owner` alone unless that is
+ * NULL. It is opened on first use. */
 static int32_t
 default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
              const cm_emulated_thread *owner, cm_stream_thread **out)
@@ -306,7 +348,8 @@ default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     return 0;
 }
 
-/* The queue behind a handle. Only tests' hooks have no context, and mean device 0. */
+/* Find the queue behind a handle. Only the hooks of tests come without a context, and
+ * mean device 0. */
 static int32_t
 queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 {
@@ -323,8 +366,9 @@ queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 
 /* ---- work is queued and waited for ------------------------------------------------------ */
 
-/* Queue a copy of the job, a struct of `nbytes`, or (NULL) a mark, which waits for
- * `after` unless that is NULL. *out is held for the caller unless `out` is NULL. */
+/* Queue a copy of the job, a struct of `nbytes`; or, if that is NULL, a mark, which
+ * waits for `after` unless that is NULL. *out is held for the caller, unless `out` is
+ * NULL. */
 static int32_t
 queue_push(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
            cm_emulated_item *after, cm_emulated_item **out)
@@ -351,7 +395,8 @@ queue_push(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
     return 0;
 }
 
-/* The capture that the queue takes part in or would break: 0 or the code to answer. */
+/* 0, or the code to answer because the queue takes part in a capture, or would break
+ * one. */
 static int32_t
 check_capture(const cm_stream_thread *queue)
 {
@@ -367,7 +412,8 @@ check_capture(const cm_stream_thread *queue)
     return 0;
 }
 
-/* Queue a mark and wait for it: on the legacy stream it is behind all that block. */
+/* Wait for the last item of a queue. For the legacy stream and the fence a mark is
+ * queued, which comes behind everything that they follow. */
 static int32_t
 queue_wait(cm_stream_thread *queue)
 {
@@ -384,7 +430,8 @@ queue_wait(cm_stream_thread *queue)
     return item_await(queue->emulated, item, queue->device);
 }
 
-/* *item: the job is queued; held for the caller. NULL: it is not. */
+/* Queue the job. *item is held for the caller; it stays NULL where the job was not
+ * queued. */
 static int32_t
 submit(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
        cm_emulated_item **item)
@@ -420,7 +467,7 @@ cm_emulated_submit(cm_emulated *emulated, uint64_t stream, cm_emulated_job *job,
     return code;
 }
 
-/* For non-blocking streams too. */
+/* Waits for non-blocking streams too. */
 int32_t
 cm_emulated_op_device_synchronize(cm_emulated *emulated)
 {
@@ -456,7 +503,7 @@ set_capture(cm_stream_thread *queue, bool on)
     }
     bool was_broken = queue->is_broken;
     uint64_t capture = queue->capture;
-    for (EACH_QUEUE(emulated, each)) { /* those that joined it too */
+    for (EACH_QUEUE(emulated, each)) { /* also streams that joined the capture */
         if (each->capture == capture) {
             each->capture = 0;
             each->is_broken = false;
@@ -552,12 +599,13 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     else if (priority < PRIORITY_GREATEST) {
         queue->priority = PRIORITY_GREATEST;
     }
-    /* Handles come back, as on a real device: one kept past its stream is another's. */
+    /* Handles are used again, as on a real device, so one that is kept too long means
+     * another stream. */
     queue->handle = streams->reused_handle != 0 ? streams->reused_handle
                                                 : cm_emulated_new_handle(emulated);
     streams->reused_handle = 0;
     if (!cm_emulated_table_add(&streams->by_handle, queue->handle, queue)) {
-        queue->kind = CM_QUEUE_FENCE; /* has no handle to take back */
+        queue->kind = CM_QUEUE_FENCE; /* so that queue_close() takes no handle back */
         queue_close(queue);
         return CM_CUDA_OUT_OF_MEMORY;
     }
@@ -565,7 +613,7 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     return 0;
 }
 
-/* Work queued on it still runs; a shut gate is opened for that. */
+/* Work that is queued on the stream still runs; a shut gate is opened for that. */
 int32_t
 cm_emulated_op_stream_destroy(cm_emulated *emulated, uint64_t stream)
 {
@@ -612,7 +660,7 @@ cm_emulated_device_of(cm_emulated *emulated, uint64_t stream, int *out)
     return 0;
 }
 
-/* Of a stream that captures it breaks the capture, whatever the mode. */
+/* Asking a stream that captures breaks the capture, whatever the mode. */
 #define STREAM_GETTER(name, type)                                                      \
     int32_t cm_emulated_op_stream_get_##name(cm_emulated *emulated, uint64_t stream,   \
                                              type *out)                                \
@@ -635,7 +683,7 @@ cm_emulated_op_stream_is_capturing(cm_emulated *emulated, uint64_t stream, bool 
     cm_stream_thread *queue;
     CM_TRY_CODE(queue_find(emulated, stream, &queue));
     if (check_capture(queue) == CM_CUDA_CAPTURE_IMPLICIT) {
-        return CM_CUDA_CAPTURE_IMPLICIT; /* a blocking sibling captures */
+        return CM_CUDA_CAPTURE_IMPLICIT; /* a blocking stream of the device captures */
     }
     *out = queue->capture != 0;
     return 0;
@@ -693,7 +741,8 @@ event_find(cm_emulated *emulated, uint64_t handle, event **out)
     return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
-/* A stream of the capture that recorded the event, while that goes on; else NULL. */
+/* A stream of the capture that recorded the event, while that capture goes on; else
+ * NULL. */
 static const cm_stream_thread *
 find_capture(const cm_emulated *emulated, const event *each)
 {
@@ -733,7 +782,7 @@ cm_emulated_op_event_record(cm_emulated *emulated, uint64_t handle, uint64_t str
     return record(queue, each);
 }
 
-/* A driver call: makes no context by itself. */
+/* A call of the driver, which makes no context by itself. */
 int32_t
 cm_emulated_op_context_record_event(cm_emulated *emulated, uint64_t handle)
 {
@@ -765,7 +814,7 @@ cm_emulated_op_stream_wait_event(cm_emulated *emulated, uint64_t stream,
     if (captured != NULL && queue->kind == CM_QUEUE_LEGACY) {
         return CM_CUDA_CAPTURE_UNSUPPORTED;
     }
-    if (captured != NULL && queue->capture == 0) { /* joins it */
+    if (captured != NULL && queue->capture == 0) { /* the stream joins the capture */
         queue->capture = captured->capture;
         queue->capturer = captured->capturer;
         queue->is_broken = captured->is_broken;
@@ -783,7 +832,7 @@ cm_emulated_op_stream_wait_event(cm_emulated *emulated, uint64_t stream,
     return queue_push(queue, NULL, 0, each->item, NULL);
 }
 
-/* The event, if the host may ask about it now. */
+/* Find an event that the host may ask about now. */
 static int32_t
 find_for_host(cm_emulated *emulated, uint64_t handle, event **out)
 {

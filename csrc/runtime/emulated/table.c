@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The sorted array, searched by halves. */
 #include "runtime/emulated/table.h"
 
 #include <stdlib.h>

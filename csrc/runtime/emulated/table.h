@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a number to an object: a sorted array, without locks of its own. The numbers are
- * handles, as callers know them, or the ends of stretches of memory. */
+/* A table from numbers to objects: a sorted array, without locks of its own. The
+ * numbers are handles, as callers know them, or the ends of stretches of memory. */
 #pragma once
 
 #include <stdbool.h>
@@ -18,16 +18,17 @@ typedef struct cm_emulated_table {
     uint32_t room;
 } cm_emulated_table;
 
-/* A new object of `nbytes`, all 0, in the table under a new key; NULL: no memory. */
+/* Make a new object of `nbytes`, all 0, in the table under a new key. NULL: no
+ * memory. */
 void *cm_emulated_table_new(cm_emulated_table *table, uint64_t key, size_t nbytes);
-/* False when out of memory. The key must be new. */
+/* Add an object under a key that is new. False: no memory. */
 bool cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object);
-/* NULL for a key that is not there: a handle is stale or made up. */
+/* The object under a key; NULL: there is none, since the handle is stale or made up. */
 void *cm_emulated_table_find(const cm_emulated_table *table, uint64_t key);
 void *cm_emulated_table_remove(cm_emulated_table *table, uint64_t key);
-/* The first entry whose object, a struct that begins with its device (an int), is of
- * `device`, or NULL. */
+/* The first entry whose object belongs to `device`, or NULL. Each object is a struct
+ * that begins with the index of its device, an int. */
 const cm_emulated_entry *cm_emulated_table_of_device(const cm_emulated_table *table,
                                                      int device);
-/* Index of the first entry above `key`. */
+/* The index of the first entry above `key`. */
 size_t cm_emulated_table_above(const cm_emulated_table *table, uint64_t key);
