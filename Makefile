@@ -8,8 +8,8 @@ DRIVERS ?= 12.0 12.6 12.8
 PYTEST_ARGS ?=
 # The files in which a test has a marker, and those in which all have it. pyproject.toml says
 # what each marker means.
-marked = $(shell grep -lE 'pytest\.mark\.$1\b' tests/test_*.py)
-all_marked = $(shell grep -lE '^[^@]*pytest\.mark\.$1\b' tests/test_*.py)
+marked = $(shell grep -lE 'pytest\.mark\.$1\b' tests/*/test_*.py)
+all_marked = $(shell grep -lE '^[^@]*pytest\.mark\.$1\b' tests/*/test_*.py)
 comma := ,
 
 SOURCES := $(sort $(wildcard csrc/*/*.c csrc/*/*/*.c))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What type checkers know of constructors: the kind says what they give. The signatures with
 # their defaults, and the docstrings, are in constructors.py, whose code mypy checks without
-# this file (pyproject.toml); tests/test_stubs.py compares the two.
+# this file (pyproject.toml); tests/house/test_stubs.py compares the two.
 from typing import Literal, TypedDict, TypeVar, Unpack, overload
 
 from numpy.typing import DTypeLike

@@ -47,7 +47,7 @@ PREAMBLE = (
     "from typing import Any; from collections.abc import Callable, Iterable, Iterator; "
     "_given: Any = ..."
 )
-#: What tests/test_docs.py gives to the examples of docstrings.
+#: What tests/house/test_docs.py gives to the examples of docstrings.
 DOCSTRING_PREAMBLE = f"{PREAMBLE}; import cumem; import numpy; import torch"
 
 OPT_OUT = re.compile(r"^<!-- not type checked: (?P<reason>\S.*) -->$")

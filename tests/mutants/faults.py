@@ -6,7 +6,7 @@ as names the place, so that changes around it leave the fault where it is. `how`
 its tests end with the fault in: "fails", or where nothing better can be had "crashes" or
 "hangs". To find the tests of a new one:
 
-    python tests/mutants/run.py NAME --find tests/test_pool.py tests/c/test_pool.c
+    python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ FAULTS = [
         "a fill is queued although work of another stream on the memory comes first",
         "if (!cm_stream_same(storage->uses[i], stream)) { return false; }",
         "if (!cm_stream_same(storage->uses[i], stream)) { return true; }",
-        ["tests/test_fill.py::test_fill_after_work_of_another_stream_comes_after_it"],
+        [
+            "tests/buffers/test_fill.py::"
+            "test_fill_after_work_of_another_stream_comes_after_it"
+        ],
     ),
     Fault(
         "number that wraps round",
@@ -41,7 +44,8 @@ FAULTS = [
         "if (is_integer && !integer_fits(&number, to)) { return false; }",
         "",
         [
-            "tests/test_values.py::test_number_and_scalar_become_what_an_array_of_them_becomes"
+            "tests/buffers/test_values.py::"
+            "test_number_and_scalar_become_what_an_array_of_them_becomes"
         ],
     ),
     # -- pool ----------------------------------------------------------------------------
@@ -51,7 +55,10 @@ FAULTS = [
         "the statistics count a hit as a miss",
         "c->hit_count += hit; c->miss_count += !hit;",
         "c->hit_count += !hit; c->miss_count += hit;",
-        ["tests/test_stats.py::test_hits_are_the_allocations_that_called_no_runtime"],
+        [
+            "tests/pools/test_stats.py::"
+            "test_hits_are_the_allocations_that_called_no_runtime"
+        ],
     ),
     Fault(
         "peak not kept",
@@ -59,7 +66,7 @@ FAULTS = [
         "the peak of live bytes is the last value",
         "cm_pool_raise(&c->peak_live_nbytes, c->live_nbytes);",
         "c->peak_live_nbytes = c->live_nbytes;",
-        ["tests/test_stats.py::test_peaks_of_what_is_live_stay_when_less_is"],
+        ["tests/pools/test_stats.py::test_peaks_of_what_is_live_stay_when_less_is"],
     ),
     Fault(
         "size rounded too far",
@@ -85,7 +92,8 @@ FAULTS = [
         "fences = device_bit(pool->config.device);",
         [
             "tests/c/test_pool_streams.c::test_pool_fence_covers_every_device_in_use",
-            "tests/test_exported.py::test_block_waits_for_work_that_nobody_told_of",
+            "tests/interchange/test_exported.py::"
+            "test_block_waits_for_work_that_nobody_told_of",
         ],
     ),
     Fault(
@@ -103,8 +111,10 @@ FAULTS = [
         "return (detached->was_exported ? CM_POOL_FREE_FENCE : 0u)",
         "return 0u",
         [
-            "tests/test_exported.py::test_block_waits_for_work_that_nobody_told_of",
-            "tests/test_exported.py::test_letting_go_takes_no_fence_and_does_not_wait",
+            "tests/interchange/test_exported.py::"
+            "test_block_waits_for_work_that_nobody_told_of",
+            "tests/interchange/test_exported.py::"
+            "test_letting_go_takes_no_fence_and_does_not_wait",
         ],
     ),
     Fault(
@@ -113,7 +123,10 @@ FAULTS = [
         "a block that was never exported is fenced",
         "storage->was_exported = false;",
         "storage->was_exported = true;",
-        ["tests/test_exported.py::test_no_call_is_made_for_what_was_never_exported"],
+        [
+            "tests/interchange/test_exported.py::"
+            "test_no_call_is_made_for_what_was_never_exported"
+        ],
     ),
     Fault(
         "pages unlocked under another device",
@@ -121,7 +134,10 @@ FAULTS = [
         "registered pages are unlocked while another device may read them",
         "fence && runtime != NULL ? cm_devices_in_use(runtime, true) : 0",
         "fence && runtime != NULL ? UINT64_C(1) << detached->device : 0",
-        ["tests/test_exported.py::test_pages_stay_locked_under_work_on_another_device"],
+        [
+            "tests/interchange/test_exported.py::"
+            "test_pages_stay_locked_under_work_on_another_device"
+        ],
     ),
     Fault(
         "fence while a capture runs",
@@ -157,7 +173,8 @@ FAULTS = [
         "if (!a_clean && !b_clean) { return false; }",
         "if (!a_clean && !b_clean) { return true; }",
         [
-            "tests/c/test_heap.c::test_heap_spans_of_two_streams_stay_apart_until_both_ended"
+            "tests/c/test_heap.c::"
+            "test_heap_spans_of_two_streams_stay_apart_until_both_ended"
         ],
     ),
     Fault(
@@ -179,7 +196,7 @@ FAULTS = [
             continue;
         }
         if (used <= atomic_load(&budget->limit_nbytes)) {""",
-        ["tests/test_limits.py::test_limit_is_obeyed_and_counts_what_is_cached"],
+        ["tests/pools/test_limits.py::test_limit_is_obeyed_and_counts_what_is_cached"],
     ),
     Fault(
         "parent limit not refunded",
@@ -190,7 +207,8 @@ FAULTS = [
         "void cm_budget_refund(cm_budget *budget, uint64_t nbytes) "
         "{ for (cm_budget *b = budget; b != NULL; b = NULL) {",
         [
-            "tests/test_limits.py::test_limit_of_a_kind_holds_for_all_its_pools_together",
+            "tests/pools/test_limits.py::"
+            "test_limit_of_a_kind_holds_for_all_its_pools_together",
             "tests/c/test_pool_shortage.c::"
             "test_pool_growth_that_fails_gives_back_what_it_took",
         ],
@@ -201,7 +219,10 @@ FAULTS = [
         "a segment that a stream still uses goes back to the runtime",
         "&& s->block.nbytes == arena->nbytes && cm_span_is_clean(s, view)",
         "&& s->block.nbytes == arena->nbytes",
-        ["tests/test_pool.py::test_trim_leaves_free_memory_that_its_stream_still_uses"],
+        [
+            "tests/pools/test_pool.py::"
+            "test_trim_leaves_free_memory_that_its_stream_still_uses"
+        ],
     ),
     Fault(
         "growth breaks a capture",
@@ -210,9 +231,9 @@ FAULTS = [
         "scope->mode = mode;",
         "scope->mode = 0;",
         [
-            "tests/test_peers.py::"
+            "tests/devices/test_peers.py::"
             "test_enabling_does_not_break_the_capture_of_another_stream",
-            "tests/test_emulation.py::"
+            "tests/base/test_emulation.py::"
             "test_capturing_stream_is_seen_and_copies_stay_legal",
         ],
     ),
@@ -232,7 +253,8 @@ FAULTS = [
         "run = edge < nbytes ? edge : nbytes;",
         "run = nbytes;",
         [
-            "tests/test_register_lifetime.py::test_copy_of_a_neighbour_on_a_locked_page",
+            "tests/pools/test_register_lifetime.py::"
+            "test_copy_of_a_neighbour_on_a_locked_page",
             "tests/c/test_engine.c::test_engine_copies_are_split_at_registration_edges",
         ],
     ),
@@ -254,7 +276,7 @@ FAULTS = [
         "a kernel crosses to memory that the driver was not asked about",
         "bool may = may_use_region(access->rt, region, wanted, all);",
         "bool may = true;",
-        ["tests/test_peers.py::test_no_kernel_crosses_where_access_is_refused"],
+        ["tests/devices/test_peers.py::test_no_kernel_crosses_where_access_is_refused"],
     ),
     Fault(
         "peer access of the first byte",
@@ -274,7 +296,7 @@ FAULTS = [
         "return alias != NULL ? (uintptr_t)alias : at;",
         "return alias == NULL ? 0 : at;",
         [
-            "tests/test_several_overlap.py::"
+            "tests/transfers/test_several_overlap.py::"
             "test_emulated_memory_and_its_view_on_the_host_are_one"
         ],
     ),
@@ -295,7 +317,7 @@ FAULTS = [
         "what a read did not bring is never asked for",
         "pass(&p, (uint64_t)moved); } return p.nbytes == 0;",
         "pass(&p, (uint64_t)moved); break; } return true;",
-        ["tests/test_file_faults.py::test_interrupted_and_short_calls_go_on"],
+        ["tests/files/test_file_faults.py::test_interrupted_and_short_calls_go_on"],
     ),
     Fault(
         "write that moves nothing",
@@ -304,8 +326,9 @@ FAULTS = [
         "fail(file, error, p.offset, p.range_index); return false;",
         "(void)error; return true;",
         [
-            "tests/test_file_faults.py::test_every_file_call_may_fail",
-            "tests/test_file_faults.py::test_a_write_that_moves_nothing_is_an_error",
+            "tests/files/test_file_faults.py::test_every_file_call_may_fail",
+            "tests/files/test_file_faults.py::"
+            "test_a_write_that_moves_nothing_is_an_error",
         ],
     ),
     Fault(
@@ -315,7 +338,7 @@ FAULTS = [
         "status = cm_is_ok(status) ? part->status : status;",
         "",
         [
-            "tests/test_copy_many_order.py::test_failure_is_the_handles_once",
+            "tests/transfers/test_copy_many_order.py::test_failure_is_the_handles_once",
             "tests/c/test_many_parts.c::test_failed_part_lets_no_later_one_pass",
         ],
     ),
@@ -326,7 +349,8 @@ FAULTS = [
         "waited_ns >= HELD_NS",
         "waited_ns == UINT64_MAX",
         [
-            "tests/test_gil.py::test_short_copy_that_takes_long_gives_the_gil_up[up-pinned]"
+            "tests/devices/test_gil.py::"
+            "test_short_copy_that_takes_long_gives_the_gil_up[up-pinned]"
         ],
     ),
     Fault(
@@ -335,7 +359,7 @@ FAULTS = [
         "the caller gives the GIL up for any copy",
         "if (c.nbytes > HELD_NBYTES) {",
         "if (c.nbytes > 0) {",
-        ["tests/test_gil.py::test_short_copy_keeps_the_gil[up-256-pinned]"],
+        ["tests/devices/test_gil.py::test_short_copy_keeps_the_gil[up-256-pinned]"],
     ),
     # -- streams -------------------------------------------------------------------------
     Fault(
@@ -345,9 +369,10 @@ FAULTS = [
         "options.may_wait || is_written_in_call(request, &job->plan);",
         "request->blocking;",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_bytes_are_there_once_the_stream_is_done",
-            "tests/test_stream_semantics.py::test_waiting_call_hears_an_interrupt",
+            "tests/devices/test_stream_semantics.py::"
+            "test_waiting_call_hears_an_interrupt",
         ],
     ),
     Fault(
@@ -365,7 +390,8 @@ FAULTS = [
         "&& !is_idle(request->after[i]))",
         "&& false)",
         [
-            "tests/test_stream_semantics.py::test_own_stream_of_another_thread_comes_first"
+            "tests/devices/test_stream_semantics.py::"
+            "test_own_stream_of_another_thread_comes_first"
         ],
     ),
     Fault(
@@ -375,7 +401,7 @@ FAULTS = [
         "|| src->address + nbytes <= dst->address;",
         "|| src->address <= dst->address;",
         [
-            "tests/test_peers.py::"
+            "tests/devices/test_peers.py::"
             "test_copies_within_a_device_that_overlap_are_no_short_ones[600]"
         ],
     ),
@@ -387,7 +413,7 @@ FAULTS = [
         "buffer->storage->was_exported = true;",
         "",
         [
-            "tests/test_array_interface.py::"
+            "tests/interchange/test_array_interface.py::"
             "test_block_waits_for_the_unseen_work_of_who_read_the_dictionary"
         ],
     ),
@@ -397,7 +423,10 @@ FAULTS = [
         "the legacy stream is written as 0, which the interface forbids",
         "handle = handle == 0 ? CM_STREAM_LEGACY : handle;",
         "handle = handle == CM_STREAM_LEGACY ? 0 : handle;",
-        ["tests/test_array_interface.py::test_legacy_stream_is_written_as_1"],
+        [
+            "tests/interchange/test_array_interface.py::"
+            "test_legacy_stream_is_written_as_1"
+        ],
     ),
     Fault(
         "old capsule of read-only memory",
@@ -405,7 +434,7 @@ FAULTS = [
         "a consumer of the old DLPack may write to read-only memory",
         "if (buffer->readonly && !asked->versioned) {",
         "if (false) {",
-        ["tests/test_dlpack.py::test_readonly_needs_the_new_generation"],
+        ["tests/interchange/test_dlpack.py::test_readonly_needs_the_new_generation"],
     ),
     Fault(
         "unused capsule leaks",
@@ -413,7 +442,7 @@ FAULTS = [
         "a capsule that nobody took keeps its memory for ever",
         "if (PyCapsule_IsValid(capsule, CM_DL_LEGACY_NAME)) {",
         "if (false) {",
-        ["tests/test_dlpack.py::test_unused_capsule_frees_its_tensor"],
+        ["tests/interchange/test_dlpack.py::test_unused_capsule_frees_its_tensor"],
     ),
     Fault(
         "strides in bytes",
@@ -421,7 +450,7 @@ FAULTS = [
         "DLPack strides are bytes instead of elements",
         "steps[i] = step / buffer->itemsize;",
         "steps[i] = step;",
-        ["tests/test_dlpack.py::test_tensor_describes_the_buffer"],
+        ["tests/interchange/test_dlpack.py::test_tensor_describes_the_buffer"],
     ),
     Fault(
         "export without a wait",
@@ -429,7 +458,10 @@ FAULTS = [
         "a memoryview is given out before the work on its memory is done",
         "if (cm_storage_wait(buffer->storage, false) < 0",
         "if (false",
-        ["tests/test_buffer_protocol.py::test_export_waits_for_an_unfinished_transfer"],
+        [
+            "tests/interchange/test_buffer_protocol.py::"
+            "test_export_waits_for_an_unfinished_transfer"
+        ],
     ),
     Fault(
         "read-only view for writing",
@@ -438,7 +470,7 @@ FAULTS = [
         "if (has_all(flags, PyBUF_WRITABLE) && buffer->readonly) {",
         "if (false) {",
         [
-            "tests/test_buffer_protocol.py::"
+            "tests/interchange/test_buffer_protocol.py::"
             "test_readonly_buffer_refuses_writable_requests"
         ],
     ),
@@ -448,7 +480,10 @@ FAULTS = [
         "free() gives memory back that an array still shows",
         "exports == 0 ? 0",
         "exports <= 1 ? 0",
-        ["tests/test_dlpack.py::test_free_is_refused_while_a_consumer_lives"],
+        [
+            "tests/interchange/test_dlpack.py::"
+            "test_free_is_refused_while_a_consumer_lives"
+        ],
     ),
     Fault(
         "only the first stream",
@@ -458,7 +493,8 @@ FAULTS = [
         "if (storage->use_count > 0) { return 0; } "
         "storage->uses[storage->use_count] = cm_stream_hold(stream);",
         [
-            "tests/test_array_interface.py::test_several_pending_streams_are_joined_on_one"
+            "tests/interchange/test_array_interface.py::"
+            "test_several_pending_streams_are_joined_on_one"
         ],
     ),
     Fault(
@@ -467,7 +503,10 @@ FAULTS = [
         "prefetch() goes to device 0, whichever is named",
         "        .location = location,",
         "        .location = location > 0 ? 0 : location,",
-        ["tests/test_emulation.py::test_prefetch_names_its_device_and_uses_its_stream"],
+        [
+            "tests/base/test_emulation.py::"
+            "test_prefetch_names_its_device_and_uses_its_stream"
+        ],
     ),
     Fault(
         "prefetch on the wrong stream",
@@ -475,7 +514,10 @@ FAULTS = [
         "prefetch() to a device is queued on the stream of the buffer's own",
         "cm_stream_from_object(state, given, home);",
         "cm_stream_from_object(state, given, home < 0 ? home : 0);",
-        ["tests/test_emulation.py::test_prefetch_names_its_device_and_uses_its_stream"],
+        [
+            "tests/base/test_emulation.py::"
+            "test_prefetch_names_its_device_and_uses_its_stream"
+        ],
     ),
     Fault(
         "advice stays",
@@ -483,7 +525,7 @@ FAULTS = [
         "a pool's next buffer is advised as the one before it",
         "status = forget_advice(detached, runtime);",
         "status = runtime == NULL ? forget_advice(detached, runtime) : cm_ok();",
-        ["tests/test_managed.py::test_memory_goes_back_without_its_advice"],
+        ["tests/pools/test_managed.py::test_memory_goes_back_without_its_advice"],
     ),
     Fault(
         "discard of shared pages",
@@ -491,7 +533,7 @@ FAULTS = [
         "what lies beside a slice on its first and last page is lost with it",
         "            keep_whole_pages(&address, &nbytes);",
         "",
-        ["tests/test_managed.py::test_discard_takes_no_byte_of_others"],
+        ["tests/pools/test_managed.py::test_discard_takes_no_byte_of_others"],
     ),
     Fault(
         "discard before its place",
@@ -500,7 +542,7 @@ FAULTS = [
         "status = CM_WITHOUT_GIL(cm_stream_follow(legacy, side));",
         "status = cm_ok();",
         [
-            "tests/test_managed.py::"
+            "tests/pools/test_managed.py::"
             "test_discard_on_the_default_stream_comes_before_what_is_queued_later"
         ],
     ),
@@ -510,7 +552,10 @@ FAULTS = [
         "a loop of discards leaves the memory a stream for each",
         "if (discard_on(self, side, legacy) < 0) {",
         "if (discard_on(self, side, NULL) < 0) {",
-        ["tests/test_managed.py::test_discard_on_the_default_stream_keeps_no_stream"],
+        [
+            "tests/pools/test_managed.py::"
+            "test_discard_on_the_default_stream_keeps_no_stream"
+        ],
     ),
     Fault(
         "batch on the default stream",
@@ -518,7 +563,10 @@ FAULTS = [
         "the driver refuses prefetch_many() on the legacy default stream",
         "stream > CM_STREAM_LEGACY",
         "stream < UINT64_MAX",
-        ["tests/test_managed.py::test_prefetch_many_moves_all_in_one_call_or_several"],
+        [
+            "tests/pools/test_managed.py::"
+            "test_prefetch_many_moves_all_in_one_call_or_several"
+        ],
     ),
     Fault(
         "thrashing of other bytes",
@@ -526,7 +574,7 @@ FAULTS = [
         "tiles that are moved by hand, each once, are taken for thrashing",
         "    low += self->offset;",
         "",
-        ["tests/test_managed.py::test_what_is_no_thrashing_is_not_warned_of"],
+        ["tests/pools/test_managed.py::test_what_is_no_thrashing_is_not_warned_of"],
     ),
     Fault(
         "nothing for the unraisable hook",
@@ -535,9 +583,9 @@ FAULTS = [
         "(void)cm_py_raise(state, status, NULL); PyErr_WriteUnraisable(where);",
         "(void)where;",
         [
-            "tests/test_event.py::"
+            "tests/devices/test_event.py::"
             "test_failure_of_a_dropped_event_goes_to_the_unraisable_hook",
-            "tests/test_transfer.py::"
+            "tests/transfers/test_transfer.py::"
             "test_failure_nobody_read_is_told_once_its_handle_is_dropped",
         ],
     ),
@@ -549,7 +597,7 @@ FAULTS = [
         "pool->unasked_nbytes += fenced ? span->block.nbytes + FLIGHT_NBYTES : 0;",
         "",
         [
-            "tests/test_exported.py::"
+            "tests/interchange/test_exported.py::"
             "test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free"
         ],
     ),
@@ -559,7 +607,7 @@ FAULTS = [
         "a child is given memory of its parent's warm pool",
         "{ uint64_t size = 0; if (cm_runtime_is_forked(pool->rt) ||",
         "{ uint64_t size = 0; if (",
-        ["tests/test_fork.py::test_child_allocates_nothing_from_a_warm_pool"],
+        ["tests/base/test_fork.py::test_child_allocates_nothing_from_a_warm_pool"],
     ),
     Fault(
         "fork unseen",
@@ -624,7 +672,7 @@ FAULTS = [
         "options.may_wait || is_written_in_call(request, &job->plan);",
         "request->blocking;",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_what_the_host_writes_is_written_in_the_call[from_pinned-long-one]",
         ],
     ),
@@ -635,7 +683,7 @@ FAULTS = [
         "bool waits = cm_request_waits(&b->request->common);",
         "bool waits = b->request->common.blocking;",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_what_the_host_writes_is_written_in_the_call[down_into_strided-long-many]",
         ],
     ),
@@ -646,7 +694,7 @@ FAULTS = [
         "return OWN_BIT | own_number;",
         "return OWN_BIT;",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_own_stream_of_another_thread_comes_first[copy-256-13000]",
         ],
     ),
@@ -657,7 +705,7 @@ FAULTS = [
         "result = stream == NULL ? -1 : cm_call_come_after_stream(&call->call, stream);",
         "result = stream == NULL ? -1 : 0;",
         [
-            "tests/test_transfer_order.py::"
+            "tests/transfers/test_transfer_order.py::"
             "test_background_copy_comes_after_the_streams_named",
         ],
     ),
@@ -667,7 +715,7 @@ FAULTS = [
         "the source of a blocking copy lives until the main thread runs Python",
         "if (kept->deferred != NULL) {",
         "if (kept->deferred != NULL && call->state == NULL) {",
-        ["tests/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
+        ["tests/transfers/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
     ),
     Fault(
         "stream named meanwhile forgotten",
@@ -676,7 +724,7 @@ FAULTS = [
         "if (storage->use_calls != use_calls || storage->was_captured) {",
         "if (use_calls == UINT64_MAX || storage->was_captured) {",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_stream_named_while_a_copy_waits_is_not_forgotten_with_the_others",
         ],
     ),
@@ -687,7 +735,7 @@ FAULTS = [
         "&& (dst->host != src->host || dst->address != src->address);",
         ";",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_forgotten_streams_still_come_before_what_follows[stream-in place]",
         ],
     ),
@@ -698,7 +746,7 @@ FAULTS = [
         "int result = cm_storage_add_lasting_use(storage, stream);",
         "int result = cm_storage_add_use(storage, stream);",
         [
-            "tests/test_stream_semantics.py::"
+            "tests/devices/test_stream_semantics.py::"
             "test_stream_on_which_others_work_is_remembered",
         ],
     ),
@@ -709,7 +757,8 @@ FAULTS = [
         "status = populate_part(job, part, CM_SRC, src);",
         "",
         [
-            "tests/test_mapped_short.py::test_memory_of_a_file_cut_short_is_an_oserror"
+            "tests/files/test_mapped_short.py::"
+            "test_memory_of_a_file_cut_short_is_an_oserror"
             "[copies over a page in the middle that is gone]",
         ],
     ),
@@ -721,7 +770,7 @@ FAULTS = [
         "for (; layout->ndim > 0 && !cm_layout_has_items(layout); layout->ndim--) {",
         "for (; layout->ndim > 0; layout->ndim--) {",
         [
-            "tests/test_casting.py::"
+            "tests/buffers/test_casting.py::"
             "test_scale_or_offset_may_stand_alone_and_dtypes_may_be_the_same[emulated]",
         ],
     ),
@@ -731,7 +780,10 @@ FAULTS = [
         "the middle between two float16 goes up, also from an even one",
         "(UINT32_C(112) << 23) + 0xfff + odd) >> 13;",
         "(UINT32_C(112) << 23) + 0x1000 + (odd & 0)) >> 13;",
-        ["tests/test_casting.py::test_cast_has_the_bits_of_numpys[float32-float16]"],
+        [
+            "tests/buffers/test_casting.py::"
+            "test_cast_has_the_bits_of_numpys[float32-float16]"
+        ],
     ),
     Fault(
         "hole between locked pages",
@@ -740,7 +792,7 @@ FAULTS = [
         "if (any_ours && covered < address + nbytes) {",
         "if (any_ours && covered < address) {",
         [
-            "tests/test_register.py::"
+            "tests/pools/test_register.py::"
             "test_array_with_a_hole_between_locked_pages_is_ordinary_memory[emulated]",
         ],
     ),
@@ -763,7 +815,7 @@ FAULTS = [
         "(cm_event_origin){ticket->noted.stack, ticket->noted.tag});",
         "(cm_event_origin){0, 0});",
         [
-            "tests/test_recording.py::"
+            "tests/recording/test_recording.py::"
             "test_transfers_in_the_background_have_tag_and_line_of_their_caller[emulated]",
         ],
     ),
@@ -774,7 +826,7 @@ FAULTS = [
         "(void)cm_recorder_lend_origin(cm_recorder_find_origin(UINT64_MAX - 1));",
         "(void)0;",
         [
-            "tests/test_recording.py::"
+            "tests/recording/test_recording.py::"
             "test_failing_allocation_leaves_no_event_but_shortages[emulated]",
         ],
     ),
@@ -786,7 +838,7 @@ FAULTS = [
         "rows[i] = *row_locked(ring.count - 1 - i);",
         [
             "tests/c/test_recorder.c::test_last_rows_are_kept_in_order",
-            "tests/test_recording.py::"
+            "tests/recording/test_recording.py::"
             "test_record_of_more_than_there_was_room_for_grows_the_ring_in_order[emulated]",
         ],
     ),
@@ -798,7 +850,7 @@ FAULTS = [
         "CM_ON_ANY_DEVICE(rt, device, cm_registry_probe(",
         "CM_ON_ANY_DEVICE(rt, cm_state_device(state), cm_registry_probe(",
         [
-            "tests/test_gil.py::"
+            "tests/devices/test_gil.py::"
             "test_array_beside_a_thread_that_registers_is_asked_about_without_python",
         ],
         how="crashes",
@@ -809,7 +861,7 @@ FAULTS = [
         "whatever is given for an Event is taken for one",
         "if (Py_TYPE(start) != Py_TYPE(op)) {",
         "if (false) {",
-        ["tests/test_wrong_types.py"],
+        ["tests/base/test_wrong_types.py"],
     ),
     Fault(
         "uneven steps reshaped",
@@ -818,7 +870,7 @@ FAULTS = [
         "|| !goes_on(old, next_old)) {",
         ") {",
         [
-            "tests/test_shapes.py::"
+            "tests/buffers/test_shapes.py::"
             "test_any_reshape_equals_numpys_or_refuses_where_numpy_copies",
         ],
     ),
@@ -828,7 +880,7 @@ FAULTS = [
         "an axis of the buffer is two of the view, another one none",
         "if (named[axes[i]]) {",
         "if (false) {",
-        ["tests/test_shapes.py::test_call_answers_as_numpy_does"],
+        ["tests/buffers/test_shapes.py::test_call_answers_as_numpy_does"],
     ),
     Fault(
         "locked pages listed one by one",
@@ -838,7 +890,7 @@ FAULTS = [
         "(*out)[(*count)++] = (locked_row){s->host, s->nbytes, s->device};"
         "(void)PyTuple_New(30);",
         [
-            "tests/test_living.py::"
+            "tests/recording/test_living.py::"
             "test_list_of_what_lives_is_whole_where_a_collection_ends_what_it_lists"
             "[emulated]",
         ],

@@ -2,7 +2,7 @@
 """Put the faults of faults.py into the C sources, one at a time: do the tests see them?
 
     python tests/mutants/run.py [NAME ...] [--json FILE [--resume]]
-    python tests/mutants/run.py NAME --find tests/test_pool.py tests/c/test_pool.c
+    python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 
 A copy of the tree in a temporary folder is built once. All tests named in faults.py must
 pass there. Then, for each fault, its file alone (of a header all that includes it) is

@@ -258,3 +258,12 @@ ENTRANCES: dict[str, tuple[type[Library], Callable[[Any, Any], Any]]] = {
 
 #: Arrays of `numpy.from_dlpack` are read-only in older versions.
 NUMPY_LETS_WRITE = np.lib.NumpyVersion(np.__version__) >= "2.2.5"
+
+
+def cupy_compiles() -> None:
+    """Skip the test where CuPy has no compiler, and so computes nothing."""
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.ones(1) * 2
+    except Exception as error:
+        pytest.skip(f"CuPy without a compiler: {error}")

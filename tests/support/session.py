@@ -26,7 +26,8 @@ MAX_DELAY_US = 150
 
 #: Runtime calls that may be made with the GIL held, for they end sooner than another
 #: thread would give it back: what the driver looks up in a table or notes of the thread,
-#: and a short copy on an idle stream. tests/test_gil.py says who may make the latter.
+#: and a short copy on an idle stream. tests/devices/test_gil.py says who may make the
+#: latter.
 ANSWERED_AT_ONCE = {
     *("device_attribute", "pointer_attributes", "context_get", "context_set"),
     *("context_device", "context_is_active"),

@@ -3,8 +3,8 @@
 
 A measure answers with a line for each thing that it finds; the number of lines is its
 figure. ``tests/debts.toml`` has the figure that the tree has today and the one that it is
-to have, and ``tests/test_structure.py`` compares them. Run as a program this file prints
-all of them::
+to have, and ``tests/house/test_structure.py`` compares them. Run as a program this file
+prints all of them::
 
     python tests/support/structure.py            # figure, debt and goal of each measure
     python tests/support/structure.py NAME       # what this measure finds, line by line
@@ -882,7 +882,8 @@ MEASURES: dict[str, Callable[[], list[str]]] = {
     )
 }
 
-#: What benchmarks/trace_calls.py says of the build that it traces: tests/test_trace.py.
+#: What benchmarks/trace_calls.py says of the build that it traces, which
+#: tests/house/test_trace.py reads.
 TRACED = (
     *("rooms_of_numpy_to_device_256", "rooms_of_pinned_to_pinned_256"),
     *("rooms_of_on_a_stream_256", "rooms_of_fill", "rooms_of_numpy_to_device_large"),

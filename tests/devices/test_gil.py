@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short copy keeps the GIL, whatever may wait gives it up."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import programs, session
+from support.session import testing
+
+import cumem
+
+# A build with checks sees calls of Python without the GIL.
+pytestmark = pytest.mark.checked
+
+KIB = 1 << 10
+MIB = 1 << 20
+#: What a copy's bytes go by.
+MOVES = {"copy_async", "copy_2d_async", "event_record"}
+Call = Callable[[], object]
+
+
+@pytest.fixture
+def prompt() -> Iterator[session.Runtime]:
+    """Work is not late here."""
+    with session.opened("emulated", max_delay_us=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def late() -> Iterator[session.Runtime]:
+    """Work is late by up to 50 ms here."""
+    with session.opened("emulated", max_delay_us=50_000) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def another_thread() -> Iterator[threading.Event]:
+    """The event is set by a thread that gets the GIL only if it is given up."""
+    ran = threading.Event()
+    start = threading.Lock()
+    start.acquire()
+
+    def run() -> None:
+        with start:
+            ran.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1000)
+        start.release()
+        yield ran
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+def ends(nbytes: int, kind: str) -> tuple[cumem.Buffer, np.ndarray]:
+    host = np.ones(nbytes, "u1")
+    if kind == "pinned":
+        host = cumem.array(host, kind="pinned").numpy()
+    return cumem.array(host, kind="device"), host
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "pinned"])
+@pytest.mark.parametrize("nbytes", [256, 64 * KIB, MIB])
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+def test_short_copy_keeps_the_gil(
+    prompt: session.Runtime, nbytes: int, kind: str, down: bool
+) -> None:
+    buffer, host = ends(nbytes, kind)
+    dst, src = (host, buffer) if down else (buffer, host)
+    cumem.copy(dst, src)  # what the pool lacks is there afterwards
+
+    def is_kept() -> bool:
+        # On a busy machine a copy takes longer than it holds on; not twenty each time.
+        with another_thread() as ran:
+            for _ in range(20):
+                cumem.copy(dst, src)
+            return not ran.is_set()
+
+    session.wait_until(is_kept, "twenty copies with the GIL")
+    assert testing.calls_with_gil().keys() >= {"copy_async", "event_record"}
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "pinned"])
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+def test_short_copy_that_takes_long_gives_the_gil_up(
+    late: session.Runtime, kind: str, down: bool
+) -> None:
+    buffer, host = ends(256, kind)
+    dst, src = (host, buffer) if down else (buffer, host)
+
+    def lets_another_run() -> bool:
+        with another_thread() as ran:
+            cumem.copy(dst, src)
+            return ran.is_set()
+
+    session.wait_until(lets_another_run, "a copy without the GIL")
+
+
+def queued_first(buffer: cumem.Buffer, host: np.ndarray) -> None:
+    stream = cumem.Stream()
+    with session.gate(stream):
+        buffer.fill(0, stream=stream)
+        copy = threading.Thread(target=cumem.copy, args=(host, buffer))
+        copy.start()
+        session.wait_until_waiting(copy)
+    copy.join()
+    assert (host == 0).all()
+
+
+#: Nothing of these may be done with the GIL.
+GIVEN_UP: dict[str, Callable[[cumem.Buffer, np.ndarray], object]] = {
+    "long": lambda buffer, host: cumem.copy(buffer, host),
+    "background": lambda buffer, host: cumem.copy_async(buffer, host).wait(),
+    "stream": lambda buffer, host: cumem.copy_async(
+        buffer[:256], host[:256], stream=cumem.Stream()
+    ).wait(),
+    "progress": lambda buffer, host: cumem.copy(
+        buffer[:256], host[:256], progress=lambda done, total: None
+    ),
+    "after another": queued_first,
+    "unknown pages": lambda buffer, host: cumem.copy(
+        buffer[:MIB], np.frombuffer(bytearray(MIB), "u1")
+    ),
+    "many": lambda buffer, host: cumem.copy_many([(buffer[:256], host[:256])]),
+    "fill": lambda buffer, host: buffer.fill(1),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> None:
+    buffer = cumem.empty_device(16 * MIB, "u1")
+    host = np.ones(16 * MIB, "u1")
+    GIVEN_UP[name](buffer, host)
+    assert not MOVES & testing.calls_with_gil().keys()
+
+
+def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
+    prompt: session.Runtime,
+) -> None:
+    """A debug build ends where Python is called by a thread that gave the GIL up, which
+    this one does as the other works on the list of locked pages."""
+    array = np.zeros(1000)
+    with cumem.register(np.zeros(4096)):  # so that an array may be page-locked
+        testing.delay_op("host_register", 500_000)
+        thread = threading.Thread(
+            target=lambda: cumem.register(np.zeros(1 << 16)).close()
+        )
+        thread.start()
+        session.wait_until_waiting(thread)
+        testing.delay_op("host_register", 0)
+        with cumem.Device(1):  # which is Python's to tell
+            assert cumem.asbuffer(array).kind == "pageable"
+            cumem.copy_many([(np.empty(1000), array), (np.empty(1000), array)])
+        thread.join()
+
+
+def test_benchmark_beside_threads_runs(tmp_path: Path) -> None:
+    results = tmp_path / "threads.json"
+    script = Path(__file__).parents[2] / "benchmarks" / "threads.py"
+    done = programs.run(str(script), "--quick", "--json", str(results))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("EMULATED DEVICE")
+    cases = json.loads(results.read_text(encoding="utf-8"))["cases"]
+    assert [(case["direction"], case["nbytes"]) for case in cases] == [
+        *itertools.product(("up", "down"), (256,)),
+        *itertools.product(("up", "down"), (64 * KIB,)),
+        *itertools.product(("up", "down"), (MIB,)),
+        ("", 0),
+    ]
+    for case in cases:
+        assert case["seconds"].keys() == {"0", "1", "3"}
+        assert all(
+            0 < case["seconds"][n] <= case["longest"][n] for n in case["seconds"]
+        )

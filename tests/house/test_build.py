@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""setup.py: where it takes CUDA's files from, and what it says when one is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[2] / "setup.py"
+FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
+
+pytestmark = pytest.mark.skipif(
+    not SETUP.is_file(), reason="the sources are not beside the tests"
+)
+
+
+def make_tree(root: Path, library: str = "lib", files: tuple[str, ...] = FILES) -> Path:
+    """A toolkit of empty files."""
+    for name in files:
+        path = root / (library if name.endswith(".a") else "include") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """setup.py with setuptools left out, on a machine without any CUDA."""
+    tools = ModuleType("setuptools")
+    tools.Extension = lambda *args: SimpleNamespace()  # type: ignore[attr-defined]
+    tools.setup = lambda **options: None  # type: ignore[attr-defined]
+    command = ModuleType("setuptools.command.build_ext")
+    command.build_ext = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "setuptools", tools)
+    monkeypatch.setitem(sys.modules, "setuptools.command.build_ext", command)
+    monkeypatch.chdir(SETUP.parent)
+    for name in ("CUMEM_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    names: dict[str, Any] = {"__name__": "setup"}
+    exec(compile(SETUP.read_text(encoding="utf-8"), str(SETUP), "exec"), names)
+    requirements = tmp_path / "site" / "nvidia"
+
+    def spec(name: str) -> SimpleNamespace | None:
+        places = [str(requirements)] if requirements.is_dir() else None
+        return places and SimpleNamespace(submodule_search_locations=places)
+
+    def places() -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = original()
+        assert found["the usual place"] == [Path("/usr/local/cuda")]
+        return found | {"the usual place": [tmp_path / "usual"]}
+
+    original: Callable[[], dict[str, list[Path]]] = names["cuda_places"]
+    names["find_spec"], names["cuda_places"] = spec, places
+    return SimpleNamespace(
+        find=names["find_cuda"], requirements=requirements, usual=tmp_path / "usual"
+    )
+
+
+@pytest.mark.parametrize("library", ["lib", "lib64"])
+def test_cumem_cuda_home_comes_first(build, monkeypatch, tmp_path, library) -> None:
+    home = make_tree(tmp_path / "mine", library)
+    make_tree(build.requirements / "cuda_runtime")
+    make_tree(build.usual)
+    monkeypatch.setenv("CUMEM_CUDA_HOME", str(home))
+    monkeypatch.setenv("CUDA_HOME", str(make_tree(tmp_path / "other")))
+    assert build.find() == (
+        [home / "include", home / "include"],
+        home / library / "libcudart_static.a",
+    )
+
+
+@pytest.mark.parametrize("target", ["x86_64-linux", "sbsa-linux"])
+def test_a_target_folder_of_a_toolkit_is_a_cuda_home(
+    build, monkeypatch, tmp_path, target
+) -> None:
+    home = make_tree(tmp_path / "targets" / target)
+    monkeypatch.setenv("CUMEM_CUDA_HOME", str(home))
+    assert build.find()[1] == home / "lib" / "libcudart_static.a"
+
+
+def test_toolkit_whose_folders_are_links_is_found(build, monkeypatch, tmp_path) -> None:
+    # /usr/local/cuda on aarch64
+    make_tree(build.usual / "targets" / "sbsa-linux")
+    (build.usual / "include").symlink_to("targets/sbsa-linux/include")
+    (build.usual / "lib64").symlink_to("targets/sbsa-linux/lib")
+    assert build.find()[1] == build.usual / "lib64" / "libcudart_static.a"
+
+
+def test_build_requirements_come_before_a_toolkit(build, monkeypatch, tmp_path) -> None:
+    # The wheels: the runtime of CUDA 12, and CUDA 13's crt/, which is all it is to give.
+    runtime = make_tree(build.requirements / "cuda_runtime", files=(FILES[0], FILES[2]))
+    crt = make_tree(build.requirements / "cu13", files=FILES[:2])
+    monkeypatch.setenv("CUDA_HOME", str(make_tree(tmp_path / "other")))
+    assert build.find() == (
+        [runtime / "include", crt / "include"],
+        runtime / "lib" / "libcudart_static.a",
+    )
+
+
+@pytest.mark.parametrize("name", ["CUDA_HOME", "CUDA_PATH"])
+def test_toolkit_of_the_environment_comes_before_the_usual_place(
+    build, monkeypatch, tmp_path, name
+) -> None:
+    home = make_tree(tmp_path / "other")
+    make_tree(build.usual)
+    monkeypatch.setenv(name, str(home))
+    assert build.find()[1] == home / "lib" / "libcudart_static.a"
+
+
+@pytest.mark.parametrize("missing", FILES)
+def test_missing_file_is_named_with_the_folders_looked_in(
+    build, monkeypatch, tmp_path, missing
+) -> None:
+    there = tuple(name for name in FILES if name != missing)
+    home = make_tree(tmp_path / "mine", files=there)
+    monkeypatch.setenv("CUMEM_CUDA_HOME", str(home))
+    with pytest.raises(SystemExit) as error:
+        build.find()
+    lines = str(error.value).splitlines()
+    at = lines.index(f"  CUMEM_CUDA_HOME: no {missing}")
+    assert lines[at + 1 : at + 4] == [
+        f"    {home / folder}" for folder in ("include", "lib64", "lib")
+    ]
+    everything = ", ".join(FILES)
+    for name in ("the build requirements", "CUDA_HOME", "CUDA_PATH"):
+        assert f"  {name}: no {everything} (nothing set or installed)" in lines
+    assert f"  the usual place: no {everything}" in lines
+    assert f"    {build.usual / 'lib64'}" in lines

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents keep up with the code: names, links, commands, generated tables."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from support.rules import check_none
+from support.scripts import load
+
+import cumem
+from cumem import (
+    bench,
+    cli,
+    doctor,
+    info,
+    plots,
+    replay,
+    safetensors,
+    units,
+)
+from cumem.bench import cases as bench_cases
+from cumem.bench import report as bench_report
+from cumem.doctor import checks as doctor_checks
+from cumem.doctor import facts as doctor_facts
+from cumem.extension import hints
+from cumem.integrations import torch as integrations_torch
+from cumem.recording import json_lines as recording_json_lines
+from cumem.recording import page as recording_page
+from cumem.recording import perfetto as recording_perfetto
+from cumem.recording import pprof as recording_pprof
+from cumem.recording import torch_snapshot as recording_torch_snapshot
+from cumem.replay import allocators as replay_allocators
+from cumem.replay import hold as replay_hold
+from cumem.replay import report as replay_report
+from cumem.replay import trace as replay_trace
+from cumem.safetensors import format as safetensors_format
+from cumem.safetensors import save as safetensors_save
+
+# What is tested are texts of the tree, the same for each Python.
+pytestmark = pytest.mark.any_python
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]
+)
+MODULES = (
+    *(bench, bench_cases, bench_report, cli, info, integrations_torch, plots, units),
+    *(doctor, doctor_checks, doctor_facts),
+    *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
+    *(recording_json_lines, recording_page, recording_perfetto, recording_pprof),
+    recording_torch_snapshot,
+    *(safetensors, safetensors_format, safetensors_save),
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^(`{3,}).*?^\1", re.S | re.M)
+TESTED_COMMANDS = (
+    "pip install . && python -m cumem bench --quick",
+    "pip install -e '.[test]' && pytest",
+)
+
+
+def test_public_names_are_in_the_list_of_names() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"^\| `(\w+)[`(]", text, re.M))
+    check_none(sorted(set(cumem.__all__) - names), "not in docs/api.md:")
+
+
+#: Aliases of types, which Python lets have no docstring: docs/api.md says what they are.
+ALIASES = {"Kind"}
+
+
+def test_public_names_have_a_docstring() -> None:
+    objects = {name: getattr(cumem, name) for name in {*cumem.__all__} - ALIASES}
+    check_none(
+        (n for n, o in objects.items() if callable(o) and not inspect.getdoc(o)),
+        "without a docstring:",
+    )
+
+
+def test_list_of_names_has_nothing_that_does_not_exist() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    top = text.split("## `cumem.units`")[0]
+    sections = re.split(r"\| member of every buffer.*?\n\n", top, flags=re.S)
+    named = set(re.findall(r"^\| `(\w+)[`(]", "".join(sections), re.M))
+    assert named - set(cumem.__all__) == set()
+
+
+def test_members_of_buffers_are_in_the_list_of_names() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    members = [n for n in dir(cumem.Buffer) if n[0] != "_" and n not in hints.NAMES]
+    assert len(members) > 20
+    check_none(
+        (m for m in members if not re.search(rf"`{m}[`(]", text)),
+        "not in docs/api.md:",
+    )
+
+
+def test_public_functions_of_modules_have_a_docstring() -> None:
+    objects = {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in MODULES
+        for name in module.__all__
+    }
+    check_none(module.__name__ for module in MODULES if not module.__doc__)
+    check_none(
+        name
+        for name, value in objects.items()
+        if (inspect.isfunction(value) or inspect.isclass(value))
+        and not inspect.getdoc(value)
+    )
+
+
+def test_rulers_in_docstrings_stand_alone() -> None:
+    """Else help() and what renders NumPy's style see no section there."""
+    check_none(
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "cumem").rglob("*.py*"))
+        if path.suffix in (".py", ".pyi")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.match(r" +-{3,} +[^-\s]", line)
+    )
+
+
+def test_helpers_of_units_are_in_the_list_of_names() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    check_none(name for name in units.__all__ if f"| `{name}(" not in text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them; of two alike the second ends in -1."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", text, re.M):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        number = 0
+        while (anchor if number == 0 else f"{anchor}-{number}") in found:
+            number += 1
+        found.add(anchor if number == 0 else f"{anchor}-{number}")
+    return found
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    other = page.parent / name if name else page
+    return other.exists() and (not anchor or anchor in anchors(other))
+
+
+def test_links_lead_somewhere() -> None:
+    check_none(
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+        for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+        if "://" not in target and not leads_somewhere(page, target)
+    )
+
+
+@pytest.mark.parametrize("command", TESTED_COMMANDS)
+def test_readme_has_the_two_commands_on_lines_of_their_own(command: str) -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert lines.count(command) == 1
+
+
+def test_readme_example_runs(emulated) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", text, re.S)
+    assert example is not None
+    code = example[1].replace("(64, 1080, 1920)", "(2, 108, 192)")
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    batch = names["batch"]
+    assert isinstance(batch, cumem.DeviceBuffer)
+    assert (batch.copy().shape) == (2, 108, 192)
+
+
+RUNS = "<!-- runs -->"
+RUNS_WITH_TORCH = "<!-- runs with torch -->"
+EXAMPLE = re.compile(
+    r"^<!-- runs(?P<torch> with torch)? -->\n```python\n(?P<code>.*?)^```$", re.S | re.M
+)
+RUNNABLE = [page for page in PAGES if "\n<!-- runs" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) -> None:
+    """In order, with one set of names for the page, beginning in an empty folder. Without
+    PyTorch those alone that need none."""
+    text = page.read_text(encoding="utf-8")
+    examples = list(EXAMPLE.finditer(text))
+    marks = text.count(RUNS) + text.count(RUNS_WITH_TORCH)
+    assert len(examples) == marks, "a mark without an example"
+    if importlib.util.find_spec("torch") is None:
+        examples = [example for example in examples if not example["torch"]]
+        if not examples:
+            pytest.skip("needs PyTorch")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for example in examples:
+        lines_before = text.count("\n", 0, example.start("code"))
+        code = "\n" * lines_before + example["code"]  # errors name the page's own line
+        exec(compile(code, str(page), "exec"), names)
+    names.clear()
+    cumem.collate_pinned.trim()  # slots are kept, as memory of pools is
+
+
+#: Those that need what is not there, or change the process.
+NOT_RUN = {"Calibration", "ManagedThrashWarning", "calibrate", "report_leaks_at_exit"}
+NOT_RUN |= {"shutdown"}
+CONSTANTS = {"BUILT_RUNTIME", "OLDEST_DRIVER", "TRACEMALLOC_DOMAIN", "__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(set(cumem.__all__) - CONSTANTS - ALIASES))
+def test_each_public_name_has_an_example_that_runs(
+    emulated, tmp_path, monkeypatch, name: str
+) -> None:
+    text = inspect.getdoc(getattr(cumem, name))
+    assert text.count("\nExamples\n--------\n>>> ") == 1
+    if name in NOT_RUN:
+        return
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"cumem": cumem, "numpy": numpy}
+    if "torch." in text.partition("\nExamples\n")[2]:
+        names["torch"] = pytest.importorskip("torch")
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    assert example.examples
+    said: list[str] = []
+    doctest.DocTestRunner().run(example, out=said.append)
+    assert not said, "".join(said)
+
+
+#: Environment variables, less CUMEM_, and the page that has them.
+VARIABLES = {
+    "emulation": (
+        *("BACKEND", "EMULATED_DEVICES", "EMULATED_MEMORY", "EMULATED_DRIVER"),
+        *("EMULATED_DELAY_US", "EMULATED_SEED"),
+    ),
+    "tuning": (
+        *(f"TRANSFER_{name}" for name in ("THREADS", "CHUNK", "DEPTH", "RING")),
+        *(f"TRANSFER_STAGED_{way}" for way in ("UP", "DOWN")),
+        *(f"TRANSFER_{name}" for name in ("QUICK", "BOUNCE")),
+        *("CALIBRATION", "NVTX"),
+    ),
+    "recording": ("RECORD", "LEAKS"),
+}
+
+
+def test_environment_variables_are_documented_and_read() -> None:
+    package = Path(cumem.__file__).parent  # not below ROOT where a wheel is tested
+    files = [*ROOT.glob("csrc/**/*.c"), *package.glob("*.py")]
+    sources = "".join(path.read_text(encoding="utf-8") for path in files)
+    for page, variables in VARIABLES.items():
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        names = [f"CUMEM_{variable}" for variable in variables]
+        check_none(
+            (n for n in names if not re.search(rf"\b{n}\b", text)), f"not in {page}.md:"
+        )
+        check_none((n for n in names if f'"{n}"' not in sources), "read nowhere:")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/memory-kinds.md"])
+def test_figures_of_the_start_are_those_of_their_results(page: str) -> None:
+    script = load(ROOT / "benchmarks" / "render_readme.py")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    marker = {"README.md": "<!-- figures -->"}.get(page, "<!-- bench-table -->")
+    assert text.count(marker) == 1
+    assert not script.read("bench-h200.json")["emulated"]
+    assert script.rendered(ROOT / page) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "page_name"),
+    [("interop", "interop"), ("pools", "pools"), ("transfer", "copies")],
+)
+def test_tables_of_a_page_are_those_of_its_results(name: str, page_name: str) -> None:
+    path = ROOT / "benchmarks" / "results" / f"{name}-h200.json"
+    script = load(ROOT / "benchmarks" / f"{name}.py")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / f"{page_name}.md").read_text(encoding="utf-8")
+    assert not results["emulated"]
+    assert script.render(results) in page
+
+
+def test_benchmark_of_driver_calls_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(b"no library")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "driver_calls.py")],
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("driver_calls.py needs a GPU and its driver: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_decisions_are_numbered_and_at_most_a_page() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages}
+    assert [int(name[:4]) for name in texts] == list(range(1, len(pages) + 1))
+    check_none(n for n, text in texts.items() if len(text.splitlines()) > 60)
+    check_none(
+        f"{name}: no {part}"
+        for name, text in texts.items()
+        for part in ("Context", "Decision", "Cost", "What would change it")
+        if f"**{part}.**" not in text
+    )
+
+
+def rows_of(page: str, columns: int) -> list[list[str]]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [row for row in rows if len(row) == columns and set(row[0]) != {"-"}]
+
+
+#: All of the second column, and what is cumem's of the third.
+HABITS = [
+    code
+    for row in rows_of("coming-from.md", 3)
+    for place, cell in enumerate(row[1:])
+    for code in re.findall(r"`([^`]+)`", cell)
+    if place == 0 or re.match(r"(cumem|buf|end|torch)\.", code)
+]
+
+
+@pytest.mark.parametrize("code", sorted(set(HABITS)))
+def test_habits_of_other_libraries_run_as_they_are_written(
+    emulated, tmp_path, monkeypatch, code
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch = pytest.importorskip("torch") if code.startswith("torch.") else None
+    array = numpy.ones((4, 4), "f4")
+    pinned = cumem.array(array, kind="pinned")
+    stream, other = cumem.Stream(), cumem.Stream()
+    start, end, event = cumem.Event(), cumem.Event(), cumem.Event()
+    start.record(stream)
+    end.record(stream)
+    names: dict[str, object] = {"np": numpy, "cumem": cumem, "array": array}
+    names |= {
+        "torch": torch,
+        "pinned": pinned,
+        "buf": cumem.array(array),
+        "stream": stream,
+    }
+    names |= {"other": other, "start": start, "end": end, "event": event}
+    if "cumem.load(" in code:
+        cumem.save("x.npy", array)
+    try:
+        exec(compile(code, "docs/coming-from.md", "exec"), names)
+    finally:
+        cumem.set_limit("device", None)
+        names.clear()
+
+
+def test_habits_of_all_five_libraries_are_listed() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    for name in ("PyTorch", "CuPy", "PyCUDA", "RMM", "Numba"):
+        section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        assert section.count("\n| `") > 8, name
+    assert len(HABITS) > 100
+
+
+def test_names_of_streams_and_events_are_there() -> None:
+    rows = rows_of("coming-from.md", 7)[1:]
+    assert len(rows) == 9
+    for row in rows:
+        owner = cumem.Event if row[0] in ("is an event reached",) else None
+        for name in re.findall(r"`(\w+)(?:\(\))?`", row[6]):
+            owners = [owner] if owner else [cumem.Stream, cumem.Event]
+            assert any(hasattr(each, name) for each in owners), (row[0], name)

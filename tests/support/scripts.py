@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts of the tree that are in no package, as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def load(path: Path) -> ModuleType:
+    """Import a script of benchmarks/, which is not a package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
