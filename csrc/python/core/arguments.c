@@ -31,7 +31,7 @@ cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 
 /* -- keywords ---------------------------------------------------------------------- */
 
-/* The slot; -1: there is none. */
+/* The slot of a keyword; -1: there is none. */
 static Py_ssize_t
 find_name(const char *const *names, PyObject *keyword)
 {
@@ -42,11 +42,12 @@ find_name(const char *const *names, PyObject *keyword)
             return (size_t)size == strlen(names[i]) ? i : -1;
         }
     }
-    PyErr_Clear(); /* of a surrogate, say, which no name has */
+    PyErr_Clear(); /* it holds a surrogate, say, which no name has */
     return -1;
 }
 
-/* False: a keyword is unknown or comes on top of an argument. */
+/* Put keyword arguments into their slots. False: a keyword is unknown, or its slot was
+ * given by position. */
 static bool
 take_keywords(PyObject *const *args, PyObject *kwnames, const char *const *names,
               PyObject **values)
@@ -62,7 +63,7 @@ take_keywords(PyObject *const *args, PyObject *kwnames, const char *const *names
     return true;
 }
 
-/* TypeError: the package finds what is wrong with the call. */
+/* Raise TypeError. The package finds out what is wrong with the call, and says it. */
 CM_COLD static int
 refuse_call(const char *function, Py_ssize_t nargs, PyObject *kwnames,
             const char *const *names, int positional)
@@ -94,8 +95,8 @@ cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
                            : refuse_call(function, nargs, kwnames, names, positional);
 }
 
-/* The same for the arguments of a constructor. The keywords become a tuple, as a call
- * by vectorcall has them. */
+/* As refuse_call(), for a constructor. The keywords become a tuple, which is what a
+ * vectorcall has. */
 CM_COLD static int
 refuse_new(const char *function, Py_ssize_t nargs, PyObject *kwargs,
            const char *const *names, int positional)
@@ -143,12 +144,14 @@ cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
 
 /* -- numbers ----------------------------------------------------------------------- */
 
-/* 0, or -1 with TypeError (no integer: `expected` says what was) or ValueError. */
+/* Read an integer. 0, or -1 with TypeError (it is no integer; `expected` says what it
+ * should be) or ValueError. */
 static int
 to_int64(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
     PyObject *number = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
-    if (number == NULL) { /* an array of two elements, for one, has an index */
+    /* An array of two elements, for one, has __index__() and refuses. */
+    if (number == NULL) {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) {
             return -1;
         }
@@ -174,7 +177,8 @@ cm_arg_int64(PyObject *object, const char *name, int64_t *out)
     return to_int64(object, name, "an int", out);
 }
 
-/* Whoever waits so many seconds waits for ever. In nanoseconds it fits in 63 bits. */
+/* A wait of so many seconds is one for ever. In nanoseconds it still fits in 63
+ * bits. */
 static const double for_ever_seconds = 1e9;
 
 int
@@ -187,12 +191,13 @@ cm_arg_timeout(PyObject *object, const char *name, uint64_t *out)
     double seconds = PyFloat_AsDouble(object);
     if (seconds == -1.0 && PyErr_Occurred() != NULL) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            return -1; /* an int too large for a float, or what __float__() raises */
+            /* An int is too large for a float, or __float__() raised something else. */
+            return -1;
         }
         PyErr_Clear();
         return cm_arg_refuse(object, name, "a number of seconds or None");
     }
-    if (!(seconds >= 0)) { /* nan is not at least 0 either */
+    if (!(seconds >= 0)) { /* nan is refused too: it is not at least 0 */
         PyErr_Format(PyExc_ValueError, "%s must be at least 0 seconds, not %R", name,
                      object);
         return -1;
@@ -217,7 +222,7 @@ cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out)
             && !PyErr_ExceptionMatches(PyExc_ValueError)) {
             return -1;
         }
-        PyErr_Clear(); /* an array of many elements has no truth */
+        PyErr_Clear(); /* an array of many elements has no truth value */
     }
     if (truth < 0) {
         return cm_arg_refuse(object, name, "true or false");
@@ -239,9 +244,9 @@ cm_arg_check_range(int value, const char *name, int least, int end)
 
 /* -- shapes and sizes -------------------------------------------------------------- */
 
-/* How many items a sequence has; -1 for what is one number, or no number at all; -2
- * with an exception. Texts are sequences of numbers too, of which nobody means a shape.
- */
+/* The number of items of a sequence; -1: it is one number, or no number at all; -2:
+ * with an exception. Bytes are sequences of numbers too, but nobody means them as a
+ * shape. */
 static Py_ssize_t
 count_items(PyObject *object)
 {
@@ -256,12 +261,12 @@ count_items(PyObject *object)
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -2;
     }
-    PyErr_Clear(); /* an array or a tensor without dimensions is a number */
+    PyErr_Clear(); /* an array or tensor without dimensions is one number */
     return -1;
 }
 
-/* True is an int for Python. NumPy takes no bool for a length or an axis, since whoever
- * passes one means a flag, and has forgotten its name. */
+/* Read a length or an axis. True is an int for Python, but NumPy accepts no bool here,
+ * since whoever passes one means a flag and has forgotten its name. */
 static int
 to_length(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
@@ -292,7 +297,7 @@ cm_arg_integers(PyObject *const *args, Py_ssize_t nargs, const char *name,
         return -1;
     }
     for (Py_ssize_t i = 0; i < nargs; i++) {
-        /* Held, since its __index__() may take it out of the sequence. */
+        /* The item is held, since its __index__() may take it out of the sequence. */
         PyObject *item =
             sequence == NULL ? Py_NewRef(args[i]) : PySequence_GetItem(sequence, i);
         if (item == NULL) {
@@ -375,7 +380,7 @@ cm_arg_kind(PyObject *object, cm_kind *out)
 
 enum { MOST_ORDERS = 4, ORDER_TEXT_NBYTES = 8 };
 
-/* `"C", "F" or "A"` of the letters "CFA". */
+/* Spell the letters "CFA" as `"C", "F" or "A"`. */
 static void
 spell_orders(const char *letters, char *text, size_t nbytes)
 {
@@ -418,9 +423,10 @@ cm_arg_order(PyObject *object, const char *name, const char *letters, char fallb
 
 /* -- devices ----------------------------------------------------------------------- */
 
-/* The current device. PyTorch is asked where that could make a difference alone: of
- * several devices, while nobody has chosen one of cumem's. What it says that is none of
- * ours (it may see others) does not count. -1 with an exception. */
+/* The current device, or -1 with an exception. PyTorch is asked only where that can
+ * make a difference: if there are several devices, and nobody has chosen one of
+ * cumem's. An answer that is none of our devices (PyTorch may see others) does not
+ * count. */
 static int
 find_current(cm_state *state, PyObject *about)
 {
@@ -435,13 +441,14 @@ find_current(cm_state *state, PyObject *about)
     }
     long theirs = PyLong_AsLong(index);
     Py_DECREF(index);
-    const cm_runtime *rt = state->runtime; /* Python code ran: it may have been shut */
+    /* Python code has run, and may have shut it down. */
+    const cm_runtime *rt = state->runtime;
     bool is_ours = theirs >= 0 && rt != NULL && theirs < rt->device_count;
     return is_ours ? (int)theirs : cm_state_device(state);
 }
 
-/* An int, a Device or the like at a look; texts and other libraries' devices are read
- * by the package. */
+/* Read an int or a Device at a look. Texts and devices of other libraries are read by
+ * the package. */
 static int
 read_device(cm_state *state, PyObject *object, const char *name, PyObject *about,
             int64_t *out)

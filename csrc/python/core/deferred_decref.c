@@ -1,5 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Python references that were dropped by threads without the GIL, deferred later. */
+/* Python references that are dropped by threads without the GIL.
+ *
+ * A copy keeps its source and target alive. When it ends, the thread that notices is
+ * one of the engine's, which does not have the GIL and must not wait for it. So the
+ * thread puts the reference into a list. Whoever holds the GIL next drops it: the
+ * interpreter's main thread, which is asked to by Py_AddPendingCall(), or the next call
+ * into cumem, whichever comes first.
+ *
+ * Example: `cumem.copy(dst, np.arange(10), stream=s)`. The array has no other
+ * reference. A thread of the engine sees the copy end and calls cm_deferred_add(); the
+ * next call of cumem (cm_state_runtime()) frees the array. */
 #include <stdlib.h>
 
 #include "python/core/errors.h"
@@ -71,7 +81,9 @@ cm_deferred_add(void *argument)
         return;
     }
     if (state == NULL || !Py_IsInitialized()) {
-        return; /* the interpreter is gone: what it kept is the system's now */
+        /* The interpreter is gone, and what the reference kept belongs to the system
+         * now. */
+        return;
     }
     cm_mutex_lock(&state->deferred_lock);
     cm_list_push_back(&state->deferred, &deferred->node);
@@ -80,7 +92,8 @@ cm_deferred_add(void *argument)
     state->call_pending = true;
     cm_mutex_unlock(&state->deferred_lock);
     if (call && Py_AddPendingCall(defer_pending, state) < 0) {
-        /* the queue is full: the next one tries again, the next call drops them */
+        /* the queue is full: the next reference tries again, and the next call into
+         * cumem drops them */
         cm_mutex_lock(&state->deferred_lock);
         state->call_pending = false;
         cm_mutex_unlock(&state->deferred_lock);
@@ -92,7 +105,7 @@ cm_state_drop_deferred(cm_state *state)
 {
     cm_list dropped;
     if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)) {
-        return; /* the thread that deferred them may have held the lock */
+        return; /* the thread that deferred them may have held the lock at the fork */
     }
     cm_list_init(&dropped);
     cm_mutex_lock(&state->deferred_lock);
@@ -100,7 +113,7 @@ cm_state_drop_deferred(cm_state *state)
     atomic_store_explicit(&state->has_deferred, false, memory_order_relaxed);
     state->call_pending = false;
     cm_mutex_unlock(&state->deferred_lock);
-    cm_state_enter(state); /* what is dropped may run Python code */
+    cm_state_enter(state); /* dropping them may run Python code */
     for (cm_list *node = cm_list_pop_front(&dropped); node != NULL;
          node = cm_list_pop_front(&dropped)) {
         drop(CM_LIST_ENTRY(node, cm_deferred, node));

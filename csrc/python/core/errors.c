@@ -11,7 +11,8 @@ cm_errors_load(cm_state *state)
         PyObject *errors = cm_package_load("errors");
         PyObject *make = errors == NULL ? NULL : PyObject_GetAttrString(errors, "make");
         Py_XDECREF(errors);
-        cm_replace(&state->make_error, make); /* another thread may have loaded it */
+        /* Another thread may have loaded it meanwhile. */
+        cm_replace(&state->make_error, make);
     }
     return state->make_error == NULL ? -1 : 0;
 }
@@ -66,7 +67,7 @@ cm_py_report(cm_state *state, cm_status status, PyObject *where)
 {
     if (cm_is_ok(status) || cm_code_is_unloading(status.code)
         || state->make_error == NULL) {
-        return; /* or nothing was opened, or the module is gone already */
+        return; /* also if nothing was ever opened, or the module is gone already */
     }
     cm_kept_error kept = cm_error_keep();
     (void)cm_py_raise(state, status, NULL);

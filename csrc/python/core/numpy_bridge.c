@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The NumPy C API as seen by the rest of the extension. Built against NumPy 2, runs on
- * NumPy 1.26 and later; works under the limited API. */
+/* The NumPy C API as the rest of the extension sees it. It is built against NumPy 2,
+ * runs on NumPy 1.26 and later, and works under the limited API. */
 #include "python/core/numpy_bridge.h"
 
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
@@ -21,16 +21,16 @@ enum {
     KNOWN_DTYPES = 64,
 };
 
-/* dtype -> format string, as NumPy said; emptied when it has grown past
- * FORMAT_CACHE_MAX. Guarded by the GIL (a dict is safe without one too). */
+/* From a dtype to the format that NumPy gave for it; emptied when it has grown past
+ * FORMAT_CACHE_MAX. Guarded by the GIL (and a dict is safe without it too). */
 static PyObject *format_cache;
 
 /* The type mmap.mmap, which owns the memory of mapped files; NULL until it is first
  * needed. Guarded by the GIL; never dropped. */
 static PyTypeObject *mmap_type;
 
-/* NULL while nobody has imported mmap: then there is no object of that type, and the
- * module is not loaded for the question. */
+/* The type mmap.mmap; NULL while nobody has imported mmap, since then there is no
+ * object of that type, and the module need not be loaded to find out. */
 static PyTypeObject *
 find_mmap_type(void)
 {
@@ -86,10 +86,9 @@ check_usable(PyArray_Descr *descr)
     return 0;
 }
 
-/* What dtypes were asked for by, and which they are: plain numbers only, whose
- * spellings
- * never change their meaning. Owns both; an entry gives way to the next of its place.
- * Guarded by the GIL. */
+/* Objects by which dtypes were asked for, and the dtypes that they mean. Only plain
+ * numbers are here, whose spellings never change their meaning. Owns both; an entry
+ * gives way to the next one for its place. Guarded by the GIL. */
 static struct known_dtype {
     PyObject *object;
     PyObject *dtype;
@@ -103,7 +102,8 @@ place_of(PyObject *object)
     return &known_dtypes[hash >> 58];
 }
 
-/* Classes of Python code may change what dtype they stand for. */
+/* True if what an object means as a dtype never changes. Classes written in Python may
+ * change it. */
 static bool
 is_constant(PyObject *object)
 {
@@ -234,7 +234,8 @@ cm_numpy_format(PyObject *dtype)
 {
     const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
     if ((descr->type_num == NPY_LONGLONG || descr->type_num == NPY_ULONGLONG)
-        && PyArray_ISNBO(descr->byteorder)) { /* equal to a dtype of another format */
+        /* It equals a dtype that has another format. */
+        && PyArray_ISNBO(descr->byteorder)) {
         return PyUnicode_InternFromString(descr->type_num == NPY_LONGLONG ? "q" : "Q");
     }
     PyObject *known = PyDict_GetItemWithError(format_cache, dtype);
@@ -262,15 +263,17 @@ PyObject *
 cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
               const int64_t *shape, const int64_t *strides, bool readonly)
 {
-    static char nothing[1]; /* NumPy would allocate for NULL; these have no bytes */
-    Py_INCREF(dtype);       /* stolen */
+    /* NumPy would allocate memory for NULL; an array without an address has no
+     * bytes. */
+    static char nothing[1];
+    Py_INCREF(dtype); /* stolen */
     PyObject *array = PyArray_NewFromDescr(
         &PyArray_Type, (PyArray_Descr *)dtype, ndim, shape, strides,
         host == NULL ? nothing : host, readonly ? 0 : NPY_ARRAY_WRITEABLE, NULL);
     if (array == NULL) {
         return NULL;
     }
-    Py_INCREF(owner); /* stolen, also on failure */
+    Py_INCREF(owner); /* stolen, even on failure */
     if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0) {
         Py_DECREF(array);
         return NULL;
@@ -337,7 +340,7 @@ cm_numpy_is_bool(PyObject *object)
     return PyArray_IsScalar(object, Bool);
 }
 
-/* The array at the root of views of views; `*base`: what it is over, or NULL. */
+/* The array at the root of views of views. *base is what that is over, or NULL. */
 static PyArrayObject *
 find_root(PyObject *array, PyObject **base)
 {
@@ -348,7 +351,8 @@ find_root(PyObject *array, PyObject **base)
     return root;
 }
 
-/* Does the memory end in an mmap.mmap, as numpy.memmap's and frombuffer()'s of one? */
+/* True if the memory belongs to an mmap.mmap, as that of numpy.memmap and of
+ * frombuffer() over one does. */
 static bool
 is_file(PyObject *array)
 {
@@ -410,7 +414,7 @@ cm_numpy_owner(PyObject *array)
     }
     PyObject *exporter = PyObject_GetAttrString(base, "obj");
     if (exporter == NULL) {
-        PyErr_Clear(); /* a released memoryview has none */
+        PyErr_Clear(); /* a released memoryview has no `obj` */
     }
     return exporter;
 }
@@ -431,11 +435,12 @@ cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes)
 
 /* -- numbers ------------------------------------------------------------------------ */
 
-/* The type number that ml_dtypes got for its bfloat16, which it registers with NumPy
- * when it is loaded; 0: none was met. It never changes, so nothing guards it. */
+/* The type number that NumPy gave to the bfloat16 of ml_dtypes, which registers it when
+ * it is loaded; 0: none was met yet. It never changes, so nothing guards it. */
 static int bfloat16_number;
 
-/* Is this dtype, which another package has registered, the bfloat16 of ml_dtypes? */
+/* True if this dtype, which another package has registered, is the bfloat16 of
+ * ml_dtypes. */
 static bool
 is_bfloat16(const PyArray_Descr *descr)
 {
@@ -497,7 +502,7 @@ cm_numpy_read_scalar(PyObject *scalar, void *out)
     }
     cm_number number = number_of(descr);
     Py_DECREF(descr);
-    if (number == CM_BFLOAT16) { /* where its bytes are only ml_dtypes knows */
+    if (number == CM_BFLOAT16) { /* only ml_dtypes knows where its bytes are */
         double real = PyFloat_AsDouble(scalar);
         memcpy(out, &real, sizeof(real));
         number = CM_FLOAT64;
@@ -516,14 +521,14 @@ cm_numpy_read_scalar(PyObject *scalar, void *out)
 
 typedef struct numpy_cast {
     cm_cast cast;
-    PyObject *function; /* owned, as are the next */
+    PyObject *function; /* owned, and so are the next two */
     PyObject *from;
     PyObject *to;
 } numpy_cast;
 
 static const char cast_name[] = "cumem.cast";
 
-/* It lives for one call. New reference. */
+/* A new array over memory, which lives for one call. A new reference. */
 static PyObject *
 array_over(PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
            const void *memory, int flags)
@@ -534,7 +539,8 @@ array_over(PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strid
                                 (void *)(uintptr_t)memory, flags, NULL);
 }
 
-/* What was raised waits in the package for whoever reads how the copy ended. */
+/* Hand what was raised to the package, where it waits for whoever reads how the copy
+ * ended. */
 static void
 note_failure(const cm_cast *cast)
 {
@@ -554,7 +560,8 @@ note_failure(const cm_cast *cast)
     Py_XDECREF(traceback);
 }
 
-/* A thread of the engine has no thread state of its own: it gets one for the call. */
+/* Convert one part of a copy. A thread of the engine has no thread state of its own,
+ * and gets one for the call. */
 static bool
 run_cast(const cm_cast *cast, int ndim, const int64_t *shape, void *dst,
          const int64_t *dst_strides, const void *src, const int64_t *src_strides)

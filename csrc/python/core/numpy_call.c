@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Walks the C stack for calls of NumPy's; numpy_call.h tells the idea. */
 #include "python/core/numpy_call.h"
 
 #include <link.h>
@@ -6,18 +7,19 @@
 
 #include "python/core/numpy_bridge.h"
 
-/* From a function of ours to the outermost of NumPy's: 13 with NumPy 2.4 and CPython
- * 3.11. Whoever stands further away is not found. */
+/* So many frames are looked at. From a function of ours to the outermost of NumPy's
+ * there are 13 with NumPy 2.4 and CPython 3.11. A call that is further away is not
+ * found. */
 enum { FRAMES_MAX = 40 };
 
 /* -- whose code is it? ----------------------------------------------------------------- */
 
 typedef struct code_range {
     uintptr_t low;
-    uintptr_t high; /* low == high: not found */
+    uintptr_t high; /* low == high: it was not found */
 } code_range;
 
-/* Objects of the process, for as long as it lives: none is unloaded. GIL. */
+/* The shared objects of the process, which are never unloaded. Guarded by the GIL. */
 static struct objects {
     bool is_known;
     code_range numpy;
@@ -31,7 +33,7 @@ contains(code_range range, uintptr_t address)
     return range.low <= address && address < range.high;
 }
 
-/* Of a loaded object, all that is mapped of it. */
+/* The range of addresses at which a loaded object is mapped. */
 static code_range
 range_of(const struct dl_phdr_info *object)
 {
@@ -48,7 +50,7 @@ range_of(const struct dl_phdr_info *object)
     return range;
 }
 
-/* Functions of the three objects. */
+/* A function in each of the three objects. */
 typedef struct landmarks {
     uintptr_t numpy;
     uintptr_t python;
@@ -85,7 +87,7 @@ find_objects(void)
 /* -- the stack ------------------------------------------------------------------------- */
 
 typedef struct walk {
-    const cm_numpy_call *sought; /* NULL: the innermost call is */
+    const cm_numpy_call *sought; /* NULL: the innermost call is sought */
     cm_numpy_call found;
     int count;
 } walk;
@@ -94,7 +96,8 @@ static _Unwind_Reason_Code
 visit(struct _Unwind_Context *context, void *argument)
 {
     walk *state = argument;
-    uintptr_t place = (uintptr_t)_Unwind_GetIP(context) - 1; /* of the call itself */
+    /* An address within the call instruction. */
+    uintptr_t place = (uintptr_t)_Unwind_GetIP(context) - 1;
     bool is_numpy = contains(objects.numpy, place);
     bool is_passing = contains(objects.python, place) || contains(objects.own, place);
     if (state->count++ == FRAMES_MAX || (!is_numpy && !is_passing)) {
@@ -107,7 +110,7 @@ visit(struct _Unwind_Context *context, void *argument)
     cm_numpy_call here = {.frame = (uintptr_t)_Unwind_GetCFA(context),
                           .function = (uintptr_t)_Unwind_GetRegionStart(context)};
     if (state->sought == NULL) {
-        state->found = here; /* the outermost of them stays */
+        state->found = here; /* the last one found is the outermost */
         return _URC_NO_REASON;
     }
     if (here.frame == state->sought->frame

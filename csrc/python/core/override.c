@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chains of what is current, in context variables. What changes one is done here, where
- * no signal comes between. */
+/* Chains of what is current, in context variables. Whatever changes a chain is done
+ * here, in C, where no signal can come in between. */
 #include "python/core/override.h"
 
 #include "python/core/state.h"
@@ -8,16 +8,15 @@
 
 /* -- blocks ---------------------------------------------------------------------------- */
 
-/* What a block made current, and where. No code of Python's runs when one is
- * deallocated, which is at the end of most blocks: a Ctrl-C that came there would be
- * lost. */
+/* What a block made current, and where. No Python code runs when one is deallocated,
+ * which is at the end of most blocks: a Ctrl-C that came there would be lost. */
 typedef struct with_block {
     PyObject_HEAD
-    cm_list node;     /* in override->entered, until it is over everywhere */
-    PyObject *object; /* owned; NULL: the block is over, in all contexts */
-    PyObject *frame;  /* owned; NULL: none entered it, or it was left at home */
-    PyObject *token;  /* owned; NULL: it was left */
-    bool is_relinked; /* its link was made anew, so that its token has an old chain */
+    cm_list node;     /* in override->entered, until the block is over everywhere */
+    PyObject *object; /* owned; NULL: the block is over in all contexts */
+    PyObject *frame;  /* owned; NULL: no frame entered it, or it was left at home */
+    PyObject *token;  /* owned; NULL: the block was left */
+    bool is_relinked; /* its link was made anew, so its token belongs to an old chain */
 } with_block;
 
 static int
@@ -131,7 +130,7 @@ cm_override_init(cm_override *override, PyObject *block_type, const char *name)
 void
 cm_override_fini(cm_override *override)
 {
-    if (override->entered.next == NULL) { /* it was never begun */
+    if (override->entered.next == NULL) { /* cm_override_init() was never called */
         return;
     }
     while (cm_list_pop_front(&override->entered) != NULL) {
@@ -144,19 +143,20 @@ cm_override_read(const cm_override *override)
     return PyObject_CallFunctionObjArgs(override->getter, Py_None, NULL);
 }
 
-/* Make the chain current. The token that resets it, or NULL with an exception. */
+/* Make the chain current. Returns the token that sets it back, or NULL with an
+ * exception. */
 static PyObject *
 set(const cm_override *override, PyObject *chain)
 {
     return PyObject_CallFunctionObjArgs(override->setter, chain, NULL);
 }
 
-/* Make current what was so before the token was given. 1, 0 where that was in another
- * context, -1 with an exception. */
+/* Make current what was so before the token was given. 1; 0 if that was in another
+ * context; -1 with an exception. */
 static int
 reset(const cm_override *override, PyObject *token)
 {
-    Py_INCREF(token); /* its block may let go of it meanwhile */
+    Py_INCREF(token); /* its block may drop it meanwhile */
     PyObject *done = PyObject_CallFunctionObjArgs(override->resetter, token, NULL);
     Py_DECREF(token);
     if (done != NULL) {
@@ -172,8 +172,8 @@ reset(const cm_override *override, PyObject *token)
 
 /* -- chains ---------------------------------------------------------------------------- */
 
-/* The innermost block, or NULL at the end of the chain. References are borrowed here
- * and in the next functions. */
+/* The innermost block of a chain, or NULL at its end. References are borrowed here and
+ * in the next functions. */
 static with_block *
 head_of(PyObject *chain)
 {
@@ -183,7 +183,7 @@ head_of(PyObject *chain)
     return (with_block *)(void *)PyTuple_GetItem(chain, 0);
 }
 
-/* The chain outside of its head. */
+/* The chain outside of its innermost block. */
 static PyObject *
 tail_of(PyObject *chain)
 {
@@ -243,7 +243,7 @@ cm_override_enter(cm_override *override, PyObject *object)
         cm_list_push_back(&override->entered, &self->node);
         answer = Py_NewRef(object);
     }
-    Py_DECREF((PyObject *)(void *)self); /* the chain keeps it */
+    Py_DECREF((PyObject *)(void *)self); /* the chain keeps it alive */
     return answer;
 }
 
@@ -307,12 +307,13 @@ find_block(cm_override *override, PyObject *chain, PyObject *object, PyObject *f
     return found;
 }
 
-/* The chain without `self`, which is in it: the links inside of it are made anew. New
+/* The chain without `self`, which is in it. The links inside of it are made anew. A new
  * reference, or NULL with an exception. */
 static PyObject *
 make_without(PyObject *chain, const with_block *self)
 {
-    PyObject *inside = PyList_New(0); /* its blocks, from the innermost outwards */
+    /* Blocks inside of it, from the innermost outwards. */
+    PyObject *inside = PyList_New(0);
     while (inside != NULL && head_of(chain) != self) {
         cm_append(&inside, Py_NewRef((PyObject *)(void *)head_of(chain)));
         chain = tail_of(chain);
@@ -333,8 +334,8 @@ make_without(PyObject *chain, const with_block *self)
     return rest;
 }
 
-/* Make the chain of this context without `self` current. 1 where the block was entered
- * in this context, 0 where in another one, -1 with an exception. */
+/* Make the chain of this context without `self` current. 1 if the block was entered in
+ * this context, 0 if in another, -1 with an exception. */
 static int
 take_out(const cm_override *override, PyObject *chain, const with_block *self)
 {
@@ -344,7 +345,8 @@ take_out(const cm_override *override, PyObject *chain, const with_block *self)
     }
     int is_home = self->token == NULL ? 0 : reset(override, self->token);
     if (is_home == 1 && head_of(chain) == self && !self->is_relinked) {
-        Py_DECREF(rest); /* all around it is as it was, which the token set back */
+        /* Everything around it is as it was, and the token has set it back. */
+        Py_DECREF(rest);
         return 1;
     }
     if (is_home >= 0) {
@@ -356,7 +358,7 @@ take_out(const cm_override *override, PyObject *chain, const with_block *self)
     return is_home;
 }
 
-/* End a block in any but the usual way. 0, or -1 with an exception. */
+/* End a block in any way but the usual one. 0, or -1 with an exception. */
 static int
 leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
       const char *what)
@@ -369,7 +371,8 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
     }
     Py_INCREF((PyObject *)(void *)self);
     int is_home = is_here ? take_out(override, chain, self) : 0;
-    if (is_home >= 0) { /* left at home, it goes on in contexts copied inside of it */
+    /* A block that was left at home goes on in contexts copied inside of it. */
+    if (is_home >= 0) {
         block_end(self, is_home == 0);
     }
     Py_DECREF((PyObject *)(void *)self);
@@ -380,8 +383,8 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
                              Py_BuildValue("(s)", what));
 }
 
-/* The innermost block, which ends in the frame that entered it: nothing has to be
- * looked for. 1, 0 where it is another case, -1 with an exception. */
+/* End the innermost block in the frame that entered it, where nothing has to be
+ * searched. 1; 0 if the case is another one; -1 with an exception. */
 static int
 leave_usual(const cm_override *override, PyObject *chain, PyObject *object,
             PyObject *frame)

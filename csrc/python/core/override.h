@@ -1,19 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a `with` block makes current in its context: streams, pools and devices.
  *
+ * Chains
+ * ------
  * What is current is a chain in a context variable: None, or a pair of the innermost
  * block and the chain outside of it. A chain is never changed, since contexts share it:
  * asyncio copies the context for each task, and a task may outlive the block that it
- * was started in. A block that ends in the middle of a chain has the links inside of it
+ * was started in. If a block ends in the middle of a chain, the links inside of it are
  * made anew.
  *
- * Blocks end in any order, as those of generators do that are closed late, and one
- * object may be entered by many threads and tasks at a time. So each block knows the
- * frame that entered it and the token of the context that it did so in. Nearly all end
- * where they began, with all around them as it was: the variable is set back, and the
- * block goes. A block that ends in another context than it began in is an error, and
- * then over everywhere. One that ended at home is still current in contexts that were
- * copied inside of it, as with any context variable. GIL. */
+ *   with a:            chain = (a, None)
+ *       with b:        chain = (b, (a, None))
+ *           a ends     chain = (b, None)         b's link is made anew
+ *
+ * Ends
+ * ----
+ * Blocks end in any order, for example those of generators that are closed late, and
+ * one object may be entered by many threads and tasks at a time. So each block knows
+ * the frame that entered it, and the token that the context variable gave for it.
+ * Nearly all blocks end where they began, with everything around them as it was: then
+ * the variable is set back by the token, and the block is gone. A block that ends in
+ * another context than the one that it began in is an error, and is then over
+ * everywhere. One that has ended at home is still current in contexts that were copied
+ * inside of it, as with any context variable. All functions need the GIL. */
 #pragma once
 
 #include <stdbool.h>
@@ -22,18 +31,18 @@
 #include "python/python.h"
 
 typedef struct cm_override {
-    /* Owned; module.c visits the first CM_OVERRIDE_OBJECTS of them. */
-    PyObject *variable; /* contextvars.ContextVar */
+    /* Owned; module.c visits the first CM_OVERRIDE_OBJECTS of these. */
+    PyObject *variable; /* a contextvars.ContextVar */
     PyObject *getter;   /* its get(), set() and reset(), looked up once */
     PyObject *setter;
     PyObject *resetter;
-    PyObject *block_type; /* cm_block_type_new()'s */
-    cm_list entered; /* blocks that may be in a chain, the last one last; not owned */
+    PyObject *block_type; /* made by cm_block_type_new() */
+    cm_list entered; /* blocks that may be in a chain, the newest last; not owned */
 } cm_override;
 
 enum { CM_OVERRIDE_OBJECTS = 5 };
 
-/* No context has anything entered: skips the lookup. */
+/* True if no context has entered anything, so that nothing has to be looked up. */
 static inline bool
 cm_override_is_empty(const cm_override *override)
 {
@@ -42,18 +51,21 @@ cm_override_is_empty(const cm_override *override)
 
 /* The type of blocks, which Python code never sees. New reference. */
 PyObject *cm_block_type_new(PyObject *module);
-/* Make the variable. 0, or -1 with an exception; what there is goes with the state. */
+/* Make the variable. 0, or -1 with an exception; what was made by then goes with the
+ * state. */
 int cm_override_init(cm_override *override, PyObject *block_type, const char *name);
-/* Before its memory goes: blocks that contexts still have leave the list. */
+/* Take the blocks that contexts still have out of the list, before its memory goes. */
 void cm_override_fini(cm_override *override);
-/* The chain of this context, or None. New reference; NULL with an exception. */
+/* The chain of this context, or None. A new reference; NULL with an exception. */
 PyObject *cm_override_read(const cm_override *override);
-/* The next object outwards, borrowed from the chain that *at began at; NULL at its end,
- * or where *at is NULL. */
+/* The next object outwards, borrowed from the chain that *at began with; NULL at the
+ * end of the chain, or where *at is NULL. */
 PyObject *cm_override_step(PyObject **at);
-/* Make `object` current until the matching exit; they nest. `object`, or NULL. */
+/* Make `object` current until the matching exit; blocks nest. Returns `object`, or NULL
+ * with an exception. */
 PyObject *cm_override_enter(cm_override *override, PyObject *object);
-/* End the block of `object`, a `what`, that this frame entered, or else the innermost
- * of this context. RuntimeError where there is none, and where the block was entered in
- * another context: it is over there as well then. None, or NULL. */
+/* End the block of `object` that this frame entered, or else the innermost of this
+ * context; `what` names its sort in errors. RuntimeError if there is none, and if the
+ * block was entered in another context, where it is then over as well. Returns None, or
+ * NULL. */
 PyObject *cm_override_exit(cm_override *override, PyObject *object, const char *what);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finding functions of the package, and calling them. */
 #include "python/core/package.h"
 
 #include <stdio.h>
@@ -15,8 +16,9 @@ cm_package_load(const char *module)
     return loaded;
 }
 
-/* A look into sys.modules spares most of a call's time; what another thread is still
- * loading may not have the function yet. */
+/* Find a function of a module. A look into sys.modules saves most of the time; but a
+ * module that another thread is still loading may not have the function yet, and is
+ * then waited for. */
 static PyObject *
 find(const char *module, const char *function)
 {

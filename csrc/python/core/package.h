@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the package does for the extension, loaded at its first use. */
+/* Calls from the extension into the package cumem, whose modules are loaded at their
+ * first use (docs/decisions/0019 says for what). All functions need the GIL. */
 #pragma once
 
 #include <stdbool.h>
 
 #include "python/python.h"
 
-/* cumem.<module>, a new reference. */
+/* Load the module cumem.<module>. A new reference, or NULL with an exception. */
 PyObject *cm_package_load(const char *module);
-/* Leave it to the package, whose modules are loaded at their first use: the answer of
- * cumem.<module>.<function>(*arguments), a tuple that it takes over, or NULL for what
- * could not be made. NULL with an exception. */
+/* Call cumem.<module>.<function>(*arguments), loading the module if need be, and return
+ * its answer. `arguments` is a tuple that this takes over; NULL stands for one that
+ * could not be made, with the exception set. NULL with an exception. */
 PyObject *cm_package_call(const char *module, const char *function,
                           PyObject *arguments);
-/* The same as a method of `self`, METH_VARARGS | METH_KEYWORDS. */
+/* Call such a function as a method of `self`, METH_VARARGS | METH_KEYWORDS. */
 PyObject *cm_package_method(const char *module, const char *function, PyObject *self,
                             PyObject *arguments, PyObject *keywords);
-/* The same with the arguments of a METH_FASTCALL | METH_KEYWORDS. */
+/* Call such a function with the arguments of a METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_package_pass(const char *module, const char *function,
                           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-/* For tables: such a method; and what a type does not have, whose AttributeError says
- * what to type instead. */
+/* For tables of a type: a method that the package has; and, by CM_HINT, a name that the
+ * type does not have, whose AttributeError says what to type instead. */
 #define CM_PACKAGED(type, module, name)                                                \
     static PyObject *type##_##name(PyObject *self, PyObject *args, PyObject *keywords) \
     {                                                                                  \
@@ -32,11 +33,11 @@ PyObject *cm_package_pass(const char *module, const char *function,
 #define CM_HINT(name)                                                                  \
     {#name, cm_package_hint, NULL, "Not there: its error says why.", (void *)#name},
 PyObject *cm_package_hint(PyObject *self, void *name);
-/* The same of a function that answers nothing: 0, or -1 with an exception. */
+/* Call a function that returns nothing of interest: 0, or -1 with an exception. */
 int cm_package_do(const char *module, const char *function, PyObject *arguments);
-/* The same of a function that always raises; always -1. */
+/* Call a function that always raises. Always returns -1. */
 int cm_package_refuse(const char *module, const char *function, PyObject *arguments);
 
-/* Does the environment have a variable whose name begins so? Else the package need not
- * be loaded to read it. */
+/* True if the environment has a variable whose name begins with `prefix`. If not, the
+ * package need not be loaded to read it. */
 bool cm_package_has_variables(const char *prefix);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Calls the package's bars, and callables of the user. */
 #include "python/core/progress.h"
 
 #include "python/core/arguments.h"

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress= of functions that wait for bytes: whom to tell how far they are. The
- * package draws the bars. GIL held throughout. */
+/* The argument progress= of functions that wait for bytes: it says whom to tell how far
+ * they are. The package draws the bars. The GIL is held throughout. */
 #pragma once
 
 #include "python/core/state.h"
 
 typedef struct cm_progress {
-    PyObject *tell; /* owned: called with bytes done and in all; NULL: nobody */
+    /* owned: called with the bytes done and the bytes in all; NULL: nobody is told. */
+    PyObject *tell;
 } cm_progress;
 
-/* NULL, None and False: nobody. True: a bar that is called `title`. Else a callable. 0,
- * or -1 with TypeError or ImportError. */
+/* Read the argument. NULL, None and False mean that nobody is told; True means a bar
+ * that is called `title`; anything else is a callable. 0, or -1 with TypeError or
+ * ImportError. */
 int cm_progress_open(PyObject *object, const char *title, cm_progress *out);
-/* 0, or -1 with what the callable raised. */
+/* Tell how far the copy is. 0, or -1 with what the callable raised. */
 int cm_progress_tell(const cm_progress *progress, uint64_t done, uint64_t total);
-/* With or without an exception set, which stays. 0, or -1 with one. */
+/* End it. An exception that is set stays set. 0, or -1 if an exception is set. */
 int cm_progress_close(cm_progress *progress);

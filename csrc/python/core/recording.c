@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Stacks and tags of events, moments, and the recorder's functions for the package. */
 #include "python/core/recording.h"
 
 #include <dlfcn.h>
@@ -8,22 +9,23 @@
 #include "docstrings.h"
 #include "python/core/errors.h"
 
-/* What the limited API leaves out, but every CPython since 3.11 has. */
+/* Functions that the limited API leaves out, but that every CPython since 3.11 has. */
 typedef struct internals {
-    PyThreadState *(*current_thread)(void); /* NULL: this one has not got the GIL */
+    /* Returns NULL if this thread does not have the GIL. */
+    PyThreadState *(*current_thread)(void);
     PyFrameObject *(*outer_frame)(PyFrameObject *frame);
     int (*place_in_code)(PyFrameObject *frame);
     int (*read_variable)(PyObject *variable, PyObject *otherwise, PyObject **value);
 } internals;
 
 enum {
-    DEPTH = 32,           /* innermost frames that are kept of a stack */
-    STACKS_MAX = 1 << 20, /* more have number 0 */
+    DEPTH = 32,           /* the innermost so many frames of a stack are kept */
+    STACKS_MAX = 1 << 20, /* further stacks have number 0 */
 };
 
 typedef struct frame {
-    PyObject *code; /* owned, for as long as the process */
-    int place;      /* in its bytes */
+    PyObject *code; /* owned, and never dropped */
+    int place;      /* the place in its bytes */
 } frame;
 
 typedef struct stack {
@@ -32,23 +34,25 @@ typedef struct stack {
     frame frames[]; /* innermost first */
 } stack;
 
-/* One of the process, as the recorder is. Stacks keep their numbers, so that what an
- * unfinished transfer has is never another's. */
+/* There is one for the process, as there is one recorder. Stacks keep their numbers, so
+ * that the number that an unfinished transfer has never becomes another stack's. */
 static struct recording {
     internals python;
     PyObject *tags; /* owned ContextVar of ints; NULL: there are none */
-    /* Also looked at without the GIL: */
+    /* These are also read without the GIL: */
     atomic_bool has_tags;
-    _Atomic uint64_t least_nbytes; /* of what has a stack; UINT64_MAX: nothing has */
-    cm_address_map known; /* stacks by 64 bits that are as good as themselves */
-    stack **stacks;       /* owned, by their numbers less 1 */
+    /* Events of at least so many bytes have a stack; UINT64_MAX: none has. */
+    _Atomic uint64_t least_nbytes;
+    /* Stacks by a hash of 64 bits, which is taken for the stack itself. */
+    cm_address_map known;
+    stack **stacks; /* owned, by their numbers less 1 */
     uint32_t count;
     uint32_t room;
 } recording;
 
 cm_tracemalloc cm_tracing;
 
-/* Functions by their names; NULL: there is none. */
+/* Find functions by their names; NULL where there is none. */
 static void
 find_functions(const char *const *names, int count, void *out)
 {
@@ -75,7 +79,7 @@ cm_tracing_init(void)
 
 /* -- moments ----------------------------------------------------------------------------- */
 
-/* gc.get_count()[0], which a collection sets to 0; -1: not known. */
+/* gc.get_count()[0], which a collection sets to 0; -1: it is not known. */
 static long
 count_young(void)
 {
@@ -100,7 +104,7 @@ cm_moment_now(void)
         return now;
     }
     cm_kept_error kept = cm_error_keep();
-    int collects = PyGC_Disable(); /* which would run what it finds, in this place */
+    int collects = PyGC_Disable(); /* a collection would run finalizers, here */
     PyFrameObject *at = PyEval_GetFrame();
     long young = at == NULL ? -1 : count_young();
     if (young >= 0) {
@@ -127,7 +131,7 @@ cm_moment_lasts(const cm_moment *then)
 
 /* -- stacks ------------------------------------------------------------------------------ */
 
-/* Its number; 0: there are too many, or there is no memory. */
+/* Add a stack and return its number; 0: there are too many, or there is no memory. */
 static uint32_t
 add_stack(uint64_t hash, const frame *frames, uint32_t count)
 {
@@ -150,14 +154,14 @@ add_stack(uint64_t hash, const frame *frames, uint32_t count)
     return new->number = recording.count;
 }
 
-/* That of this thread, whose frames live as long as the call that asks. */
+/* The number of this thread's stack. Its frames live as long as the call that asks. */
 static uint32_t
 find_stack(PyThreadState *thread)
 {
     frame frames[DEPTH];
     uint32_t count = 0;
     uint64_t hash = 1;
-    int collects = PyGC_Disable(); /* which would run what it finds, in this place */
+    int collects = PyGC_Disable(); /* a collection would run finalizers, here */
     PyFrameObject *at = PyThreadState_GetFrame(thread);
     while (at != NULL && count < DEPTH) {
         PyObject *code = (PyObject *)(void *)PyFrame_GetCode(at);
@@ -166,7 +170,7 @@ find_stack(PyThreadState *thread)
         hash = (hash ^ (uint64_t)(uintptr_t)code ^ ((uint64_t)(uint32_t)place << 32))
                * UINT64_C(0x9E3779B97F4A7C15);
         hash ^= hash >> 29;
-        Py_DECREF(code); /* its frame has it */
+        Py_DECREF(code); /* its frame keeps it */
         PyFrameObject *outer = recording.python.outer_frame(at);
         Py_DECREF((PyObject *)(void *)at);
         at = outer;
@@ -198,7 +202,8 @@ find_tag(void)
     return tag;
 }
 
-/* A thread that has let the GIL go, or never had it, has what it was lent. */
+/* Find on whose behalf this thread works. A thread that has given the GIL up, or never
+ * had it, has what it was lent. */
 static cm_event_origin
 find_origin(uint64_t nbytes, cm_event_origin lent)
 {
@@ -273,7 +278,7 @@ recorder_read(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "KK", &begin, &end)) {
         return NULL;
     }
-    uint64_t count = cm_recorder_count(); /* none is there from that number on */
+    uint64_t count = cm_recorder_count(); /* there are no rows from that number on */
     end = end < count ? end : count;
     end = end < begin ? begin : end;
     if (end - begin > PY_SSIZE_T_MAX / CM_EVENT_NBYTES) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The process's devices, opened at first use and handed out to the rest of python/. */
+/* The devices of the process, opened at first use and handed out to the rest of
+ * python/. */
 #include "python/core/state.h"
 
 #include "python/core/errors.h"
 
-/* Without the GIL a list needs a lock, which costs more than it saves. */
+/* On a build without the GIL this list would need a lock, which costs more than the
+ * list saves. */
 #ifdef Py_GIL_DISABLED
 enum { FREE_ROOT_COUNT = 0 };
 #else
@@ -25,10 +27,10 @@ cm_state_init(cm_state *state)
 
 /* -- the current device ------------------------------------------------------------------ */
 
-/* What set_current_device() chose in this thread, and for which generation of which
- * module: a shutdown ends the choice in all threads at once. */
+/* What set_current_device() chose in this thread, for which module and generation: a
+ * shutdown ends the choice in all threads at once. */
 typedef struct device_choice {
-    const cm_state *state; /* never followed; NULL: there is no choice */
+    const cm_state *state; /* only compared; NULL: there is no choice */
     uint64_t generation;
     int device;
 } device_choice;
@@ -42,20 +44,20 @@ cm_state_choose_device(const cm_state *state, int device)
         (device_choice){device < 0 ? NULL : state, state->generation, device};
 }
 
-/* That of the innermost block here which this runtime has: a shutdown may have taken
- * the device away. */
+/* The device of the innermost block of this context, if this runtime has it: a shutdown
+ * may have taken the device away. -1: there is none. */
 static int
 find_entered(const cm_state *state)
 {
     PyObject *chain = cm_override_read(&state->entered_device);
     PyObject *at = chain;
     if (chain == NULL) {
-        PyErr_Clear(); /* no memory to look */
+        PyErr_Clear(); /* there is no memory to look */
     }
     PyObject *index = cm_override_step(&at);
     long device = index == NULL ? -1 : PyLong_AsLong(index);
     if (device < 0) {
-        PyErr_Clear(); /* no number of a device */
+        PyErr_Clear(); /* it is not the number of a device */
     }
     Py_XDECREF(chain);
     bool is_there = state->runtime != NULL && device < state->runtime->device_count;
@@ -77,8 +79,8 @@ cm_state_own_device(const cm_state *state)
     return device;
 }
 
-/* CUDA is asked each time, since any library may change its answer at any time. A
- * failure is none of the caller's: the call that follows meets what is wrong, and says
+/* Asks CUDA each time, since any library may change its answer at any time. A failure
+ * does not concern the caller: the call that follows meets what is wrong, and reports
  * it. */
 int
 cm_state_ask_device(const cm_state *state)
@@ -91,7 +93,7 @@ cm_state_ask_device(const cm_state *state)
     return device < 0 ? 0 : device;
 }
 
-/* Failures of transfers whose handles nobody asked go to the unraisable hook. */
+/* Report failures of transfers whose handles nobody asked, by the unraisable hook. */
 static void
 report_unread(cm_state *state)
 {
@@ -123,10 +125,11 @@ cm_state_runtime(cm_state *state)
         if (state->when_forked(state) < 0) {
             return NULL;
         }
-        return cm_state_runtime(state); /* there may be none now, to be opened afresh */
+        /* There may be no runtime now, so that one is opened afresh. */
+        return cm_state_runtime(state);
     }
     if (CM_UNLIKELY(!cm_state_is_quiet(state))) {
-        cm_state_enter(state); /* what is deferred or told may be Python code */
+        cm_state_enter(state); /* what is dropped or reported may be Python code */
         cm_state_drop_deferred(state);
         report_unread(state);
         cm_state_leave(state);
@@ -144,7 +147,7 @@ cm_state_runtime(cm_state *state)
 static cm_pool *
 get_pool(cm_state *state, cm_pool **slot, cm_kind kind, unsigned flags, int device)
 {
-    state->wakes = true; /* memory is asked for */
+    state->wakes = true; /* memory is asked for, which is a use */
     cm_runtime *runtime = cm_state_runtime(state);
     state->wakes = false;
     if (runtime == NULL) {
@@ -179,8 +182,8 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
                     device);
 }
 
-/* The engine's pool of one kind, in that place of those it has: one of its own, so that
- * what copies hold is told apart. False with an exception. */
+/* Give the engine its pool of one kind, at `place` among its pools. It has a pool of
+ * its own, so that memory which copies hold is told apart. False with an exception. */
 static bool
 set_engine_pool(cm_state *state, int place, cm_kind kind, unsigned flags, int device)
 {
@@ -209,9 +212,9 @@ cm_state_engine(cm_state *state, int device)
                         "cumem cannot copy any more: the interpreter is exiting");
         return NULL;
     }
-    cm_runtime_bind(state->runtime); /* its threads are this process's */
-    /* Portable memory is pinned for every device, so one pool stages for all: that of
-     * the first one, as no other may ever get a context. */
+    cm_runtime_bind(state->runtime); /* its threads belong to this process */
+    /* Portable memory is pinned for every device, so one pool stages for all. It is
+     * that of the first device that is used, since no other may ever get a context. */
     bool has_pools =
         device < 0 || device >= CM_MAX_DEVICES
         || (set_engine_pool(state, -1, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, device)

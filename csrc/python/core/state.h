@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Module state: the types, the exceptions and the process-wide defaults (runtime,
- * pools, engine). The runtime opens at first use, never at import. All of it is touched
- * with the GIL held, but for the deferred decrefs, which have a lock of their own. */
+/* The state of the module: types, exceptions and what the process has one of by default
+ * (runtime, pools, engine).
+ *
+ * The runtime is opened at first use, never at import, and asleep (runtime.h).
+ * shutdown() closes it, and the next use opens another. Objects outlive a shutdown;
+ * each remembers the `generation` in which it was made, and one of an older generation
+ * counts as closed.
+ *
+ * Everything here is touched with the GIL held, except the deferred decrefs, which have
+ * a lock of their own. */
 #pragma once
 
 #include "python/core/package.h"
@@ -20,39 +27,48 @@
 
 enum {
     CM_POOL_FLAG_SLOTS = 8, /* host-alloc flags 0 … 7, managed flags 1 and 2 */
-    /* From here on those that copies go through: the page-locked one, each device's. */
+    /* From here on the pools that copies go through: the page-locked one, then one for
+     * each device. */
     CM_STAGING_POOLS = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
     CM_DEFAULT_POOL_COUNT = CM_STAGING_POOLS + 1 + CM_MAX_DEVICES,
 };
-/* Of pools that are not the n-th that a user made, nor (0) a default one. */
+/* Numbers of pools that are neither the n-th that a user made nor a default one (0). */
 #define CM_NUMBER_STAGING (UINT64_MAX - 1)
 #define CM_NUMBER_CLOSED UINT64_MAX
-enum { CM_REASON_NBYTES = 512 }; /* of a text that says why devices are emulated */
+/* The length of a text that says why devices are emulated. */
+enum { CM_REASON_NBYTES = 512 };
 #define CM_NUMBER_REGISTERED                                                           \
     (UINT64_MAX - 2) /* no pool: what register() has locked                            \
                       */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
-/* What may be reserved of each kind: pools charge these (see limits.h). */
+/* Limits of what may be reserved of each kind of memory, which pools charge (see
+ * limits.h). */
 typedef struct cm_limits {
-    cm_budget host;                                 /* page-locked kinds together */
-    cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES]; /* of page-locked kinds [0] alone */
-    uint64_t half_nbytes; /* of the memory the process may use; UINT64_MAX: unknown */
-    bool was_put; /* one was, ever: cumem/limits.py has to know of a new runtime */
+    /* Of all page-locked kinds together. */
+    cm_budget host;
+    /* page-locked kinds use [0] alone. */
+    cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
+    /* Half of the memory that the process may use; UINT64_MAX: not known. */
+    uint64_t half_nbytes;
+    /* A limit was ever set, so cumem/limits.py has to learn of each new runtime. */
+    bool was_put;
 } cm_limits;
 
-/* How copies are made, but for defaults (see configure.h). */
+/* How copies are to be made, where that is not the default (see configure.h). */
 typedef struct cm_tuning_choice {
-    bool is_open;    /* the package was asked for what holds */
-    bool was_set;    /* ever: it may know more than the environment says */
-    bool has_looked; /* for figures that are kept */
-    bool as_real;    /* a test: treat the emulated device as a real one */
+    bool is_open; /* the package was asked for the values */
+    /* A value was ever set, so the package may know more than the environment. */
+    bool was_set;
+    bool has_looked; /* kept figures were looked for */
+    bool as_real;    /* for tests: treat the emulated device as a real one */
     bool is_set[CM_TUNING_COUNT];
     uint64_t values[CM_TUNING_COUNT];
 } cm_tuning_choice;
 
-/* What calls are written with, as the compiler of a call interns it: first the
- * parameters that all constructors share, in the order of their places. */
+/* Words that calls are written with, interned as the compiler of a call interns them.
+ * First come the parameters that all constructors share, in the order of their
+ * positions. */
 #define CM_WORDS(X)                                                                    \
     X(shape)                                                                           \
     X(dtype)                                                                           \
@@ -79,87 +95,110 @@ enum {
         CM_WORD_COUNT
 };
 
-/* Ended buffers kept for the next one of their type, linked by their base. GIL */
+/* Buffers that have ended and are kept for the next one of their type, linked by their
+ * base. Guarded by the GIL. */
 typedef struct cm_inline_list {
     struct cm_inline_buffer *first;
     uint32_t room; /* so many more may be kept */
 } cm_inline_list;
 
 typedef struct cm_state {
-    /* How cm_state_runtime() opens the runtime, or waits for the thread that does: 0,
+    /* Opens the runtime for cm_state_runtime(), or waits for the thread that does. 0,
      * or -1 with an exception. */
     int (*when_closed)(struct cm_state *state);
-    /* What a forked child does at its first use with what its parent had opened: leaves
-     * it and opens what works there. 0, or -1 with an exception. */
+    /* Called in a forked child at its first use of what its parent had opened: leaves
+     * that and opens what works in the child. 0, or -1 with an exception. */
     int (*when_forked)(struct cm_state *state);
-    /* How all pools' memory is opened to devices that have got a context; a failure
-     * goes to the unraisable hook. */
+    /* Opens the memory of all pools to devices that have got a context. A failure goes
+     * to the unraisable hook. */
     void (*when_contexts_grow)(struct cm_state *state);
-    /* Owned, as is every pointer down to `exchange_type`: module.c visits them all. */
-    PyObject *devices[CM_MAX_DEVICES];        /* Device objects, made at first need */
-    PyObject *legacy_streams[CM_MAX_DEVICES]; /* Stream objects of handle 0/1; lazy */
+    /* Owned, and so is every pointer down to `exchange_type`: module.c visits them
+     * all. */
+    /* Device objects, made when first needed. */
+    PyObject *devices[CM_MAX_DEVICES];
+    /* Stream objects of handle 0 or 1; made when first needed. */
+    PyObject *legacy_streams[CM_MAX_DEVICES];
     PyObject *words[CM_WORD_COUNT];
-    PyObject *kind_words[CM_KIND_COUNT]; /* their texts, interned as well */
+    PyObject *kind_words[CM_KIND_COUNT]; /* the texts of kinds, interned too */
     PyTypeObject *buffer_type;           /* base of the next ones; not constructible */
     PyTypeObject *buffer_types[CM_KIND_COUNT]; /* PinnedBuffer and so on */
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
     PyTypeObject *transfer_type;
-    PyTypeObject *rows_type;          /* what iterates over a buffer */
-    PyTypeObject *managed_block_type; /* what `with buf.on(...)` enters */
-    PyTypeObject *device_base;        /* of cumem.devices.Device */
+    PyTypeObject *rows_type;          /* the type of iterators over a buffer */
+    PyTypeObject *managed_block_type; /* the type of what `with buf.on(...)` enters */
+    PyTypeObject *device_base;        /* the base of cumem.devices.Device */
     PyTypeObject *pool_base;
-    PyTypeObject *pool_type; /* cumem.pools.Pool, over it; NULL until there is a Pool */
-    PyObject *make_error;    /* cumem.errors.make; NULL until cm_errors_load() */
-    PyObject *uint8_dtype;   /* numpy.dtype("uint8") */
-    PyObject *known_flags;   /* dict: what Buffer.flags has answered (flags.c); lazy */
-    PyObject *out_of_memory_callbacks; /* list: called in order before giving up */
-    PyObject *exchange_type;           /* or NULL: the last that had such a table */
-    const void *exchange_table;        /* cm_dl_exchange, of exchange_type */
-    cm_override current_stream;        /* "cumem.current_stream" */
-    cm_override current_pool;          /* "cumem.current_pool" */
-    cm_override entered_device;        /* "cumem.current_device": ints */
-    /* the process's devices, opened at first use; NULL before and after shutdown */
+    /* cumem.pools.Pool, over pool_base; NULL until there is a Pool. */
+    PyTypeObject *pool_type;
+    PyObject *make_error;  /* cumem.errors.make; NULL until cm_errors_load() */
+    PyObject *uint8_dtype; /* numpy.dtype("uint8") */
+    /* dict: what Buffer.flags has answered (flags.c); made when first needed. */
+    PyObject *known_flags;
+    /* list: called in order before an allocation gives up. */
+    PyObject *out_of_memory_callbacks;
+    /* The last type that had such a table, or NULL. */
+    PyObject *exchange_type;
+    const void *exchange_table; /* the cm_dl_exchange of exchange_type */
+    cm_override current_stream; /* "cumem.current_stream" */
+    cm_override current_pool;   /* "cumem.current_pool" */
+    cm_override entered_device; /* "cumem.current_device": ints */
+    /* The devices of the process, opened at first use. NULL before that and after a
+     * shutdown. */
     cm_runtime *runtime;    /* owned */
-    uint64_t context_count; /* of the runtime's contexts, those that pools know */
+    uint64_t context_count; /* how many of the runtime's contexts the pools know */
     cm_registry *registry;
     cm_engine *engine;
     cm_tuning_choice tuning;
-    bool engine_has_pool[1 + CM_MAX_DEVICES]; /* the pinned one, those of devices */
-    cm_pool *pools[CM_DEFAULT_POOL_COUNT]; /* owned, lazy: see cm_state_pool_slot() */
-    cm_limits limits;                      /* outlives every pool */
-    uint64_t pool_count;                   /* so many Pools were made: names them */
-    uint64_t pool_serial;                  /* of the last pool, default ones too */
-    cm_stream *default_streams[CM_MAX_DEVICES]; /* of legacy_streams; held as long */
+    /* Whether it has the pinned pool, and those of devices. */
+    bool engine_has_pool[1 + CM_MAX_DEVICES];
+    /* Owned, made when first needed: see cm_state_pool_slot(). */
+    cm_pool *pools[CM_DEFAULT_POOL_COUNT];
+    cm_limits limits; /* outlives every pool */
+    /* So many Pools were made, by which they are numbered. */
+    uint64_t pool_count;
+    /* The serial of the newest pool, default ones included. */
+    uint64_t pool_serial;
+    /* Of legacy_streams, and held as long. */
+    cm_stream *default_streams[CM_MAX_DEVICES];
     cm_inline_list free_inline[CM_KIND_COUNT];
-    cm_file_faults file_faults;              /* cumem/_testing.py's */
-    char emulation_reason[CM_REASON_NBYTES]; /* the runtime's, where it was fallen back
-                                                to */
-    bool warned;           /* EmulationWarning was given, or is being given */
-    bool exiting;          /* the atexit handler ran: the engine is gone for good */
-    bool wakes;            /* what is opened next is for use, not for a question */
-    bool opening;          /* a thread opens the runtime without the GIL */
-    pid_t opening_process; /* where that is; a forked child has no such thread */
-    bool shares_managed; /* every device lets the host touch managed memory at any time;
-                            false: perhaps not */
-    bool has_several; /* open with several devices, so that which one is current has to
-                         be found out: see cm_state_device() */
-    void *_Atomic spare_call; /* owned memory: copy_objects.c's, between two calls */
-    Py_ssize_t call_count;    /* see cm_state_enter() */
-    uint64_t many_count;      /* calls of copy_many() so far */
-    uint64_t export_total;    /* times that memory was given to others, ever */
-    uint64_t writer_total;    /* the number of the next that a storage remembers; > 0 */
-    uint64_t generation; /* +1 at each shutdown: objects of an older one are closed */
-    cm_list storages;    /* every live cm_storage of this generation */
-    cm_list streams;     /* every open cm_stream_object; initialised by its registrar */
-    cm_list events;      /* every open cm_event_object; the same */
-    cm_list pool_objects; /* every open cm_pool_object; the same */
-    cm_list device_waits; /* that signals ended: see cm_device_waits_join() */
-    /* Python references dropped by threads without the GIL, deferred later */
+    cm_file_faults file_faults; /* set by cumem/_testing.py */
+    /* Why the runtime fell back to emulation, if it did. */
+    char emulation_reason[CM_REASON_NBYTES];
+    bool warned; /* EmulationWarning has been given, or is being given */
+    /* The atexit handler has run, and the engine is gone for good. */
+    bool exiting;
+    bool wakes;   /* what is opened next is for use, not for a question */
+    bool opening; /* a thread is opening the runtime without the GIL */
+    /* The process of that thread; a forked child has no such thread. */
+    pid_t opening_process;
+    /* Every device lets the host touch managed memory at any time; false: perhaps
+     * not. */
+    bool shares_managed;
+    /* The runtime is open with several devices, so it has to be found out which one is
+     * current: see cm_state_device(). */
+    bool has_several;
+    /* Owned memory that copy_objects.c keeps between two calls. */
+    void *_Atomic spare_call;
+    Py_ssize_t call_count; /* see cm_state_enter() */
+    uint64_t many_count;   /* calls of copy_many() so far */
+    uint64_t export_total; /* how often memory was ever given to others */
+    /* The number of the next writer that a storage remembers; > 0. */
+    uint64_t writer_total;
+    /* One more at each shutdown: objects of an older one are closed. */
+    uint64_t generation;
+    cm_list storages; /* every live cm_storage of this generation */
+    /* Every open cm_stream_object; initialised where its type is made. */
+    cm_list streams;
+    cm_list events;       /* every open cm_event_object; likewise */
+    cm_list pool_objects; /* every open cm_pool_object; likewise */
+    cm_list device_waits; /* waits that signals ended: see cm_device_waits_join() */
+    /* Python references that threads without the GIL have dropped: see
+     * deferred_decref.c. */
     cm_mutex deferred_lock;
     cm_list deferred;
-    atomic_bool has_deferred; /* a look without the lock */
-    bool call_pending;        /* a pending call is queued; deferred_lock */
+    atomic_bool has_deferred; /* read without the lock */
+    bool call_pending;        /* a pending call is queued; guarded by deferred_lock */
 } cm_state;
 
 static inline bool
@@ -168,14 +207,16 @@ cm_state_is_emulated(const cm_state *state)
     return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
 }
 
-/* What device=None means. Where there is one device it is that, without a look at
- * anything. Else it is cumem's own where that was chosen: the device of the innermost
- * `with device:` block of this context, else what set_current_device() chose in this
- * thread. Where nobody chose, it is CUDA's of this thread, as PyTorch, CuPy or Numba
- * may have set it; a thread without a context has device 0. Each thread has its own, as
- * in CUDA, so an answer holds for the call that asked: a call asks once, before it
- * gives the GIL away, and what it starts in other threads goes on with the answer. GIL.
- */
+/* The device that device=None means. If there is only one device, it is that, without a
+ * look at anything. Otherwise it is cumem's own, where one was chosen: the device of
+ * the innermost `with device:` block of this context, else the one that
+ * set_current_device() chose in this thread. Where nobody chose, it is CUDA's current
+ * device of this thread, which PyTorch, CuPy or Numba may have set; a thread without a
+ * context has device 0.
+ *
+ * Each thread has its own, as in CUDA, so an answer holds for the call that asked. A
+ * call asks once, before it gives up the GIL, and what it starts in other threads goes
+ * on with the answer. Needs the GIL. */
 int cm_state_ask_device(const cm_state *state);
 static inline int
 cm_state_device(const cm_state *state)
@@ -183,12 +224,13 @@ cm_state_device(const cm_state *state)
     CM_NEEDS_GIL();
     return CM_LIKELY(!state->has_several) ? 0 : cm_state_ask_device(state);
 }
-/* The first two of these alone; -1: nobody chose one. */
+/* Only the first two of these, that is, cumem's own choice; -1: nobody chose one. */
 int cm_state_own_device(const cm_state *state);
-/* Choose for this thread until the shutdown; -1: nothing is chosen any more. */
+/* Choose a device for this thread until the shutdown; -1: nothing is chosen any
+ * more. */
 void cm_state_choose_device(const cm_state *state, int device);
 
-/* Where the default pool of a kind is kept. */
+/* The place where the default pool of a kind is kept. */
 static inline cm_pool **
 cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
 {
@@ -196,9 +238,9 @@ cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
     return &state->pools[row * CM_MAX_DEVICES + device];
 }
 
-/* Around whatever uses a runtime, pool, engine, stream or event while the GIL may go to
- * another thread or Python code may run: between the two shutdown() is refused. They
- * nest. GIL held. */
+/* Enter and leave stand around whatever uses a runtime, pool, engine, stream or event
+ * while the GIL may go to another thread or Python code may run. Between the two,
+ * shutdown() is refused. They nest. Need the GIL. */
 static inline void
 cm_state_enter(cm_state *state)
 {
@@ -213,22 +255,23 @@ cm_state_leave(cm_state *state)
     state->call_count--;
 }
 
-/* What a pool of `kind` on `device` counts against. Never freed before the module. */
+/* The budget that a pool of `kind` on `device` charges. It lives as long as the
+ * module. */
 static inline cm_budget *
 cm_limits_budget(cm_state *state, cm_kind kind, int device)
 {
     return &state->limits.kinds[kind][cm_kind_is_page_locked(kind) ? 0 : device];
 }
 
-/* The open runtime, opening it first if need be (CUMEM_BACKEND, CUMEM_EMULATED_*);
- * warns EmulationWarning once when it falls back. It opens asleep, and in a child that
- * was forked from a process at work it is a runtime for the host alone, which refuses
- * what needs the driver. NULL with an exception set on failure. Also polls the engine,
- * drops what was deferred and opens the pools' memory to devices that got a context
- * since. */
+/* The open runtime, which this opens first if need be (CUMEM_BACKEND,
+ * CUMEM_EMULATED_*), with one EmulationWarning if it falls back. It opens asleep. In a
+ * child that was forked from a process at work it is a runtime for the host alone,
+ * which refuses whatever needs the driver. NULL with an exception. The call also polls
+ * the engine, drops what was deferred, and opens the memory of pools to devices that
+ * have got a context since. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
-/* True when cm_state_runtime() would only look. */
+/* True if cm_state_runtime() would have nothing to do but look. */
 static inline bool
 cm_state_is_quiet(const cm_state *state)
 {
@@ -239,36 +282,41 @@ cm_state_is_quiet(const cm_state *state)
                       == 0);
 }
 
-/* The default pool of a kind, made on first need. Borrowed; NULL with an exception. */
+/* The default pool of a kind, made when first needed. Borrowed; NULL with an
+ * exception. */
 cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
 
-/* The engine with its pools set up for `device` (-1: as they are). Borrowed. */
+/* The engine, with its pools set up for `device` (-1: as they are). Borrowed; NULL with
+ * an exception. */
 cm_engine *cm_state_engine(cm_state *state, int device);
 
-/* Drop a reference from a thread that may not hold the GIL: done at once where it does
- * (`have_gil`), else left to the interpreter's main thread (Py_AddPendingCall) or the
- * next call into cumem. Signature fits cm_keep.drop through cm_deferred. */
+/* A reference that may be dropped by a thread without the GIL: see deferred_decref.c.
+ * cm_deferred_add() has the signature of cm_keep.drop. */
 typedef struct cm_deferred {
     cm_list node;
     cm_state *state;  /* borrowed: the module outlives its objects */
     PyObject *object; /* owned; may be NULL */
-    /* Or NULL: of one that is part of something else, which this ends, with the GIL. */
+    /* NULL, or the function that ends a deferred reference which is part of something
+     * else; called with the GIL. */
     void (*then)(struct cm_deferred *deferred);
-    atomic_uint refs; /* of one that stands alone */
+    atomic_uint refs; /* shares of one that stands alone */
 } cm_deferred;
-cm_deferred *cm_deferred_new(cm_state *state, PyObject *object); /* holds object; NULL:
-                                                              MemoryError */
-/* One more share of it, of a call that waits: the last to let go drops it. */
+/* Holds `object`; NULL with MemoryError. */
+cm_deferred *cm_deferred_new(cm_state *state, PyObject *object);
+/* One more share of it, for a call that waits. The last share that is given up drops
+ * the reference. */
 cm_deferred *cm_deferred_share(cm_deferred *deferred);
-void cm_deferred_add(void *deferred); /* any thread, without the GIL; takes the share */
-/* The same with the GIL held: nothing is left for later. Keeps the exception. */
+/* From any thread, without the GIL; takes the share over. */
+void cm_deferred_add(void *deferred);
+/* As cm_deferred_add(), with the GIL held: nothing is left for later. Keeps the
+ * exception. */
 void cm_deferred_end(cm_deferred *deferred);
-void cm_state_drop_deferred(cm_state *state); /* GIL held */
-/* At the end of a call that waited: what it kept goes now, not when the main thread
- * comes to it. Keeps the exception. */
+void cm_state_drop_deferred(cm_state *state); /* with the GIL held */
+/* Called at the end of a call that waited, so that what it kept goes now and not when
+ * the main thread comes to it. Keeps the exception. */
 void cm_state_drop_own(cm_state *state);
 
-/* Module exec: locks and lists. */
+/* Initialise locks and lists, when the module is executed. */
 void cm_state_init(cm_state *state);
 
 static inline cm_state *

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all types of objects have in common: their tables, their making, their end. */
+/* What all types of objects have in common: how their tables are written, and how they
+ * are made and ended. */
 #pragma once
 
 #include <stddef.h>
 
 #include "python/python.h"
 
-/* A function of any of the calling conventions, for a table of methods. */
+/* A function of any calling convention, for a table of methods. */
 #define CM_METHOD(function) ((PyCFunction)(void (*)(void))(function))
 #define CM_KEYWORDS (METH_FASTCALL | METH_KEYWORDS)
 
-/* The members of a type whose objects have `weakrefs` and nothing else to show. */
+/* The members of a type whose objects have `weakrefs` and show nothing else. */
 #define CM_WEAKREFS(type)                                                              \
     {                                                                                  \
         {"__weaklistoffset__", T_PYSSIZET, offsetof(type, weakrefs), READONLY, NULL},  \
         {NULL, 0, 0, 0, NULL},                                                         \
     }
 
-/* Make a type whose objects have so many bytes, keep it in *out and add it to the
+/* Make a type whose objects have `nbytes` bytes, keep it in *out and add it to the
  * module. 0, or -1 with an exception. */
 static inline int
 cm_type_add(PyObject *module, const char *name, size_t nbytes, unsigned flags,
@@ -34,7 +35,8 @@ cm_type_add(PyObject *module, const char *name, size_t nbytes, unsigned flags,
     return *out == NULL ? -1 : PyModule_AddType(module, *out);
 }
 
-/* The last step of a dealloc: its memory, and the reference that it has to its type. */
+/* The last step of a dealloc: free the object's memory, and drop the reference that it
+ * has to its type. */
 static inline void
 cm_object_free(PyObject *op)
 {

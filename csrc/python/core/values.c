@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers to elements. A number is first held in the type that it has by itself, in
- * which nothing is lost: a bool, int64, uint64, float64 or complex128 of Python's, or
- * the type of NumPy's scalar. From that the engine's own conversion makes the element,
- * so that a number becomes what an array with this number in it would become in a copy.
- * Then the element is compared with what was given, because the conversion wraps
- * integers round and makes infinities of floats that are too large. */
+/* From numbers to elements. A number is first held in the type that it has by itself,
+ * in which nothing is lost: a bool, int64, uint64, float64 or complex128 of Python's,
+ * or the type of NumPy's scalar. From that the engine's own conversion makes the
+ * element, so that a number becomes what an array with this number in it would become
+ * in a copy. Then the element is compared with what was given, because the conversion
+ * wraps integers round and makes infinities of floats that are too large. */
 #include "python/core/values.h"
 
 #include <math.h>
@@ -27,8 +27,8 @@ hold(given_number *out, cm_number type, const void *value)
     memcpy(out->bytes, value, cm_number_nbytes(type));
 }
 
-/* An integer of Python's that has more than 64 bits goes into floats only, which round
- * it, so it is held as the float64 that NumPy would read. */
+/* Read an int of Python's. One of more than 64 bits can go into floats only, which
+ * round it, so it is held as the float64 that NumPy would read. */
 static bool
 read_integer(PyObject *object, bool goes_into_floats, given_number *out)
 {
@@ -58,8 +58,8 @@ read_integer(PyObject *object, bool goes_into_floats, given_number *out)
     return true;
 }
 
-/* Subclasses of Python's numbers may read as something else, which the package finds
- * out. */
+/* Read a number. Subclasses of Python's numbers may read as something else, which the
+ * package finds out. */
 static bool
 read_number(PyObject *object, bool goes_into_floats, given_number *out)
 {
@@ -87,7 +87,7 @@ read_number(PyObject *object, bool goes_into_floats, given_number *out)
     return out->type != CM_NUMBER_NONE;
 }
 
-/* Does an integer lie within what `to`, of integers, can hold? */
+/* True if an integer lies within what `to`, a type of integers, can hold. */
 static bool
 integer_fits(const given_number *number, cm_number to)
 {
@@ -109,15 +109,15 @@ integer_fits(const given_number *number, cm_number to)
     return (uint64_t)integer <= most;
 }
 
-/* Has neither part of a number become an infinity that was none? The element is read in
- * the processor's byte order. */
+/* True if no part of a number has become an infinity that was none before. The element
+ * is in the processor's byte order. */
 static bool
 stayed_finite(const given_number *number, cm_number to, const void *element)
 {
     double before[2];
     double after[2];
     if (number->type == to || to == CM_FLOAT64 || to == CM_COMPLEX128) {
-        return true; /* these hold every number that can be given */
+        return true; /* these types hold every number that can be given */
     }
     cm_convert widen = {.from = number->type, .to = CM_COMPLEX128};
     cm_convert_run(&widen, before, 0, number->bytes, 0, 1);
@@ -154,7 +154,7 @@ cm_value_write_number(PyObject *object, PyObject *dtype,
     if (!is_integer && !stayed_finite(&number, to, made)) {
         return false;
     }
-    /* The order of the bytes is a matter of each part of a complex number. */
+    /* Bytes are in order within each part of a complex number. */
     size_t nbytes = (size_t)cm_number_nbytes(to);
     size_t part = cm_number_class_of(to) == CM_CLASS_COMPLEX ? nbytes / 2 : nbytes;
     for (size_t i = 0; i < nbytes; i++) {
