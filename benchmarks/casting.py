@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem.extension.casting import NUMBERS
+from cumem.buffers.casting import NUMBERS
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides

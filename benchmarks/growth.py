@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cumem
-from cumem.replay.trace import Trace, load_trace
+from cumem.tools.replay.trace import Trace, load_trace
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 from measure import Run
 
-from cumem import _testing as testing
+from cumem.tools import _testing as testing
 
 GRANULE = 2 << 20
 #: Operations of the runtime and the driver's calls behind them.

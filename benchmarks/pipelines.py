@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem import pipelines
+from cumem.transfers import pipelines
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides

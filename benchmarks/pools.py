@@ -39,9 +39,10 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem import info, replay
-from cumem.replay import allocators as replay_allocators
-from cumem.replay.trace import load_trace, parse_late
+from cumem import info
+from cumem.tools import replay
+from cumem.tools.replay import allocators as replay_allocators
+from cumem.tools.replay.trace import load_trace, parse_late
 from cumem.units import format_nbytes
 
 BEGIN, END = "<!-- pools-table -->", "<!-- /pools-table -->"

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cumem.bench.cases import COPY_KINDS
-from cumem.bench.report import DIRECTIONS
+from cumem.tools.bench.cases import COPY_KINDS
+from cumem.tools.bench.report import DIRECTIONS
 from cumem.units import format_nbytes
 
 ROOT = Path(__file__).parent.parent

@@ -29,7 +29,7 @@ LINK = re.compile(r"benchmarks/results/([\w.-]+)")
 
 #: What the figures of a file are about, by the beginning of its name.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "bench": ("cumem/bench", "csrc/transfer", "csrc/runtime/cuda*"),
+    "bench": ("cumem/tools/bench", "csrc/transfer", "csrc/runtime/cuda*"),
     "casting": ("csrc/base/convert.c", "csrc/transfer/routes", "csrc/transfer/host"),
     "ceilings": (),  # no code of ours
     "checks": ("csrc",),
@@ -51,24 +51,32 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("csrc/python/protocols/dlpack*", "csrc/python/protocols/array_interface.c"),
         *("csrc/python/protocols/buffer_export.c", "csrc/python/buffer/methods.c"),
         "csrc/python/copy/dlpack_export.c",
-        *("cumem/extension/views.py", "cumem/extension/hints.py"),  # texts of errors
+        *("cumem/buffers/views.py", "cumem/buffers/hints.py"),  # texts of errors
     ),
-    "loading": ("cumem/loading.py", "cumem/collating.py", "cumem/ring.py"),
+    "loading": (
+        "cumem/transfers/loading.py",
+        "cumem/transfers/collating.py",
+        "cumem/transfers/ring.py",
+    ),
     "managed": (
-        *("cumem/managed.py", "csrc/python/buffer/managed.c", "csrc/runtime/cuda*"),
+        *(
+            "cumem/transfers/managed.py",
+            "csrc/python/buffer/managed.c",
+            "csrc/runtime/cuda*",
+        ),
         "csrc/python/buffer/page_calls.c",
     ),
     "many": ("csrc/transfer/batch", "csrc/transfer/device/table*"),
     "mutants": ("csrc", "tests/mutants/faults.py"),
-    "pipelines": ("cumem/pipelines.py", "csrc/transfer"),
-    "numpy-pinned": ("cumem/numpy_memory.py", "csrc/python/pool/numpy_memory.c"),
-    "numpy-tests": ("cumem/numpy_memory.py", "csrc/python/pool/numpy_memory.c"),
-    "offloading": ("cumem/offloading.py",),
+    "pipelines": ("cumem/transfers/pipelines.py", "csrc/transfer"),
+    "numpy-pinned": ("cumem/pools/numpy_memory.py", "csrc/python/pool/numpy_memory.c"),
+    "numpy-tests": ("cumem/pools/numpy_memory.py", "csrc/python/pool/numpy_memory.c"),
+    "offloading": ("cumem/transfers/offloading.py",),
     "plan-fuzz": ("csrc/transfer/plan", "csrc/transfer/host"),
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
     "recording": ("csrc/base/recorder*", "csrc/pool", "csrc/python/core/recording*"),
-    "recording-page": ("cumem/recording/page*", "cumem/recording/lives.py"),
-    "safetensors": ("cumem/safetensors", "csrc/transfer/file"),
+    "recording-page": ("cumem/recording/page*", "cumem/recording/pairing.py"),
+    "safetensors": ("cumem/files/safetensors", "csrc/transfer/file"),
     "stress-transfers": ("csrc/transfer",),
     "training": (
         "cumem/integrations/torch*",

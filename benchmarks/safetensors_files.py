@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem.measuring import raw_copies
-from cumem.safetensors.format import TYPES
+from cumem.files.safetensors.format import TYPES
+from cumem.tools.measuring import raw_copies
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides

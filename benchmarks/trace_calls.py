@@ -388,7 +388,7 @@ CALLS: dict[str, Call] = {
 
 def settle() -> None:
     """Wait until no transfer is under way; the caller is not traced meanwhile."""
-    from cumem import _testing
+    from cumem.tools import _testing
 
     while _testing.pending_transfers():
         _testing.poll()

@@ -217,7 +217,7 @@ class Bench:
 
     def apart(self) -> Iterator[Case]:
         """Without peer access: what the driver does, and what cumem would."""
-        from cumem import _testing as testing
+        from cumem.tools import _testing as testing
 
         for nbytes in self.sizes:
             calls: dict[str, Call] = {}

@@ -26,62 +26,62 @@ from cumem._core import (
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from cumem import doctor as doctor
-    from cumem import info as info
-    from cumem import units as units
-    from cumem.calibration import Calibration, calibrate
-    from cumem.choosing import Recommendation, recommend
-    from cumem.collating import PinnedCollate, collate_pinned
-    from cumem.constructors import (
+    from cumem.tools import doctor as doctor
+    from cumem.tools import info as info
+    from cumem.base import units as units
+    from cumem.tools.calibration import Calibration, calibrate
+    from cumem.tools.recommendation import Recommendation, recommend
+    from cumem.transfers.collating import PinnedCollate, collate_pinned
+    from cumem.buffers.constructors import (
         array, asarray, ascontiguousarray, empty_like, full, full_like, zeros,
         zeros_like,
     )
-    from cumem.devices import (
+    from cumem.devices.device import (
         Device, backend, device_count, driver_version, emulation_reason, is_available,
         runtime_version, shutdown, synchronize,
     )
-    from cumem.errors import (
+    from cumem.base.errors import (
         CancelledError, CudaError, EmulationWarning, OutOfMemoryError,
     )
-    from cumem.explanation import Explanation, explain
-    from cumem.files import fromfile, read_ranges, tofile, write_ranges
-    from cumem.kinds import Kind
-    from cumem.loading import prefetch
-    from cumem.managed import (
+    from cumem.transfers.explanation import Explanation, explain
+    from cumem.files.raw import fromfile, read_ranges, tofile, write_ranges
+    from cumem.base.kinds import Kind
+    from cumem.transfers.loading import prefetch
+    from cumem.transfers.managed import (
         ManagedThrashWarning, Residency, tiles,
     )
-    from cumem.memory import (
+    from cumem.pools.memory import (
         DeviceMemory, HostMemory, LimitBlock, OutOfMemoryHook, get_limit, limit,
         memory_info, on_out_of_memory, set_limit,
     )
-    from cumem.multi_device import (
+    from cumem.transfers.multi_device import (
         broadcast, broadcast_async, gather, gather_async, scatter, scatter_async,
     )
-    from cumem.numpy_memory import numpy_pinned
-    from cumem.npy import NpzDict, load, save, savez
-    from cumem.offloading import (
+    from cumem.pools.numpy_memory import numpy_pinned
+    from cumem.files.npy import NpzDict, load, save, savez
+    from cumem.transfers.offloading import (
         ActivationOffload, offload, offload_activations, restore,
     )
-    from cumem.pipelines import chunk_size, chunks, pipeline
-    from cumem.pool_stats import (
+    from cumem.transfers.pipelines import chunk_size, chunks, pipeline
+    from cumem.pools.statistics import (
         Counters, Measure, Measurement, PoolStats, Stats, measure, pool_counters,
         stats,
     )
-    from cumem.pools import Pool, default_pool, trim
-    from cumem.recording.living import (
+    from cumem.pools.pool import Pool, default_pool, trim
+    from cumem.recording.live_buffers import (
         Holder, Holders, Living, LivingBuffers, live, report_leaks_at_exit, who_holds,
     )
     from cumem.recording.record import Record, diff, load_record, record, tag
-    from cumem.registering import Registration, register
-    from cumem.safetensors import SafetensorsDict, load_safetensors
-    from cumem.safetensors.format import (
+    from cumem.interchange.registering import Registration, register
+    from cumem.files.safetensors import SafetensorsDict, load_safetensors
+    from cumem.files.safetensors.format import (
         SafetensorsError, SafetensorsHeader, SafetensorsInfo, read_safetensors_header,
     )
-    from cumem.safetensors.save import save_safetensors
-    from cumem.snapshot import Block, Segment, Snapshot
-    from cumem.trees import to_device, to_host
-    from cumem.tuning import Configuration, configure
-    from cumem.workspace import Workspace
+    from cumem.files.safetensors.save import save_safetensors
+    from cumem.pools.snapshot import Block, Segment, Snapshot
+    from cumem.transfers.trees import to_device, to_host
+    from cumem.transfers.tuning import Configuration, configure
+    from cumem.pools.workspace import Workspace
 # isort: on
 
 if hasattr(sys, "_is_gil_enabled") and not sys._is_gil_enabled():  # from 3.13 on
@@ -253,18 +253,20 @@ def _watch() -> None:
     # The module is loaded by the first fork, since most programs never do; before the
     # fork, so that the child need not.
     def before() -> None:
-        import_module("cumem.forking").before_fork(_load, _LATER)
+        import_module("cumem.base.forking").before_fork(_load, _LATER)
 
     def begin_child() -> None:
         try:
-            import_module("cumem.forking").after_fork_in_child()
+            import_module("cumem.base.forking").after_fork_in_child()
         finally:
             _after_fork()
 
     os.register_at_fork(
         before=before,
         after_in_child=begin_child,
-        after_in_parent=lambda: import_module("cumem.forking").after_fork_in_parent(),
+        after_in_parent=lambda: import_module(
+            "cumem.base.forking"
+        ).after_fork_in_parent(),
     )
     if text := os.environ.get("CUMEM_LEAKS"):
         _report_leaks_if_asked(text)
@@ -276,18 +278,18 @@ def _report_leaks_if_asked(text: str) -> None:
     """What ``CUMEM_LEAKS`` says. A word that it does not know is a warning and reports
     nothing: an error would keep the program from importing cumem.
     """
-    variables = import_module("cumem.variables")
+    variables = import_module("cumem.base.variables")
     try:
         is_asked = variables.read_switch(text)
     except ValueError:
         is_asked = False
-        import_module("cumem.errors").warn_caller(
+        import_module("cumem.base.errors").warn_caller(
             f"CUMEM_LEAKS must be {variables.SWITCH_WORDS}, not '{text:.100}': leaks are "
             "not reported",
             UserWarning,
         )
     if is_asked:
-        _load("recording.living").report_leaks_at_exit()
+        _load("recording.live_buffers").report_leaks_at_exit()
 
 
 def _at_exit() -> None:
@@ -307,17 +309,17 @@ def _at_exit() -> None:
 #: Modules that are loaded at the first use of one of these names, and for what `_core`
 #: asks of Python: making their classes takes longer than the extension does.
 _LATER: dict[str, tuple[str, ...]] = {
-    "answers": (),
-    "extension.arguments": (),
-    "extension.array_interface": (),
-    "extension.awaiting": (),
-    "extension.blocks": (),
-    "extension.casting": (),
-    "extension.counting": (),
-    "calibration": ("Calibration", "calibrate"),
-    "choosing": ("Recommendation", "recommend"),
-    "collating": ("PinnedCollate", "collate_pinned"),
-    "constructors": (
+    "base.answer": (),
+    "buffers.arguments": (),
+    "interchange.array_interface": (),
+    "devices.awaiting": (),
+    "devices.blocks": (),
+    "buffers.casting": (),
+    "devices.counting": (),
+    "tools.calibration": ("Calibration", "calibrate"),
+    "tools.recommendation": ("Recommendation", "recommend"),
+    "transfers.collating": ("PinnedCollate", "collate_pinned"),
+    "buffers.constructors": (
         "array",
         "asarray",
         "ascontiguousarray",
@@ -327,8 +329,8 @@ _LATER: dict[str, tuple[str, ...]] = {
         "zeros",
         "zeros_like",
     ),
-    "control_groups": (),
-    "devices": (
+    "base.control_groups": (),
+    "devices.device": (
         "Device",
         "backend",
         "device_count",
@@ -339,19 +341,24 @@ _LATER: dict[str, tuple[str, ...]] = {
         "shutdown",
         "synchronize",
     ),
-    "errors": ("CancelledError", "CudaError", "EmulationWarning", "OutOfMemoryError"),
-    "explanation": ("Explanation", "explain"),
-    "files": ("fromfile", "read_ranges", "tofile", "write_ranges"),
-    "extension.exchange": (),
-    "extension.filling": (),
-    "extension.foreign_memory": (),
-    "extension.foreign_stream": (),
-    "extension.hints": (),
-    "extension.importing": (),
-    "loading": ("prefetch",),
-    "notebook.objects": (),
-    "managed": ("ManagedThrashWarning", "Residency", "tiles"),
-    "memory": (
+    "base.errors": (
+        "CancelledError",
+        "CudaError",
+        "EmulationWarning",
+        "OutOfMemoryError",
+    ),
+    "transfers.explanation": ("Explanation", "explain"),
+    "files.raw": ("fromfile", "read_ranges", "tofile", "write_ranges"),
+    "interchange.exchange": (),
+    "buffers.filling": (),
+    "interchange.foreign_memory": (),
+    "interchange.foreign_stream": (),
+    "buffers.hints": (),
+    "interchange.importing": (),
+    "transfers.loading": ("prefetch",),
+    "tools.notebook.objects": (),
+    "transfers.managed": ("ManagedThrashWarning", "Residency", "tiles"),
+    "pools.memory": (
         "DeviceMemory",
         "HostMemory",
         "LimitBlock",
@@ -362,7 +369,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "on_out_of_memory",
         "set_limit",
     ),
-    "multi_device": (
+    "transfers.multi_device": (
         "broadcast",
         "broadcast_async",
         "gather",
@@ -370,14 +377,19 @@ _LATER: dict[str, tuple[str, ...]] = {
         "scatter",
         "scatter_async",
     ),
-    "numpy_memory": ("numpy_pinned",),
-    "npy": ("NpzDict", "load", "save", "savez"),
-    "offloading": ("ActivationOffload", "offload", "offload_activations", "restore"),
-    "out_of_memory": (),
-    "pipelines": ("chunk_size", "chunks", "pipeline"),
-    "pools": ("Pool", "default_pool", "trim"),
-    "extension.pickling": (),
-    "pool_stats": (
+    "pools.numpy_memory": ("numpy_pinned",),
+    "files.npy": ("NpzDict", "load", "save", "savez"),
+    "transfers.offloading": (
+        "ActivationOffload",
+        "offload",
+        "offload_activations",
+        "restore",
+    ),
+    "pools.out_of_memory": (),
+    "transfers.pipelines": ("chunk_size", "chunks", "pipeline"),
+    "pools.pool": ("Pool", "default_pool", "trim"),
+    "interchange.pickling": (),
+    "pools.statistics": (
         "Counters",
         "Measure",
         "Measurement",
@@ -387,8 +399,8 @@ _LATER: dict[str, tuple[str, ...]] = {
         "pool_counters",
         "stats",
     ),
-    "progress": (),
-    "recording.living": (
+    "base.progress": (),
+    "recording.live_buffers": (
         "Holder",
         "Holders",
         "Living",
@@ -398,24 +410,24 @@ _LATER: dict[str, tuple[str, ...]] = {
         "who_holds",
     ),
     "recording.record": ("Record", "diff", "load_record", "record", "tag"),
-    "registering": ("Registration", "register"),
-    "extension.texts": (),
-    "limits": (),
-    "kinds": ("Kind",),
-    "safetensors": ("SafetensorsDict", "load_safetensors"),
-    "safetensors.format": (
+    "interchange.registering": ("Registration", "register"),
+    "buffers.texts": (),
+    "pools.limits": (),
+    "base.kinds": ("Kind",),
+    "files.safetensors": ("SafetensorsDict", "load_safetensors"),
+    "files.safetensors.format": (
         "SafetensorsError",
         "SafetensorsHeader",
         "SafetensorsInfo",
         "read_safetensors_header",
     ),
-    "safetensors.save": ("save_safetensors",),
-    "snapshot": ("Block", "Segment", "Snapshot"),
-    "trees": ("to_device", "to_host"),
-    "tuning": ("Configuration", "configure"),
-    "extension.values": (),
-    "extension.views": (),
-    "workspace": ("Workspace",),
+    "files.safetensors.save": ("save_safetensors",),
+    "pools.snapshot": ("Block", "Segment", "Snapshot"),
+    "transfers.trees": ("to_device", "to_host"),
+    "transfers.tuning": ("Configuration", "configure"),
+    "buffers.values": (),
+    "buffers.views": (),
+    "pools.workspace": ("Workspace",),
 }
 
 
@@ -481,14 +493,14 @@ if not TYPE_CHECKING:  # for which any name would be one that the package has
 
 def load_ipython_extension(shell: object) -> None:
     """By ``%load_ext cumem`` in a notebook: see docs/notebooks.md."""
-    from cumem.notebook.magics import load
+    from cumem.tools.notebook.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: object) -> None:
     """By ``%unload_ext cumem``."""
-    from cumem.notebook.magics import unload
+    from cumem.tools.notebook.magics import unload
 
     unload(shell)
 

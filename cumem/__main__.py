@@ -3,7 +3,7 @@
 
 import sys
 
-from cumem.cli import main
+from cumem.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

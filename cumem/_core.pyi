@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import CapsuleType, TypeVar
 
-from cumem.devices import Device
-from cumem.extension.flags import Flags
-from cumem.managed import Residency
-from cumem.pools import Pool
+from cumem.buffers.flags import Flags
+from cumem.devices.device import Device
+from cumem.pools.pool import Pool
+from cumem.transfers.managed import Residency
 
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=Buffer)
@@ -1729,7 +1729,7 @@ class _DeviceBlocks:
         """Make current what was so before."""
 
 class _Pool(Generic[_B_co]):
-    """What a Pool has in C; `cumem.pools.Pool` is the type of all of them."""
+    """What a Pool has in C; `cumem.pools.pool.Pool` is the type of all of them."""
 
     @classmethod
     def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
@@ -2749,7 +2749,7 @@ def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 
 def _addresses() -> list[tuple[str, int]]:
-    """By name, where functions and objects of the core are, for cumem/_testing.py."""
+    """By name, where functions and objects of the core are, for cumem/tools/_testing.py."""
 
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
@@ -2831,7 +2831,7 @@ def _processors() -> tuple[int, int]:
 
 def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
     """The limit in force, once `new` was put where it is given; None: there is none. What
-    `cumem.limits` takes for a share stays one until the driver is started."""
+    `cumem.pools.limits` takes for a share stays one until the driver is started."""
 
 def _explain(
     dst: object,
@@ -2884,7 +2884,7 @@ def _transfer_file(
     looks: bool,
     /,
 ) -> int | tuple[int, int, int] | list[int]:
-    """Read or write pairs of an offset and memory, which cumem/files.py has read and
+    """Read or write pairs of an offset and memory, which cumem/files/raw.py has read and
     checked; the file is opened when nothing else is wrong. The number of bytes, or what
     the system said (an errno; 0: the file ends), where in the file and at which end.
     A list: nothing was moved, as these ends are maps of bytes of the file that the call

@@ -16,7 +16,7 @@
 
 /* -- control groups --------------------------------------------------------------------------- */
 
-/* Say where the control groups are, which cumem/control_groups.py finds. `folders`
+/* Say where the control groups are, which cumem/base/control_groups.py finds. `folders`
  * holds one line for each group that may limit the memory of the process, of either
  * version; each line, the last one too, ends with a newline. `cpu_count` is the number
  * of CPUs that their quotas allow, at least 1. Only one thread at a time calls this.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranges that show in a profiler's timeline what the calling thread is doing. There is
- * one tool for the process: cumem/extension/nvtx.py, which knows NVTX, attaches it, and
+ * one tool for the process: cumem/base/nvtx.py, which knows NVTX, attaches it, and
  * it stays. */
 #pragma once
 

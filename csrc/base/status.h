@@ -16,7 +16,8 @@ typedef struct cm_status {
     uint64_t arg;   /* the operation's most telling argument, such as a byte count */
 } cm_status;
 
-/* Our own errors; their texts, and those of CUDA's, stand in cumem/error_codes.py. */
+/* Our own errors; their texts, and those of CUDA's, stand in cumem/base/error_codes.py.
+ */
 enum {
     CM_OK = 0,
     CM_EINVALID = -1,

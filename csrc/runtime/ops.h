@@ -5,7 +5,7 @@
  * (in cuda.c and emulated/); nothing else names it.
  *
  * X(name, CUDA function, oldest driver, (what its most telling argument is, by a name
- * of cumem/errors.py; that argument), (parameters), (arguments))
+ * of cumem/base/errors.py; that argument), (parameters), (arguments))
  *
  * Before the parameters comes `cm_runtime *rt`, which CM_OP_PARAMS and CM_OP_ARGS add.
  *

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from cuda import core
 
 from cumem import _core
-from cumem.integrations.lending import Pools, lend, need_gpu
-from cumem.kinds import DEVICE_FIRST, KINDS, PAGE_LOCKED
+from cumem.base.kinds import DEVICE_FIRST, KINDS, PAGE_LOCKED
+from cumem.integrations.serving import Pools, lend, need_gpu
 
 if not hasattr(core, "MemoryResource"):  # before 1.0
     from cuda.core import experimental as core

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from cumem import _core, errors
-from cumem.extension.arguments import wrong_type
-from cumem.integrations.lending import Pools, lend, made_as, need_gpu
-from cumem.pools import Pool, default_pool
+from cumem import _core
+from cumem.base import errors
+from cumem.buffers.arguments import wrong_type
+from cumem.integrations.serving import Pools, lend, made_as, need_gpu
+from cumem.pools.pool import Pool, default_pool
 
 __all__ = ["OutOfMemoryError", "PinnedOutOfMemoryError", "disable", "enable", "using"]
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from numba.cuda.cudadrv import driver
 
-from cumem import _core, errors
-from cumem.devices import Device
-from cumem.integrations.lending import Pools, made_as, need_gpu
-from cumem.registering import register
+from cumem import _core
+from cumem.base import errors
+from cumem.devices.device import Device
+from cumem.integrations.serving import Pools, made_as, need_gpu
+from cumem.interchange.registering import register
 
 __all__ = ["CumemMemoryManager", "OutOfMemoryError", "enable"]
 

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cumem import _core
-from cumem.errors import OutOfMemoryError
-from cumem.integrations.lending import check_pool, need_gpu
-from cumem.memory import memory_info, set_limit
-from cumem.pools import Pool, default_pool, trim
+from cumem.base.errors import OutOfMemoryError
+from cumem.integrations.serving import check_pool, need_gpu
+from cumem.pools.memory import memory_info, set_limit
+from cumem.pools.pool import Pool, default_pool, trim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files import open_export, open_regular
+from cumem.files.raw import open_export, open_regular
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log, checked
 
 __all__ = ["lines", "read", "write"]

@@ -18,10 +18,9 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files import open_export
-from cumem.notebook.html import KIND_COLOURS
+from cumem.files.raw import open_export
 from cumem.recording.events import KINDS, OPS, TRANSFER, Log
-from cumem.recording.lives import (
+from cumem.recording.pairing import (
     DIRECTIONS,
     Lives,
     changes,
@@ -32,6 +31,7 @@ from cumem.recording.lives import (
     sites,
     thread_name,
 )
+from cumem.tools.notebook.html import KIND_COLOURS
 
 __all__ = ["data", "render", "write"]
 

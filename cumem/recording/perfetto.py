@@ -17,9 +17,10 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from cumem.files import open_export
+from cumem.base.units import format_nbytes, format_rate
+from cumem.files.raw import open_export
 from cumem.recording.events import KINDS, OPS, PREFETCH, TRANSFER, Log
-from cumem.recording.lives import (
+from cumem.recording.pairing import (
     DIRECTIONS,
     Lives,
     changes,
@@ -29,7 +30,6 @@ from cumem.recording.lives import (
     pair,
     thread_name,
 )
-from cumem.units import format_nbytes, format_rate
 
 __all__ = ["entries", "write"]
 

@@ -15,9 +15,9 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from cumem.files import open_export
+from cumem.files.raw import open_export
 from cumem.recording.events import KINDS, Frame, Log
-from cumem.recording.lives import machine_text, pair, sites
+from cumem.recording.pairing import machine_text, pair, sites
 
 __all__ = ["encode", "write"]
 

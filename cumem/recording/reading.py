@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.recording.events import KINDS, TRANSFER, Frame, Log
-from cumem.recording.lives import changes, pair
+from cumem.recording.pairing import changes, pair
 
 _REGISTERED, _STAGING = KINDS.index("registered"), KINDS.index("staging")
 

@@ -26,16 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem import _core
-from cumem.devices import Device, backend, device_count
-from cumem.errors import warn_caller
-from cumem.extension.arguments import hinting
-from cumem.files import open_export, open_regular
-from cumem.locks import make_lock
-from cumem.recording import answers
+from cumem.base.errors import warn_caller
+from cumem.base.locks import make_lock
+from cumem.base.units import parse_nbytes
+from cumem.buffers.arguments import hinting
+from cumem.devices.device import Device, backend, device_count
+from cumem.files.raw import open_export, open_regular
+from cumem.recording import summary as answers
 from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Log, checked
-from cumem.recording.lives import address_keys, pair
+from cumem.recording.pairing import address_keys, pair
 from cumem.recording.stacks import Stacks
-from cumem.units import parse_nbytes
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -334,10 +334,12 @@ class Record:
         -------
         matplotlib.axes.Axes
         """
-        return import_module("cumem.plots").plot_record(self.log, ax)
+        return import_module("cumem.tools.plots").plot_record(self.log, ax)
 
     def _repr_html_(self) -> str:
-        text: str = import_module("cumem.notebook.cell").Report(self.log)._repr_html_()
+        text: str = (
+            import_module("cumem.tools.notebook.cell").Report(self.log)._repr_html_()
+        )
         return text
 
 

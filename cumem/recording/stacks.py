@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any, overload
 
 from cumem import _core
-from cumem.locks import make_lock
+from cumem.base.locks import make_lock
 from cumem.recording.events import Frame
 
 _lock = make_lock()

@@ -18,9 +18,9 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files import open_export
+from cumem.files.raw import open_export
 from cumem.recording.events import GROW, KINDS, OUT_OF_MEMORY, TRIM, Log
-from cumem.recording.lives import (
+from cumem.recording.pairing import (
     Lives,
     changes,
     machine_text,

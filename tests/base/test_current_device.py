@@ -24,7 +24,7 @@ from support import session
 from support.session import testing
 
 import cumem
-from cumem import collating
+from cumem.transfers import collating
 
 A = TypeVar("A")
 DEVICES = 4

@@ -12,7 +12,7 @@ from support import programs, session
 from support.strategies import KINDS
 
 import cumem
-from cumem import devices
+from cumem.devices import device as devices
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.

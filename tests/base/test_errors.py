@@ -12,8 +12,8 @@ import pytest
 from support import session
 
 import cumem
-from cumem import errors
-from cumem.error_codes import CODES
+from cumem.base import errors
+from cumem.base.error_codes import CODES
 
 # What a package lacks, or an older NumPy, shows here.
 pytestmark = pytest.mark.packaging

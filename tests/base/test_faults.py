@@ -20,8 +20,8 @@ from support import session, values
 from support.faults import Swept, sweep
 
 import cumem
-from cumem import collating
-from cumem.measuring import raw_copies
+from cumem.tools.measuring import raw_copies
+from cumem.transfers import collating
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.

@@ -27,8 +27,9 @@ from support import session
 from support.forks import fork_and_die, fork_and_die_or_run, fork_and_run
 
 import cumem
-from cumem import pool_stats, tuning
-from cumem.memory import LimitBlock
+from cumem.pools import statistics as pool_stats
+from cumem.pools.memory import LimitBlock
+from cumem.transfers import tuning
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),

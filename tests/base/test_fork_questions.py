@@ -16,7 +16,7 @@ from support import programs
 from test_first_calls import CALLS, OTHERS, PROGRAM
 from test_first_calls import folder as files_of_calls  # noqa: F401
 
-from cumem.extension import counting
+from cumem.devices import counting
 
 pytestmark = [
     # What is tested are programs of their own, which no version of Python changes.

@@ -9,7 +9,7 @@ import pytest
 from support import programs
 
 import cumem
-from cumem import gpus
+from cumem.devices import gpus
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.
 pytestmark = pytest.mark.any_python
@@ -156,7 +156,7 @@ def test_error_names_the_cause(
 
 PROGRAM = """
 import sys
-from cumem import gpus
+from cumem.devices import gpus
 gpus.ROOT = sys.argv[1]
 import cumem
 print(cumem.is_available())

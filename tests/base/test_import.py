@@ -86,7 +86,7 @@ def test_modules_of_the_package_are_loaded_at_first_use() -> None:
 
 def test_no_module_takes_the_name_of_a_function() -> None:
     """Loading it would put it in the function's place."""
-    modules = {path.stem for path in pathlib.Path(cumem.__file__).parent.glob("*.py")}
+    modules = {path.stem for path in pathlib.Path(cumem.__file__).parent.iterdir()}
     assert not modules & set(cumem.__all__)
 
 
@@ -428,7 +428,7 @@ int main(int argc, char **argv)
 INTERRUPTED = """
 import os, signal, threading
 import cumem
-from cumem import _testing as testing
+from cumem.tools import _testing as testing
 from support import session
 
 stream = cumem.Stream()

@@ -11,8 +11,11 @@ import pytest
 from support import programs, rules, session
 
 import cumem
-from cumem import calibration, devices, files, variables
+from cumem.base import variables
+from cumem.devices import device as devices
 from cumem.doctor import checks
+from cumem.files import raw as files
+from cumem.tools import calibration
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -84,7 +87,7 @@ def test_variables_are_those_that_the_sources_name() -> None:
         for path in (ROOT / folder).rglob(pattern):
             named |= set(re.findall(r"\bCUMEM_[A-Z_]+[A-Z]\b", path.read_text()))
     known = variables.READ | variables.OTHERS
-    rules.check_none(sorted(named - known), "in no list of cumem/variables.py:")
+    rules.check_none(sorted(named - known), "in no list of cumem/base/variables.py:")
     rules.check_none(sorted(variables.READ - named), "nothing reads or tells of:")
 
 

@@ -22,7 +22,7 @@ from support.session import testing
 from support.strategies import KINDS, as_view, basic_indices, places, same_bytes, shapes
 
 import cumem
-from cumem.extension.casting import NUMBERS, REALS, STANDS_FOR
+from cumem.buffers.casting import NUMBERS, REALS, STANDS_FOR
 
 # Its rules come from one table in C, which is the same for each Python.
 pytestmark = pytest.mark.any_python

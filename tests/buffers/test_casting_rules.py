@@ -19,7 +19,7 @@ import pytest
 from support import values
 
 import cumem
-from cumem.extension.casting import Casting
+from cumem.buffers.casting import Casting
 
 # Its rules come from one table in C, which is the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -433,7 +433,7 @@ def test_broadcast_converts_for_targets_of_several_dtypes(runtime) -> None:
 @pytest.mark.parametrize("kind", ["pinned", "device"])
 @pytest.mark.parametrize("suffix", ["npy", "npz", "packed.npz"])
 def test_load_converts_by_rule(runtime, tmp_path, monkeypatch, suffix, kind) -> None:
-    monkeypatch.setattr("cumem.converting.STAGE_NBYTES", 1000)
+    monkeypatch.setattr("cumem.files.converting.STAGE_NBYTES", 1000)
     path = tmp_path / f"x.{suffix}"
     save = {"npy": np.save, "npz": np.savez}.get(suffix, np.savez_compressed)
     for source, to in PAIRS:

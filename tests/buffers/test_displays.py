@@ -17,13 +17,13 @@ from support import session
 from support.logs import made
 
 import cumem
-from cumem import answers
-from cumem.notebook import html as pieces
-from cumem.notebook.cell import Report
+from cumem.base import answer as answers
 from cumem.recording import reading
-from cumem.recording.answers import summarize
 from cumem.recording.events import TRANSFER, Frame
-from cumem.recording.lives import lanes
+from cumem.recording.pairing import lanes
+from cumem.recording.summary import summarize
+from cumem.tools.notebook import html as pieces
+from cumem.tools.notebook.cell import Report
 
 MIB = 1 << 20
 EMPTY = {"br", "hr", "img", "input", "meta"}
@@ -411,7 +411,7 @@ def shell_of(**names: Any) -> Any:
 def test_table_lists_what_lives_with_its_line_and_its_variables(
     emulated, monkeypatch
 ) -> None:
-    magics = pytest.importorskip("cumem.notebook.magics")
+    magics = pytest.importorskip("cumem.tools.notebook.magics")
     buf = cumem.empty_pinned((2, 3), "f4")
     alive = [
         types.SimpleNamespace(
@@ -443,7 +443,7 @@ def test_table_lists_what_lives_with_its_line_and_its_variables(
 
 
 def test_variables_of_closed_and_changing_things_are_passed_over(emulated) -> None:
-    magics = pytest.importorskip("cumem.notebook.magics")
+    magics = pytest.importorskip("cumem.tools.notebook.magics")
     buf, gone = cumem.empty_pinned(8, "u1"), cumem.empty_pinned(8, "u1")
     gone.free()
     loop: list[Any] = []

@@ -36,7 +36,7 @@ from support.strategies import (
 )
 
 import cumem
-from cumem.extension import hints
+from cumem.buffers import hints
 
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -1051,7 +1051,7 @@ def test_names_that_two_peers_share_do_what_theirs_do(emulated) -> None:
     ("name", "call", "answer"),
     [
         ("units", "units.parse_nbytes('4 KiB')", "4096"),
-        ("info", "info.collect.__module__", "cumem.info"),
+        ("info", "info.collect.__module__", "cumem.tools.info"),
     ],
 )
 def test_modules_can_be_reached_without_an_import_of_their_own(

@@ -16,7 +16,7 @@ import pytest
 from support import exporters, session, values
 
 import cumem
-from cumem.extension import foreign_memory
+from cumem.interchange import foreign_memory
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python

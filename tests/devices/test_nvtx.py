@@ -252,7 +252,7 @@ def test_without_a_tool_nothing_happens(tool: Path, tmp_path: Path) -> None:
 def test_tool_stays_after_a_shutdown(tool: Path, tmp_path: Path) -> None:
     code = """
         import cumem
-        from cumem.extension import nvtx
+        from cumem.base import nvtx
         assert not nvtx.listens()
         cumem.backend()
         cumem.shutdown()

@@ -19,8 +19,8 @@ from support import values
 from support.faults import sweep
 
 import cumem
-from cumem import converting
-from cumem.safetensors import format as safetensors_format
+from cumem.files.raw import converting
+from cumem.files.safetensors import format as safetensors_format
 
 # What files hold is decided by the C core and by formats, not by Python.
 pytestmark = pytest.mark.any_python

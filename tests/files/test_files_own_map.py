@@ -256,7 +256,7 @@ def test_tofile_from_a_map_that_fails_has_written_nothing(
         raise MemoryError
 
     source = np.memmap(path, "<u4", "r")
-    monkeypatch.setattr("cumem.files._stage", refuse)
+    monkeypatch.setattr("cumem.files.raw._stage", refuse)
     with pytest.raises(MemoryError):
         cumem.tofile(path, source[::-1])
     assert (np.fromfile(path, "<u4") == WHOLE).all()

@@ -249,7 +249,7 @@ for place, upload in itertools.product(("device", "pinned", "numpy"), (True, Fal
 """,
     "copies that the driver makes": """
 from concurrent.futures import ThreadPoolExecutor
-from cumem import _testing as testing
+from cumem.tools import _testing as testing
 
 stream = cumem.Stream()
 for upload in (True, False):

@@ -28,7 +28,7 @@ from support.strategies import (
 )
 
 import cumem
-from cumem import npy
+from cumem.files import npy
 
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 #: Longer than one piece of what is unpacked or summed.

@@ -18,7 +18,7 @@ from support.strategies import KINDS
 from test_safetensors_format import ARRAYS, blob, tensor
 
 import cumem
-from cumem.safetensors import format as form
+from cumem.files.safetensors import format as form
 
 ALL_KINDS = [*KINDS, "host"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -359,7 +359,7 @@ def test_nothing_stays_allocated_when_reading_fails(
         os.truncate(path, cut)
         return header
 
-    monkeypatch.setattr("cumem.safetensors.read_header", read_and_cut)
+    monkeypatch.setattr("cumem.files.safetensors.read_header", read_and_cut)
     with pytest.raises(EOFError) as caught:
         cumem.load_safetensors(path, kind="pinned", framework=framework)
     assert session.leftovers() == {}

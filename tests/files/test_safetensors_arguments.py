@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cumem
-from cumem.safetensors import format as safetensors_format
+from cumem.files.safetensors import format as safetensors_format
 
 GOOD = {"w": np.ones(4)}
 Info = cumem.SafetensorsInfo

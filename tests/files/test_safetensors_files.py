@@ -17,7 +17,7 @@ import pytest
 from test_safetensors_format import blob, tensor
 
 import cumem
-from cumem.safetensors import save
+from cumem.files.safetensors import save
 
 ARRAYS = {name: np.full(8, i, "u1") for i, name in enumerate("abc")}
 EIGHT: dict[str, Any] = {"max_shard_nbytes": 8}

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cumem
-from cumem.safetensors import format as form
+from cumem.files.safetensors import format as form
 
 # What files hold is decided by the C core and by formats, not by Python.
 pytestmark = pytest.mark.any_python

@@ -45,7 +45,7 @@ def test_arrays_of_jax_have_the_values_of_the_file(runtime, jax, path, kind) -> 
 @pytest.mark.parametrize("kind", ["device", "pinned", "mapped", "managed"])
 def test_arrays_of_jax_share_the_memory(runtime, jax, path, kind, monkeypatch) -> None:
     made: list[cumem.Buffer] = []
-    module = importlib.import_module("cumem.safetensors")
+    module = importlib.import_module("cumem.files.safetensors")
 
     def empty(*args: Any, **named: Any) -> cumem.Buffer:
         made.append(cumem.empty(*args, **named))

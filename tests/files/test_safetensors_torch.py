@@ -11,7 +11,7 @@ from support import session
 from test_safetensors_format import blob, tensor
 
 import cumem
-from cumem.safetensors import format as form
+from cumem.files.safetensors import format as form
 
 torch = pytest.importorskip("torch")
 oracle = pytest.importorskip("safetensors.torch")

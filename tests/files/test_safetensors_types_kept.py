@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import cumem
-import cumem.carried as carried
-import cumem.safetensors.format as form
+import cumem.base.carried as carried
+import cumem.files.safetensors.format as form
 
 
 @pytest.fixture

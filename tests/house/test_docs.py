@@ -19,33 +19,26 @@ from support.rules import check_none
 from support.scripts import load
 
 import cumem
-from cumem import (
-    bench,
-    cli,
-    doctor,
-    info,
-    plots,
-    replay,
-    safetensors,
-    units,
-)
-from cumem.bench import cases as bench_cases
-from cumem.bench import report as bench_report
+from cumem import doctor, info, plots, units
+from cumem.buffers import hints
 from cumem.doctor import checks as doctor_checks
 from cumem.doctor import facts as doctor_facts
-from cumem.extension import hints
+from cumem.files import safetensors
+from cumem.files.safetensors import format as safetensors_format
+from cumem.files.safetensors import save as safetensors_save
 from cumem.integrations import torch as integrations_torch
 from cumem.recording import json_lines as recording_json_lines
 from cumem.recording import page as recording_page
 from cumem.recording import perfetto as recording_perfetto
 from cumem.recording import pprof as recording_pprof
 from cumem.recording import torch_snapshot as recording_torch_snapshot
-from cumem.replay import allocators as replay_allocators
-from cumem.replay import hold as replay_hold
-from cumem.replay import report as replay_report
-from cumem.replay import trace as replay_trace
-from cumem.safetensors import format as safetensors_format
-from cumem.safetensors import save as safetensors_save
+from cumem.tools import bench, cli, replay
+from cumem.tools.bench import cases as bench_cases
+from cumem.tools.bench import report as bench_report
+from cumem.tools.replay import allocators as replay_allocators
+from cumem.tools.replay import hold as replay_hold
+from cumem.tools.replay import report as replay_report
+from cumem.tools.replay import trace as replay_trace
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -257,7 +250,7 @@ VARIABLES = {
 
 def test_environment_variables_are_documented_and_read() -> None:
     package = Path(cumem.__file__).parent  # not below ROOT where a wheel is tested
-    files = [*ROOT.glob("csrc/**/*.c"), *package.glob("*.py")]
+    files = [*ROOT.glob("csrc/**/*.c"), *package.rglob("*.py")]
     sources = "".join(path.read_text(encoding="utf-8") for path in files)
     for page, variables in VARIABLES.items():
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")

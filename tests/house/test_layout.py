@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 from pathlib import Path
@@ -23,75 +22,6 @@ SUB_LAYERS = {
     ],
     "python": ["core", "device", "buffer", "pool", "protocols", "copy", "module"],
 }
-PACKAGE_LAYERS = [
-    {"_core", "error_codes", "units", "variables"},
-    {"notebook", "notebook.html"},
-    {"notebook.objects", "recording", "recording.events"},
-    {"recording.lives"},
-    {"recording.reading"},
-    {"notebook.cell"},
-    {
-        "answers",
-        "carried",
-        "control_groups",
-        "gpus",
-        "extension.flags",
-        "kinds",
-    }
-    | {"_optional_types", "file_hints", "forking", "locks", "structures"},
-    {"extension.hints"},
-    {
-        "extension.arguments",
-        "extension.array_interface",
-        "extension.blocks",
-        "extension.casting",
-        "errors",
-        "extension.foreign_memory",
-        "extension.pickling",
-    }
-    | {"extension.values"},
-    {"_testing", "devices", "extension.filling", "extension.importing"}
-    | {"extension.counting", "extension.nvtx"}
-    | {"extension.exchange", "extension.texts"},
-    {"limits", "plots", "converting"},
-    {
-        "extension.awaiting",
-        "pool_stats",
-        "snapshot",
-        "memory",
-        "out_of_memory",
-        "progress",
-    }
-    | {"extension.foreign_stream", "pools", "registering", "extension.views"},
-    {"constructors", "tuning", "explanation", "files", "multi_device", "workspace"}
-    | {"offloading", "ring"},
-    {"managed", "measuring", "numpy_memory", "npy", "ahead"},
-    {"sources"},
-    {"pipelines", "loading", "collating"},
-    {"integrations", "integrations.lending", "trees"},
-    {"integrations.cupy", "integrations.numba", "integrations.cuda_core"}
-    | {"integrations.torch"},
-    {"recording.stacks"},
-    {"recording.answers"},
-    {"recording.record"},
-    {"recording.living"},
-    {"calibration"},
-    {"safetensors.format"},
-    {"safetensors", "safetensors.save"},
-    {"info", "bench", "bench.cases", "bench.report"},
-    {"doctor.checks", "doctor.facts"},
-    {"doctor"},
-    {"choosing"},
-    {"recording.json_lines", "recording.page", "recording.perfetto"}
-    | {"recording.pprof", "recording.torch_snapshot"},
-    {"replay.npz"},
-    {"replay.trace", "replay.report"},
-    {"replay.allocators", "replay.hold"},
-    {"replay"},
-    {"notebook.magics"},
-    {"cli"},
-    {"__main__"},
-]
 
 pytestmark = [
     # What is tested are texts of the tree, the same for each Python.
@@ -347,36 +277,6 @@ def test_core_has_no_mutable_globals() -> None:
         and name_of(path) not in ("base/recorder.c", "runtime/runtime.c")
         for line in mutable_globals(CODES[path])
     )
-
-
-def package_modules(path: Path) -> set[str]:
-    """The modules of the package that a file takes something from."""
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cumem"):
-            inside = (node.module or "").removeprefix("cumem").lstrip(".")
-            modules |= {f"{inside}.{alias.name}".lstrip(".") for alias in node.names}
-            modules.add(inside)
-    return modules
-
-
-def test_package_imports_point_left() -> None:
-    order = {name: i for i, layer in enumerate(PACKAGE_LAYERS) for name in layer}
-    wrong = []
-    for path in sorted((ROOT / "cumem").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT / "cumem").with_suffix("").parts)
-        name = name.removesuffix(".__init__")
-        if name in ("__init__", "extension"):
-            continue
-        if name not in order:
-            wrong.append(f"{path.name} is in no layer")
-            continue
-        wrong += [
-            f"{path.name} -> {other}"
-            for other in package_modules(path)
-            if order.get(other, -1) > order[name]
-        ]
-    check_none(wrong)
 
 
 #: What takes time, measures it, or waits for so many seconds.

@@ -15,7 +15,7 @@ from support.rules import check_none
 
 import cumem
 from cumem import _core
-from cumem.kinds import KINDS
+from cumem.base.kinds import KINDS
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -56,8 +56,9 @@ def test_stubs_match_the_extension() -> None:
 #: Modules that have overloads, in a stub or above the functions. stubtest does not know
 #: what `Unpack` stands for, and nothing else sees a keyword that an overload leaves out.
 WITH_OVERLOADS = (
-    *("constructors", "files", "loading", "managed", "memory", "npy", "pools"),
-    *("registering", "safetensors", "trees", "workspace"),
+    *("buffers.constructors", "files.npy", "files.raw", "files.safetensors"),
+    *("interchange.registering", "pools.memory", "pools.pool", "pools.workspace"),
+    *("transfers.loading", "transfers.managed", "transfers.trees"),
 )
 
 
@@ -126,7 +127,8 @@ def test_stub_of_a_module_has_all_of_its_public_functions() -> None:
     for stub in package.rglob("*.pyi"):
         if not stub.with_suffix(".py").exists():
             continue  # of the extension
-        module = importlib.import_module(f"cumem.{stub.stem}")
+        name = ".".join(stub.relative_to(package).with_suffix("").parts)
+        module = importlib.import_module(f"cumem.{name}")
         functions = {n for n, f in vars(module).items() if inspect.isfunction(f)}
         known = {
             n for n, _ in overloads_of(ast.parse(stub.read_text(encoding="utf-8")))

@@ -93,7 +93,9 @@ def test_trace_has_every_call_with_its_first_function_and_files(calls, program) 
     }
     assert "fill" in asked
     assert "empty_pinned" not in asked
-    assert any("cumem/loading.py" in each for each in calls["prefetch"]["in_python"])
+    assert any(
+        "cumem/transfers/loading.py" in each for each in calls["prefetch"]["in_python"]
+    )
 
 
 def test_tally_counts_files_moves_and_functions_once(program) -> None:

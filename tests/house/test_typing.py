@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 import cumem
-from cumem.kinds import KINDS
+from cumem.base.kinds import KINDS
 
 # What is tested are programs of their own, which no version of Python changes.
 pytestmark = pytest.mark.any_python

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import cumem
-from cumem.replay import allocators as replay_allocators
+from cumem.tools.replay import allocators as replay_allocators
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 import cumem
-from cumem import _testing as testing
 from cumem import info
+from cumem.tools import _testing as testing
 
 KINDS = ("numpy", "pinned", "mapped", "managed", "device")
 FAULT = 998

@@ -64,8 +64,8 @@ import support.streams as foreign_streams
 from support.exporters import FakeCAI, FakeDLPack, Produced, interface_of
 
 import cumem
-from cumem import _testing as testing
 from cumem import info
+from cumem.tools import _testing as testing
 
 FAULT = 998
 FAULTY = ("copy_async", "kernel_launch", "event_record", "stream_wait_event")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import cumem
-from cumem import _core, control_groups
+from cumem import _core
+from cumem.base import control_groups
 from cumem.info import machine
 
 MOUNT_V2 = (
@@ -145,7 +146,8 @@ def test_extension_gets_a_line_for_each_folder(monkeypatch) -> None:
 
 LIMITED = """
 import cumem
-from cumem import _core, control_groups
+from cumem import _core
+from cumem.base import control_groups
 
 control_groups.find = lambda: ({folder!r}.encode() + b"\\n", 1)
 cumem.device_count()

@@ -107,7 +107,7 @@ def test_fork_that_cannot_be_is_refused(runtime, named, error, text) -> None:
 
 @pytest.mark.filterwarnings("always:fork='share' has pages:RuntimeWarning")
 def test_share_tells_where_pages_are_small(runtime, monkeypatch, tmp_path) -> None:
-    from cumem import pools
+    from cumem.pools import pool as pools
 
     setting = tmp_path / "shmem_enabled"
     monkeypatch.setattr(pools, "_SHARED_PAGES", str(setting))

@@ -59,7 +59,7 @@ class Streams:
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
     """What is ordered on streams of cumem's own."""
-    from cumem import managed as module
+    from cumem.transfers import managed as module
 
     made = Streams()
     monkeypatch.setattr(module, "_core", made)

@@ -10,7 +10,7 @@ import pytest
 from support import session
 
 import cumem
-from cumem import _testing as testing
+from cumem.tools import _testing as testing
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.

@@ -15,7 +15,7 @@ from support import session
 from support.session import testing
 
 import cumem
-from cumem.kinds import KINDS
+from cumem.base.kinds import KINDS
 
 KIB, MIB = 1 << 10, 1 << 20
 

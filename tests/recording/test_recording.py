@@ -928,7 +928,7 @@ def test_log_that_lost_frees_does_not_count_twice() -> None:
     events["nbytes"] = 64
     events["op"] = [OPS.index(op) for op in ("allocate", "allocate", "free")]
     log = Log(events, np.zeros(0, EVENT), [()], ("",), {}, 5, 0.0, 10, {})
-    from cumem.recording import answers
+    from cumem.recording import summary as answers
 
     assert answers.summarize(log).peak_nbytes == 64
     assert [g.peak_nbytes for g in answers.find_top(log, "kind").groups] == [64]
@@ -959,7 +959,7 @@ def test_record_is_written_and_read_again(runtime, tmp_path) -> None:
 
 
 def test_replay_takes_a_record(runtime, tmp_path) -> None:
-    from cumem.replay.trace import load_trace
+    from cumem.tools.replay.trace import load_trace
 
     path = tmp_path / "record.npz"
     pool = cumem.Pool("pinned")

@@ -25,16 +25,10 @@ from support import programs
 from support.records import MIB, by_hand, event, log_of, random_log
 
 import cumem
-from cumem.recording import (
-    answers,
-    json_lines,
-    perfetto,
-    pprof,
-    reading,
-    torch_snapshot,
-)
+from cumem.recording import json_lines, perfetto, pprof, reading, torch_snapshot
+from cumem.recording import summary as answers
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
-from cumem.recording.lives import (
+from cumem.recording.pairing import (
     DIRECTIONS,
     changes,
     directions,
@@ -42,7 +36,7 @@ from cumem.recording.lives import (
     machine_text,
     pair,
 )
-from cumem.replay.trace import load_trace
+from cumem.tools.replay.trace import load_trace
 
 # What files hold is decided by the C core and by formats, not by Python.
 pytestmark = pytest.mark.any_python
@@ -197,9 +191,9 @@ def test_lines_are_the_users_wherever_a_record_is_read(runtime, tmp_path: Path) 
     there = tmp_path / "there"
     shutil.copytree(Path(cumem.__file__).parent, there / "cumem")
     code = (
-        "import cumem; from cumem.recording import answers, json_lines\n"
+        "import cumem; from cumem.recording import json_lines, summary\n"
         "for log in cumem.load_record('it.npz').log, json_lines.read('it.jsonl'):\n"
-        "    print(cumem.__file__, *(g.name for g in answers.find_top(log, 'line').groups))"
+        "    print(cumem.__file__, *(g.name for g in summary.find_top(log, 'line').groups))"
     )
     path = os.pathsep.join([str(there), *filter(None, sys.path)])
     done = programs.run(

@@ -17,7 +17,7 @@ import numpy as np
 
 import cumem
 from cumem import _core
-from cumem import _testing as testing
+from cumem.tools import _testing as testing
 
 #: Longest random delay before each piece of emulated work. Never 0: a suite that runs
 #: without late streams cannot see an ordering bug (test_emulation.py fails then).

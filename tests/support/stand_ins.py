@@ -32,7 +32,7 @@ def install(
             setattr(sys.modules[parent], last, module)
     for which in ("lending", name):
         monkeypatch.delitem(sys.modules, f"cumem.integrations.{which}", raising=False)
-    lending = importlib.import_module("cumem.integrations.lending")
+    lending = importlib.import_module("cumem.integrations.serving")
     integration: Any = importlib.import_module(f"cumem.integrations.{name}")
     integration.really_need_gpu = lending.need_gpu
     monkeypatch.setattr(integration, "need_gpu", lambda library: None)

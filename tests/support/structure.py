@@ -286,7 +286,7 @@ def names_in(text: str) -> Iterator[str]:
         if literal := LITERAL.fullmatch(given[0]):
             yield f"{literal[1]}.*"
     if "cm_package_hint" in text:
-        yield "extension.hints.refuse_attribute"
+        yield "buffers.hints.refuse_attribute"
 
 
 #: Why C may call the package, and what it calls for that, by the last two parts of the
@@ -297,21 +297,29 @@ WORDS: dict[str, tuple[str, ...]] = {
     ),
     "the text of an error or of a warning": (
         *("*.refuse_*", "errors.*", "kinds.check_kind", "texts.name_pair"),
-        *("devices.warn_of_emulation", "casting.warn_of_imaginary"),
+        *("device.warn_of_emulation", "casting.warn_of_imaginary"),
         "managed.warn_of_thrashing",
         "gpus.judge_failure",
     ),
     "what an object shows of itself": (
         *("texts.*_repr", "texts.*_text", "texts.list_names", "texts.buffer_flags"),
-        *("objects._repr_html_", "answers.to_dict", "managed.Residency"),
+        *("objects._repr_html_", "answer.to_dict", "managed.Residency"),
     ),
     "what the process may use, which is read once": (
-        *("control_groups.find", "counting.count_devices", "devices.read_settings"),
-        *("limits.begin", "tuning.begin", "calibration.take_kept"),
+        *(
+            "control_groups.find",
+            "counting.count_devices",
+            "device.read_settings",
+        ),
+        *(
+            "limits.begin",
+            "tuning.begin",
+            "calibration.take_kept",
+        ),
     ),
-    "types of the package, made once": ("devices.make", "pools.*"),
+    "types of the package, made once": ("device.make", "pool.*"),
     "another library is found, or asked": (
-        *("devices.current_of_torch", "foreign_stream.is_captured"),
+        *("device.current_of_torch", "foreign_stream.is_captured"),
         *("exchange.current_stream", "foreign_memory.find_table"),
         *("foreign_memory.fix_size", "foreign_memory.check_sign"),
     ),
@@ -410,60 +418,17 @@ ROOMS = (
     *("base", "buffers", "interchange", "devices", "pools", "files", "transfers"),
     *("recording", "integrations", "tools", "face"),
 )
-#: The rooms of modules that are not yet in the folder of theirs.
-FLAT: dict[str, tuple[str, ...]] = {
-    "base": (
-        *("answers", "carried", "control_groups", "error_codes", "errors", "forking"),
-        *("kinds", "locks", "progress", "units", "variables", "extension.nvtx"),
-        *("_optional_types", "extension"),
-    ),
-    "buffers": (
-        *("constructors", "extension.arguments"),
-        *("extension.casting", "extension.filling", "extension.flags"),
-        *("extension.hints", "extension.texts", "extension.values"),
-        "extension.views",
-    ),
-    "interchange": (
-        *("registering", "extension.array_interface", "extension.exchange"),
-        *("extension.foreign_memory", "extension.foreign_stream"),
-        *("extension.importing", "extension.pickling"),
-    ),
-    "devices": (
-        *("devices", "gpus", "extension.awaiting", "extension.blocks"),
-        "extension.counting",
-    ),
-    "pools": (
-        *("limits", "memory", "numpy_memory", "out_of_memory", "pool_stats", "pools"),
-        *("snapshot", "workspace"),
-    ),
-    "files": (
-        *("converting", "file_hints", "files", "npy", "safetensors"),
-        *("safetensors.format", "safetensors.save"),
-    ),
-    "transfers": (
-        *("ahead", "collating", "explanation", "loading", "managed", "multi_device"),
-        *("offloading", "pipelines", "ring", "sources", "structures", "trees"),
-        "tuning",
-    ),
-    "tools": (
-        *("_testing", "bench", "bench.cases", "bench.report", "calibration"),
-        *("choosing", "cli", "doctor", "doctor.checks", "doctor.facts", "info"),
-        *("measuring", "notebook", "notebook.cell", "notebook.html"),
-        *("notebook.magics", "notebook.objects", "plots", "replay"),
-        *("replay.allocators", "replay.hold", "replay.npz", "replay.report"),
-        "replay.trace",
-    ),
-    "face": ("", "__main__"),
-}
+#: The names by which users import modules of the rooms; they stand beside the face.
+PUBLIC_NAMES = ("doctor", "info", "plots", "units")
 
 
 @cache
 def room_of(module: str) -> str | None:
-    """By its folder; where that is none of the rooms, by the table; None: neither."""
+    """The folder of a module; the face is what lies in none; None: no room of that name."""
+    if module in ("", "__main__", *PUBLIC_NAMES):
+        return "face"
     first = module.split(".")[0]
-    if first in ROOMS and (PACKAGE / first).is_dir():
-        return first
-    return next((room for room, names in FLAT.items() if module in names), None)
+    return first if first in ROOMS and (PACKAGE / first).is_dir() else None
 
 
 def components(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -777,7 +742,7 @@ def statuses_of_chains() -> list[str]:
 
 #: What users import: the package, and what it does not load by itself.
 PUBLIC_MODULES = (
-    *("cumem", "cumem.bench", "cumem.doctor", "cumem.info", "cumem.replay"),
+    *("cumem", "cumem.tools.bench", "cumem.doctor", "cumem.info", "cumem.tools.replay"),
     *("cumem.plots", "cumem.recording", "cumem.recording.events", "cumem.units"),
     *("cumem.integrations.cuda_core", "cumem.integrations.cupy"),
     *("cumem.integrations.numba", "cumem.integrations.torch"),
@@ -791,7 +756,10 @@ def names_at_the_top() -> list[str]:
 
 def all_of(module: str) -> list[str]:
     """What its ``__all__`` says, read from the text: its library may be missing here."""
-    for node in tree_of(module.removeprefix("cumem").lstrip(".")).body:
+    inside = module.removeprefix("cumem").lstrip(".")
+    if inside in PUBLIC_NAMES:  # a name for the module that it imports
+        inside = next(each.module for each in imports_of(inside) if each.module)
+    for node in tree_of(inside).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
     return []
@@ -823,7 +791,7 @@ def members_of_public_types() -> list[str]:
 
 def variables_of_users() -> list[str]:
     """Variables of the environment, without those of the emulated device."""
-    read = importlib.import_module("cumem.variables").READ
+    read = importlib.import_module("cumem.base.variables").READ
     return sorted(name for name in read if not name.startswith("CUMEM_EMULATED_"))
 
 

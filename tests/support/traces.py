@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cumem.replay.trace import Trace, make_trace
+from cumem.tools.replay.trace import Trace, make_trace
 
 KIB = 1024
 

@@ -15,10 +15,11 @@ import pytest
 from support import programs
 
 import cumem
-from cumem import bench, info
-from cumem.bench import cases as bench_cases
-from cumem.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
-from cumem.bench.report import Report
+from cumem import info
+from cumem.tools import bench
+from cumem.tools.bench import cases as bench_cases
+from cumem.tools.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
+from cumem.tools.bench.report import Report
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.
 pytestmark = pytest.mark.any_python

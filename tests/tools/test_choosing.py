@@ -13,9 +13,10 @@ import numpy
 import pytest
 
 import cumem
-from cumem import bench, calibration, choosing, cli
-from cumem.bench.cases import Result
-from cumem.bench.report import Report
+from cumem.tools import bench, calibration, cli
+from cumem.tools import recommendation as choosing
+from cumem.tools.bench.cases import Result
+from cumem.tools.bench.report import Report
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 H200 = Path(__file__).parents[2] / "benchmarks" / "results" / "bench-h200.json"

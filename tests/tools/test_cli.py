@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import cumem
-from cumem import bench, cli, info
+from cumem import info
+from cumem.tools import bench, cli
 
 # What a package lacks, or an older NumPy, shows here.
 pytestmark = pytest.mark.packaging
@@ -194,11 +195,11 @@ def test_ctrl_c_ends_with_one_line() -> None:
 
 SWALLOWS = """
 import signal, sys
-from cumem import cli
+from cumem.tools import cli
 
 class Swallows:  # as the set-up code of modules made by Cython
     def find_spec(self, name, path=None, target=None):
-        if name == "cumem.bench.cases":
+        if name == "cumem.tools.bench.cases":
             try:
                 signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:
@@ -224,7 +225,7 @@ def test_ctrl_c_inside_an_import_that_swallows_it_is_not_lost() -> None:
 
 def test_bench_imports_nothing_while_it_measures() -> None:
     code = (
-        "import sys, cumem.bench as b; before = set(sys.modules);"
+        "import sys, cumem.tools.bench as b; before = set(sys.modules);"
         "b.main(b.Options(quick=True, max_nbytes=4096));"
         "late = set(sys.modules) - before; print(late, file=sys.stderr);"
         "sys.exit(any(n.startswith(('numpy', 'cumem')) for n in late))"

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 import cumem
-from cumem import cli, doctor, info
+from cumem import doctor, info
 from cumem.doctor import checks
 from cumem.doctor import facts as doctor_facts
+from cumem.tools import cli
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.
 pytestmark = pytest.mark.any_python

@@ -42,7 +42,7 @@ view = parts["<b>"].numpy()[5:]
     "once": "%cumem once",
     "table": "%cumem",
     "patch": """
-from cumem.notebook import magics
+from cumem.tools.notebook import magics
 shown, update = threading.Event(), magics._Magics._update
 def seen(self):
     update(self)
@@ -107,7 +107,7 @@ kept_by_name = [cumem.empty_pinned(11 << 20, "u1")]
 note(kept_by_name[0])
 """,
     "line": """
-from cumem.notebook.html import in_cell
+from cumem.tools.notebook.html import in_cell
 text = sys._getframe().f_code.co_filename + ":3 (f)"
 in_cell(text), in_cell("/a.py:3 (f)"), in_cell("no stack")
 """,

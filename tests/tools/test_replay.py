@@ -19,12 +19,12 @@ from support.scripts import load
 from support.traces import KIB, PEAK_LIVE, SIZE, hand_checked, write_npz
 
 import cumem
-from cumem import cli, replay
-from cumem.kinds import DEVICE_FIRST
-from cumem.replay import allocators as replay_allocators
-from cumem.replay import hold
-from cumem.replay.hold import open_gates
-from cumem.replay.trace import Hold, make_trace
+from cumem.base.kinds import DEVICE_FIRST
+from cumem.tools import cli, replay
+from cumem.tools.replay import allocators as replay_allocators
+from cumem.tools.replay import hold
+from cumem.tools.replay.hold import open_gates
+from cumem.tools.replay.trace import Hold, make_trace
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.
 pytestmark = pytest.mark.any_python
@@ -160,7 +160,7 @@ def test_gates_release_a_window_after_those_it_is_held_for(runtime) -> None:
 
 
 def test_gates_give_way_to_who_waits_for_them(runtime, monkeypatch) -> None:
-    monkeypatch.setattr("cumem.replay.hold.STUCK_SECONDS", 0.05)
+    monkeypatch.setattr("cumem.tools.replay.hold.STUCK_SECONDS", 0.05)
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)
@@ -172,7 +172,9 @@ def test_gates_give_way_to_who_waits_for_them(runtime, monkeypatch) -> None:
 
 
 def test_gates_stay_shut_in_a_long_window_where_nobody_waits(runtime, monkeypatch):
-    monkeypatch.setattr("cumem.replay.hold.STUCK_SECONDS", 3600.0)  # looks by hand
+    monkeypatch.setattr(
+        "cumem.tools.replay.hold.STUCK_SECONDS", 3600.0
+    )  # looks by hand
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)

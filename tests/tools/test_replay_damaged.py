@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from support.traces import write_npz
 
-from cumem import cli
-from cumem.replay.trace import load_trace
+from cumem.tools import cli
+from cumem.tools.replay.trace import load_trace
 
 # What files hold is decided by the C core and by formats, not by Python.
 pytestmark = pytest.mark.any_python

@@ -18,7 +18,7 @@ from support.traces import (
     write_npz,
 )
 
-from cumem.replay.trace import Hold, load_trace, make_trace, parse_late
+from cumem.tools.replay.trace import Hold, load_trace, make_trace, parse_late
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.
 pytestmark = pytest.mark.any_python

@@ -11,10 +11,11 @@ import pytest
 from support import programs
 
 import cumem
-from cumem import cli, doctor
+from cumem import doctor
 from cumem import info as machine
-from cumem.doctor.checks import Finding
-from cumem.notebook import html
+from cumem.tools import cli
+from cumem.tools.doctor.checks import Finding
+from cumem.tools.notebook import html
 from cumem.units import fit, format_table
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.

@@ -105,7 +105,7 @@ def test_memory_behind_work_of_others_is_waited_for_only_a_while(
     emulated, monkeypatch
 ) -> None:
     """What another stream has in flight may never come: the loop goes on."""
-    monkeypatch.setattr("cumem.ahead._PATIENCE", 0.0)
+    monkeypatch.setattr("cumem.transfers.ahead._PATIENCE", 0.0)
     stream = cumem.Stream()
     held = [cumem.empty_device(PIECE, "u1") for _ in range(8)]
     session.shut(stream)

@@ -14,7 +14,9 @@ import pytest
 from support import session
 
 import cumem
-from cumem import _core, calibration, measuring, tuning
+from cumem import _core
+from cumem.tools import calibration, measuring
+from cumem.transfers import tuning
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python

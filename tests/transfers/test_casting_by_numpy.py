@@ -64,7 +64,7 @@ def test_text_that_is_no_number_is_told_as_numpy_tells_it(runtime, call, kind) -
 
 
 def test_failures_that_nobody_reads_do_not_pile_up(runtime) -> None:
-    from cumem.errors import _cast_failures
+    from cumem.base.errors import _cast_failures
 
     target = np.zeros(3)
     for _ in range(100):

@@ -26,8 +26,8 @@ from support.forks import FORK, fork_and_run
 from support.session import testing
 
 import cumem
-from cumem import collating
-from cumem.ring import Ring, Shortage
+from cumem.transfers import collating
+from cumem.transfers.ring import Ring, Shortage
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 

@@ -22,7 +22,9 @@ from support import session
 from support.session import testing
 
 import cumem
-from cumem import _core, collating, structures
+from cumem import _core
+from cumem.interchange import structures
+from cumem.transfers import collating
 
 torch = pytest.importorskip("torch")
 
@@ -713,7 +715,7 @@ def test_dataset_that_fills_one_tensor_again_comes_right(runtime, options) -> No
 
 
 def test_loaders_whose_batches_are_new_are_known() -> None:
-    from cumem.sources import gives_fresh
+    from cumem.transfers.sources import gives_fresh
 
     loader = torch.utils.data.DataLoader
     data = Refilled()

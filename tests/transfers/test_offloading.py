@@ -22,7 +22,8 @@ from support import session
 from support.session import testing
 
 import cumem
-from cumem import _core, offloading
+from cumem import _core
+from cumem.transfers import offloading
 
 WIDTH, ROWS = 64, 128
 NBYTES = WIDTH * ROWS * 4

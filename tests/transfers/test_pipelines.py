@@ -107,8 +107,8 @@ def test_default_is_64_mib_and_more_of_much_ordinary_memory(
 ) -> None:
     array = np.zeros((1 << 20, 100), "u1")
     assert first_length(array) == (64 << 20) // 100
-    monkeypatch.setattr("cumem.pipelines._LEAST_CHUNK", 1 << 20)
-    monkeypatch.setattr("cumem.pipelines._MOST_CHUNK", 3 << 19)
+    monkeypatch.setattr("cumem.transfers.pipelines._LEAST_CHUNK", 1 << 20)
+    monkeypatch.setattr("cumem.transfers.pipelines._MOST_CHUNK", 3 << 19)
     assert first_length(array[: 1 << 19]) == (1 << 20) // 100
     assert first_length(array[: 3 << 18]) == (100 * (3 << 18) // 64) // 100
     assert first_length(array) == (3 << 19) // 100
@@ -682,7 +682,7 @@ ON_THE_SECOND = """
 import ctypes, sys
 import numpy
 import cumem
-from cumem import _testing
+from cumem.tools import _testing
 
 def contexts():
     # bits of the devices that have one

@@ -20,7 +20,7 @@ from support.session import testing
 
 import cumem
 from cumem import _core
-from cumem.multi_device import _End, _group
+from cumem.transfers.multi_device import _End, _group
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.

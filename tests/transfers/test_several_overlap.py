@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import session, values
 
 import cumem
-from cumem.multi_device import _End
+from cumem.transfers.multi_device import _End
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python

@@ -666,7 +666,7 @@ def test_next_item_is_asked_for_once_the_last_was_read(
 
 
 def test_array_that_nobody_else_has_is_not_waited_for() -> None:
-    from cumem.sources import is_alone
+    from cumem.transfers.sources import is_alone
 
     array = np.arange(6.0)
     assert is_alone([np.arange(6.0)])

@@ -80,7 +80,7 @@ def test_interpreter_ends_with_transfers_under_way(end) -> None:
 def test_interpreter_tells_of_failures_that_nobody_read() -> None:
     code = """
 import numpy as np, cumem
-from cumem import _testing as testing
+from cumem.tools import _testing as testing
 testing.configure(backend="emulated", faults=True)
 target = cumem.zeros(64, "u1", "device")
 testing.plan_fault("copy_async", 1, 999, True)

@@ -49,7 +49,7 @@ find_axes(const cm_buffer *self, const char *function, int count,
         int64_t number = numbers[i];
         if (number < -self->ndim || number >= self->ndim) {
             return cm_package_refuse(
-                "extension.views", "refuse_axis",
+                "buffers.views", "refuse_axis",
                 Py_BuildValue("(sLi)", function, (long long)number, self->ndim));
         }
         axes[i] = (int)(number < 0 ? number + self->ndim : number);

@@ -3,7 +3,7 @@
  *
  * What the flags say fits into one number: five flags of NumPy's, and four facts about
  * the memory. The package makes the object that says it in words (a tuple of names with
- * attributes, cumem/extension/flags.py). Such objects never change, and there are few
+ * attributes, cumem/buffers/flags.py). Such objects never change, and there are few
  * different numbers, so that each object is made once and kept: the getter is a look at
  * the strides and into a dictionary. */
 #include "python/buffer/methods.h"
@@ -70,7 +70,7 @@ make_flags(const cm_buffer *self, unsigned long summary)
 {
     const cm_storage *storage = self->storage;
     return cm_package_call(
-        "extension.texts", "buffer_flags",
+        "buffers.texts", "buffer_flags",
         Py_BuildValue("(sIOOOOOOO)", cm_kinds[storage->kind].text, storage->flags,
                       truth(summary, IS_REGISTERED), truth(summary, HAS_POOL),
                       truth(summary, IS_C_CONTIGUOUS), truth(summary, IS_F_CONTIGUOUS),

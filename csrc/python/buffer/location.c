@@ -50,7 +50,7 @@ find_node(cm_state *state, int node, const char *name, int *out)
         return cm_py_raise_int(state, status, NULL);
     }
     if (version < OLDEST_WITH_NODES) {
-        return cm_package_refuse("extension.arguments", "refuse_node",
+        return cm_package_refuse("buffers.arguments", "refuse_node",
                                  Py_BuildValue("(si)", name, OLDEST_WITH_NODES));
     }
     *out = CM_NUMA_LOCATION(node);
@@ -80,7 +80,7 @@ read_text(cm_state *state, PyObject *object, const char *name, int *out)
     if (strncmp(text, "cuda", 4) == 0) {
         return cm_arg_device(state, object, name, out);
     }
-    return cm_package_refuse("extension.arguments", "refuse_location",
+    return cm_package_refuse("buffers.arguments", "refuse_location",
                              Py_BuildValue("(sO)", name, object));
 }
 

@@ -163,7 +163,7 @@ fix_size(const cm_storage *storage)
         return forgive();
     }
     return can == Py_False ? 0
-                           : cm_package_do("extension.foreign_memory", "fix_size",
+                           : cm_package_do("interchange.foreign_memory", "fix_size",
                                            PyTuple_Pack(1, storage->memory));
 }
 
@@ -209,7 +209,7 @@ check_place(const cm_state *state, PyObject *memory, uint64_t was_address,
         return 0;
     }
     return cm_package_refuse(
-        "extension.foreign_memory", "refuse_moved",
+        "interchange.foreign_memory", "refuse_moved",
         Py_BuildValue("(OKKKKO)", memory, (unsigned long long)was_address,
                       (unsigned long long)was_nbytes, (unsigned long long)address,
                       (unsigned long long)nbytes, in_copy ? Py_True : Py_False));

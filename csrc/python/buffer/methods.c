@@ -54,8 +54,7 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
         return NULL;
     }
     if (cm_kind_is_on_device(cm_buffer_kind(self))) {
-        return cm_package_call("extension.views", "refuse_host",
-                               PyTuple_Pack(1, object));
+        return cm_package_call("buffers.views", "refuse_host", PyTuple_Pack(1, object));
     }
     if (cm_buffer_check_inherited(self) < 0 || cm_storage_wait(self->storage, false) < 0
         || cm_buffer_check_open(self) < 0) {

@@ -138,7 +138,7 @@ residency_of(PyObject *object, cm_address address, uint64_t nbytes)
         goto fail;
     }
     answer =
-        cm_package_call("managed", "Residency",
+        cm_package_call("transfers.managed", "Residency",
                         Py_BuildValue("(KOOOOOO)", (unsigned long long)nbytes, sent,
                                       host_nbytes, sampled ? Py_True : Py_False,
                                       preferred, read_mostly, accessed_by));

@@ -396,7 +396,7 @@ cm_storage_check_not_exported(const cm_storage *storage, const char *what)
     size_t exports = cm_storage_count_exports(storage);
     return exports == 0
                ? 0
-               : cm_package_refuse("extension.texts", "refuse_exported",
+               : cm_package_refuse("buffers.texts", "refuse_exported",
                                    Py_BuildValue("(sn)", what, (Py_ssize_t)exports));
 }
 

@@ -36,7 +36,7 @@ warn(cm_buffer *self)
     if (steered != 0) {
         return steered < 0 ? -1 : 0;
     }
-    return cm_package_do("managed", "warn_of_thrashing",
+    return cm_package_do("transfers.managed", "warn_of_thrashing",
                          PyTuple_Pack(1, (PyObject *)self));
 }
 

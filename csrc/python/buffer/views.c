@@ -146,7 +146,7 @@ cm_buffer_subscript(PyObject *object, PyObject *index)
                                   at.strides);
     }
     if (!PyErr_Occurred()) {
-        cm_package_refuse("extension.views", "refuse_index",
+        cm_package_refuse("buffers.views", "refuse_index",
                           PyTuple_Pack(2, object, index));
     }
     return NULL;

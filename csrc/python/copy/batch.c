@@ -412,7 +412,7 @@ name_pair(uint64_t index)
     cm_kept_error error = cm_error_keep();
     PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
     PyObject *named =
-        cm_package_call("extension.texts", "name_pair",
+        cm_package_call("buffers.texts", "name_pair",
                         Py_BuildValue("(OK)", error.value, (unsigned long long)index));
     PyErr_Clear(); /* the failure itself is what matters */
     cm_error_restore(error);

@@ -21,7 +21,7 @@ cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
     }
     if (CM_UNLIKELY(cm_region_shares_bytes(&dst->region))) {
         return cm_package_refuse(
-            "extension.foreign_memory", "refuse_shared",
+            "interchange.foreign_memory", "refuse_shared",
             Py_BuildValue("(sNN)", before,
                           cm_tuple_from(dst->region.shape, dst->region.ndim),
                           cm_tuple_from(dst->region.strides, dst->region.ndim)));
@@ -35,7 +35,7 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
     if (cm_numpy_dtype_equal(dst->dtype, src->dtype)) {
         return 0;
     }
-    return cm_package_refuse("extension.casting", "refuse_dtypes",
+    return cm_package_refuse("buffers.casting", "refuse_dtypes",
                              Py_BuildValue("(sOO)", before, src->dtype, dst->dtype));
 }
 
@@ -115,8 +115,7 @@ recall_plan(const cm_operand *dst, const cm_operand *src, cm_casting how,
     }
     *out = place->convert;
     if (cm_convert_drops_imaginary(out)
-        && cm_package_do("extension.casting", "warn_of_imaginary", PyTuple_New(0))
-               < 0) {
+        && cm_package_do("buffers.casting", "warn_of_imaginary", PyTuple_New(0)) < 0) {
         return -1;
     }
     return 1;
@@ -136,7 +135,7 @@ cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
         return known < 0 ? -1 : 0;
     }
     PyObject *plan =
-        cm_package_call("extension.casting", "plan",
+        cm_package_call("buffers.casting", "plan",
                         Py_BuildValue("(sOOOOO)", before, src->dtype, dst->dtype,
                                       how.casting == NULL ? Py_None : how.casting,
                                       how.scale == NULL ? Py_None : how.scale,
@@ -162,7 +161,7 @@ cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src
     return cm_is_ok(cm_region_broadcast(wanted, stretched))
                ? 0
                : cm_package_refuse(
-                     "extension.foreign_memory", "refuse_shapes",
+                     "interchange.foreign_memory", "refuse_shapes",
                      Py_BuildValue("(sNN)", before,
                                    cm_tuple_from(wanted->shape, wanted->ndim),
                                    cm_tuple_from(given->shape, given->ndim)));
@@ -250,7 +249,7 @@ cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
 {
     if (given != NULL && devices != 0 && (devices >> given->device & 1) == 0) {
         return cm_package_refuse(
-            "extension.foreign_stream", "refuse_device",
+            "interchange.foreign_stream", "refuse_device",
             Py_BuildValue("(siK)", function, given->device, devices));
     }
     bool is_current = given == NULL && call->blocking && device >= 0;

@@ -6,7 +6,7 @@
 #include "python/core/errors.h"
 #include "python/core/package.h"
 
-/* -- what holds: cumem/tuning.py puts it together ---------------------------------------- */
+/* -- what holds: cumem/transfers/tuning.py puts it together ---------------------------------------- */
 
 int
 cm_configure_open(cm_state *state)
@@ -14,7 +14,7 @@ cm_configure_open(cm_state *state)
     cm_tuning_choice *choice = &state->tuning;
     if (!choice->is_open
         && (choice->was_set || cm_package_has_variables("CUMEM_TRANSFER_"))
-        && cm_package_do("tuning", "begin", PyTuple_New(0)) < 0) {
+        && cm_package_do("transfers.tuning", "begin", PyTuple_New(0)) < 0) {
         return -1;
     }
     choice->is_open = true;
@@ -68,7 +68,7 @@ cm_configure_look(cm_state *state, int device)
     state->tuning.has_looked = true;
     cm_state_enter(state);
     int result = cm_package_do(
-        "calibration", "take_kept",
+        "tools.calibration", "take_kept",
         Py_BuildValue("(i)", device < 0 ? cm_state_device(state) : device));
     cm_state_leave(state);
     if (result == 0) {

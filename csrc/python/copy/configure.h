@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How copies are made: what cumem/tuning.py has put together of what configure() said,
- * the environment and what was measured, and defaults for the rest. GIL held. */
+/* How copies are made: what cumem/transfers/tuning.py has put together of what
+ * configure() said, the environment and what was measured, and defaults for the rest.
+ * GIL held. */
 #pragma once
 
 #include "python/core/state.h"

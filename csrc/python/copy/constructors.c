@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* New buffers: of the kind that is asked for, of one kind each. The usual calls end in
  * fast_path.c; what is left of the calls, with every argument that there is, is read
- * here. Those with values are cumem/constructors.py's. */
+ * here. Those with values are cumem/buffers/constructors.py's. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
@@ -259,7 +259,7 @@ read_attach(PyObject *object, unsigned *out)
         }
     }
     return cm_package_refuse(
-        "extension.arguments", "refuse_choice",
+        "buffers.arguments", "refuse_choice",
         Py_BuildValue("(Oss)", object, "attach", "\"global\" or \"host\""));
 }
 

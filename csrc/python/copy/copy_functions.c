@@ -94,7 +94,7 @@ asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
     return nargs == 1 && kwnames == NULL
                    && cm_buffer_check(cm_state_of_module(module), args[0])
                ? copy_out(args[0], NULL, NULL)
-               : cm_package_pass("extension.filling", "asnumpy", args, nargs, kwnames);
+               : cm_package_pass("buffers.filling", "asnumpy", args, nargs, kwnames);
 }
 
 /* -- into a part -------------------------------------------------------------------------- */

@@ -10,7 +10,7 @@ extern PyMethodDef cm_copy_methods[];
 extern PyMethodDef cm_constructor_methods[];  /* constructors.c */
 extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
-                                               cumem/multi_device.py */
+                                               cumem/transfers/multi_device.py */
 
 /* Hidden, for the package; METH_VARARGS, but for _flush_cache(), which is METH_O. */
 PyObject *cm_explain(PyObject *module, PyObject *args);

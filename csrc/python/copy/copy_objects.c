@@ -147,7 +147,7 @@ init_source(copy_call *call)
                      || cm_operand_is_memory(state, call->src_object);
     PyObject *source =
         is_memory ? Py_NewRef(call->src_object)
-                  : cm_package_call("extension.filling", "read_value",
+                  : cm_package_call("buffers.filling", "read_value",
                                     PyTuple_Pack(2, call->src_object, call->dst.dtype));
     int result = source == NULL ? -1
                                 : cm_operand_init(state, &call->src, source,
@@ -288,7 +288,7 @@ is_far(const copy_call *call)
 }
 
 /* Between devices, and converted: as so many copies by way of the host as it takes. No
- * further target begins with this one then (cumem/multi_device.py). */
+ * further target begins with this one then (cumem/transfers/multi_device.py). */
 static cm_status
 copy_far(const copy_call *call, cm_engine *engine, cm_ticket **out)
 {

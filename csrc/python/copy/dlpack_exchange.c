@@ -22,7 +22,7 @@ give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
     PyGILState_STATE gil = PyGILState_Ensure();
     const char *kind = "RuntimeError", *message = "cumem could not allocate this";
     PyObject *answer = cm_package_call(
-        "extension.exchange", "allocate",
+        "interchange.exchange", "allocate",
         Py_BuildValue("(N(iii)(ii))", cm_tuple_from(like->shape, like->ndim),
                       like->dtype.code, like->dtype.bits, like->dtype.lanes,
                       (int)like->device.type, (int)like->device.id));
@@ -94,7 +94,7 @@ take_tensor(cm_dl_versioned *managed, void **out)
 static int
 tell_stream(int32_t type, int32_t id, void **out)
 {
-    PyObject *handle = cm_package_call("extension.exchange", "current_stream",
+    PyObject *handle = cm_package_call("interchange.exchange", "current_stream",
                                        Py_BuildValue("(ii)", type, id));
     *out = handle == NULL ? NULL : PyLong_AsVoidPtr(handle);
     Py_XDECREF(handle);

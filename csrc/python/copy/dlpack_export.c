@@ -211,7 +211,7 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
         }
         else if (step < 0 || step % buffer->itemsize != 0) {
             return cm_package_refuse(
-                "extension.foreign_memory", "refuse_stride",
+                "interchange.foreign_memory", "refuse_stride",
                 Py_BuildValue("(LL)", (long long)step, (long long)buffer->itemsize));
         }
         else {
@@ -337,7 +337,7 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
     return capsule != Py_None
                ? capsule
                : cm_package_call(
-                     "extension.exchange", "export",
+                     "interchange.exchange", "export",
                      PyTuple_Pack(5, self, values[0], values[1], values[2], values[3]));
 }
 

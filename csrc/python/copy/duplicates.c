@@ -230,7 +230,7 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
     /* Without casting= every dtype may be converted, so there is nothing to check. */
     if (values[2] != NULL
         && cm_package_do(
-               "extension.casting", "check",
+               "buffers.casting", "check",
                Py_BuildValue("(sOOO)", "astype: ", self->dtype, dtype, values[2]))
                < 0) {
         return NULL;

@@ -279,7 +279,7 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
             return done;
         }
     }
-    return cm_package_call("extension.filling", "fill",
+    return cm_package_call("buffers.filling", "fill",
                            PyTuple_Pack(4, object, value,
                                         values[1] == NULL ? Py_None : values[1],
                                         values[2] == NULL ? Py_None : values[2]));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Of broadcast(), scatter() and gather() what cumem/multi_device.py leaves to the core:
- * where ends lie, and each of the copies. */
+/* Of broadcast(), scatter() and gather() what cumem/transfers/multi_device.py leaves to
+ * the core: where ends lie, and each of the copies. */
 #include <stdlib.h>
 
 #include "docstrings.h"

@@ -342,7 +342,7 @@ cm_buffer_array(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         return NULL;
     }
     if (is_on_device(self)) {
-        (void)cm_package_refuse("extension.views", "refuse_array",
+        (void)cm_package_refuse("buffers.views", "refuse_array",
                                 PyTuple_Pack(1, object));
         return NULL;
     }

@@ -25,7 +25,7 @@ cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out)
 int
 cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 {
-    return cm_package_refuse("extension.arguments", "refuse_type",
+    return cm_package_refuse("buffers.arguments", "refuse_type",
                              Py_BuildValue("(sOs)", name, object, expected));
 }
 
@@ -72,7 +72,7 @@ refuse_call(const char *function, Py_ssize_t nargs, PyObject *kwnames,
     for (; *names != NULL; names++) {
         cm_append(&list, PyUnicode_FromString(*names));
     }
-    return cm_package_refuse("extension.arguments", "refuse_call",
+    return cm_package_refuse("buffers.arguments", "refuse_call",
                              Py_BuildValue("(snONi)", function, nargs,
                                            kwnames == NULL ? Py_None : kwnames, list,
                                            positional));
@@ -375,7 +375,7 @@ cm_arg_kind(PyObject *object, cm_kind *out)
     if (cm_arg_try_kind(object, out)) {
         return 0;
     }
-    return cm_package_refuse("kinds", "check_kind", PyTuple_Pack(1, object));
+    return cm_package_refuse("base.kinds", "check_kind", PyTuple_Pack(1, object));
 }
 
 enum { MOST_ORDERS = 4, ORDER_TEXT_NBYTES = 8 };
@@ -417,7 +417,7 @@ cm_arg_order(PyObject *object, const char *name, const char *letters, char fallb
     }
     char expected[MOST_ORDERS * ORDER_TEXT_NBYTES];
     spell_orders(letters, expected, sizeof(expected));
-    return cm_package_refuse("extension.arguments", "refuse_choice",
+    return cm_package_refuse("buffers.arguments", "refuse_choice",
                              Py_BuildValue("(Oss)", object, name, expected));
 }
 
@@ -434,8 +434,8 @@ find_current(cm_state *state, PyObject *about)
         || cm_state_own_device(state) >= 0) {
         return cm_state_device(state);
     }
-    PyObject *index =
-        cm_package_call("devices", "current_of_torch", Py_BuildValue("(O)", about));
+    PyObject *index = cm_package_call("devices.device", "current_of_torch",
+                                      Py_BuildValue("(O)", about));
     if (index == NULL) {
         return -1;
     }
@@ -466,7 +466,7 @@ read_device(cm_state *state, PyObject *object, const char *name, PyObject *about
     if (current < 0) {
         return -1;
     }
-    PyObject *index = cm_package_call("extension.arguments", "read_device",
+    PyObject *index = cm_package_call("buffers.arguments", "read_device",
                                       Py_BuildValue("(Osi)", object, name, current));
     if (index == NULL) {
         return -1;
@@ -506,7 +506,7 @@ cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
     }
     if (index < 0 || index >= rt->device_count) {
         return cm_package_refuse(
-            "extension.arguments", "refuse_device",
+            "buffers.arguments", "refuse_device",
             Py_BuildValue("(sLi)", name, (long long)index, rt->device_count));
     }
     *out = (int)index;

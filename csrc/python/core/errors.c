@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a status to a Python exception, which cumem/errors.py makes. */
+/* From a status to a Python exception, which cumem/base/errors.py makes. */
 #include "python/core/errors.h"
 
 /* -- the package's part --------------------------------------------------------------- */
@@ -8,7 +8,7 @@ int
 cm_errors_load(cm_state *state)
 {
     if (state->make_error == NULL) {
-        PyObject *errors = cm_package_load("errors");
+        PyObject *errors = cm_package_load("base.errors");
         PyObject *make = errors == NULL ? NULL : PyObject_GetAttrString(errors, "make");
         Py_XDECREF(errors);
         /* Another thread may have loaded it meanwhile. */

@@ -52,7 +52,7 @@ void cm_py_report(cm_state *state, cm_status status, PyObject *where);
  * reference; NULL with another exception. */
 PyObject *cm_py_exception_new(cm_state *state, cm_status status, const char *doing);
 
-/* Load cumem/errors.py. This is done when the runtime is opened, so that errors can
- * still be raised at exit, when nothing can be imported; or by the first error, if that
- * comes earlier. 0 or -1. */
+/* Load cumem/base/errors.py. This is done when the runtime is opened, so that errors
+ * can still be raised at exit, when nothing can be imported; or by the first error, if
+ * that comes earlier. 0 or -1. */
 int cm_errors_load(cm_state *state);

@@ -71,7 +71,7 @@ cm_numpy_code(void)
 static int
 refuse(void *dtype)
 {
-    return cm_package_refuse("extension.arguments", "refuse_dtype",
+    return cm_package_refuse("buffers.arguments", "refuse_dtype",
                              PyTuple_Pack(1, dtype));
 }
 
@@ -153,7 +153,7 @@ cm_numpy_dtype(PyObject *object)
              && PyErr_ExceptionMatches(PyExc_TypeError)) {
         /* The package finds the names of ml_dtypes, or says what to type. */
         PyErr_Clear();
-        descr = (PyArray_Descr *)cm_package_call("extension.arguments", "read_dtype",
+        descr = (PyArray_Descr *)cm_package_call("buffers.arguments", "read_dtype",
                                                  PyTuple_Pack(1, object));
     }
     if (descr == NULL || check_usable(descr) < 0) {
@@ -243,7 +243,7 @@ cm_numpy_format(PyObject *dtype)
         return Py_XNewRef(known);
     }
     PyObject *format =
-        cm_package_call("extension.values", "find_format", PyTuple_Pack(1, dtype));
+        cm_package_call("buffers.values", "find_format", PyTuple_Pack(1, dtype));
     if (format == NULL) {
         return NULL;
     }
@@ -548,7 +548,7 @@ note_failure(const cm_cast *cast)
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     PyObject *noted =
-        cm_package_call("errors", "note_cast_failure",
+        cm_package_call("base.errors", "note_cast_failure",
                         Py_BuildValue("(KO)", (unsigned long long)cast->number,
                                       value == NULL ? Py_None : value));
     if (noted == NULL) {

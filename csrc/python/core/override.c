@@ -366,7 +366,7 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
     bool is_here;
     with_block *self = find_block(override, chain, object, frame, &is_here);
     if (self == NULL) {
-        return cm_package_refuse("extension.blocks", "refuse_stray_end",
+        return cm_package_refuse("devices.blocks", "refuse_stray_end",
                                  Py_BuildValue("(s)", what));
     }
     Py_INCREF((PyObject *)(void *)self);
@@ -379,7 +379,7 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
     if (is_home != 0) {
         return is_home < 0 ? -1 : 0;
     }
-    return cm_package_refuse("extension.blocks", "refuse_end_elsewhere",
+    return cm_package_refuse("devices.blocks", "refuse_end_elsewhere",
                              Py_BuildValue("(s)", what));
 }
 

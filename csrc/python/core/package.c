@@ -87,7 +87,7 @@ cm_package_pass(const char *module, const char *function, PyObject *const *args,
 PyObject *
 cm_package_hint(PyObject *self, void *name)
 {
-    return cm_package_call("extension.hints", "refuse_attribute",
+    return cm_package_call("buffers.hints", "refuse_attribute",
                            Py_BuildValue("(Os)", self, (const char *)name));
 }
 

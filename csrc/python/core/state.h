@@ -51,7 +51,8 @@ typedef struct cm_limits {
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
     /* Half of the memory that the process may use; UINT64_MAX: not known. */
     uint64_t half_nbytes;
-    /* A limit was ever set, so cumem/limits.py has to learn of each new runtime. */
+    /* A limit was ever set, so cumem/pools/limits.py has to learn of each new runtime.
+     */
     bool was_put;
 } cm_limits;
 
@@ -127,11 +128,11 @@ typedef struct cm_state {
     PyTypeObject *transfer_type;
     PyTypeObject *rows_type;          /* the type of iterators over a buffer */
     PyTypeObject *managed_block_type; /* the type of what `with buf.on(...)` enters */
-    PyTypeObject *device_base;        /* the base of cumem.devices.Device */
+    PyTypeObject *device_base;        /* the base of cumem.devices.device.Device */
     PyTypeObject *pool_base;
-    /* cumem.pools.Pool, over pool_base; NULL until there is a Pool. */
+    /* cumem.pools.pool.Pool, over pool_base; NULL until there is a Pool. */
     PyTypeObject *pool_type;
-    PyObject *make_error;  /* cumem.errors.make; NULL until cm_errors_load() */
+    PyObject *make_error;  /* cumem.base.errors.make; NULL until cm_errors_load() */
     PyObject *uint8_dtype; /* numpy.dtype("uint8") */
     /* dict: what Buffer.flags has answered (flags.c); made when first needed. */
     PyObject *known_flags;
@@ -162,7 +163,7 @@ typedef struct cm_state {
     /* Of legacy_streams, and held as long. */
     cm_stream *default_streams[CM_MAX_DEVICES];
     cm_inline_list free_inline[CM_KIND_COUNT];
-    cm_file_faults file_faults; /* set by cumem/_testing.py */
+    cm_file_faults file_faults; /* set by cumem/tools/_testing.py */
     /* Why the runtime fell back to emulation, if it did. */
     char emulation_reason[CM_REASON_NBYTES];
     bool warned; /* EmulationWarning has been given, or is being given */

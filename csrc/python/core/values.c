@@ -178,6 +178,6 @@ cm_value_array(PyObject *object, PyObject *dtype)
         }
         return array;
     }
-    return cm_package_call("extension.values", "as_value",
+    return cm_package_call("buffers.values", "as_value",
                            PyTuple_Pack(2, object, dtype));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Turns values that a user writes into buffers into elements of a dtype. Numbers are
- * read here; lists, text, times and records are read by cumem/extension/values.py. The
+ * read here; lists, text, times and records are read by cumem/buffers/values.py. The
  * GIL is held throughout. */
 #pragma once
 

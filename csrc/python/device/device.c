@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices by their index: what cumem/devices.py asks of the runtime, the current device
- * and the current stream. */
+/* Devices by their index: what cumem/devices/device.py asks of the runtime, the current
+ * device and the current stream. */
 #include <string.h>
 
 #include "docstrings.h"
@@ -17,7 +17,7 @@ cm_device_object_new(cm_state *state, int index)
 {
     if (CM_UNLIKELY(state->devices[index] == NULL)) {
         PyObject *made =
-            cm_package_call("devices", "make", Py_BuildValue("(i)", index));
+            cm_package_call("devices.device", "make", Py_BuildValue("(i)", index));
         if (made == NULL) {
             return NULL;
         }

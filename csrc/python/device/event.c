@@ -435,7 +435,7 @@ event_await(PyObject *op)
         answer = PyObject_GetIter(waited);
     }
     else {
-        answer = cm_package_call("extension.awaiting", "await_transfer",
+        answer = cm_package_call("devices.awaiting", "await_transfer",
                                  PyTuple_Pack(1, waited));
     }
     Py_DECREF(waited);
@@ -447,11 +447,11 @@ event_repr(PyObject *op)
 {
     cm_event_object *self = (cm_event_object *)(void *)op;
     return cm_package_call(
-        "extension.texts", "event_repr",
+        "buffers.texts", "event_repr",
         Py_BuildValue("(Oi)", op, self->rt == NULL || self->closing));
 }
 
-CM_PACKAGED(Event, "extension.texts", list_names)
+CM_PACKAGED(Event, "buffers.texts", list_names)
 
 /* -- tables ------------------------------------------------------------------------ */
 

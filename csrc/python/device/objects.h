@@ -103,7 +103,8 @@ CM_NODISCARD cm_status cm_detached_event_free(const cm_detached_event *detached)
 int cm_register_device_base(PyObject *module, cm_state *state);
 /* The Device of an index (trusted); new reference, NULL with an exception. */
 PyObject *cm_device_object_new(cm_state *state, int index);
-/* What is current, and what cumem/devices.py asks for; ends with an empty row. */
+/* What is current, and what cumem/devices/device.py asks for; ends with an empty row.
+ */
 extern PyMethodDef cm_device_methods[];
 /* What the driver is asked; ends with an empty row. */
 extern PyMethodDef cm_driver_methods[];

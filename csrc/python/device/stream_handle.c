@@ -30,7 +30,7 @@ from_int(PyObject *number, const char *name, uint64_t *out)
         return -1;
     }
     PyErr_Clear();
-    return cm_package_refuse("extension.foreign_stream", "refuse_number",
+    return cm_package_refuse("interchange.foreign_stream", "refuse_number",
                              Py_BuildValue("(Os)", number, name));
 }
 
@@ -281,7 +281,7 @@ cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argum
         }
     }
     if (found == 0) {
-        return cm_package_refuse("extension.foreign_stream", "refuse_stream",
+        return cm_package_refuse("interchange.foreign_stream", "refuse_stream",
                                  Py_BuildValue("(Os)", object, argument));
     }
     return found < 0 ? -1 : 0;

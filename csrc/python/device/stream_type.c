@@ -357,7 +357,7 @@ stream_get_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(((cm_stream_object *)(void *)op)->stream == NULL);
 }
 
-CM_PACKAGED(Stream, "extension.texts", list_names)
+CM_PACKAGED(Stream, "buffers.texts", list_names)
 
 /* -- comparison and text ----------------------------------------------------------- */
 
@@ -392,7 +392,7 @@ stream_repr(PyObject *op)
     /* .handle would give it away */
     const cm_stream *stream = ((cm_stream_object *)(void *)op)->stream;
     unsigned long long handle = stream == NULL ? 0 : stream->handle;
-    return cm_package_call("extension.texts", "stream_repr",
+    return cm_package_call("buffers.texts", "stream_repr",
                            Py_BuildValue("(OK)", op, handle));
 }
 

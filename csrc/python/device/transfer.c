@@ -202,7 +202,7 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
     return PyBool_FromLong(cancelled);
 }
 
-/* For cumem/multi_device.py: end it early, also where it has begun. */
+/* For cumem/transfers/multi_device.py: end it early, also where it has begun. */
 static PyObject *
 transfer_stop(PyObject *op, PyObject *Py_UNUSED(args))
 {
@@ -213,7 +213,7 @@ transfer_stop(PyObject *op, PyObject *Py_UNUSED(args))
 static PyObject *
 transfer_await(PyObject *op)
 {
-    return cm_package_call("extension.awaiting", "await_transfer", PyTuple_Pack(1, op));
+    return cm_package_call("devices.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
 /* For that: write to an eventfd when it is done. */
@@ -248,7 +248,7 @@ transfer_repr(PyObject *op)
 {
     cm_ticket_info info = read_info(op);
     return cm_package_call(
-        "extension.texts", "transfer_repr",
+        "buffers.texts", "transfer_repr",
         Py_BuildValue("(Oii)", op, info.done, cm_is_ok(info.status)));
 }
 
@@ -304,9 +304,9 @@ transfer_get(PyObject *op, void *fact)
     }
 }
 
-CM_PACKAGED(Transfer, "answers", to_dict)
-CM_PACKAGED(Transfer, "extension.awaiting", add_done_callback)
-CM_PACKAGED(Transfer, "notebook.objects", _repr_html_)
+CM_PACKAGED(Transfer, "base.answer", to_dict)
+CM_PACKAGED(Transfer, "devices.awaiting", add_done_callback)
+CM_PACKAGED(Transfer, "tools.notebook.objects", _repr_html_)
 
 /* -- tables ------------------------------------------------------------------------------ */
 

@@ -321,7 +321,7 @@ ask_libraries(void)
     cm_kept_error kept = cm_error_keep();
     bool raised = PyErr_CheckSignals() < 0;
     PyObject *answer = raised ? NULL
-                              : cm_package_call("extension.foreign_stream",
+                              : cm_package_call("interchange.foreign_stream",
                                                 "is_captured", PyTuple_New(0));
     bool captures = answer == Py_True;
     if (answer == NULL && !raised) {

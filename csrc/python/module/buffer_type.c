@@ -131,16 +131,15 @@ static PyGetSetDef device_getters[] = {
     {                                                                                  \
         return cm_package_call(module, function, PyTuple_Pack(2, object, more));       \
     }
-ASK(repr, "extension.texts", "buffer_text", Py_False)
-ASK(str, "extension.texts", "buffer_text", Py_True)
-ASK(unary, "extension.hints", "refuse_arithmetic", object)
+ASK(repr, "buffers.texts", "buffer_text", Py_False)
+ASK(str, "buffers.texts", "buffer_text", Py_True)
+ASK(unary, "buffers.hints", "refuse_arithmetic", object)
 
 /* Without this `in` would compare the views one by one, by identity. */
 static int
 buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 {
-    return cm_package_refuse("extension.views", "refuse_search",
-                             PyTuple_Pack(1, object));
+    return cm_package_refuse("buffers.views", "refuse_search", PyTuple_Pack(1, object));
 }
 
 /* Arithmetic is for others: what to type, or NotImplemented; in place never that, after
@@ -148,7 +147,7 @@ buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 #define REFUSE(name)                                                                   \
     static PyObject *name(PyObject *a, PyObject *b)                                    \
     {                                                                                  \
-        return cm_package_call("extension.hints", #name, PyTuple_Pack(2, a, b));       \
+        return cm_package_call("buffers.hints", #name, PyTuple_Pack(2, a, b));         \
     }                                                                                  \
     static PyObject *name##_power(PyObject *a, PyObject *b, PyObject *Py_UNUSED(c))    \
     {                                                                                  \
@@ -184,7 +183,7 @@ buffer_compare(PyObject *a, PyObject *b, int op)
     if (op != Py_EQ && op != Py_NE) {
         return refuse_arithmetic(a, b);
     }
-    return is_number(b) ? cm_package_call("extension.hints", "refuse_equality",
+    return is_number(b) ? cm_package_call("buffers.hints", "refuse_equality",
                                           PyTuple_Pack(2, a, b))
                         : Py_NewRef(Py_NotImplemented);
 }
@@ -195,8 +194,8 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 /* -- tables --------------------------------------------------------------------------- */
 
-CM_PACKAGED(Buffer, "extension.texts", list_names)
-CM_PACKAGED(Buffer, "notebook.objects", _repr_html_)
+CM_PACKAGED(Buffer, "buffers.texts", list_names)
+CM_PACKAGED(Buffer, "tools.notebook.objects", _repr_html_)
 
 #define KEYWORDED(name)                                                                \
     {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_Buffer_##name}

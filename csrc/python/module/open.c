@@ -29,7 +29,8 @@ typedef struct opening {
     cm_emulated_config emulated;
 } opening;
 
-/* cumem/devices.py reads the environment, and what a test has set in its place. */
+/* cumem/devices/device.py reads the environment, and what a test has set in its place.
+ */
 static int
 opening_init(opening *plan)
 {
@@ -41,7 +42,7 @@ opening_init(opening *plan)
     PyObject *numbers;
     char *number = NULL;
     Py_ssize_t number_count = 0;
-    PyObject *read = cm_package_call("devices", "read_settings", PyTuple_New(0));
+    PyObject *read = cm_package_call("devices.device", "read_settings", PyTuple_New(0));
     bool known = read != NULL
                  && PyArg_ParseTuple(read, "ppiKiIKpppS", &tries_cuda, &may_emulate,
                                      &config->device_count, &memory_nbytes,
@@ -71,7 +72,7 @@ opening_init(opening *plan)
     return 0;
 }
 
-/* How many devices the driver is sure to have, which cumem/extension/counting.py finds
+/* How many devices the driver is sure to have, which cumem/devices/counting.py finds
  * out without starting it in this process; -1: it is to be started, since it is about
  * to be used or there is no other way. */
 static int
@@ -84,7 +85,7 @@ count_devices(const cm_state *state, opening *plan)
     }
     int code, count;
     PyObject *found =
-        cm_package_call("extension.counting", "count_devices", PyTuple_New(0));
+        cm_package_call("devices.counting", "count_devices", PyTuple_New(0));
     bool known = found != NULL && PyArg_ParseTuple(found, "ii", &code, &count);
     Py_XDECREF(found);
     if (!known) {
@@ -145,7 +146,7 @@ opening_run_alone(cm_state *state, opening *plan, cm_runtime **out)
 static int
 fall_back(cm_state *state, opening *plan, cm_status failure)
 {
-    PyObject *answer = cm_package_call("gpus", "judge_failure",
+    PyObject *answer = cm_package_call("devices.gpus", "judge_failure",
                                        Py_BuildValue("(i)", (int)failure.code));
     int may_emulate;
     const char *text;
@@ -189,8 +190,8 @@ static int
 warn_of_emulation(cm_state *state, const char *reason)
 {
     state->warned = true;
-    int result =
-        cm_package_do("devices", "warn_of_emulation", Py_BuildValue("(s)", reason));
+    int result = cm_package_do("devices.device", "warn_of_emulation",
+                               Py_BuildValue("(s)", reason));
     state->warned = result == 0;
     return result;
 }

@@ -167,7 +167,7 @@ check_no_exports(const cm_state *state)
         bool exported = cm_storage_count_exports(storage) > 0;
         if (exported || (storage->view_count > 0 && storage->nbytes > 0)) {
             return cm_package_refuse(
-                "extension.texts", "refuse_shutdown",
+                "buffers.texts", "refuse_shutdown",
                 Py_BuildValue("(sKi)", cm_kinds[storage->kind].text,
                               (unsigned long long)storage->nbytes, exported));
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cumem/_testing.py, the hooks of the test-suite, is made of: it calls functions
- * of the core by their addresses. Not part of the public interface. */
+/* What cumem/tools/_testing.py, the hooks of the test-suite, is made of: it calls
+ * functions of the core by their addresses. Not part of the public interface. */
 #include <stddef.h>
 
 #include "base/nvtx.h"

@@ -143,7 +143,7 @@ run_steps(attempt *self)
     self->tried =
         capsule == NULL
             ? NULL
-            : cm_package_call("out_of_memory", "relieve",
+            : cm_package_call("pools.out_of_memory", "relieve",
                               Py_BuildValue("(OiK)", capsule, r.count,
                                             (unsigned long long)r.released_nbytes));
     if (capsule != NULL) {
@@ -166,7 +166,7 @@ raise(attempt *self)
     }
     cm_state_enter(self->state);
     PyObject *explained = cm_package_call(
-        "out_of_memory", "explain",
+        "pools.out_of_memory", "explain",
         Py_BuildValue("(OKsiKNO)", error, (unsigned long long)(uintptr_t)self->pool,
                       cm_kinds[config->kind].text, config->device,
                       (unsigned long long)self->nbytes, cm_limits_list(config->budget),

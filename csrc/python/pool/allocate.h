@@ -22,7 +22,7 @@ PyObject *cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
 cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
                               cm_stream *stream, cm_status status, cm_block **out);
 
-/* For cumem/out_of_memory.py; METH_VARARGS. */
+/* For cumem/pools/out_of_memory.py; METH_VARARGS. */
 PyObject *cm_shortage_retry(PyObject *module, PyObject *args);
 
 /* -- fast_path.c -------------------------------------------------------------------------- */

@@ -58,12 +58,12 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
             put_in_force(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
-    /* cumem/limits.py reads them and sets what they say, all of it or nothing. */
+    /* cumem/pools/limits.py reads them and sets what they say, all of it or nothing. */
     if (!state->limits.was_put && !cm_package_has_variables("CUMEM_LIMIT_")) {
         return 0;
     }
     return cm_package_do(
-        "limits", "begin",
+        "pools.limits", "begin",
         Py_BuildValue("(Ni)", cm_limit_to_object(usable), runtime->device_count));
 }
 
@@ -72,7 +72,7 @@ cm_limits_find_groups(void)
 {
     const char *folders;
     unsigned long long cpu_count;
-    PyObject *found = cm_package_call("control_groups", "find", PyTuple_New(0));
+    PyObject *found = cm_package_call("base.control_groups", "find", PyTuple_New(0));
     bool is_known =
         found != NULL && PyArg_ParseTuple(found, "yK", &folders, &cpu_count);
     if (is_known && !cm_control_groups_set(folders, cpu_count)) {

@@ -15,7 +15,7 @@ static PyObject *
 alloc_object(cm_state *state)
 {
     if (state->pool_type == NULL) { /* it is told of as it is made */
-        PyObject *pools = cm_package_load("pools");
+        PyObject *pools = cm_package_load("pools.pool");
         Py_XDECREF(pools);
         if (pools == NULL) {
             return NULL;
@@ -168,7 +168,7 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
 {
     if (wanted != NULL && !can_serve(wanted, kind, flags, device)) {
         const cm_pool_config *own = &wanted->config;
-        (void)cm_package_refuse("pools", "refuse_request",
+        (void)cm_package_refuse("pools.pool", "refuse_request",
                                 Py_BuildValue("(ssii)", cm_kinds[own->kind].text,
                                               cm_kinds[kind].text, own->device,
                                               device));

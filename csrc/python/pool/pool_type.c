@@ -104,7 +104,7 @@ see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
                        "while starting the thread that sees to idle trims");
 }
 
-/* cumem/pools.py has read the arguments. */
+/* cumem/pools/pool.py has read the arguments. */
 static PyObject *
 pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -285,7 +285,7 @@ pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
     /* Constructors that name no device would pass it by, and its limit with it. */
     int current = cm_state_device(self->state);
     if (self->config.device != current) {
-        (void)cm_package_refuse("pools", "refuse_block",
+        (void)cm_package_refuse("pools.pool", "refuse_block",
                                 Py_BuildValue("(sii)", cm_kinds[self->config.kind].text,
                                               self->config.device, current));
         return NULL;
@@ -424,7 +424,8 @@ set_pool_type(PyObject *module, PyObject *type)
 
 /* -- functions of the module -------------------------------------------------------------------- */
 
-/* _default_pool(kind, device): a new Pool around it, of which cumem/pools.py keeps one.
+/* _default_pool(kind, device): a new Pool around it, of which cumem/pools/pool.py keeps
+ * one.
  */
 static PyObject *
 default_pool(PyObject *module, PyObject *args)

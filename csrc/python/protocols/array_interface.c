@@ -64,7 +64,7 @@ cm_array_interface_dict(PyObject *self)
 {
     cm_buffer *buffer = (cm_buffer *)(void *)self;
     unsigned long long address = cm_buffer_address(buffer);
-    PyObject *dict = cm_package_call("extension.array_interface", "describe",
+    PyObject *dict = cm_package_call("interchange.array_interface", "describe",
                                      Py_BuildValue("(OK)", self, address));
     if (dict == NULL) {
         return NULL;

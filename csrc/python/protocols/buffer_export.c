@@ -138,7 +138,7 @@ cm_buffer_reduce_ex(PyObject *self, PyObject *protocol)
 {
     bool pooled = ((cm_buffer *)(void *)self)->storage->pool != NULL;
     return cm_package_call(
-        "extension.pickling", "reduce",
+        "interchange.pickling", "reduce",
         Py_BuildValue("(OOO)", self, protocol, pooled ? Py_True : Py_False));
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* DLPack's element types as dtypes, both ways: those that NumPy itself has. The others
- * are NAMED_TYPES of cumem/extension/foreign_memory.py. */
+ * are NAMED_TYPES of cumem/interchange/foreign_memory.py. */
 #include "python/protocols/dlpack.h"
 #include "python/core/numpy_bridge.h"
 
@@ -25,7 +25,7 @@ cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out)
             return 0;
         }
     }
-    PyObject *answer = cm_package_call("extension.foreign_memory", "find_code",
+    PyObject *answer = cm_package_call("interchange.foreign_memory", "find_code",
                                        PyTuple_Pack(1, dtype));
     *out = (cm_dl_dtype){.lanes = 1};
     bool found =
@@ -48,6 +48,6 @@ cm_dlpack_to_dtype(cm_dl_dtype type)
         }
     }
     return cm_package_call(
-        "extension.foreign_memory", "find_dtype",
+        "interchange.foreign_memory", "find_dtype",
         Py_BuildValue("(iii)", (int)type.code, (int)type.bits, (int)type.lanes));
 }

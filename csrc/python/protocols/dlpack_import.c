@@ -117,7 +117,7 @@ check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
         return 0;
     }
     return cm_package_refuse(
-        "extension.foreign_memory", "refuse_device",
+        "interchange.foreign_memory", "refuse_device",
         Py_BuildValue("(iii)", (int)device.type, (int)device.id, count));
 }
 
@@ -259,7 +259,7 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
 static const cm_dl_exchange *
 read_table(PyObject *type)
 {
-    PyObject *capsule = cm_package_call("extension.foreign_memory", "find_table",
+    PyObject *capsule = cm_package_call("interchange.foreign_memory", "find_table",
                                         PyTuple_Pack(1, type));
     const cm_dl_exchange *table =
         capsule != NULL && PyCapsule_IsValid(capsule, CM_DL_EXCHANGE_NAME)
@@ -375,7 +375,7 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
     return buffer;
 }
 
-/* -- for cumem/extension/importing.py, which asks by __dlpack__() ------------------- */
+/* -- for cumem/interchange/importing.py, which asks by __dlpack__() ------------------- */
 
 /* _take_tensor(capsule), made for us, and on which device it is: whatever is wrong with
  * it, its deleter is called exactly once. */
@@ -454,7 +454,7 @@ check_sign(PyObject *object, PyObject *imported)
         && cm_buffer_nbytes(buffer) != (uint64_t)buffer->itemsize) {
         return 0;
     }
-    return cm_package_do("extension.foreign_memory", "check_sign",
+    return cm_package_do("interchange.foreign_memory", "check_sign",
                          PyTuple_Pack(1, object));
 }
 

@@ -21,7 +21,7 @@ cm_check_unmasked(PyObject *array)
     if (!cm_numpy_may_be_masked(array)) {
         return 0;
     }
-    return cm_package_do("extension.foreign_memory", "refuse_masked",
+    return cm_package_do("interchange.foreign_memory", "refuse_masked",
                          PyTuple_Pack(1, array));
 }
 
@@ -43,7 +43,7 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     if (buffer == Py_NotImplemented) {
         Py_DECREF(buffer);
         buffer = cm_package_call(
-            "extension.importing", "import_object",
+            "interchange.importing", "import_object",
             Py_BuildValue("(ONO)", object,
                           stream == NULL ? Py_NewRef(Py_None)
                                          : cm_stream_object_new(state, stream),
@@ -64,7 +64,7 @@ explain_tensor(cm_state *state, PyObject *object)
     cm_kept_error kept = cm_error_keep();
     if (PyObject_HasAttr((PyObject *)Py_TYPE(object),
                          state->words[CM_WORD_untyped_storage])
-        && cm_package_do("extension.foreign_memory", "refuse_tensor",
+        && cm_package_do("interchange.foreign_memory", "refuse_tensor",
                          PyTuple_Pack(1, object))
                < 0) {
         Py_XDECREF(kept.type);
@@ -232,12 +232,12 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)
 {
     if (target_dtype == NULL) {
-        return cm_package_refuse("extension.foreign_memory", "refuse_object",
+        return cm_package_refuse("interchange.foreign_memory", "refuse_object",
                                  Py_BuildValue("(Os)", object, "cannot be written to"));
     }
     bool plain = is_plain_value(object);
     PyObject *array = plain ? cm_value_array(object, target_dtype)
-                            : cm_package_call("extension.values", "as_array",
+                            : cm_package_call("buffers.values", "as_array",
                                               PyTuple_Pack(2, object, target_dtype));
     if (array == NULL) {
         return -1;

@@ -34,14 +34,14 @@ PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
  * device's, or the object does not say. Runs its code; raises nothing. */
 int cm_exporter_device(const cm_state *state, PyObject *object);
 
-/* For cumem/extension/importing.py, which knows the other protocols; METH_VARARGS, but
- * for the first, which is METH_O. */
+/* For cumem/interchange/importing.py, which knows the other protocols; METH_VARARGS,
+ * but for the first, which is METH_O. */
 PyObject *cm_take_tensor(PyObject *module, PyObject *args);
 PyObject *cm_on_dlpack_device(PyObject *module, PyObject *args);
 PyObject *cm_import_entries(PyObject *module, PyObject *args);
 PyObject *cm_order_import(PyObject *module, PyObject *args);
 
-/* For cumem/registering.py; METH_VARARGS. */
+/* For cumem/interchange/registering.py; METH_VARARGS. */
 PyObject *cm_register_memory(PyObject *module, PyObject *args);
 PyObject *cm_unregister_memory(PyObject *module, PyObject *args);
 

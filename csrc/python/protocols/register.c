@@ -48,7 +48,7 @@ static int
 refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
 {
     unsigned long long offset = status.arg - (uint64_t)(uintptr_t)storage->host;
-    return cm_package_refuse("registering", "refuse_mapping",
+    return cm_package_refuse("interchange.registering", "refuse_mapping",
                              Py_BuildValue("(NiK)",
                                            cm_py_exception_new(state, status, NULL),
                                            status.code == CM_ENOTSUP, offset));
@@ -90,7 +90,7 @@ refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
     }
     const cm_budget *budget = cm_limits_budget(state, CM_KIND_PINNED, 0);
     return cm_package_refuse(
-        "out_of_memory", "refuse_locking",
+        "pools.out_of_memory", "refuse_locking",
         Py_BuildValue(
             "(NsiKN)",
             cm_py_exception_new(state, status, "while registering host memory"),

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers as plain data, for logs and files: the one `to_dict` of all of them."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar, SupportsIndex
+
+from cumem import _core
+
+_UNITS = ("_nbytes", "_seconds")
+
+
+class Answer:
+    """What is read and not changed: statistics, reasons, facts of an error."""
+
+    __slots__ = ()
+    #: Beside its public fields: what belongs to it, and what has a unit here alone.
+    _keys: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """This answer as plain data, which ``json.dumps`` writes.
+
+        Returns
+        -------
+        dict
+            Of str to int, float, str, bool, None, and lists and dicts of them; a copy. Keys
+            are the attributes' names, with the unit where those have none: ``limit`` is
+            ``"limit_nbytes"``. docs/logging.md lists them. A device is its index.
+
+        Notes
+        -----
+        Asks no device and never blocks.
+        """
+        each = reversed(type(self).__mro__)
+        return plain(
+            self, *(key for base in each for key in vars(base).get("_keys", ()))
+        )
+
+    def _repr_html_(self) -> str:
+        from cumem.tools.notebook.html import answer
+
+        return answer(self)
+
+
+def plain(answer: Any, *more: str) -> dict[str, Any]:
+    """Public fields of a dataclass or a named tuple, and `more`, by their keys."""
+    kind = type(answer)
+    fields = getattr(kind, "__dataclass_fields__", getattr(kind, "_fields", ()))
+    keys = {name: name for name in fields if not name.startswith("_")}
+    for key in more:
+        has_unit = hasattr(kind, key) or not key.endswith(_UNITS)
+        keys[key if has_unit else key.rpartition("_")[0]] = key
+    return {key: _plain(getattr(answer, name)) for name, key in keys.items()}
+
+
+def to_dict(transfer: _core.Transfer) -> dict[str, Any]:
+    """By the extension: `Transfer.to_dict`."""
+    more = (
+        "nbytes",
+        "progress_nbytes",
+        "done",
+        "cancelled",
+        "seconds",
+        "gbps",
+        "route",
+    )
+    return plain(transfer, *more)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, SupportsIndex):  # numbers of NumPy, and devices
+        return operator.index(value)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    raise TypeError(f"{type(value).__name__} is not plain data")

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that the extension does not know at a look: calls, dtypes, devices, flags."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cumem.base import errors
+from cumem.base.kinds import kind_named
+from cumem.buffers import hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: What methods call the object that they are of, which nobody gives them.
+_OWNERS = ("self", "cls", "buffer", "event")
+
+
+def refuse_call(
+    function: str,
+    given: int,
+    keywords: tuple[str, ...] | None,
+    names: list[str],
+    positional: int,
+) -> NoReturn:
+    """TypeError: `given` arguments and these keywords are not what it is called with."""
+    raise wrong_call(function, given, keywords or (), names, positional)
+
+
+def wrong_call(
+    function: str,
+    given: int,
+    keywords: Iterable[str],
+    names: list[str],
+    positional: int,
+) -> TypeError:
+    """What says why a call is not what the function takes."""
+    if given > positional:
+        most = "no" if positional == 0 else f"at most {positional}"
+        return TypeError(
+            f"{function}() takes {most} positional "
+            f"argument{'s' * (positional != 1)} ({given} given)"
+        )
+    found = names[:given]
+    for keyword in keywords:
+        if keyword not in names:
+            return unexpected(function, keyword, names)
+        if keyword in found:
+            return TypeError(
+                f"{function}() got multiple values for argument '{keyword}'"
+            )
+        found.append(keyword)
+    missing = next(name for name in names if name not in found)
+    return TypeError(
+        f"{function}() missing required argument '{missing}' "
+        f"(position {names.index(missing) + 1})"
+    )
+
+
+def unexpected(function: str, keyword: str, names: Iterable[str] = ()) -> TypeError:
+    """What says that a function does not take an argument, and what to type: what stands
+    for the name of another library, else the nearest of the names that there are."""
+    text = f"{function}() got an unexpected keyword argument '{keyword}'"
+    hint = hints.argument_hint(function, keyword) or hints.nearest(keyword, names)
+    return TypeError(text if hint is None else f"{text}: {hint}")
+
+
+def hinting(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function say of wrong calls what the extension's say, as what to type for
+    arguments that it does not take. A class is named where the function makes it."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*args, **named)
+        except TypeError:
+            wrong = _wrong_call_of(function, args, named)
+            if wrong is None:
+                raise
+            raise wrong from None
+
+    return call
+
+
+def _wrong_call_of(
+    function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> TypeError | None:
+    import inspect
+
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **named)
+    except TypeError:
+        parameters = list(signature.parameters.values())
+        given, name = len(args), function.__name__
+        first = parameters[0].name if parameters else ""
+        if first in _OWNERS or first.startswith("_"):
+            del parameters[0]
+            given -= 1
+        if name in ("__init__", "__new__", "__call__"):
+            name = function.__qualname__.split(".")[-2]
+        kinds = [each.kind for each in parameters]
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            return None
+        positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
+        positional += kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [each.name for each in parameters]
+        return wrong_call(name, given, named, names, positional)
+    return None
+
+
+def read_device(device: Any, name: str, current: int) -> int:
+    """The index that a text or a ``torch.device`` stands for."""
+    kind = type(device)
+    if isinstance(device, str):
+        text = device
+    elif hasattr(kind, "type") and hasattr(kind, "index"):
+        text = str(device)  # torch writes "cuda:0" and "cpu"
+    else:
+        raise wrong_type(name, 'an int, a Device, "cuda:N" or None', device)
+    match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
+    if match is None:
+        meant = kind_named(text)
+        hint = "" if meant is None else f': that is memory of kind="{meant}"'
+        if meant == "device":
+            hint = ': write "cuda"'
+        raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}{hint}')
+    return current if match[1] is None else int(match[1])
+
+
+def refuse_device(name: str, index: int, count: int) -> NoReturn:
+    """ValueError: there is no such device."""
+    there = "is 1 device" if count == 1 else f"are {count} devices"
+    what = name if name == "device" else f"{name}: device"
+    raise ValueError(f"{what} {index} does not exist: there {there}")
+
+
+def refuse_location(name: str, text: str) -> NoReturn:
+    """ValueError: the text says no place where managed memory could be."""
+    raise ValueError(f'{name} must be a device, "cpu" or "numa:N", not {text!r}')
+
+
+def refuse_node(name: str, oldest: int) -> NoReturn:
+    """CudaError: a NUMA node is named, and the driver is older than what knows nodes."""
+    call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
+    doing = f"{name} is a NUMA node, which takes a newer driver"
+    raise errors.make(call, None, 0, -8, oldest, doing)
+
+
+def read_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """NumPy's; for what is another library's, TypeError says which is.
+
+    NumPy knows "bfloat16" once somebody has imported ml_dtypes: the name means the same
+    before, and a program does not depend on who imports what first.
+    """
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        if isinstance(dtype, str) and hints.is_named_by_ml_dtypes(dtype):
+            return np.dtype(dtype)
+        hint = hints.dtype_hint(dtype)
+        if hint is None:
+            raise
+        raise TypeError(f"dtype {dtype!r} {hint}") from error
+
+
+def refuse_dtype(given: DTypeLike) -> NoReturn:
+    """TypeError: it is none that elements of a buffer can have."""
+    dtype = read_dtype(given)
+    if dtype.subdtype is not None:
+        why = "a sub-array dtype is not an element type: put its shape into `shape`"
+    elif dtype.hasobject:
+        why = "objects cannot live in a cumem buffer"
+    else:
+        why = "its items have no size, e.g. 'S' instead of 'S8'"
+    raise TypeError(f"dtype {dtype!r}: {why}")
+
+
+def read_seconds(seconds: Any, name: str) -> float:
+    """A number of seconds, of any type that Python reads as a float."""
+    try:
+        return math.fsum((seconds,))  # a float, and of numbers alone
+    except TypeError:
+        raise wrong_type(name, "a number of seconds or None", seconds) from None
+
+
+def read_flag(value: Any, name: str) -> bool:
+    """By its truth, as Python's own functions read flags; but a text is always true, also
+    "no", and what was meant is the contrary as often as not."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return bool(value)
+    except (TypeError, ValueError):  # an array of many elements
+        pass
+    raise wrong_type(name, "true or false", value)
+
+
+def refuse_choice(value: object, name: str, expected: str) -> NoReturn:
+    """Raise that an argument is none of the texts that were expected."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be {expected}, not {value!r}")
+    raise wrong_type(name, expected, value)
+
+
+def refuse_type(name: str, value: object, expected: str) -> NoReturn:
+    """Raise that an argument is of another type than was expected."""
+    raise wrong_type(name, expected, value)
+
+
+def wrong_type(name: str, expected: str, value: object) -> TypeError:
+    """What says that an argument is of another type than was expected."""
+    return TypeError(f"{name} must be {expected}, not {type(value).__name__}")

@@ -1,0 +1,871 @@
+# SPDX-License-Identifier: Apache-2.0
+# What type checkers know of constructors: the kind says what they give. The signatures with
+# their defaults, and the docstrings, are in constructors.py, whose code mypy checks without
+# this file (pyproject.toml); tests/house/test_stubs.py compares the two.
+from typing import Literal, TypedDict, TypeVar, Unpack, overload
+
+from numpy.typing import DTypeLike
+
+from cumem import _core
+from cumem.base.kinds import Kind
+from cumem.pools.pool import Pool
+
+_B = TypeVar("_B", bound=_core.Buffer)
+
+class _Place(TypedDict, total=False):
+    """What all constructors take by name beside a kind and a pool."""
+
+    device: object
+    stream: object
+
+class _New(_Place, total=False):
+    order: _core._Order
+
+class _Filled(_New, total=False):
+    casting: _core._Casting | None
+
+class _Like(_Place, total=False):
+    order: _core._LikeOrder | None
+
+class _LikeFilled(_Like, total=False):
+    casting: _core._Casting | None
+
+class _Shared(_Like, total=False):
+    copy: bool | None
+
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    pool: None = ...,
+    **options: Unpack[_New],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    pool: Pool[_B],
+    **options: Unpack[_New],
+) -> _B: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike,
+    kind: Kind,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.Buffer: ...
+@overload
+def zeros(
+    shape: _core._Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Kind,
+    pool: Pool | None = ...,
+    **options: Unpack[_New],
+) -> _core.Buffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: None = ...,
+    **options: Unpack[_Filled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: Pool[_B],
+    **options: Unpack[_Filled],
+) -> _B: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.MappedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.MappedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Kind,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.Buffer: ...
+@overload
+def full(
+    shape: _core._Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind,
+    pool: Pool | None = ...,
+    **options: Unpack[_Filled],
+) -> _core.Buffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    pool: Pool[_B],
+    **options: Unpack[_LikeFilled],
+) -> _B: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Kind,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def array(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.PinnedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.MappedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.ManagedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.DeviceBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Like],
+) -> _core.Buffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.PinnedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.MappedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.ManagedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.DeviceBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_LikeFilled],
+) -> _core.Buffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.Buffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.PinnedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.PinnedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.MappedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.MappedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.ManagedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.ManagedBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.DeviceBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.DeviceBuffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.Buffer: ...
+@overload
+def asarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Shared],
+) -> _core.Buffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.Buffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.PinnedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.PinnedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.MappedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.MappedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.ManagedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.ManagedBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.DeviceBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.DeviceBuffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None,
+    kind: Kind | None,
+    *,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.Buffer: ...
+@overload
+def ascontiguousarray(
+    obj: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Kind | None,
+    pool: Pool | None = ...,
+    **options: Unpack[_Place],
+) -> _core.Buffer: ...

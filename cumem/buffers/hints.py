@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to type here in place of what other libraries have: the texts of errors."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable
+from importlib import import_module
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.kinds import is_on_device, kind_named
+
+_COMPUTES = "buffers do not compute: "
+_PINNED = 'cumem.array(buf, kind="pinned")'
+
+#: Of members that buffers do not have and the arrays of NumPy, CuPy or PyTorch do.
+MEMBERS = {
+    "clone": "buf.copy()",
+    "close": "buf.free()",
+    "contiguous": "cumem.ascontiguousarray(buf)",
+    "copy_": "cumem.copy(buf, src), or cumem.copy_async(buf, src) for non_blocking=True",
+    "cpu": f"buf.to_numpy(), or {_PINNED} for a buffer",
+    "cuda": 'cumem.array(buf, kind="device", device=index)',
+    "data_ptr": "buf.ptr",
+    "detach": "buf itself: nothing is differentiated",
+    "fill_": "buf.fill(value)",
+    "float": "buf.astype(np.float32)",
+    "get": "buf.to_numpy(), or cumem.copy_async(array, buf) for a copy in the background",
+    "is_cuda": 'buf.kind == "device"',
+    "is_pinned": 'buf.kind == "pinned"',
+    "numel": "buf.size",
+    "pin_memory": f"{_PINNED}, or cumem.register(array) to pin it in place",
+    "set": "cumem.copy(buf, src) or buf[...] = src, or cumem.copy_async(buf, src)",
+    "take": "buf.numpy().take(indices)",
+    "to": 'cumem.array(buf, kind="device", device=index), buf.to_numpy() or '
+    "buf.astype(dtype), or cumem.copy_async(dst, buf) for non_blocking=True",
+    "tobytes": "bytes(buf)",
+    "tofile": "cumem.tofile(file, buf)",
+    "type": "buf.astype(dtype)",
+    "zero_": "buf.fill(0)",
+}
+#: Of those that compute.
+FUNCTIONS = ("max", "mean", "min", "sum")
+#: What buffers have for its hint alone.
+NAMES = frozenset(MEMBERS).union(FUNCTIONS)
+STREAM_MEMBERS = {
+    "cuda_stream": "stream.handle",
+    "is_done": "stream.done",
+    "ptr": "stream.handle",
+    "query": "stream.done",
+    "record_event": "stream.record(event)",
+    "sync": "stream.synchronize()",
+    "use": "with stream: ...",
+    "wait_for_event": "stream.wait(event)",
+    "wait_stream": "stream.wait(other)",
+}
+EVENT_MEMBERS = {
+    "is_done": "event.done",
+    "sync": "event.synchronize()",
+    "time_since": "event.seconds_since(start), in seconds",
+    "time_till": "end.seconds_since(event), in seconds",
+}
+_PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
+_NO_WAIT = "copy_async(dst, src) does not wait, in the order of stream= if given"
+_HOST_FLAG = "empty_pinned() and empty_mapped() take it"
+#: Of arguments that functions do not take.
+ARGUMENTS = {
+    "attach": "empty_managed() takes it",
+    "attach_global": 'empty_managed(shape, attach="global") or "host"',
+    "blocking": _NO_WAIT,
+    "copy": "cumem.asarray(obj, copy=False) copies nothing, cumem.array(obj) always does",
+    "layout": "buffers are dense: leave it out",
+    "like": "cumem.empty_like(buf) makes the same kind of memory",
+    "mapped": 'kind="mapped" or empty_mapped() is such memory',
+    "memory_format": 'order="C" or "F" is the order of the axes; for channels_last, '
+    "cumem.empty((n, h, w, c)).transpose(0, 3, 1, 2)",
+    "ndmin": "buf[None] has one more dimension",
+    "non_blocking": _NO_WAIT,
+    "out": "cumem.copy(out, src) writes into memory that there is",
+    "pin": _PAGE_LOCKED,
+    "pin_memory": _PAGE_LOCKED,
+    "pinned": _PAGE_LOCKED,
+    "portable": _HOST_FLAG,
+    "requires_grad": "torch.from_dlpack(buf) is a tensor that has it",
+    "shape": "cumem.empty(shape, buf.dtype, buf.kind) has one of its own",
+    "size": "the lengths are shape=",
+    "strides": "cumem.asbuffer(obj) takes memory with the strides it has",
+    "subok": "a buffer is always a Buffer: leave it out",
+    "wc": "empty_pinned() and empty_mapped() take write_combined=True",
+    "write_combined": _HOST_FLAG,
+}
+_PIECES = "rows= is how many rows a chunk has, nbytes= how many bytes"
+_CUT = dict.fromkeys(
+    ("batch_size", "chunk", "chunk_rows", "chunk_size", "chunks", "chunksize", "size"),
+    _PIECES,
+)
+_CUT["chunk_nbytes"] = "nbytes= is how many bytes a chunk has"
+_NEXT = "depth= is how many batches are under way beside the one in hand"
+_LOADERS = "it is the DataLoader's: give it there"
+_PICKLES = "nothing is unpickled: leave it out"
+_PLACE = "kind= and device= say where to"
+_INTO = {
+    "map_location": _PLACE,
+    "pin_memory": 'kind="pinned" is page-locked memory',
+    "pinned": 'kind="pinned" is page-locked memory',
+}
+_TEXT = "text is neither read nor written: numpy does that"
+_AWAITED = "one copy moves all of it, and is waited for: leave it out"
+#: The same of single functions, of which such a name asks something of its own.
+ARGUMENTS_OF: dict[str, dict[str, str]] = {
+    "chunks": _CUT,
+    "pipeline": _CUT,
+    "prefetch": {
+        "batch_size": _LOADERS,
+        "buffer_size": _NEXT,
+        "collate_fn": _LOADERS,
+        "non_blocking": "copies do not block the loop in any case: leave it out",
+        "num_workers": _LOADERS,
+        "pin_memory": "batches pass page-locked memory in any case: leave it out, or "
+        "give the loader collate_fn=cumem.PinnedCollate()",
+        "prefetch_factor": _NEXT,
+        "shuffle": _LOADERS,
+        "size": _NEXT,
+    },
+    "reshape": {
+        "copy": "a reshape never copies: leave it out, or buf.copy().reshape(...) first",
+        **dict.fromkeys(
+            ("newshape", "shape", "size"), "the lengths come first: buf.reshape(2, 3)"
+        ),
+    },
+    "transpose": dict.fromkeys(
+        ("axes", "dims", "perm"), "the axes come first: buf.transpose(1, 0)"
+    ),
+    "load": {
+        "encoding": _PICKLES,
+        "fix_imports": _PICKLES,
+        **_INTO,
+        "mmap": "np.load(file, mmap_mode=...) maps a file, which copy() and chunks() take",
+        "weights_only": _PICKLES,
+    },
+    "save": {"allow_pickle": _PICKLES, "fix_imports": _PICKLES},
+    "load_safetensors": {
+        "filename": "the file is path, the first argument",
+        "keys": "names= chooses tensors",
+        **_INTO,
+    },
+    "fromfile": {**_INTO, "like": "out= is memory to fill", "sep": _TEXT},
+    "tofile": {"format": _TEXT, "sep": _TEXT},
+    "to_device": {"non_blocking": _AWAITED, "copy": _AWAITED},
+    "to_host": {"non_blocking": _AWAITED, "copy": _AWAITED},
+    "copy": {
+        **ARGUMENTS,
+        "nbytes": "slice both ends: cumem.copy(dst[:n], src[:n])",
+        "size": "slice both ends: cumem.copy(dst[:n], src[:n])",
+    },
+}
+
+
+def argument_hint(function: str, keyword: str) -> str | None:
+    """What to type for an argument that a function does not take; None: no idea."""
+    return ARGUMENTS_OF.get(function, ARGUMENTS).get(keyword)
+
+
+def nearest(keyword: str, names: Iterable[str]) -> str | None:
+    """A question after the argument that may have been meant; None: none is near."""
+    known = [name for name in names if not name.startswith("_")]
+    near = difflib.get_close_matches(keyword.lower(), known, 1, 0.7)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+#: Names of types that ml_dtypes adds to NumPy.
+_ML_DTYPES = re.compile(r"bfloat16|bcomplex32|complex32|float[468]_\w+|u?int[1248]")
+#: What people write for dtypes whose name NumPy has in full.
+_SHORT_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
+
+
+def is_named_by_ml_dtypes(name: str) -> bool:
+    """Is it the name of one of its types? Then NumPy reads the name from now on."""
+    if _ML_DTYPES.fullmatch(name) is None:
+        return False
+    try:
+        return hasattr(import_module("ml_dtypes"), name)
+    except ImportError:
+        return False
+
+
+#: What safetensors and others call libraries that are named here.
+_FRAMEWORK_NAMES = {
+    **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
+    **dict.fromkeys(("np", "numpy"), "numpy"),
+    **dict.fromkeys(("flax", "jax"), "jax"),
+    **dict.fromkeys(("cp", "cupy"), "cupy"),
+}
+
+
+def framework_hint(given: object, known: Collection[str | None]) -> str:
+    """What to type for the name of a library, with what parts it from the text before;
+    empty: it is none of those `known`.
+    """
+    here = _FRAMEWORK_NAMES.get(str(given).lower())
+    return f": say framework={here!r}" if here in known and here is not None else ""
+
+
+def dtype_hint(dtype: object) -> str | None:
+    """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea."""
+    if isinstance(dtype, str):
+        short = dtype.removeprefix("torch.")
+        name = _SHORT_NAMES.get(short, short)
+        if _ML_DTYPES.fullmatch(name) is not None and name == dtype:
+            return (
+                "is a type of the ml_dtypes package, which is not installed or too old: "
+                "pip install -U ml_dtypes"
+            )
+        if name != dtype:
+            return f'is not a name of NumPy\'s: use "{name}"'
+    kind = kind_named(dtype)
+    if kind is not None:
+        is_kind = str(dtype).strip().lower() == kind
+        what = "a kind of memory" if is_kind else "a place"
+        place = f'kind="{kind}"'
+        if str(dtype).startswith("cuda:"):
+            place += f' and device="{dtype}"'
+        call = f"cumem.empty(shape, dtype, {place.replace(' and', ',')})"
+        return f"is {what}, not a dtype: write {place}, as in {call}"
+    if isinstance(dtype, int) and not isinstance(dtype, bool):
+        return (
+            "is a number, not a dtype: the lengths are one argument, as in "
+            "cumem.empty((2, 3))"
+        )
+    if isinstance(dtype, _core.Stream) or type(dtype).__name__ in ("Device", "Pool"):
+        name = type(dtype).__name__.lower()
+        return f"is a {name}, not a dtype: write {name}="
+    library = type(dtype).__module__.partition(".")[0]
+    if library not in ("numba", "torch"):
+        return None
+    name = str(dtype).rpartition(".")[2]
+    if name.startswith(("bfloat16", "float8")):
+        return f"is one of {library}: use ml_dtypes.{name}"
+    if name in np.sctypeDict and np.dtype(name).isbuiltin == 1:
+        return f'is one of {library}: use "{name}"'
+    return f"is one of {library} that NumPy does not have"
+
+
+def host_array(buffer: _core.Buffer) -> str:
+    """What gives an array of NumPy's."""
+    return "buf.to_numpy()" if is_on_device(buffer.kind) else "buf.numpy()"
+
+
+def compute_hint(buffer: _core.Buffer) -> str:
+    """Where to compute."""
+    there = "cupy.asarray(buf) or torch.from_dlpack(buf) on the device"
+    here = host_array(buffer)
+    return (
+        f"use {there}, or {here}"
+        if is_on_device(buffer.kind)
+        else f"use {here}, or {there}"
+    )
+
+
+def refuse_attribute(owner: Any, name: str) -> NoReturn:
+    """AttributeError, so that hasattr() is False, that says what to type."""
+    kind = type(owner).__name__
+    if isinstance(owner, _core.Buffer):
+        if name in FUNCTIONS:
+            hint = _COMPUTES + compute_hint(owner)
+        else:
+            hint = f"use {MEMBERS[name].replace('buf.numpy()', host_array(owner))}"
+    else:
+        is_stream = isinstance(owner, _core.Stream)
+        hint = f"use {(STREAM_MEMBERS if is_stream else EVENT_MEMBERS)[name]}"
+    text = f"{kind!r} object has no attribute {name!r}; {hint}"
+    raise AttributeError(text)
+
+
+def refuse_arithmetic(a: Any, b: Any) -> Any:
+    """TypeError that says where to compute; NotImplemented where the other one may."""
+    for each, other in ((a, b), (b, a)):
+        if isinstance(each, _core.Buffer) and (
+            isinstance(other, (_core.Buffer, int, float, complex, list, tuple))
+            and type(other).__module__ != "numpy"
+        ):
+            refuse_in_place(each, other)
+    return NotImplemented
+
+
+def refuse_equality(buffer: _core.Buffer, number: complex) -> NoReturn:
+    """TypeError for ``==`` and ``!=`` with a number, with both things that may be meant."""
+    element = "buf.item()" if buffer.ndim == 0 else "buf[index].item()"
+    raise TypeError(
+        "a buffer is compared by identity, so that it equals no number: write "
+        f"{element} == {number!r} for one element, {host_array(buffer)} == {number!r} "
+        "for all"
+    )
+
+
+def refuse_in_place(buffer: _core.Buffer, other: object) -> NoReturn:
+    """TypeError that says where to compute, whatever the other one is."""
+    raise TypeError(_COMPUTES + compute_hint(buffer))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the extension's objects and errors say: ``repr``, ``dir``, names of flags, which
+pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.errors import CudaError
+from cumem.base.kinds import (
+    ATTACH_HOST,
+    KINDS,
+    MAPPED,
+    PORTABLE,
+    REGISTER_READ_ONLY,
+    WRITE_COMBINED,
+    is_on_device,
+)
+from cumem.base.units import fold
+from cumem.buffers.flags import Flags
+from cumem.buffers.hints import EVENT_MEMBERS, NAMES, STREAM_MEMBERS
+from cumem.interchange.array_interface import describe
+
+_HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_combined"}
+
+
+def buffer_text(buffer: _core.Buffer, with_values: bool) -> str:
+    """What `repr` and `str` say of a buffer, also of one that is closed."""
+    return buffer_str(buffer) if with_values else buffer_repr(buffer)
+
+
+def buffer_repr(buffer: _core.Buffer) -> str:
+    """Of a buffer; never waits, and asks no device."""
+    said = [
+        f"shape={buffer.shape}",
+        f"dtype={buffer.dtype}",
+        f"nbytes={buffer.nbytes}",
+    ]
+    device = buffer.device
+    if buffer.closed:
+        said.append("closed")
+    else:
+        said += [f"device={device.index}"] if device is not None else []
+        said += ["readonly"] if buffer.readonly else []
+        said += ["emulated"] if device is not None and _core._is_emulated() else []
+    return fold(f"cumem.{type(buffer).__name__}({', '.join(said)})")
+
+
+def buffer_str(buffer: _core.Buffer) -> str:
+    """The values as NumPy shows them; where they cannot be read, why."""
+    if buffer.closed:
+        lost = ": values cannot be read after the fork" if _core._is_host_only() else ""
+        return f"{buffer_repr(buffer)}{lost}"
+    try:
+        if not is_on_device(buffer.kind):
+            return buffer._read_by(str)
+        device = buffer.device
+        if _core.current_stream(0 if device is None else device).is_capturing:
+            return f"{buffer_repr(buffer)}: values cannot be read during a capture"
+        return _shown(buffer)
+    except (CudaError, RuntimeError, BufferError, ValueError, OSError) as error:
+        return f"{buffer_repr(buffer)}: values cannot be read: {error}"
+
+
+def _shown(buffer: _core.Buffer) -> str:
+    """Of device memory: only the elements that NumPy shows are copied."""
+    options = np.get_printoptions()
+    edge, threshold = options["edgeitems"], options["threshold"]
+    if buffer.size <= max(threshold, 1) or edge < 1:
+        return str(buffer.to_numpy())
+    # the corners, and between them what NumPy leaves out: so much that it does. Another
+    # threshold would be that of arrays in the elements too.
+    ends = [
+        [slice(None)] if length <= 2 * edge else [slice(None, edge), slice(-edge, None)]
+        for length in buffer.shape
+    ]
+    shape = [length if length <= 2 * edge else 2 * edge + 1 for length in buffer.shape]
+    for axis, length in enumerate(buffer.shape):
+        others = math.prod(shape) // shape[axis]
+        shape[axis] = max(shape[axis], min(length, int(threshold) // others + 1))
+    corners: np.ndarray[Any, Any] = np.zeros(shape, buffer.dtype)
+    _core.copy_many(
+        [(corners[place], buffer[place]) for place in itertools.product(*ends)]
+    )
+    return str(corners)
+
+
+def stream_repr(stream: _core.Stream, handle: int) -> str:
+    """Of a stream, which is closed where the handle is 0."""
+    if handle == 0:
+        return "<cumem.Stream, closed>"
+    names = {1: "legacy default", 2: "per-thread default"}
+    emulated = ", emulated" if _core._is_emulated() else ""
+    which = names.get(handle, f"id {stream.id}")
+    return f"<cumem.Stream {which}, device {stream.device.index}{emulated}>"
+
+
+def event_repr(event: _core.Event, is_closed: int) -> str:
+    """Of an event, in whatever state."""
+    if is_closed:
+        return "<cumem.Event, closed>"
+    timing = "" if event._timing else " without timing"
+    emulated = ", emulated" if _core._is_emulated() else ""
+    return f"<cumem.Event{timing}, device {event.device.index}{emulated}>"
+
+
+def buffer_flags(
+    kind: str,
+    flags: int,
+    is_registered: bool,
+    has_pool: bool,
+    c_contiguous: bool,
+    f_contiguous: bool,
+    owndata: bool,
+    writeable: bool,
+    aligned: bool,
+) -> Flags:
+    """What `Buffer.flags` is."""
+    return Flags(
+        flag_names(kind, flags, is_registered, has_pool),
+        c_contiguous=c_contiguous,
+        f_contiguous=f_contiguous,
+        owndata=owndata,
+        writeable=writeable,
+        aligned=aligned,
+    )
+
+
+def transfer_repr(transfer: _core.Transfer, done: int, good: int) -> str:
+    """Of a transfer, in whatever state."""
+    state = "cancelled" if transfer.cancelled else "done" if good else "failed"
+    if not done and not transfer.cancelled:
+        state = "running"
+    state += ", emulated" if _core._is_emulated() else ""
+    return f"<cumem.Transfer of {transfer.nbytes} bytes, {transfer.route}, {state}>"
+
+
+def flag_names(
+    kind: str, flags: int, is_registered: bool, has_pool: bool
+) -> tuple[str, ...]:
+    """How the memory was made: names of the flags that apply to its kind."""
+    if is_registered:
+        is_read_only = flags & REGISTER_READ_ONLY
+        return ("registered", "read_only") if is_read_only else ("registered",)
+    if not has_pool:
+        return ()
+    if KINDS[kind].migrates:
+        return ("host" if flags == ATTACH_HOST else "global",)
+    return tuple(name for bit, name in _HOST_FLAGS.items() if flags & bit)
+
+
+def name_pair(error: BaseException, index: int) -> BaseException:
+    """Of `copy_many`: in the message where that is ours, else as a note."""
+    if type(error) in (TypeError, ValueError):
+        return type(error)(f"copy_many: pair {index}: {error}")
+    error.add_note(f"in pair {index} of copy_many")
+    return error
+
+
+def refuse_exported(what: str, count: int) -> NoReturn:
+    """BufferError: memory that others use would go."""
+    exports = "export" if count == 1 else "exports"
+    raise BufferError(
+        f"cannot {what} with {count} live {exports}: drop the arrays, memoryviews and "
+        "tensors over it first"
+    )
+
+
+def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
+    """BufferError: memory that others may use would go."""
+    why = (
+        "is exported; drop the arrays, memoryviews and tensors over it first"
+        if is_exported
+        else "went through the buffer protocol, so that others may still use its memory "
+        "(as torch.frombuffer does); drop it first"
+    )
+    if is_exported and nbytes == 0:
+        why += (
+            ". One of no bytes may stand for memory that cumem.integrations has lent to "
+            "another library: disable() that, and drop the library's arrays"
+        )
+    raise BufferError(f"shutdown: a {kind} buffer of {nbytes} bytes {why}")
+
+
+# -- dir() ---------------------------------------------------------------------------
+
+#: What raises once the object is closed.
+_OF_OPEN: dict[type, frozenset[str]] = {
+    _core.Buffer: frozenset(
+        {"T", "ptr", "device_ptr", "__cuda_array_interface__", "read_mostly"}
+        | {"preferred_location", "prefetch_location", "accessed_by"}
+    ),
+    _core.Stream: frozenset({"done", "handle", "is_capturing", "priority"}),
+    _core.Event: frozenset({"done", "handle"}),
+}
+
+
+def list_names(owner: Any) -> list[str]:
+    """What ``dir(owner)`` lists of a Buffer, Stream or Event: what can be read now.
+
+    Completion, debuggers and ``inspect.getmembers`` read all that it lists. Nothing is
+    read here to find out: a handle that was told once makes its stream one that others
+    may use.
+    """
+    own = next(each for each in _OF_OPEN if isinstance(owner, each))
+    hidden = {_core.Buffer: NAMES, _core.Stream: {*STREAM_MEMBERS}}
+    names = {*object.__dir__(owner)} - hidden.get(own, {*EVENT_MEMBERS})
+    if owner.closed:
+        names -= _OF_OPEN[own]
+    elif "__cuda_array_interface__" in names and not _has_interface(owner):
+        names.discard("__cuda_array_interface__")
+    return sorted(names)
+
+
+def _has_interface(buffer: _core.Buffer) -> bool:
+    """Can it be handed over by that protocol? Hands nothing over."""
+    if _core._is_emulated():
+        return False
+    try:
+        describe(buffer, 0)
+    except (AttributeError, ValueError):
+        return False
+    return True

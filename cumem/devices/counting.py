@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many devices CUDA would show, without starting its driver in this process.
+
+A process that has started the driver can fork no child that uses a GPU, so questions must
+not do it. NVML counts GPUs without the driver of CUDA, and `CUDA_VISIBLE_DEVICES` says how
+many of them are shown. Where the two leave any doubt, another process starts the driver
+and tells its answer. NVML is asked for numbers only: which GPU an index of CUDA's means,
+it does not know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cumem.devices.gpus import visible
+
+_NO_DEVICE = 100  # cudaErrorNoDevice
+_UNKNOWN = 999  # cudaErrorUnknown
+
+#: How long another process may take to start the driver, which can be seconds for each
+#: GPU of a large machine whose driver nobody keeps loaded.
+_SECONDS = 300
+
+#: What that process runs: it prints the driver's code and its count.
+_SCRIPT = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+print("cumem:", code, count.value)
+"""
+
+
+class _DoubtError(Exception):
+    """CUDA might count otherwise."""
+
+
+def count_devices() -> tuple[int, int]:
+    """Code of CUDA's (0: all is well) and number of devices; -1: only starting the
+    driver in this process can tell.
+    """
+    try:
+        return 0, count_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), _list_uuids())
+    except _DoubtError:
+        return _ask_other_process()
+
+
+# -- CUDA_VISIBLE_DEVICES --------------------------------------------------------------
+
+
+def count_visible(text: str | None, uuids: Sequence[str]) -> int:
+    """How many of the GPUs with those UUIDs the variable shows.
+
+    Raises
+    ------
+    _DoubtError
+        If that depends on which GPU a number means, or on rules that are nobody's.
+    """
+    if text is None:
+        return len(uuids)
+    shown, doubt = visible(text, uuids)
+    if doubt is not None:
+        raise _DoubtError(doubt)
+    return len(shown)
+
+
+# -- NVML ------------------------------------------------------------------------------
+
+_NOT_SUPPORTED, _FUNCTION_NOT_FOUND = 3, 13
+
+
+class _Fabric(ctypes.Structure):
+    """``nvmlGpuFabricInfo_t``."""
+
+    _fields_ = (
+        ("cluster_uuid", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_int),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+    )
+
+
+def _list_uuids() -> list[str]:
+    """Of all GPUs that this process may open.
+
+    Raises
+    ------
+    _DoubtError
+        If CUDA may see others: parts of GPUs, those of a server that shares them, those
+        that cannot be opened, and where NVML says nothing.
+    """
+    server = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    for path in ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap", server):
+        if os.path.exists(path):
+            raise _DoubtError(f"{path} means rules of its own")
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        _check(nvml.nvmlInit_v2())
+    except (OSError, AttributeError):
+        raise _DoubtError("there is no NVML") from None
+    try:
+        return _ask_nvml(nvml)
+    except AttributeError:
+        raise _DoubtError("NVML is too old") from None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _check(code: int) -> None:
+    if code != 0:
+        raise _DoubtError(f"NVML answers {code}")
+
+
+def _ask_nvml(nvml: Any) -> list[str]:
+    count = ctypes.c_uint()
+    _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+    if count.value > 0 and not _can_open("/dev/nvidia-uvm"):
+        raise _DoubtError("/dev/nvidia-uvm cannot be opened")
+    uuids = []
+    for index in range(count.value):
+        device = ctypes.c_void_p()
+        _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)))
+        mode, pending, minor = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+        code = nvml.nvmlDeviceGetMigMode(
+            device, ctypes.byref(mode), ctypes.byref(pending)
+        )
+        if code != _NOT_SUPPORTED:
+            _check(code)
+            if mode.value or pending.value:
+                raise _DoubtError("a GPU is in parts")
+        _check(nvml.nvmlDeviceGetMinorNumber(device, ctypes.byref(minor)))
+        if not _can_open(f"/dev/nvidia{minor.value}"):
+            raise _DoubtError(f"/dev/nvidia{minor.value} cannot be opened")
+        _check_fabric(nvml, device)
+        text = ctypes.create_string_buffer(96)
+        _check(nvml.nvmlDeviceGetUUID(device, text, len(text)))
+        uuids.append(text.value.decode("ascii", "replace"))
+    return uuids
+
+
+def _can_open(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
+
+
+def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
+    """Without its fabric manager a machine with NVSwitch starts no driver."""
+    if not os.path.isdir("/proc/driver/nvidia-nvswitch/devices"):
+        return
+    if not any(Path("/proc/driver/nvidia-nvswitch/devices").iterdir()):
+        return
+    fabric = _Fabric()
+    _check(nvml.nvmlDeviceGetGpuFabricInfo(device, ctypes.byref(fabric)))
+    if fabric.state != 3 or fabric.status != 0:  # completed, and well
+        raise _DoubtError("the GPUs are not joined yet")
+
+
+# -- the driver ------------------------------------------------------------------------
+
+
+def _ask_other_process() -> tuple[int, int]:
+    """By a new interpreter, which shares nothing with this process but its environment."""
+    if getattr(sys, "frozen", False) or not _is_python(sys.executable):
+        return 0, -1  # a program of its own: to run it again might do anything
+    command = [sys.executable, "-I", "-S", "-c", _SCRIPT]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0, -1
+    for line in done.stdout.decode("ascii", "replace").splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == "cumem:":
+            code, count = int(words[1]), int(words[2])
+            return (_NO_DEVICE if code == 0 and count == 0 else code), count
+    return _UNKNOWN, 0  # it died of the driver: so would we
+
+
+def _is_python(path: str | None) -> bool:
+    return bool(path) and Path(str(path)).name.startswith(("python", "pypy"))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs this machine has, whether the process means to use them, and which it sees.
+
+Where CUDA does not open, cumem works on an emulated device or raises an error. Neither is
+always right: a laptop without a GPU should run every example, and a training job whose
+container was started without ``--gpus all`` should not compute for a day on an emulated
+device. Two questions decide, and both are answered from files, never by CUDA:
+
+- *Hardware*: is there an NVIDIA GPU in this machine?
+- *Intent*: was this process meant to use it? A driver library, device nodes and
+  ``NVIDIA_VISIBLE_DEVICES`` say so.
+
+Where the answer to both is yes, a driver that does not open is an error. Where one of
+them is no, the device is emulated: images with CUDA's libraries run on machines without a
+GPU, and pods that were given no GPU run on machines that have some. A user who hides all
+GPUs by ``CUDA_VISIBLE_DEVICES`` has asked for emulation as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cumem.base.error_codes import CODES
+
+__all__ = ["gpus_hidden", "hardware", "intent", "judge_failure", "pci_gpus", "visible"]
+
+#: Below it lie ``proc``, ``sys``, ``dev`` and ``etc``; tests set a folder of their own.
+ROOT = "/"
+
+_NO_DEVICE, _INSUFFICIENT_DRIVER = 100, 35
+#: Values of ``CUDA_VISIBLE_DEVICES`` by which people hide all GPUs on purpose.
+_HIDING = ("", "-1", "none", "NoDevFiles")
+
+
+def pci_gpus(root: str | Path = "/") -> list[str]:
+    """Places on the PCI bus of NVIDIA's display and 3D controllers."""
+    return sorted(
+        folder.name
+        for folder in Path(root).glob("sys/bus/pci/devices/*")
+        if _read(folder / "vendor").strip() == "0x10de"
+        and _read(folder / "class").startswith("0x03")
+    )
+
+
+def hardware(root: str | Path = "/") -> str | None:
+    """What shows that this machine has an NVIDIA GPU; None where nothing does."""
+    base = Path(root)
+    if places := pci_gpus(base):
+        return f"an NVIDIA GPU is on the PCI bus ({', '.join(places)})"
+    for place in ("proc/driver/nvidia", "dev/dxg", "etc/nv_tegra_release"):
+        if (base / place).exists():
+            return f"/{place} is there"
+    if nodes := _nodes(base):
+        return f"/dev/{nodes[0]} is there"
+    if "nvidia,tegra" in _read(base / "proc/device-tree/compatible"):
+        return "this is an NVIDIA Tegra"
+    return None
+
+
+def intent(
+    root: str | Path = "/",
+    environment: Mapping[str, str] = os.environ,
+    has_library: Callable[[], bool] | None = None,
+) -> str | None:
+    """What shows that this process was meant to use a GPU; None where nothing does."""
+    if nodes := _nodes(Path(root)):
+        return f"it has the device node /dev/{nodes[0]}"
+    if (has_library or _has_library)():
+        return "the driver's library libcuda.so.1 is there"
+    said = environment.get("NVIDIA_VISIBLE_DEVICES", "").strip()
+    if said not in ("", "void", "none"):
+        return f"NVIDIA_VISIBLE_DEVICES={said} asks for one"
+    return None
+
+
+def gpus_hidden(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``CUDA_VISIBLE_DEVICES`` hides every GPU on purpose."""
+    said = environment.get("CUDA_VISIBLE_DEVICES")
+    return said is not None and said.strip() in _HIDING
+
+
+def visible(said: str, uuids: Sequence[str]) -> tuple[list[int], str | None]:
+    """Devices that a value of ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
+
+    Parameters
+    ----------
+    said : str
+        Numbers or beginnings of UUIDs, with commas between them.
+    uuids : sequence of str
+        The UUID of each device of the machine, such as ``"GPU-6d2f..."``.
+
+    Returns
+    -------
+    devices : list of int
+        By CUDA's rules: the list ends before the first entry that names no device or
+        more than one, and no device is left where one is named twice.
+    doubt : str or None
+        What CUDA may see otherwise, as its rules do not say it, or as it depends on which
+        device a number means; None: it sees just as many.
+
+    Notes
+    -----
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    chosen: list[int] = []
+    numbers: list[bool] = []  # whether each of them was named by its number
+    doubt: str | None = None
+    for entry in said.split(","):
+        index, why = _named(entry, uuids)
+        if index is not None:
+            numbers.append(entry.strip(_BLANKS)[:1] in _DIGITS)
+            if numbers[0] != numbers[-1]:
+                why = "whether a number and a UUID mean the same GPU"
+        doubt = doubt or why
+        if index is None:
+            break
+        chosen.append(index)
+    return chosen if len(set(chosen)) == len(chosen) else [], doubt
+
+
+_DIGITS = tuple("0123456789")
+_BLANKS = " \t"
+
+
+def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
+    """The device that an entry names, None where it names none or several; the doubt."""
+    name = entry.strip(_BLANKS)
+    unclear = f"how CUDA reads {entry!r}"
+    if name.startswith(_DIGITS):
+        if name.strip("0123456789"):
+            return None, unclear
+        return (int(name) if int(name) < len(uuids) else None), None
+    if name.upper().startswith("MIG"):
+        return None, "parts of a GPU are not counted here"
+    if not name.startswith("GPU-"):
+        is_unclear = name.upper().startswith("GPU") or name.startswith("+")
+        return None, unclear if is_unclear else None
+    found = [i for i, uuid in enumerate(uuids) if uuid.startswith(name)]
+    doubt = None if name == entry else unclear
+    if not found and any(uuid.lower().startswith(name.lower()) for uuid in uuids):
+        doubt = doubt or "whether capital letters matter"
+    return (found[0] if len(found) == 1 else None), doubt
+
+
+def judge_failure(
+    code: int,
+    root: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    has_library: Callable[[], bool] | None = None,
+) -> tuple[bool, str]:
+    """What follows from a driver that did not open, for the extension.
+
+    Parameters
+    ----------
+    code : int
+        What CUDA answered.
+
+    Returns
+    -------
+    may_emulate : bool
+        Whether the emulated device may stand in.
+    text : str
+        Why the device is emulated, or a note for the error: the cause and the cure.
+    """
+    base = ROOT if root is None else root
+    library = has_library or _has_library
+    if gpus_hidden(environment):
+        value = environment["CUDA_VISIBLE_DEVICES"]
+        return True, f"CUDA_VISIBLE_DEVICES={value} hides all GPUs"
+    there, meant = hardware(base), intent(base, environment, library)
+    if there is None or meant is None:
+        return True, _reason(code, there)
+    return False, (
+        f"cumem does not emulate a GPU that this process was meant to use: {there}, and "
+        f"{meant}, but {_cause(code, base, environment, library)}. "
+        "`python -m cumem doctor` tells what is wrong and how to mend it; set "
+        "CUMEM_BACKEND=emulated to emulate on purpose"
+    )
+
+
+def _reason(code: int, there: str | None) -> str:
+    """Why the device is emulated, where that is allowed."""
+    if code == _NO_DEVICE:
+        return "the CUDA driver sees no device (cudaErrorNoDevice)"
+    if code == _INSUFFICIENT_DRIVER:
+        reason = "no CUDA driver was found, or it is too old"
+        return f"{reason} (cudaErrorInsufficientDriver)"
+    name = CODES[code][0] if code in CODES else f"error {code}"
+    where = "" if there is not None else ", and this machine has no NVIDIA GPU"
+    return f"the CUDA driver does not open ({name}){where}"
+
+
+def _cause(
+    code: int,
+    root: str | Path,
+    environment: Mapping[str, str],
+    has_library: Callable[[], bool],
+) -> str:
+    """What most likely keeps the driver from opening."""
+    if not has_library():
+        return (
+            "the driver's library libcuda.so.1 is not found here (in a container: start "
+            "it with --gpus all, and with the capability `compute`)"
+        )
+    base = Path(root)
+    needs_nodes = not (base / "dev/dxg").exists() and pci_gpus(base)
+    if needs_nodes and not _nodes(base):
+        return (
+            "the device nodes /dev/nvidia* are missing (in a container: start it with "
+            "--gpus all)"
+        )
+    said = environment.get("CUDA_VISIBLE_DEVICES")
+    if code == _NO_DEVICE and said is not None:
+        return f"CUDA_VISIBLE_DEVICES={said} names no device that is there"
+    if code == _NO_DEVICE:
+        return "the driver sees no device"
+    if code == _INSUFFICIENT_DRIVER:
+        return "the driver is too old, or does not answer"
+    return f"the driver does not open ({CODES[code][0] if code in CODES else code})"
+
+
+def _nodes(base: Path) -> list[str]:
+    """Names of the device nodes of NVIDIA's driver."""
+    return sorted(node.name for node in base.glob("dev/nvidia*"))
+
+
+def _has_library() -> bool:
+    """Whether the loader finds the driver's library, which the runtime tried before."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name by which users import `cumem.tools.doctor`, which takes this module's place."""
+
+import sys
+
+from cumem.tools import doctor
+from cumem.tools.doctor import *  # noqa: F403 - for type checkers
+
+sys.modules[__name__] = doctor

@@ -1,0 +1,1190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between files and memory of any kind, at the speed of the link or of the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import io
+import math
+import operator
+import os
+import pathlib
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import (
+    IO,
+    Any,
+    Literal,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cumem import _core
+from cumem.base.progress import Parts, Progress
+from cumem.base.units import read_integer
+from cumem.base.variables import SWITCH_WORDS, read_switch
+from cumem.buffers.arguments import hinting, read_dtype, read_flag
+from cumem.buffers.casting import Casting
+from cumem.buffers.casting import check as check_casting
+from cumem.buffers.filling import copy_as
+from cumem.files.converting import Item, read_as, write_as
+from cumem.files.file_hints import (
+    HEAD_NBYTES,
+    check_is_name,
+    explain_missing,
+    why_not_plain,
+)
+from cumem.pools.pool import Pool
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+#: what names a file: a path, a descriptor or a binary file that open() made
+File = Path | int | io.FileIO | io.BufferedIOBase
+Direct = Literal["auto"] | bool | None
+Ranges = Iterable[tuple[SupportsIndex, object]]
+
+_T = TypeVar("_T")
+_B = TypeVar("_B", bound=_core.Buffer)
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
+
+
+def _direct_number(direct: Direct) -> int:
+    if direct is None:
+        text = os.environ.get("CUMEM_DIRECT", "")
+        if text.strip().lower() in ("", "auto"):
+            return 0
+        try:
+            return 1 + read_switch(text)
+        except ValueError:
+            raise ValueError(
+                f"CUMEM_DIRECT must be auto, {SWITCH_WORDS}, not '{text:.100}'"
+            ) from None
+    if isinstance(direct, str) and direct != "auto":
+        raise ValueError(f'direct must be "auto", True or False, not {direct!r}')
+    return 0 if direct == "auto" else 1 + bool(direct)
+
+
+def _offset_number(offset: object, name: str = "offset") -> int:
+    number = read_integer(offset, name)
+    if number < 0:
+        raise ValueError(f"{name} must not be negative, not {number}")
+    if number >= 2**63:
+        raise ValueError(f"{name}: {number} does not fit in 63 bits")
+    return number
+
+
+def _check_sort(mode: int, name: object) -> None:
+    """Refuse what has no bytes at an offset."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        sort = "socket" if stat.S_ISSOCK(mode) else "FIFO or pipe"
+        text = f"a {sort} has no offsets to read or write at"
+        raise OSError(errno.ESPIPE, text, name)
+
+
+def _check_mode(fd: int, writes: bool, name: object) -> None:
+    """Refuse what was opened for the other direction alone."""
+    mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    if mode == (os.O_RDONLY if writes else os.O_WRONLY):
+        text = f"the file is not open for {'writing' if writes else 'reading'}"
+        raise OSError(errno.EBADF, text, name)
+
+
+def _owned(path: Any, flags: int) -> io.FileIO:
+    """No Python runs before the descriptor has an owner: Ctrl-C there would lose it."""
+    opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
+    file = next(map(io.FileIO, opened))
+    file.name = path
+    return file
+
+
+def _open(
+    path: Any, flags: int, check: Callable[[int, object], None] = _check_sort
+) -> io.FileIO:
+    """Never waits for the other end of a FIFO, nor lets that see us come and go."""
+    check_is_name(path)
+    path = os.fspath(path)  # which errors name
+    with contextlib.suppress(FileNotFoundError):
+        check(os.stat(path).st_mode, path)  # some devices do things when opened
+    try:
+        file = _owned(path, flags | os.O_NONBLOCK)
+    except FileNotFoundError:
+        explained = explain_missing(path)
+        if explained is None:
+            raise
+        raise explained from None
+    try:
+        mode = os.fstat(file.fileno()).st_mode
+        check(mode, path)  # another file by now
+        if not stat.S_ISREG(mode):
+            os.set_blocking(file.fileno(), True)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(mode: int, name: object) -> None:
+    _check_sort(mode, name)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a file to read; what is not a regular file, and may never end, is an OSError."""
+    return io.BufferedReader(_open(path, os.O_RDONLY, _check_regular))
+
+
+class Replacement:
+    """A file that takes the place of another, as a whole, once it is written.
+
+    Attributes
+    ----------
+    target : Path
+        What is replaced; no link, unless that itself is.
+    temporary : Path
+        Where the new one lies until then.
+    """
+
+    def __init__(self, target: pathlib.Path) -> None:
+        self.target = target
+        self.temporary: pathlib.Path = target.with_name(
+            f".cumem-{os.urandom(8).hex()}.tmp"
+        )
+
+    @contextlib.contextmanager
+    def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:
+        """Make the file: it is its owner's alone until all is written. With `fsync` its
+        bytes are on the disk in the end, before it gets its name."""
+        before = self.check()
+        new_mode = self._new_mode() if before is None else 0
+        with (
+            self._named(),
+            open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file,
+        ):
+            yield file
+            file.flush()
+            if before is None:
+                os.fchmod(file.fileno(), new_mode)
+            else:
+                _give_rights(file.fileno(), before, self.target)
+            if fsync:
+                os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Want of room on the disk is told with the name that was asked for. Other errors
+        may be of what is written, such as a mapped file that was cut short."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None and error.errno in _NO_ROOM:
+                error.filename = str(self.target)
+            raise
+
+    def place(self, fsync: bool = False) -> None:
+        """Give it its name; with `fsync` that is on the disk as well."""
+        os.replace(self.temporary, self.target)
+        if fsync:
+            sync_folder(self.target)
+
+    def check(self) -> os.stat_result | None:
+        """What is there, but for a link, which is replaced itself. OSError: something else
+        than a file is."""
+        try:
+            before = os.lstat(self.target)
+        except FileNotFoundError:
+            return None
+        if stat.S_ISLNK(before.st_mode):
+            return None
+        _check_regular(before.st_mode, self.target)
+        return before
+
+    def _new_mode(self) -> int:
+        """Rights that open() gives: an empty file tells, which asks the folder as well.
+
+        It is not the file itself: who opens that too early could read it later.
+        """
+        with open(self.temporary, "xb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        os.unlink(self.temporary)  # else by who replaces
+        return mode
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
+    """A file to take the place of `path`, or of what a link there leads to.
+
+    It has a name that nobody can foresee, in the folder of what it replaces, and is
+    removed if it still has that at the end. Errors name `path`, which the caller knows.
+    """
+    target = pathlib.Path(os.path.realpath(path)) if follow else path
+    if follow and target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    made = Replacement(target)
+    try:
+        yield made
+    except OSError as error:
+        named = (os.fspath(made.temporary), os.fspath(target))
+        if error.filename is not None and os.fspath(error.filename) in named:
+            error.filename = os.fspath(path)
+            if error.filename2 is not None:  # of a name that could not be taken
+                del error.filename2
+        explained = explain_missing(path) if error.errno == errno.ENOENT else None
+        if explained is None:
+            raise
+        raise explained from None
+    finally:
+        made.temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path: str | bytes | os.PathLike[str]) -> None:
+    """Have the name of a file on the disk: its folder is what says so."""
+    folder = os.open(os.path.dirname(os.path.abspath(os.fsdecode(path))), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:  # some file systems have no such thing for folders
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(folder)
+
+
+#: No Python in between: Ctrl-C after the opening would leave a descriptor to nobody.
+_OPEN_PRIVATE = functools.partial(os.open, mode=0o600)
+
+
+_ACL = "system.posix_acl_access"
+
+
+def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
+    """The rights of the file that is replaced, to nobody who did not have them."""
+    mode = before.st_mode & 0o777
+    with contextlib.suppress(OSError):
+        os.fchown(fd, -1, before.st_gid)
+    if os.fstat(fd).st_gid != before.st_gid:
+        mode = _without_group(mode)
+    acl = None
+    with contextlib.suppress(OSError):
+        acl = os.getxattr(target, _ACL)
+    if acl is None:
+        os.fchmod(fd, mode)
+    else:
+        os.fchmod(fd, _without_group(mode))
+        with contextlib.suppress(OSError):
+            os.setxattr(fd, _ACL, acl)
+    with contextlib.suppress(OSError):  # last: who is not the owner changes no mode
+        os.fchown(fd, before.st_uid, -1)
+
+
+def _without_group(mode: int) -> int:
+    """The group has the rights of all others: it is another one, or a list says more."""
+    return mode & ~0o070 | (mode & 0o007) << 3
+
+
+class _Opened:
+    """A descriptor, what errors call it, and where its file stands."""
+
+    def __init__(self, fd: int | None, name: object, file: Any = None) -> None:
+        self.fd = fd
+        self.owned: io.FileIO | None = None  # of a path, once it is opened
+        self.name = name
+        self.file = file  # None: a path or a descriptor, which stand nowhere
+        self.begin = 0 if file is None else int(file.tell())
+
+    def descriptor(self) -> int:
+        """The descriptor; the file of a path is made for it."""
+        if self.fd is not None:
+            return self.fd
+        if self.owned is None:
+            self.owned = _open(self.name, os.O_WRONLY | os.O_CREAT)
+        return self.owned.fileno()
+
+    def sync(self) -> None:
+        """Have the file on the disk, and its name where that was given."""
+        os.fsync(self.descriptor())
+        if self.owned is not None:
+            sync_folder(os.path.realpath(str(self.name)))
+
+    def nbytes(self) -> int | None:
+        """Bytes of the file; None: it does not say, as what is made up as it is read."""
+        fd = self.descriptor()
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or (info.st_size == 0 and os.pread(fd, 1, 0)):
+            return None
+        return info.st_size
+
+    def ends_early(self, text: str, size: int) -> EOFError:
+        error = EOFError(text)
+        vars(error).update(filename=self.name, offset=size)
+        return error
+
+    def move(self, position: int) -> None:
+        if self.file is not None:
+            self.file.seek(position)
+
+
+def unwrapped(file: Any) -> Any:
+    """The file itself: its descriptor holds its bytes as they are read and written."""
+    plain = getattr(file, "file", file)  # of what tempfile makes
+    raw = getattr(plain, "raw", plain)
+    if isinstance(plain, _PLAIN) and isinstance(raw, io.FileIO):
+        return plain
+    text = (
+        "file must be a path, a descriptor or a binary file that open() made, not "
+        f"{type(file).__name__}"
+    )
+    if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
+        text += (
+            ": its bytes are in no file, or not as they are read; np.load(file) or "
+            "np.frombuffer(data, dtype) gives an array, which cumem.array() takes"
+        )
+    raise TypeError(text)
+
+
+@contextlib.contextmanager
+def _descriptor(fd: int, writes: bool) -> Iterator[int]:
+    """`fd`, or one that does not append: those that do ignore offsets."""
+    if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
+        yield fd
+        return
+    with _owned(f"/proc/self/fd/{fd}", os.O_WRONLY) as other:
+        yield other.fileno()
+
+
+@contextlib.contextmanager
+def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
+    """What is written by its path is opened only by `descriptor()`."""
+    if isinstance(file, str | bytes | os.PathLike):
+        path = os.fspath(file)
+        opened = _Opened(None, path)
+        try:
+            opened.owned = None if writes else _open(path, os.O_RDONLY)
+            yield opened
+        finally:
+            if opened.owned is not None:
+                opened.owned.close()
+        return
+    if isinstance(file, int) and not isinstance(file, bool):
+        _check_sort(os.fstat(file).st_mode, file)
+        _check_mode(file, writes, file)
+        with _descriptor(file, writes) as fd:
+            yield _Opened(fd, file)
+        return
+    plain = unwrapped(file)
+    _check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
+    _check_mode(plain.fileno(), writes, plain.name)
+    if writes:
+        plain.flush()
+    with _descriptor(plain.fileno(), writes) as fd:
+        if fd != plain.fileno():
+            plain.seek(0, os.SEEK_END)
+        yield _Opened(fd, plain.name, plain)
+
+
+def _move(
+    opened: _Opened,
+    ranges: Ranges,
+    writes: bool,
+    stream: object,
+    direct: int,
+    progress: Progress,
+    argument: str | None = None,
+    cuts: bool = False,
+) -> int:
+    """Bytes that were read or written; `argument` is what the end of the one range is
+    called, else it is ``ranges[0]``; `cuts`: what lies behind it is to go. A source that
+    maps bytes which go is a `_CutMapError`, before anything is written."""
+    ends: list[tuple[int, Any]] = []
+    staged: list[tuple[Any, Any]] = []
+    try:
+        for index, pair in enumerate(_iterable(ranges)):
+            ends.append(_read_end(pair, argument or index, writes, stream))
+
+        def transfer() -> int | tuple[int, int, int] | list[int]:
+            return _core._transfer_file(
+                opened.descriptor,
+                tuple(ends),
+                writes,
+                cuts,
+                stream,
+                direct,
+                progress,
+                False,
+            )
+
+        answer = transfer()
+        if isinstance(answer, list):
+            end = max(begin + memory.nbytes for begin, memory in ends)
+            if cuts and end < (opened.nbytes() or 0):
+                raise _CutMapError
+            for index in answer:
+                begin, memory = ends[index]
+                own = _stage(memory, writes, stream)
+                staged.append((memory, own))
+                ends[index] = (begin, own)
+            answer = transfer()
+        if isinstance(answer, int):
+            if not writes:
+                for memory, own in staged:
+                    _core.copy(memory, own, stream=stream)
+            return answer
+        assert isinstance(answer, tuple)  # memory of our own maps no file
+        number, offset, index = answer
+        begin, memory = ends[index]
+        raise _failure(number, opened.name, offset, begin, memory.nbytes, writes)
+    finally:  # a traceback keeps this frame, not the memory
+        pair = memory = own = None
+        ends.clear()
+        staged.clear()
+
+
+def _shows_file(opened: _Opened, begin: int, memory: Any, writes: bool) -> bool:
+    """Is the memory a map of bytes of the file, from `begin` on?"""
+    ends = ((begin, memory),)
+    found = _core._transfer_file(
+        opened.descriptor, ends, writes, True, None, 1, None, True
+    )
+    return found != []
+
+
+def _move_as(
+    opened: _Opened,
+    item: Item,
+    writes: bool,
+    stream: object,
+    direct: int,
+    progress: Progress,
+    casting: Any,
+) -> int:
+    """Bytes that were read or written of elements which are converted. A map of the
+    file itself is converted whole, as pieces of the one would change the other."""
+    nbytes = int(item.memory.size) * item.dtype.itemsize
+    size = None if writes else opened.nbytes()
+    if size is not None and item.offset + nbytes > size:
+        raise _failure(0, opened.name, size, item.offset, nbytes, writes)
+    if not _shows_file(opened, item.offset, item.memory, writes):
+        with Parts(progress, nbytes, "write" if writes else "read") as told:
+
+            def move(ranges: list[tuple[int, Any]]) -> None:
+                part = told.next(sum(view.nbytes for _, view in ranges))
+                _move(opened, ranges, writes, None, direct, part)
+
+            if writes:
+                write_as(item, move, casting, stream)
+            else:
+                read_as([item], move, casting, stream)
+        return nbytes
+    own: np.ndarray[Any, Any] = np.empty(item.memory.shape, item.dtype)
+    if writes:
+        copy_as(own, item.memory, stream, casting)
+    _move(opened, [(item.offset, own)], writes, stream, direct, progress)
+    if not writes:
+        copy_as(item.memory, own, stream, casting)
+    return nbytes
+
+
+class _CutMapError(Exception):
+    """A file would be cut of bytes that its own source has mapped."""
+
+
+def _stage(memory: Any, writes: bool, stream: object) -> Any:
+    """Ordinary memory in place of a map of the file: what is written is copied there."""
+    own = np.empty(memory.shape, memory.dtype)
+    if writes:
+        _core.copy(own, memory, stream=stream)
+    return own
+
+
+def _read_end(
+    pair: Any, where: str | int, writes: bool, stream: object
+) -> tuple[int, Any]:
+    """`where` is what the errors call the end, or the number of its range."""
+    try:
+        offset, memory = pair
+    except (TypeError, ValueError):
+        given = type(pair).__name__
+        raise TypeError(
+            f"each of ranges must be a pair of an offset and memory, not {given}"
+        ) from None
+    if type(offset) is not int or not 0 <= offset < 2**63:
+        name = "offset" if isinstance(where, str) else f"{_label(where)}: offset"
+        offset = _offset_number(offset, name)
+    return offset, _memory(memory, where, writes, stream)
+
+
+def _label(where: str | int) -> str:
+    return where if isinstance(where, str) else f"ranges[{where}]"
+
+
+def _iterable(ranges: Any) -> Any:
+    try:
+        return iter(ranges)
+    except TypeError:
+        given = type(ranges).__name__
+        raise TypeError(
+            f"ranges must be an iterable of pairs of an offset and memory, not {given}"
+        ) from None
+
+
+def _memory(given: object, where: str | int, writes: bool, stream: object) -> Any:
+    """A Buffer or an array that may be an end; `where` as in `_read_end`."""
+    memory: Any
+    if isinstance(given, _core.Buffer) and not given.closed:
+        memory = given
+    elif _core._is_memory(given):
+        memory, *_ = _core._read_end(given, None, stream)
+    else:
+        role, kind = "source" if writes else "target", type(given).__name__
+        raise TypeError(
+            f"{_label(where)}: the {role} must be a Buffer, an array or an object with "
+            f"DLPack, __cuda_array_interface__ or the buffer protocol, not {kind}"
+        )
+    if writes:
+        return memory
+    readonly = (
+        not memory.flags.writeable
+        if isinstance(memory, np.ndarray)
+        else memory.readonly
+    )
+    if readonly:
+        raise ValueError(f"{_label(where)}: the target ({type(given)!r}) is read-only")
+    if 0 not in memory.strides:
+        return memory
+    for axis, (n, step) in enumerate(zip(memory.shape, memory.strides, strict=True)):
+        if n > 1 and step == 0 and 0 not in memory.shape:
+            raise ValueError(
+                f"{_label(where)}: elements share memory: stride 0 along axis {axis}; read "
+                "into memory that holds each element once"
+            )
+    return memory
+
+
+def _failure(
+    number: int, filename: object, offset: int, begin: int, nbytes: int, writes: bool
+) -> Exception:
+    """What the system said (`number`, an errno), or that the file ends (0).
+
+    The range is `nbytes` from `begin` on; it got as far as `offset`. The exception has
+    both as attributes, `filename` and `offset`.
+    """
+    error: Any
+    if number == 0:
+        there = max(offset - begin, 0)
+        error = EOFError(
+            f"{filename!r} ends early: {there} of the {nbytes} bytes at offset {begin} "
+            "are there"
+        )
+        error.filename = filename
+    else:
+        error = OSError(number, os.strerror(number), filename)
+        error.add_note(f"while {'writing' if writes else 'reading'} at offset {offset}")
+    error.offset = offset
+    made: Exception = error
+    return made
+
+
+def _items_left(opened: _Opened, size: int | None, begin: int, itemsize: int) -> int:
+    if size is None:
+        raise ValueError(f"{opened.name!r} has no size: count or shape must be given")
+    return (size - begin) // itemsize
+
+
+def _shape(
+    opened: _Opened, size: int | None, begin: int, itemsize: int, count: int, shape: Any
+) -> int | tuple[int, ...]:
+    """What is asked for, -1 standing for all there is."""
+    if shape is None and count >= 0:
+        return count
+    if shape is None:
+        items = _items_left(opened, size, begin, itemsize)
+        left = 0 if size is None else size - begin
+        over = left % itemsize
+        if over:
+            raise ValueError(
+                f"{opened.name!r} does not end with a whole item: the {left} bytes from "
+                f"offset {begin} on are {items} items of {itemsize} bytes and {over} "
+                f"bytes more; count={items} reads the items alone, if the dtype is right"
+            )
+        return items
+    lengths = [operator.index(n) for n in shape] if np.iterable(shape) else [shape]
+    if lengths.count(-1) > 1:
+        raise ValueError(f"only one length of shape can be -1, not those of {shape}")
+    if -1 in lengths:
+        rest = math.prod(n for n in lengths if n != -1)
+        items = _items_left(opened, size, begin, itemsize)
+        lengths[lengths.index(-1)] = items // rest if rest else 0
+        left = 0 if size is None else size - begin
+        if rest > 0 and left % (rest * itemsize):
+            raise ValueError(
+                f"shape={shape}: the {left} bytes of {opened.name!r} at offset {begin} "
+                f"are not a multiple of {rest * itemsize}: "
+                f"{left % (rest * itemsize)} are left over"
+            )
+    return tuple(lengths)
+
+
+def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) -> None:
+    if size is not None and begin > size:
+        origin = f" from position {opened.begin}" if opened.begin else ""
+        raise opened.ends_early(
+            f"offset={offset}{origin} is past the end of {opened.name!r}, which has "
+            f"{size} bytes",
+            size,
+        )
+
+
+def _check_plain(opened: _Opened, begin: int, dtype: Any) -> None:
+    """Nobody means to read the header of such files, or a text, as elements."""
+    head = os.pread(opened.descriptor(), HEAD_NBYTES, begin)
+    name = os.fsdecode(opened.name) if isinstance(opened.name, (str, bytes)) else ""
+    as_bytes = dtype is not None and read_dtype(dtype).itemsize == 1
+    known = why_not_plain(name or str(opened.name), head, as_bytes)
+    if known is not None:
+        raise ValueError(
+            f"{known}; to read its bytes as they are, header and all, pass dtype='u1' and "
+            "offset=0"
+        )
+
+
+def _check_length(
+    opened: _Opened, size: int | None, begin: int, nbytes: int, asked: str
+) -> None:
+    """Before memory is made for it."""
+    if size is not None and nbytes > size - begin:
+        raise opened.ends_early(
+            f"{asked}: {opened.name!r} ends early: {size - begin} of the {nbytes} bytes "
+            f"at offset {begin} are there",
+            size,
+        )
+
+
+def _check_out(
+    out: Any, dtype: Any, casting: Casting | None, kind: object, **others: object
+) -> None:
+    """`out` says all of this itself."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ValueError(f"{' and '.join(given)} cannot be given together with out")
+    if dtype is None and kind is None:
+        return
+    has = _core.asbuffer(out)
+    if kind is not None and kind != has.kind:
+        raise ValueError(f"kind is {kind!r}, but out is {has.kind} memory")
+    if dtype is not None and casting is not None:
+        check_casting("fromfile: ", read_dtype(dtype), has.dtype, casting)
+    elif dtype is not None and read_dtype(dtype) != has.dtype:
+        raise ValueError(
+            f"dtype {np.dtype(dtype)} is given, but out has {has.dtype}; pass casting= to "
+            "convert what is read"
+        )
+
+
+def _made(
+    opened: _Opened,
+    size: int | None,
+    begin: int,
+    dtype: Any,
+    count: int,
+    shape: Any,
+    memory: Any,
+) -> _core.Buffer:
+    """New memory for what is to be read."""
+    items = read_dtype(float if dtype is None else dtype)
+    if items.itemsize == 0:
+        raise ValueError(f"the items of {items!r} have no bytes")
+    lengths = _shape(opened, size, begin, items.itemsize, count, shape)
+    whole = lengths if isinstance(lengths, tuple) else (lengths,)
+    if min(whole, default=0) >= 0:
+        nbytes = math.prod(whole) * items.itemsize
+        asked = f"count={count}" if shape is None else f"shape={shape}"
+        _check_length(opened, size, begin, nbytes, asked)
+    made: _core.Buffer = _core.empty(lengths, items, **memory)
+    return made
+
+
+class _From(TypedDict, total=False):
+    """What `fromfile` takes by name beside the memory."""
+
+    offset: int | None
+    shape: SupportsIndex | Sequence[SupportsIndex] | None
+    device: object
+    stream: object
+    casting: Casting | None
+    direct: Direct
+    progress: Progress
+
+
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: None = ...,
+    pool: None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.DeviceBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: None = ...,
+    pool: Pool[_B],
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _B: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["pinned"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.PinnedBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["mapped"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.MappedBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["managed"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.ManagedBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: Literal["device"],
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.DeviceBuffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: _core._Kind,
+    pool: Pool | None = ...,
+    out: None = ...,
+    **options: Unpack[_From],
+) -> _core.Buffer: ...
+@overload
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = ...,
+    count: int = ...,
+    *,
+    kind: _core._Kind | None = ...,
+    pool: None = ...,
+    out: _T,
+    **options: Unpack[_From],
+) -> _T: ...
+@hinting
+def fromfile(
+    file: File,
+    dtype: DTypeLike | None = None,
+    count: int = -1,
+    *,
+    offset: int | None = None,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    kind: _core._Kind | None = None,
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    out: Any = None,
+    casting: Casting | None = None,
+    direct: Direct = None,
+    progress: Progress = None,
+) -> Any:
+    """Read an array from a binary file into new memory of any kind, or into `out`.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file is read
+        from its position on, which then is after what was read; the position
+        of a descriptor is neither used nor moved.
+    dtype : dtype, optional
+        Of the items; default: float, or that of `out`.
+    count : int, optional
+        Items to read; -1: all up to the end of the file, which must be a whole number.
+    offset : int, optional
+        Bytes to skip, up to the end of the file at most; 0 by default. Given, it reads
+        NumPy's own files as well, header and all.
+    shape : int or sequence of int, optional
+        The array's shape in C order, instead of `count`; one -1 is worked out, and must
+        leave no bytes over.
+    kind, device, pool : optional
+        What memory, as for `empty`; `kind` is "device" by default.
+    stream : stream, optional
+        Where device memory is written, by default its current stream.
+    out : Buffer, array or exporter, optional
+        Writable memory of any sort and strides, all of which is read; it is returned.
+        Then `count`, `shape`, `device` and `pool` cannot be given, and `dtype` and `kind`
+        must be its own.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Whether items of `dtype` in the file may become those of `out`, as in `copy`; by
+        default the two must be equal.
+    direct : {"auto", True, False}, optional
+        Whether to go past the page cache (``O_DIRECT``); "auto": where much is read that
+        is not in it. Default: the environment variable ``CUMEM_DIRECT``, else "auto".
+    progress : bool or callable, optional
+        As for `copy`; what a callable raises ends the call as Ctrl-C does.
+
+    Returns
+    -------
+    Buffer
+        The new buffer, or `out`.
+
+    Raises
+    ------
+    EOFError
+        If the file ends before `offset` or before all is read, also where it is cut short
+        meanwhile; with the attributes `filename` and `offset`, where it ends.
+    OSError
+        If the file cannot be opened or read; `offset` says where. If it is a directory,
+        FIFO, pipe or socket.
+    TypeError, ValueError
+        If an argument makes no sense or contradicts `out`, if elements of `out` share
+        memory, if the file does not hold a whole number of items or of rows of `shape`,
+        or, where there is no `offset`, if it is an ``.npy`` or ``.npz`` file, which
+        `load` reads, or a Git LFS pointer; and, where `dtype` is longer than a byte, a
+        safetensors file, which `load_safetensors` reads, or one of another known format.
+    OutOfMemoryError
+        If there is no room for the array.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    CudaError
+        If a copy to the device failed.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on `out`. After a failure part of `out` may have been written.
+
+    Examples
+    --------
+    >>> numpy.arange(4.0).tofile("four.bin")
+    >>> cumem.fromfile("four.bin").to_numpy()
+    array([0., 1., 2., 3.])
+    """
+    number = _direct_number(direct)
+    skipped = 0 if offset is None else _offset_number(offset)
+    count = read_integer(count, "count")
+    if count < -1:
+        raise ValueError(f"count must be at least 0, or -1 for all, not {count}")
+    if count != -1 and shape is not None:
+        raise ValueError("count and shape cannot both be given")
+    if out is not None:
+        counted = None if count == -1 else count
+        others = {"count": counted, "shape": shape, "device": device, "pool": pool}
+        _check_out(out, dtype, casting, kind, **others)
+    with _opened(file, False) as opened:
+        begin = opened.begin + skipped
+        size = opened.nbytes()
+        _check_offset(opened, size, begin, skipped)
+        if offset is None and size is not None:
+            _check_plain(opened, begin, dtype)
+        if out is None:
+            memory = {"device": device, "stream": stream, "pool": pool}
+            memory["kind"] = "device" if kind is None else kind
+            out = _made(opened, size, begin, dtype, count, shape, memory)
+        item = None
+        if dtype is not None and casting is not None:
+            item = Item(begin, read_dtype(dtype), _memory(out, "out", False, stream))
+        if item is not None and item.dtype != item.memory.dtype:
+            nbytes = _move_as(opened, item, False, stream, number, progress, casting)
+        else:
+            ranges = [(begin, out)]
+            nbytes = _move(opened, ranges, False, stream, number, progress, "out")
+        opened.move(begin + nbytes)
+    return out
+
+
+@hinting
+def tofile(
+    file: File,
+    buf: object,
+    *,
+    dtype: DTypeLike | None = None,
+    casting: Casting | None = None,
+    offset: int | None = None,
+    stream: object = None,
+    fsync: bool = False,
+    direct: Direct = None,
+    progress: Progress = None,
+) -> None:
+    """Write an array to a binary file, in C order.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        A path, a descriptor, or a binary file that ``open()`` made for writing. A file
+        is written from its position on (at its end if it appends), which then is after
+        what was written; the position of a descriptor is neither used nor moved.
+    buf : Buffer, array or exporter
+        Memory of any sort and strides.
+    dtype : dtype_like, optional
+        Of the items in the file; default: that of `buf`.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of `buf` may become `dtype`, as ``numpy.can_cast`` has it; default:
+        ``"same_kind"``.
+    offset : int, optional
+        Bytes to skip; what a file of that path holds elsewhere is then kept. Without it
+        a file of that path is made of `buf` alone; one that is open keeps what lies
+        behind.
+    stream : stream, optional
+        Where device memory is read, by default its current stream.
+    fsync : bool, optional
+        Return only when the file is on the disk, and with it, for a path, its name in its
+        folder. By default the system writes it some time later, and a loss of power may
+        lose it.
+    direct : {True, False, "auto"}, optional
+        Whether to go past the page cache (``O_DIRECT``); "auto": not. Default: the
+        environment variable ``CUMEM_DIRECT``, else "auto".
+    progress : bool or callable, optional
+        As for `fromfile`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened or written, e.g. if the disk is full; `offset` says
+        where. What was written stays. If it is a directory, FIFO, pipe or socket.
+    TypeError, ValueError
+        If an argument makes no sense; no file is then made or changed.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    CudaError
+        If a copy from the device failed.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on `buf`. An existing file is written in place and, given its
+    path, cut to its new length at the end.
+
+    Examples
+    --------
+    >>> cumem.tofile("two.bin", cumem.array([1.0, 2.0]))
+    >>> numpy.fromfile("two.bin")
+    array([1., 2.])
+    """
+    number = _direct_number(direct)
+    fsync = read_flag(fsync, "fsync")
+    skipped = 0 if offset is None else _offset_number(offset)
+    rule: Casting = "same_kind" if casting is None else casting
+    item = None
+    if dtype is not None:
+        item = Item(0, read_dtype(dtype), _memory(buf, "buf", True, stream))
+        check_casting("tofile: ", item.memory.dtype, item.dtype, rule)
+    elif casting is not None:
+        raise ValueError("casting is given, but no dtype to convert to: pass dtype=")
+    converts = item is not None and item.memory.dtype != item.dtype
+    cuts = offset is None and isinstance(file, str | bytes | os.PathLike)
+    with _opened(file, True) as opened:
+        begin = opened.begin + skipped
+        try:
+            if item is not None and converts:
+                item = item._replace(offset=begin)
+                if cuts:
+                    _check_cut(opened, item)
+                nbytes = _move_as(opened, item, True, stream, number, progress, rule)
+            else:
+                ranges = [(begin, buf)]
+                nbytes = _move(
+                    opened, ranges, True, stream, number, progress, "buf", cuts
+                )
+        except _CutMapError:
+            with replacing(pathlib.Path(os.fsdecode(cast(Any, file)))) as new:
+                with new.open(fsync) as fresh:
+                    tofile(
+                        fresh,
+                        buf,
+                        dtype=dtype,
+                        casting=casting,
+                        stream=stream,
+                        direct=direct,
+                        progress=progress,
+                    )
+                new.place(fsync)
+            return
+        end = begin + nbytes
+        if cuts:
+            info = os.fstat(opened.descriptor())
+            if stat.S_ISREG(info.st_mode) and info.st_size != end:
+                os.ftruncate(opened.descriptor(), end)
+        if fsync:
+            opened.sync()
+        opened.move(end)
+
+
+def _check_cut(opened: _Opened, item: Item) -> None:
+    """Of a map of the file whose last bytes are to go, converted: raise `_CutMapError`. A
+    new file takes the place of the old one then, which stays as it is for as long as it
+    is mapped, where cutting it would take pages from under the map."""
+    end = item.offset + int(item.memory.size) * item.dtype.itemsize
+    is_cut = end < os.fstat(opened.descriptor()).st_size
+    if is_cut and _shows_file(opened, item.offset, item.memory, True):
+        raise _CutMapError
+
+
+@hinting
+def read_ranges(
+    file: File,
+    ranges: Ranges,
+    *,
+    stream: object = None,
+    direct: Direct = None,
+    progress: Progress = None,
+) -> None:
+    """Read many byte ranges of one file, each into memory of its own, in one go.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        As for `fromfile`, but for its position, which is neither used nor moved.
+    ranges : iterable of (offset, target)
+        Where a range begins in the file, in bytes, and the writable memory that it
+        fills: a Buffer, a NumPy array of any strides, or anything with DLPack,
+        ``__cuda_array_interface__`` or the buffer protocol. The range is as long as the
+        target, which is filled in C order. Targets must not overlap.
+    stream : stream, optional
+        Where device memory is written; without it each device's current stream. With it
+        all device memory must be of its device.
+    direct, progress : optional
+        As for `fromfile`.
+
+    Raises
+    ------
+    EOFError, OSError
+        As for `fromfile`; targets may then have been written.
+    TypeError, ValueError
+        If an argument makes no sense or a target is read-only.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    CudaError
+        If a copy to a device failed.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on any target. In what order ranges are read is not defined;
+    ranges in the order of the file are read fastest.
+
+    Examples
+    --------
+    >>> numpy.arange(6.0).tofile("six.bin")
+    >>> first, last = cumem.empty_device(2), cumem.empty_device(2)
+    >>> cumem.read_ranges("six.bin", [(0, first), (32, last)])
+    >>> last.to_numpy()
+    array([4., 5.])
+    """
+    number = _direct_number(direct)
+    with _opened(file, False) as opened:
+        _move(opened, ranges, False, stream, number, progress)
+
+
+@hinting
+def write_ranges(
+    file: File,
+    ranges: Ranges,
+    *,
+    stream: object = None,
+    fsync: bool = False,
+    direct: Direct = None,
+    progress: Progress = None,
+) -> None:
+    """Write pieces of memory to byte ranges of one file, in one go.
+
+    Parameters
+    ----------
+    file : path, int or binary file
+        As for `tofile`, but for its position, which is neither used nor moved. A file
+        that does not exist is made; one that does is kept outside the ranges.
+    ranges : iterable of (offset, source)
+        Where a range begins in the file, in bytes, and the memory that goes there, in C
+        order. Ranges must not overlap.
+    stream : stream, optional
+        Where device memory is read; without it each device's current stream.
+    fsync : bool, optional
+        Return only when the file is on the disk, and with it, for a path, its name in its
+        folder. By default the system writes it some time later, and a loss of power may
+        lose it.
+    direct, progress : optional
+        As for `tofile`.
+
+    Raises
+    ------
+    OSError, TypeError, ValueError, ImportError, CudaError
+        As for `tofile`.
+
+    Notes
+    -----
+    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
+    that cumem knows of on any source.
+
+    Examples
+    --------
+    >>> numpy.zeros(4).tofile("four.bin")
+    >>> cumem.write_ranges("four.bin", [(16, cumem.array([7.0]))])
+    >>> numpy.fromfile("four.bin")
+    array([0., 0., 7., 0.])
+    """
+    number = _direct_number(direct)
+    fsync = read_flag(fsync, "fsync")
+    with _opened(file, True) as opened:
+        _move(opened, ranges, True, stream, number, progress)
+        if fsync:
+            opened.sync()
+
+
+@contextlib.contextmanager
+def open_export(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
+    """A binary file to write a record to: takes the place of what has its name once it
+    is complete. What is not a path is taken to be such a file, and stays open."""
+    if not isinstance(path, (str, os.PathLike)):
+        if not hasattr(path, "write"):
+            what = "a str, a Path or a binary file"
+            raise TypeError(f"path must be {what}, not {type(path).__name__}")
+        yield path
+        return
+    with replacing(pathlib.Path(path)) as replacement:
+        with replacement.open() as file:
+            yield file
+        replacement.place()

@@ -1,0 +1,650 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of safetensors files, by name, into any kind of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cumem import _core
+from cumem.base.carried import remember
+from cumem.base.kinds import DEVICE_FIRST, is_on_device, kind_hint
+from cumem.base.progress import Parts, Progress
+from cumem.buffers.arguments import hinting, read_dtype
+from cumem.buffers.casting import Casting
+from cumem.buffers.casting import check as check_casting
+from cumem.buffers.hints import framework_hint
+from cumem.files.converting import Item, read_as
+from cumem.files.raw import open_regular, read_ranges
+from cumem.files.safetensors.format import (
+    TORCH_CARRIED,
+    TYPES,
+    SafetensorsHeader,
+    SafetensorsInfo,
+    check_shard,
+    checked_path,
+    dtype_for_casts,
+    dtype_of,
+    is_carried,
+    opened_shard,
+    packed_shape,
+    read_groups,
+    read_header,
+    resolved,
+    type_named,
+    type_of,
+)
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    from cumem.base._optional_types import Array, Tensor
+
+    #: Of what a `SafetensorsDict` holds, which alone may have any.
+    _V = typing_extensions.TypeVar("_V", default=Any)
+else:
+    _V = TypeVar("_V")
+
+__all__ = ["SafetensorsDict", "load_safetensors"]
+
+_Path = str | os.PathLike[str]
+_KINDS = (*DEVICE_FIRST, "host")
+#: What else ordinary memory is called.
+_HOST_NAMES = ("cpu", "numpy", "pageable", "ram")
+_FRAMEWORKS = (None, "torch", "numpy", "jax")
+
+
+class SafetensorsDict(dict[str, _V]):
+    """The tensors of a file or checkpoint by name, and what the files say of them.
+
+    Attributes
+    ----------
+    infos : dict
+        A `SafetensorsInfo` for each name: the element type as the file names it, its
+        shape, and its place in its file.
+    metadata : dict
+        Texts by name, from the files that were read. `save_safetensors` keeps them.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> weights = cumem.load_safetensors("a.safetensors")
+    >>> list(weights), weights.infos["w"].shape
+    (['w'], (3,))
+    """
+
+    infos: dict[str, SafetensorsInfo]
+    metadata: dict[str, str]
+    _carried: set[str]  # tensors for whose elements integers stand
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.infos = {}
+        self.metadata = {}
+        self._carried = set()
+
+    def copy(self) -> SafetensorsDict[_V]:
+        """Return a new dict of the same values, with `infos` and `metadata`."""
+        new: SafetensorsDict[_V] = SafetensorsDict(self)
+        new.infos, new.metadata = dict(self.infos), dict(self.metadata)
+        new._carried = set(self._carried)
+        return new
+
+    def __copy__(self) -> SafetensorsDict[_V]:
+        """Return what `copy` does."""
+        return self.copy()
+
+
+class _From(TypedDict, total=False):
+    """What `load_safetensors` takes by name beside what says what it gives."""
+
+    names: Iterable[str] | None
+    device: object
+    stream: object
+    dtype: Any
+    casting: Casting | None
+    progress: Progress
+
+
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["device"] | None = ...,
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.DeviceBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["pinned"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.PinnedBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["mapped"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.MappedBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["managed"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.ManagedBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: Literal["host"],
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.HostBuffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None,
+    framework: None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[_core.Buffer]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["torch"],
+    **options: Unpack[_From],
+) -> SafetensorsDict[Tensor]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["numpy"],
+    **options: Unpack[_From],
+) -> SafetensorsDict[NDArray[Any]]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["jax"],
+    **options: Unpack[_From],
+) -> SafetensorsDict[Array]: ...
+@overload
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    kind: _core._Kind | Literal["host"] | None = ...,
+    framework: Literal["torch", "numpy", "jax"] | None = ...,
+    **options: Unpack[_From],
+) -> SafetensorsDict[Any]: ...
+@hinting
+def load_safetensors(
+    path: _Path | Iterable[_Path],
+    *,
+    names: Iterable[str] | None = None,
+    kind: _core._Kind | Literal["host"] | None = None,
+    device: object = None,
+    stream: object = None,
+    framework: Literal["torch", "numpy", "jax"] | None = None,
+    dtype: Any = None,
+    casting: Casting | None = None,
+    progress: Progress = None,
+) -> SafetensorsDict[Any]:
+    """Load the tensors of a safetensors file or of a checkpoint in several files.
+
+    Parameters
+    ----------
+    path : str or path-like, or an iterable of them
+        A file; the index of a checkpoint in several files (``*.index.json``); a folder
+        that holds one ``*.safetensors.index.json`` or else one ``*.safetensors``; or a
+        list of such, whose tensors all have names of their own.
+    names : iterable of str, optional
+        Tensors to load, and their order; all of them in the order of their bytes by
+        default.
+    kind : {"device", "pinned", "mapped", "managed", "host"}, optional
+        Memory to load into; ``"host"`` is ordinary memory. ``"device"`` by default,
+        ``"host"`` with ``framework="numpy"``.
+    device : Device, int or str, optional
+        Device that the memory belongs to; the current one by default.
+    stream : stream, optional
+        Stream that the memory is made and filled on; the device's current one by default.
+    framework : {"torch", "numpy", "jax"}, optional
+        Give tensors of PyTorch or arrays of NumPy or JAX, which share the memory of the
+        buffers and keep it alive, in place of the buffers. JAX copies ordinary memory
+        that does not begin at a multiple of 64 bytes.
+    dtype : dtype_like or mapping, optional
+        The dtype that all tensors are to have, or by name those of some; the others keep
+        theirs. A dtype of PyTorch, or the name of one of ``ml_dtypes``, will do as well.
+        Elements are converted while they are read, piece by piece.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes in the file may become `dtype`, as ``numpy.can_cast`` has it; default:
+        ``"same_kind"``, which makes floats of integers, but no integers of floats.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
+        as Ctrl-C does.
+
+    Returns
+    -------
+    SafetensorsDict
+        A buffer (or tensor, or array) for each name, each in memory of its own, with the
+        shape and dtype in the file. A dtype that NumPy lacks is that of ``ml_dtypes``
+        where this is installed, and unsigned integers of the same width where it is not;
+        ``infos[name].dtype`` says which it is. Types of less than a byte stay packed, as
+        bytes (PyTorch's ``float4_e2m1fn_x2`` where it has that): two elements of four
+        bits in a byte, four of six bits in three, along the last axis where that comes
+        out even, else in one row. With `dtype` the ``infos`` still say what the file has.
+
+    Raises
+    ------
+    SafetensorsError
+        If a header is wrong as `read_safetensors_header` says; if an index is wrong,
+        names a file outside its folder or one that is missing, or a tensor that is not in
+        the file named for it.
+    KeyError
+        If the file has no tensor of one of the `names`, or of those that `dtype` names.
+    ValueError
+        If a folder holds no checkpoint or more than one, a list none or one tensor twice;
+        if `kind` or `framework` is unknown; if JAX would cut elements of 64 bits
+        (``jax_enable_x64``); if `casting` is given without `dtype`.
+    BufferError
+        If `framework` has no type for that of a tensor.
+    TypeError
+        If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach;
+        if `casting` does not allow `dtype` for a tensor, whose name it says, or nothing
+        converts its elements, as those that are packed.
+    OSError
+        If a file cannot be read, or is a FIFO, a device or the like.
+    EOFError
+        If a file is cut short after its header was read.
+    OutOfMemoryError
+        If there is no memory for the tensors.
+    ImportError
+        If `framework` is not installed, or `progress` is True and there is no tqdm.
+
+    Notes
+    -----
+    Headers are checked and memory is made for all tensors before the first byte of a
+    tensor is read; then each file is read in one call. When something fails, nothing
+    stays allocated.
+
+    **Blocks** until the tensors are there.
+
+    **Ordered after** work in `stream`, which the memory may have been used by.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": numpy.ones(3, "f4")})
+    >>> weights = cumem.load_safetensors("a.safetensors")
+    >>> weights["w"].kind, weights["w"].shape
+    ('device', (3,))
+    """
+    if kind is None:
+        kind = "host" if framework == "numpy" else "device"
+    finish = _finisher(kind, framework)
+    make = _maker(kind, device, stream, framework)
+    names = _checked_names(names)
+    if dtype is None and casting is not None:
+        raise ValueError("casting is given, but no dtype to convert to: pass dtype=")
+    rule: Casting = "same_kind" if casting is None else casting
+    loaded: SafetensorsDict[Any] = SafetensorsDict()
+    buffers: dict[str, _core.Buffer] = {}
+    ranges: list[tuple[int, _core.Buffer]] = []
+    with contextlib.ExitStack() as stack:
+        parts = _parts(stack, path, names)
+        for header, members, _ in parts:
+            loaded.infos.update({name: header.tensors[name] for name in members})
+            loaded.metadata.update(header.metadata)
+        if names is not None:
+            loaded.infos = {name: loaded.infos[name] for name in names}
+        casts = _casts(loaded.infos, dtype, rule, framework)
+        try:
+            total = sum(info.nbytes for info in loaded.infos.values())
+            with Parts(progress, total, "read") as told:
+                for name, info in loaded.infos.items():
+                    cast = casts.get(name)
+                    buffers[name] = make(info, None if cast is None else cast.target)
+                for part in parts:
+                    _read(part, casts, buffers, ranges, rule, stream, told)
+            for name, info in loaded.infos.items():
+                if name in casts:
+                    loaded[name] = value = casts[name].finish(
+                        buffers[name], info, finish, _carrier(framework)
+                    )
+                    continue
+                loaded[name] = value = finish(buffers[name], info)
+                if is_carried(value, info.dtype):
+                    loaded._carried.add(name)
+                    remember(value, info.dtype, info.shape)
+        except BaseException:  # its traceback keeps frames, not the memory
+            ranges.clear()
+            buffers.clear()
+            loaded.clear()
+            value = None
+            raise
+    return loaded
+
+
+class _Cast(NamedTuple):
+    """What becomes of a tensor's elements."""
+
+    source: np.dtype[Any]
+    target: np.dtype[Any]
+    element: str | None  #: what the target is in the format; None: it has none
+
+    def finish(
+        self,
+        buffer: _core.Buffer,
+        info: SafetensorsInfo,
+        finish: Callable[[_core.Buffer, SafetensorsInfo], Any],
+        carrier: Callable[[str], np.dtype[Any]],
+    ) -> Any:
+        """What the caller gets of the buffer, of elements that are converted."""
+        if self.element is None:
+            return finish(buffer, info)
+        made = info._replace(dtype=self.element)
+        value = finish(buffer.view(carrier(self.element)), made)
+        if is_carried(value, self.element):
+            remember(value, self.element, info.shape)
+        return value
+
+
+def _casts(
+    infos: dict[str, SafetensorsInfo],
+    dtype: Any,
+    rule: Casting,
+    framework: str | None,
+) -> dict[str, _Cast]:
+    """The tensors whose elements are to become others, all of them checked."""
+    if dtype is None:
+        return {}
+    wanted = dtype if isinstance(dtype, Mapping) else dict.fromkeys(infos, dtype)
+    targets: dict[Any, tuple[np.dtype[Any], str | None]] = {}
+    casts: dict[str, _Cast] = {}
+    for name, given in wanted.items():
+        if name not in infos:
+            raise KeyError(
+                f"dtype names {name!r}, which is not a tensor that is loaded"
+            )
+        if given not in targets:
+            targets[given] = _target(given, framework)
+        target, element = targets[given]
+        info = infos[name]
+        if info.dtype == element:
+            continue
+        try:
+            source = dtype_for_casts(info.dtype)
+            check_casting("", source, target, rule)
+        except TypeError as error:
+            raise TypeError(f"tensor {name!r}: {error}") from None
+        casts[name] = _Cast(source, target, element)
+    return casts
+
+
+def _target(given: Any, framework: str | None) -> tuple[np.dtype[Any], str | None]:
+    """The dtype to convert to, and what the format calls it."""
+    kind = type_named(given)
+    target = read_dtype(given) if kind is None else dtype_for_casts(kind.name)
+    kind = type_of(target) if kind is None else kind
+    if kind is None and framework in ("torch", "jax"):
+        raise TypeError(f"framework={framework!r} has no type for dtype {target}")
+    if framework == "jax" and kind is not None:
+        _jax_dtype(kind.name)
+    return target, None if kind is None else kind.name
+
+
+def _read(
+    part: _Part,
+    casts: dict[str, _Cast],
+    buffers: dict[str, _core.Buffer],
+    ranges: list[tuple[int, _core.Buffer]],
+    rule: Casting,
+    stream: object,
+    told: Parts,
+) -> None:
+    """The tensors of one file: as they are in one call, and what is converted by pieces."""
+    header, members, file = part
+    at = header.tensors
+    whole = [name for name in members if name not in casts]
+    ranges[:] = [(at[name].offset, buffers[name]) for name in whole]
+    if ranges or not casts:
+        progress = told.next(sum(at[name].nbytes for name in whole))
+        read_ranges(file, ranges, stream=stream, progress=progress)
+
+    def read(pieces: list[tuple[int, Any]]) -> None:
+        progress = told.next(sum(view.nbytes for _, view in pieces))
+        read_ranges(file, pieces, progress=progress)
+
+    items = (
+        Item(at[name].offset, casts[name].source, buffers[name])
+        for name in members
+        if name in casts
+    )
+    read_as(items, read, rule, stream)
+
+
+def _checked_names(names: Iterable[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, (str, bytes)):
+        raise TypeError(f"names must be a list of names, not {type(names).__name__}")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names must be str, not {type(name).__name__}")
+    return names
+
+
+class _Part(NamedTuple):
+    """One file: its header, which of its tensors are wanted, in order, and the file."""
+
+    header: SafetensorsHeader
+    members: list[str]
+    file: BufferedReader
+
+
+def _parts(
+    stack: contextlib.ExitStack, path: Any, names: list[str] | None
+) -> list[_Part]:
+    """The files that are needed, open: what is read later is what was checked."""
+    if _is_list(path):
+        return _parts_of_list(stack, list(path), names)
+    path = resolved(checked_path(path))
+    if path.suffix != ".json":
+        header, file = _opened(stack, path)
+        for name in names or ():
+            if name not in header.tensors:
+                raise KeyError(f"{path} has no tensor {name!r}")
+        return [_part(header, file, names)]
+    parts = []
+    for place, members in read_groups(path, names).items():
+        file = stack.enter_context(opened_shard(path, place, members[0]))
+        header = read_header(file, place)
+        check_shard(path, header, members)
+        parts.append(_part(header, file, members))
+    return parts
+
+
+def _is_list(path: object) -> bool:
+    """Several paths, and neither one nor something else that can be gone through."""
+    single = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, np.ndarray)
+    is_file = hasattr(path, "read")
+    return isinstance(path, Iterable) and not is_file and not isinstance(path, single)
+
+
+def _parts_of_list(
+    stack: contextlib.ExitStack, paths: list[Any], names: list[str] | None
+) -> list[_Part]:
+    """Of files that make one checkpoint without an index that says so."""
+    if not paths:
+        raise ValueError("path: the list has no files")
+    parts = [part for path in paths for part in _parts(stack, path, None)]
+    found: dict[str, Path] = {}
+    for header, members, _ in parts:
+        for name in members:
+            if name in found:
+                raise ValueError(
+                    f"the tensor {name!r} is in two of the files, {found[name]} and "
+                    f"{header.path}: load them one by one"
+                )
+            found[name] = header.path
+    if names is None:
+        return parts
+    for name in names:
+        if name not in found:
+            raise KeyError(f"none of the {len(paths)} files has a tensor {name!r}")
+    wanted = set(names)
+    kept = [
+        _Part(header, [name for name in members if name in wanted], file)
+        for header, members, file in parts
+    ]
+    return [part for part in kept if part.members]
+
+
+def _opened(
+    stack: contextlib.ExitStack, path: Path
+) -> tuple[SafetensorsHeader, BufferedReader]:
+    file = stack.enter_context(open_regular(path))
+    return read_header(file, path), file
+
+
+def _part(
+    header: SafetensorsHeader, file: BufferedReader, names: list[str] | None
+) -> _Part:
+    """Of some tensors, which the file has."""
+    tensors = header.tensors
+    if names is None:
+        return _Part(header, list(tensors), file)
+    ordered = sorted(set(names), key=lambda name: tensors[name].offset)
+    return _Part(header, ordered, file)
+
+
+def _maker(
+    kind: str, device: object, stream: object, framework: str | None
+) -> Callable[[SafetensorsInfo, np.dtype[Any] | None], _core.Buffer]:
+    """What makes the buffer of a tensor, whose elements may be another dtype's."""
+    find = _carrier(framework)
+
+    def host(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
+        dtype = find(info.dtype) if other is None else other
+        return _core.asbuffer(np.empty(packed_shape(info), dtype))
+
+    if kind != "host":
+        device = _core._device(device, "device", framework == "torch" or None)
+
+    def pooled(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
+        shape = packed_shape(info)
+        dtype = find(info.dtype) if other is None else other
+        place: Any = kind  # one of the kinds, or `_finisher` has refused it
+        made: _core.Buffer = _core.empty(
+            shape, dtype, place, device=device, stream=stream
+        )
+        return made
+
+    return host if kind == "host" else pooled
+
+
+def _carrier(framework: str | None) -> Callable[[str], np.dtype[Any]]:
+    """What says which dtype a buffer has under the elements of a type."""
+    finds = {"torch": _torch_carrier, "jax": _jax_dtype}
+    return finds.get(framework or "", dtype_of)
+
+
+def _finisher(
+    kind: str, framework: str | None
+) -> Callable[[_core.Buffer, SafetensorsInfo], Any]:
+    """What makes of a buffer what the caller wants."""
+    if not isinstance(kind, str) or kind not in _KINDS:
+        _refuse_kind(kind)
+    if framework not in _FRAMEWORKS:
+        raise ValueError(
+            f"framework must be 'torch', 'numpy', 'jax' or None, not {framework!r}"
+            f"{framework_hint(framework, _FRAMEWORKS)}"
+        )
+    if framework is None:
+        return lambda buffer, info: buffer
+    if framework == "numpy":
+        if is_on_device(kind):
+            raise TypeError("NumPy cannot reach device memory: ask for another kind")
+        return lambda buffer, info: buffer.numpy()
+    if framework == "jax":
+        _library("jax")
+        from_dlpack = _library("jax.dlpack").from_dlpack
+        # JAX knows managed memory only as a device's
+        return lambda buffer, info: from_dlpack(
+            buffer.as_device() if kind == "managed" else buffer
+        )
+    torch = _library("torch")
+
+    def tensor(buffer: _core.Buffer, info: SafetensorsInfo) -> Any:
+        # PyTorch knows managed memory only as a device's
+        made = torch.from_dlpack(buffer.as_device() if kind == "managed" else buffer)
+        element = TYPES[info.dtype]
+        wanted = getattr(torch, element.torch or "", None)
+        return made if wanted in (None, made.dtype) else made.view(wanted)
+
+    return tensor
+
+
+def _refuse_kind(kind: object) -> NoReturn:
+    expected = ", ".join(f'"{name}"' for name in _KINDS)
+    hint = 'write kind="host"' if str(kind).lower() in _HOST_NAMES else kind_hint(kind)
+    more = "" if hint is None else f": {hint}"
+    if not isinstance(kind, str):
+        raise TypeError(
+            f"kind must be one of {expected}, not {type(kind).__name__}{more}"
+        )
+    raise ValueError(f"kind must be one of {expected}, not {kind!r}{more}")
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"framework={name.split('.')[0]!r} needs that library: {error}",
+            name=error.name,
+        ) from None
+
+
+def _jax_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of the buffer under an array of JAX, which must not change it."""
+    dtype = dtype_of(name)
+    wide = ("int64", "uint64", "float64", "complex128")
+    if dtype.name in wide and not _library("jax").config.jax_enable_x64:
+        raise ValueError(
+            f"JAX would cut {dtype.name} to 32 bits: set "
+            'jax.config.update("jax_enable_x64", True), or leave those tensors out (names=)'
+        )
+    return dtype
+
+
+def _torch_carrier(name: str) -> np.dtype[Any]:
+    """The dtype of the buffer under a tensor of PyTorch."""
+    return np.dtype(TORCH_CARRIED.get(name) or TYPES[name].numpy)

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of any kind of memory into safetensors files, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.carried import Note, find
+from cumem.base.progress import Parts, Progress
+from cumem.base.units import parse_nbytes
+from cumem.buffers.arguments import hinting, read_flag
+from cumem.buffers.values import read_array
+from cumem.files.raw import Replacement, replacing, sync_folder, write_ranges
+from cumem.files.safetensors.format import (
+    INDEX_SUFFIX,
+    METADATA,
+    TORCH_CARRIED,
+    TYPES,
+    ElementType,
+    SafetensorsError,
+    SafetensorsInfo,
+    check_text,
+    checked_path,
+    header_bytes,
+    index_bytes,
+    packed_shape,
+    read_index,
+    tensor_nbytes,
+    type_of,
+)
+
+__all__ = ["save_safetensors"]
+
+_Path = str | os.PathLike[str]
+_BY_TORCH = {element.torch: element for element in TYPES.values() if element.torch}
+
+
+class _Source(NamedTuple):
+    """A tensor to save."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: _core.Buffer
+
+
+@hinting
+def save_safetensors(
+    path: _Path,
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    dtypes: Mapping[str, str | SafetensorsInfo] | None = None,
+    max_shard_nbytes: int | str | None = None,
+    fsync: bool = False,
+    progress: Progress = None,
+) -> Path:
+    """Save tensors by name as a safetensors file, or as a checkpoint in several files.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file; ``model.safetensors`` in it where it is a folder.
+    tensors : mapping of str to array
+        Anything that `copy` takes: buffers, arrays of NumPy, tensors of PyTorch, arrays of
+        CuPy or JAX, of any strides.
+    metadata : mapping of str to str, optional
+        Texts to keep in the header, of each file. Default: those of the file that `tensors`
+        was loaded from, where it is what `load_safetensors` gave, or that without some of
+        its tensors; of any other mapping, such as a dict made of it, none. ``{}`` keeps
+        none.
+    dtypes : mapping, optional
+        For tensors held as integers of the same width: what they are, as the format calls
+        it, such as ``{"w": "BF16"}``, or a `SafetensorsInfo`, which also says the shape of
+        packed elements. ``dtypes=loaded.infos`` saves what `load_safetensors` gave, or a
+        part of it.
+    max_shard_nbytes : int or str, optional
+        Bytes, or a text such as ``"5GiB"``: when the tensors have more together, they are
+        written to several files, ``model-00001-of-00003.safetensors`` and so on for a
+        `path` of ``model.safetensors``, in the order given and each with at most so many
+        bytes of tensors (a larger tensor has a file of its own), with an index
+        ``model.safetensors.index.json``. Files of an earlier checkpoint of this name that
+        the new one does not replace are removed: those in the same folder that its index
+        names, that are called so and that are no links.
+    fsync : bool, optional
+        Return only when the files and their names are on the disk; files that are replaced
+        stay until then, and an index is placed after the files that it names are there. By
+        default the system writes them some time later, and a loss of power may lose them.
+    progress : bool or callable, optional
+        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
+        as Ctrl-C does.
+
+    Returns
+    -------
+    Path
+        What `load_safetensors` takes: the file, or the index.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not a mapping, a name or text is not a str, a value of `dtypes` is
+        neither a str nor a `SafetensorsInfo`, if something is not an array, if its dtype
+        is none of the format's, or if it stood for another type and has a shape that does
+        not tell whether it still does.
+    ValueError
+        If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
+        does not fit in 63 bits, if `dtypes` does not fit a tensor, if `max_shard_nbytes`
+        is not at least 1, if a header or index would be longer than 100 MB or have more
+        than 524,288 tensors, if `path` ends in ``.json``, if an index cannot name shards
+        of this name, if links lead from two shards to one file.
+    KeyError
+        If `dtypes` says the type of a tensor that there is not, other than as a
+        `SafetensorsInfo`.
+    OSError
+        If a file cannot be written, or something else than a file has its name.
+    ImportError
+        If `progress` is True and there is no tqdm.
+
+    Notes
+    -----
+    Equal contents make equal files, and the order within a file is that of the reference
+    implementation: wide elements first, then by name. Files are written under temporary
+    names in the same folder, readable by their owner alone; when all are written they
+    take their own names, an index last. A file that is replaced hands down its
+    permissions, access list and, where the system lets us, owner and group; a link is
+    followed, and what it leads to is replaced. What was written is removed when something
+    fails before that, and an older checkpoint stays.
+
+    **Blocks** until the files are written.
+
+    **Ordered after** what `copy` from the same objects would be.
+
+    Examples
+    --------
+    >>> path = cumem.save_safetensors("a.safetensors", {"w": cumem.zeros(3, "f4")})
+    >>> list(cumem.load_safetensors("a.safetensors"))
+    ['w']
+    """
+    path = checked_path(path)
+    fsync = read_flag(fsync, "fsync")
+    if path.is_dir():
+        path = path / "model.safetensors"
+    if path.suffix == ".json":
+        raise ValueError(
+            f"{path}: what ends in .json is read as an index; use a name such as "
+            "model.safetensors, also for several files"
+        )
+    metadata = _checked_metadata(
+        _known_texts(tensors) if metadata is None else metadata
+    )
+    declared = _checked_dtypes(dtypes)
+    named = _mapping(tensors, "tensors", "names to arrays")
+    for name, value in declared.items():
+        # what was loaded says all types, also where a part of it is saved
+        if name not in named and not isinstance(value, SafetensorsInfo):
+            raise KeyError(f"dtypes: there is no tensor {name!r} to save")
+    known = _known_infos(tensors)
+    sources = [_source(name, obj, declared, known) for name, obj in named.items()]
+    limit = _limit(max_shard_nbytes)
+    shards = _shards(sources, limit)
+    stem = path.name.removesuffix(".safetensors")
+    index = path.with_name(stem + INDEX_SUFFIX)
+    if len(shards) == 1:
+        parts = [path]
+    else:
+        _check_nameable(path)
+        parts = [
+            path.with_name(f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors")
+            for i in range(len(shards))
+        ]
+    stale = _parts_of(index) if limit is not None else set()
+    merged = Replacement(path)  # shards take its place
+    merged.check()
+    total = sum(source.data.nbytes for source in sources)
+    with contextlib.ExitStack() as stack:
+        written = []
+        with Parts(progress, total, "write") as told:
+            for part, members in zip(parts, shards, strict=True):
+                new = stack.enter_context(replacing(part))
+                nbytes = sum(source.data.nbytes for source in members)
+                _write(new, members, metadata, told.next(nbytes), fsync)
+                written.append(new)
+        if len(shards) > 1:
+            new = stack.enter_context(replacing(index))
+            with new.open(fsync) as file:
+                file.write(_index(parts, shards))
+            written.append(new)
+        if len({new.target for new in written}) < len(written):
+            raise ValueError(f"links in {path.parent} lead to one file from several")
+        for new in (*written, merged):
+            new.check()
+        for new in written[: len(shards)]:
+            new.place()
+        if fsync:
+            for folder in {new.target.parent for new in written}:
+                sync_folder(folder / "any")
+        for new in written[len(shards) :]:
+            new.place(fsync)
+    result = index if len(shards) > 1 else path
+    if len(shards) > 1:
+        stale.add(path)
+    for old in stale - {*parts, result}:
+        if old.is_symlink() or old.is_file():
+            old.unlink(missing_ok=True)
+    return result
+
+
+def _known_texts(tensors: Any) -> Mapping[str, str] | None:
+    """The metadata of what `load_safetensors` gave; None of all else."""
+    return tensors.metadata if hasattr(tensors, "infos") else None
+
+
+def _known_infos(tensors: Any) -> dict[str, SafetensorsInfo]:
+    """Of what `load_safetensors` gave: the infos of tensors that came as integers."""
+    names = getattr(tensors, "_carried", ())
+    infos = getattr(tensors, "infos", {})
+    return {name: infos[name] for name in names if name in infos}
+
+
+def _mapping(value: Any, argument: str, of: str) -> dict[Any, Any]:
+    """What `dict` takes but for pairs."""
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
+        return {key: value[key] for key in value.keys()}  # noqa: SIM118  (TensorDicts)
+    given = type(value).__name__
+    raise TypeError(f"{argument} must be a mapping of {of}, not {given}")
+
+
+def _check_name(name: object, argument: str, noun: str) -> None:
+    if not isinstance(name, str):
+        given = type(name).__name__
+        raise TypeError(f"{argument}: {noun} must be str, not {given}: {name!r}")
+    check_text(name)
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    if metadata is None:
+        return None
+    texts = _mapping(metadata, "metadata", "str to str")
+    for key, value in texts.items():
+        _check_name(key, "metadata", "keys")
+        if not isinstance(value, str):
+            given = type(value).__name__
+            raise TypeError(f"metadata {key!r}: values must be str, not {given}")
+        check_text(value)
+    return texts
+
+
+def _checked_dtypes(
+    dtypes: Mapping[str, str | SafetensorsInfo] | None,
+) -> dict[str, str | SafetensorsInfo]:
+    of = "names to element types"
+    declared = {} if dtypes is None else _mapping(dtypes, "dtypes", of)
+    for name, value in declared.items():
+        _check_name(name, "dtypes", "names")
+        element = value.dtype if isinstance(value, SafetensorsInfo) else value
+        if not isinstance(element, str):
+            raise TypeError(
+                f"dtypes {name!r}: expected the name of an element type, such as 'BF16', "
+                f"or a SafetensorsInfo, not {type(element).__name__}"
+            )
+        if isinstance(value, SafetensorsInfo):
+            _check_shape(name, value.shape)
+    return declared
+
+
+def _check_shape(name: str, shape: Any) -> None:
+    whole = isinstance(shape, tuple | list) and all(
+        isinstance(length, int) and not isinstance(length, bool) for length in shape
+    )
+    if not whole:
+        raise TypeError(f"dtypes {name!r}: shape must be a tuple of int, not {shape!r}")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"dtypes {name!r}: shape must not be negative, not {shape!r}")
+
+
+def _limit(max_shard_nbytes: int | str | None) -> int | None:
+    if max_shard_nbytes is None:
+        return None
+    try:
+        limit = parse_nbytes(max_shard_nbytes)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"max_shard_nbytes: {error}") from None
+    if limit == 0:
+        raise ValueError(
+            f"max_shard_nbytes must be at least 1 byte, not {max_shard_nbytes!r}"
+        )
+    return limit
+
+
+def _source(
+    name: str,
+    obj: Any,
+    declared: dict[str, str | SafetensorsInfo],
+    known: dict[str, SafetensorsInfo],
+) -> _Source:
+    """One tensor as it will stand in a file."""
+    _check_name(name, "tensors", "names")
+    if name == METADATA:
+        raise ValueError(f"a tensor cannot be called {METADATA!r}")
+    if isinstance(obj, Mapping):
+        raise TypeError(
+            f"tensors: {name!r} is a {type(obj).__name__} with tensors of its own, and the "
+            'names in a file have one level: save {"outer.inner": tensor} '
+            '(of a TensorDict: td.flatten_keys("."))'
+        )
+    try:
+        data, element = _exported(obj)
+        if name in declared:
+            element, shape = _declared(data, element, declared[name])
+        else:
+            carried = _carried(name, obj, data, element, known.get(name))
+            if carried is not None:
+                element, shape = carried
+            elif element is None:
+                raise TypeError(
+                    f"the format has no element type for dtype {data.dtype}"
+                )
+            else:
+                shape = _logical_shape(data, element)
+        tensor_nbytes(element, shape)  # else it would not be read again
+    except (TypeError, ValueError, BufferError) as error:
+        error.add_note(f"while saving the tensor {name!r}")
+        raise
+    return _Source(name, element.name, shape, data)
+
+
+def _carried(
+    name: str,
+    obj: Any,
+    data: _core.Buffer,
+    own: ElementType | None,
+    info: SafetensorsInfo | None,
+) -> tuple[ElementType, tuple[int, ...]] | None:
+    """What a tensor was in the file that it was loaded from, where integers stand for it;
+    None: its dtype says what it is.
+
+    `info` is that of a value of the dict which came as such integers. It holds for what
+    the user put in its place as well, where that has the same dtype and shape.
+    """
+    note, is_itself = find(obj)
+    if note is not None:
+        element, shape, packed = TYPES[note.element], note.shape, note.packed_shape
+    elif info is not None:
+        element, shape, packed = TYPES[info.dtype], info.shape, packed_shape(info)
+    else:
+        return None
+    if own is None or own is not type_of(np.dtype(element.numpy)):
+        return None
+    is_whole = is_itself or note is None or data.flags.c_contiguous
+    if data.shape == packed and is_whole:
+        return element, shape
+    if note is not None and element.bits >= 8:
+        return element, data.shape
+    if note is not None and _has_whole_rows(data, note):
+        return element, _logical_shape(data, element)
+    raise TypeError(
+        f"it was loaded as {element.name}, for which {data.dtype} stands, and has another "
+        f"shape now; say what it is: dtypes={{{name!r}: {element.name!r}}} or "
+        f"dtypes={{{name!r}: {own.name!r}}}"
+    )
+
+
+def _has_whole_rows(data: _core.Buffer, note: Note) -> bool:
+    """Were packed elements not taken apart along their last axis?"""
+    return (
+        len(data.shape) == len(note.shape) == len(note.packed_shape)
+        and data.shape[-1:] == note.packed_shape[-1:]
+        and data.strides[-1:] == (1,)
+    )
+
+
+def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
+    """The memory of an object, and its element type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+        return _from_torch(obj, torch)
+    if isinstance(obj, (np.ndarray, np.generic)):
+        obj = read_array(obj)
+        if not obj.dtype.isnative:
+            obj = obj.astype(obj.dtype.newbyteorder("="))
+    data = _core.asbuffer(obj)
+    return data, type_of(data.dtype)
+
+
+def _logical_shape(data: _core.Buffer, element: ElementType) -> tuple[int, ...]:
+    """The shape in elements of what may be packed along its last axis."""
+    if element.bits >= 8:
+        return data.shape
+    nbits = data.shape[-1] * 8 if data.shape else 8
+    if not data.shape or nbits % element.bits:
+        raise ValueError(
+            f"{nbits // 8} bytes do not hold a whole number of {element.name}: pass a "
+            "SafetensorsInfo in dtypes, which says the shape"
+        )
+    return (*data.shape[:-1], nbits // element.bits)
+
+
+def _declared(
+    data: _core.Buffer, own: ElementType | None, declared: str | SafetensorsInfo
+) -> tuple[ElementType, tuple[int, ...]]:
+    """Element type and shape of a tensor for which the caller says them."""
+    name = declared if isinstance(declared, str) else declared.dtype
+    element = TYPES.get(name)
+    if element is None:
+        raise ValueError(f"dtypes: the element type {name!r} is not known")
+    integers = data.dtype.kind in "ui" and data.itemsize == max(element.bits // 8, 1)
+    if element is not own and not integers:
+        raise TypeError(
+            f"dtypes: {data.dtype} is neither {name} nor integers of its width"
+        )
+    if isinstance(declared, str):
+        return element, _logical_shape(data, element)
+    if tensor_nbytes(element, declared.shape) != data.nbytes:
+        raise ValueError(
+            f"dtypes: {name} of shape {declared.shape} is not {data.nbytes} bytes"
+        )
+    return element, declared.shape
+
+
+def _shards(sources: list[_Source], limit: int | None) -> list[list[_Source]]:
+    """Cut the tensors, in their order, into runs of at most `limit` bytes."""
+    shards: list[list[_Source]] = [[]]
+    held = 0
+    for source in sources:
+        if limit is not None and shards[-1] and held + source.data.nbytes > limit:
+            shards.append([])
+            held = 0
+        shards[-1].append(source)
+        held += source.data.nbytes
+    return shards
+
+
+def _check_nameable(path: Path) -> None:
+    try:
+        check_text(path.name)
+    except ValueError as error:
+        raise ValueError(f"{error}: no index can name its shards") from None
+    if "\\" in path.name:
+        raise ValueError(f"{path.name!r} has a backslash: no index can name its shards")
+
+
+def _parts_of(index: Path) -> set[Path]:
+    """The index of an earlier checkpoint and its files, which a new one may remove.
+
+    An index may come from anywhere: only what lies beside it under a name that is given
+    here, and is not a link, is taken for one of its files.
+    """
+    try:
+        files = set(read_index(index).values())
+    except (OSError, SafetensorsError):
+        return set()
+    stem = re.escape(index.name.removesuffix(INDEX_SUFFIX))
+    named = re.compile(stem + r"-\d{5}-of-\d{5}\.safetensors")
+    return {index} | {
+        file
+        for file in files
+        if file.parent == index.parent
+        and named.fullmatch(file.name)
+        and not index.is_symlink()
+        and not file.is_symlink()
+        and file.is_file()
+    }
+
+
+def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
+    """What the index file holds."""
+    files, total = {}, 0
+    for part, members in zip(parts, shards, strict=True):
+        for source in members:
+            files[source.name] = part.name
+            total += source.data.nbytes
+    return index_bytes(files, total)
+
+
+def _write(
+    new: Replacement,
+    sources: list[_Source],
+    metadata: Mapping[str, str] | None,
+    progress: Progress,
+    fsync: bool,
+) -> None:
+    head, infos = header_bytes(
+        ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
+        metadata,
+    )
+    data = {source.name: source.data for source in sources}
+    ranges = [(info.offset, data[name]) for name, info in infos.items()]
+    with new.open(fsync) as file:
+        file.write(head)
+        file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
+        write_ranges(file, ranges, progress=progress)
+
+
+def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:
+    """The memory of a tensor, and its element type."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    element = _BY_TORCH.get(name)
+    if element is None:
+        raise TypeError(f"the format has no element type for {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"it is not a dense tensor: {tensor.layout} on {tensor.device}")
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if element.name in TORCH_CARRIED:
+        tensor = tensor.view(getattr(torch, TORCH_CARRIED[element.name]))
+    return _core.asbuffer(tensor), element

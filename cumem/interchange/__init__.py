@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of other libraries: DLPack, the array interfaces, registered arrays, pickles."""

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DLPack's C functions leave to the package: csrc/python/copy/dlpack_exchange.c; and
+exports to another device than the memory's own, or of a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.kinds import is_on_device
+from cumem.buffers.arguments import read_flag
+from cumem.devices.device import device_count
+from cumem.interchange.foreign_memory import find_dtype, refuse_device, refuse_export
+
+#: By DLPack's codes: letters of NumPy's own types; kinds of the memory of devices.
+PLAIN_TYPES: Final = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+KINDS: Final[dict[int, Literal["pinned", "managed", "device"]]] = {
+    1: "pinned",
+    2: "device",
+    3: "pinned",
+    13: "managed",
+}
+
+
+def check_device(kind: int, index: int) -> None:
+    """Raise unless there is such a device."""
+    count = (device_count() if kind == 2 else 1) if kind in KINDS else 0
+    if not 0 <= index < count:
+        refuse_device(kind, index, count)
+
+
+def current_stream(kind: int, index: int) -> int:
+    """Handle of the stream that work on the device's memory is queued on; 0: no stream."""
+    check_device(kind, index)
+    if KINDS[kind] == "pinned":
+        return 0
+    return _core.current_stream(index if kind == 2 else None).handle or 1
+
+
+def allocate(
+    shape: tuple[int, ...], dtype: tuple[int, int, int], device: tuple[int, int]
+) -> object:
+    """A capsule over pooled memory of the device, or an exception's name and text."""
+    try:
+        check_device(*device)
+        code, bits, lanes = dtype
+        try:
+            found = np.dtype(f"{PLAIN_TYPES[code]}{bits / 8:g}" if lanes == 1 else "")
+        except (KeyError, TypeError):
+            found = find_dtype(*dtype)
+        index = device[1] if device[0] == 2 else None
+        buffer = _core.empty(shape, found, KINDS[device[0]], device=index)
+        return buffer.__dlpack__(stream=-1, max_version=(1, 3), dl_device=device)
+    except BaseException as error:
+        kind = MemoryError if isinstance(error, MemoryError) else type(error)
+        return kind.__name__, str(error)
+
+
+def export(
+    buffer: _core.Buffer, stream: object, max_version: object, device: Any, copy: object
+) -> object:
+    """See `Buffer.__dlpack__`."""
+    wants_copy = None if copy is None else read_flag(copy, "copy")
+    if device is not None:
+        _check_export(buffer, device)
+    capsule = None
+    if not wants_copy:
+        capsule = _core._export(buffer, stream, max_version, device, False)
+    if capsule is None and wants_copy is False:
+        raise BufferError(
+            "device memory reaches the CPU only as a copy, and copy=False forbids that"
+        )
+    if capsule is None:
+        # of the same kind, but pinned where the CPU wants what it cannot reach
+        if is_on_device(buffer.kind) and device is not None and device[0] == 1:
+            copied: _core.Buffer = _core.empty_pinned(
+                buffer.shape, buffer.dtype, device=buffer.device
+            )
+            _core.copy(copied, buffer)
+        else:
+            copied = buffer.copy()
+        capsule = _core._export(copied, stream, max_version, device, True)
+    return capsule
+
+
+def _check_export(buffer: _core.Buffer, device: Any) -> None:
+    """Raise unless it is the memory's own device, the CPU, or the GPU of memory that both
+    reach.
+    """
+    is_pair = isinstance(device, tuple) and len(device) == 2
+    if not is_pair or not all(isinstance(each, int) for each in device):
+        raise TypeError(
+            f"dl_device must be None or a tuple of two ints, not {device!r}"
+        )
+    memory, where = buffer.kind, buffer.device
+    is_emulated = _core._is_emulated()
+    can_be = [buffer.__dlpack_device__(), (1, 0)]
+    if where is not None and memory in ("mapped", "managed") and not is_emulated:
+        can_be.append((2, where.index))
+    if device not in can_be:
+        refuse_export(device[0], device[1], memory, is_emulated)

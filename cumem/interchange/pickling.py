@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that the host can read, as pickles: out, for the extension, and back."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, cast
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.errors import is_of_fork
+from cumem.base.kinds import KINDS, is_on_device
+
+
+def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]:
+    """What `Buffer.__reduce_ex__` answers.
+
+    The elements are in memory order if they lie side by side, else in C order. From
+    protocol 5 on they are the memory itself, which may travel out of band. Memory that
+    is not of a pool (`pooled` False) comes back with the flags that are usual.
+    """
+    if is_on_device(buffer.kind):
+        raise TypeError(
+            "a device buffer cannot be pickled: copy it to host memory first, e.g. to a "
+            "buffer of empty_pinned()"
+        )
+    order = "F" if buffer.flags.fnc else "C"
+    data: Any
+    if protocol < 5:
+        data = buffer._read_by(lambda array: _in_order(array).tobytes())
+    else:
+        data = pickle.PickleBuffer(cast("Any", _in_order(buffer.numpy())))
+    flags = tuple(buffer.flags) if pooled else None
+    form = (buffer.kind, buffer.dtype, buffer.shape, order, flags)
+    return rebuild, (*form, data, buffer.readonly)
+
+
+def _in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Its bytes as they lie in memory, copied where they are not side by side."""
+    return _flat(array if array.flags.forc else array.copy())
+
+
+def rebuild(
+    kind: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    order: Any,
+    flags: tuple[str, ...] | None,
+    data: Any,
+    readonly: bool,
+) -> _core.Buffer:
+    """Unpickle a buffer: allocate it and copy `data`, a bytes-like object, into it.
+
+    In a forked child of a process that used the driver it is ordinary memory (the kind
+    "pageable"), as nothing can be page-locked there.
+    """
+    try:
+        buffer = _allocate(kind, dtype, shape, order, flags)
+    except RuntimeError as error:
+        if not is_of_fork(error):
+            raise
+        # A worker without a driver gets the bytes all the same, in ordinary memory: an
+        # error here would end it, and its pool would wait for it for ever.
+        buffer = _core.asbuffer(np.empty(shape, dtype, order))
+    given = np.frombuffer(data, np.uint8)
+    if given.size != buffer.nbytes:
+        raise ValueError(f"data has {given.size} bytes, the buffer {buffer.nbytes}")
+    buffer._read_by(lambda array: np.copyto(_flat(array), given))
+    if readonly:
+        _core._freeze(buffer)
+    return buffer
+
+
+def _allocate(
+    kind: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    order: Any,
+    flags: tuple[str, ...] | None,
+) -> _core.Buffer:
+    if kind == "pageable":
+        return _core.asbuffer(np.empty(shape, dtype, order))
+    if kind not in KINDS or KINDS[kind].on_device:
+        raise ValueError("kind must be of memory that the host can read")
+    if KINDS[kind].migrates:
+        attach: Any = "host" if flags is not None and "host" in flags else "global"
+        return _core.empty_managed(shape, dtype, order=order, attach=attach)
+    made: _core.Buffer = getattr(_core, f"empty_{kind}")(
+        shape,
+        dtype,
+        order=order,
+        portable=flags is None or "portable" in flags,
+        write_combined=flags is not None and "write_combined" in flags,
+    )
+    return made
+
+
+def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return array.reshape(-1, order="A").view(np.uint8)

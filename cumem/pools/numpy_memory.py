@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy arrays born in page-locked memory, so that all that copies them is fast."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, final
+
+from cumem import _core
+from cumem.base.errors import is_of_fork
+from cumem.base.kinds import PAGE_LOCKED, WRITE_COMBINED
+from cumem.base.units import read_size
+from cumem.buffers.arguments import hinting, wrong_type
+from cumem.pools.pool import Pool, default_pool
+
+
+@final
+class numpy_pinned:  # noqa: N801  # reads as a function where it is used
+    """In its ``with`` block new NumPy arrays live in pinned memory of a pool.
+
+    They are ordinary arrays that other libraries copy at the speed of the link:
+    ``torch.from_numpy(a).is_pinned()`` is true. They may outlive the block.
+
+    Parameters
+    ----------
+    min_nbytes : int or str
+        Arrays of fewer bytes stay in ordinary memory: a count, or a text such as
+        ``"1MiB"``.
+    pool : Pool, optional
+        Of kind ``"pinned"`` or ``"mapped"``; default: the default pool of pinned memory.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If `min_nbytes` cannot be read, or `pool` is closed, write-combined or of another
+        kind.
+    CudaError
+        If the driver cannot be opened.
+    RuntimeError
+        At the block, if the object has had one before.
+
+    Notes
+    -----
+    The block holds for this context (`contextvars`): tasks that are made in it have it
+    too until it ends, other threads do not. `numpy_pinned.enable` is for all of them.
+
+    Where the pool has no memory to give an array is made in ordinary memory: at a limit,
+    while more freed memory waits for copies than was ever used at once (or 256 MiB),
+    after `shutdown` and in forked children. No out-of-memory callback is called.
+
+    **Blocks**: an allocation never waits for a device. While a pool page-locks more
+    memory, which takes the driver milliseconds, the GIL is released.
+
+    **Ordered after**: nothing. Memory is used again when all that its devices were doing
+    is done, as others may copy from it unseen.
+
+    Examples
+    --------
+    >>> import cumem, numpy as np
+    >>> with cumem.numpy_pinned():
+    ...     images = np.zeros((8, 224, 224, 3), "f4")
+    >>> cumem.asbuffer(images).kind
+    'pinned'
+    """
+
+    __slots__ = ("_enter", "_leave")
+
+    @hinting
+    def __init__(
+        self, min_nbytes: int | str = "64KiB", *, pool: Pool | None = None
+    ) -> None:
+        handler = _handler(min_nbytes, pool)
+        self._enter = MethodType(_core._numpy_enter, handler)
+        self._leave = MethodType(_core._numpy_leave, handler)
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> None: ...
+        def __exit__(self, *exc: object) -> None: ...
+
+    else:
+        # No code of Python runs at either end, so that no Ctrl-C comes between.
+        __enter__: Callable[[], None] = property(operator.attrgetter("_enter"))
+        __exit__: Callable[..., None] = property(operator.attrgetter("_leave"))
+
+    @staticmethod
+    @hinting
+    def enable(min_nbytes: int | str = "64KiB", *, pool: Pool | None = None) -> None:
+        """Let all threads' new NumPy arrays live in pinned memory, until `disable`.
+
+        Threads that run already, and those of thread pools, included. A second call
+        replaces the first. Blocks of `numpy_pinned` and handlers that others have set in
+        a context go before it.
+
+        Parameters
+        ----------
+        min_nbytes, pool
+            As for `numpy_pinned`.
+
+        Raises
+        ------
+        TypeError, ValueError, CudaError
+            As `numpy_pinned` does.
+        """
+        _core._numpy_enable(_handler(min_nbytes, pool))
+
+    @staticmethod
+    def disable() -> None:
+        """End what `enable` began; arrays stay where they are. Twice is not an error."""
+        _core._numpy_enable(None)
+
+
+def _handler(min_nbytes: int | str, pool: Pool | None) -> object:
+    nbytes = read_size(min_nbytes, "min_nbytes", False, None)
+    if pool is None:
+        return _core._numpy_handler(nbytes, _default_pool())
+    if not isinstance(pool, Pool):
+        raise wrong_type("pool", "a Pool or None", pool)
+    kind, _, flags, *_ = pool._config
+    if kind not in PAGE_LOCKED:
+        raise ValueError(f"pool must be of pinned or mapped memory, not of {kind}")
+    if flags & WRITE_COMBINED:
+        raise ValueError("pool is write-combined: NumPy would read its arrays slowly")
+    if pool.closed:
+        raise ValueError("the pool is closed")
+    return _core._numpy_handler(nbytes, pool)
+
+
+def _default_pool() -> Pool | None:
+    """None in a forked child, where there is no pinned memory to be had."""
+    try:
+        return default_pool("pinned")
+    except RuntimeError as error:
+        if is_of_fork(error):
+            return None
+        raise

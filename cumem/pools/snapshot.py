@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pool piece by piece: its segments, their blocks, and a map of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cumem.base.answer import Answer
+from cumem.base.kinds import Kind
+from cumem.base.units import (
+    fit,
+    format_count,
+    format_nbytes,
+    parse_nbytes,
+    terminal_width,
+)
+from cumem.pools.statistics import pool_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Answer):
+    """A run of bytes of a segment.
+
+    Attributes
+    ----------
+    address : int
+        For the device.
+    nbytes : int
+    requested_nbytes : int
+        Of them asked for; 0 unless live or in flight.
+    state : str
+        ``"live"``, ``"in flight"``, ``"cached"``, or ``"gap"``: addresses without memory.
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned") as pool:
+    ...     kept = cumem.empty_pinned(1000, "u1")
+    >>> live = [b for s in pool.snapshot().segments for b in s.blocks if b.state == "live"]
+    >>> [block.requested_nbytes for block in live]
+    [1000]
+    """
+
+    address: int
+    nbytes: int
+    requested_nbytes: int
+    state: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment(Answer):
+    """A range of addresses of a pool.
+
+    Attributes
+    ----------
+    address : int
+    nbytes : int
+        Of addresses, gaps included.
+    blocks : tuple of Block
+        In order of address, without holes.
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned") as pool:
+    ...     kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> segment = pool.snapshot().segments[0]
+    >>> segment.nbytes >= 1 << 20, len(segment.blocks) > 0
+    (True, True)
+    """
+
+    address: int
+    nbytes: int
+    blocks: tuple[Block, ...]
+
+    _keys = ("reserved_nbytes",)
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Bytes that have memory behind them."""
+        return sum(b.nbytes for b in self.blocks if b.state != "gap")
+
+
+#: In the order of cm_block_state in csrc/pool/pool.h.
+_STATES = ("live", "in flight", "cached", "gap")
+_MARKS = {"live": "#", "in flight": "~", "cached": ".", "gap": " "}
+_LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot(Answer):
+    """All segments and blocks of a pool at one moment; ``print()`` draws a map.
+
+    Attributes
+    ----------
+    name, kind : str
+    device : int
+    segments : tuple of Segment
+
+    Examples
+    --------
+    >>> with cumem.Pool("pinned") as pool:
+    ...     kept = cumem.empty_pinned(1 << 20, "u1")
+    >>> snapshot = pool.snapshot()
+    >>> len(snapshot.segments), type(snapshot.map()).__name__
+    (1, 'str')
+    """
+
+    name: str
+    kind: Kind
+    device: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of all segments."""
+        return tuple(b for segment in self.segments for b in segment.blocks)
+
+    def map(self, width: int = 64, unit: int | str | None = None) -> str:
+        """Draw the pool with one character for `unit` bytes.
+
+        Parameters
+        ----------
+        width : int
+            Characters in a line.
+        unit : int or str, optional
+            Bytes per character, as ``65536`` or ``"64KiB"``; default: so that the pool
+            takes about 16 lines.
+
+        Returns
+        -------
+        str
+            A line of totals, a legend, and the segments; gaps of any length are one ``|``.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type.
+        ValueError
+            If `width` or `unit` is less than 1, or `unit` cannot be read.
+        """
+        if isinstance(width, bool) or not hasattr(width, "__index__"):
+            raise TypeError(f"width must be an int, not {type(width).__name__}")
+        width = operator.index(width)
+        unit = None if unit is None else _read_unit(unit)
+        if width < 1 or (unit is not None and unit < 1):
+            raise ValueError("width and unit must be at least 1")
+        reserved = sum(segment.reserved_nbytes for segment in self.segments)
+        if unit is None:
+            unit = 512
+            while unit * width * 16 < reserved:
+                unit *= 2
+        lines = [
+            f"{self.kind} {self.device} {self.name}: {format_nbytes(reserved)} in "
+            f"{format_count(len(self.segments), 'segment')}, "
+            f"{format_nbytes(unit)} per character",
+            _LEGEND,
+        ]
+        for segment in self.segments:
+            lines.append(
+                f"0x{segment.address:x} {format_nbytes(segment.reserved_nbytes)}"
+            )
+            marks = "".join(_marks(segment, unit))
+            lines += [marks[i : i + width] for i in range(0, len(marks), width)]
+        return "\n".join(lines)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw it, as `Pool.plot` does."""
+        from cumem.tools.plots import plot_pool
+
+        return plot_pool(self, ax)
+
+    def __repr__(self) -> str:
+        return fit(self.map(min(64, terminal_width())))
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        from cumem.tools.notebook.objects import snapshot
+
+        return snapshot(self)
+
+
+def _read_unit(unit: Any) -> int:
+    if isinstance(unit, bool) or not (
+        isinstance(unit, str) or hasattr(unit, "__index__")
+    ):
+        what = "a number of bytes, or a text such as '64KiB'"
+        raise TypeError(f"unit must be {what}, not {type(unit).__name__}")
+    return parse_nbytes(unit) if isinstance(unit, str) else operator.index(unit)
+
+
+def _marks(segment: Segment, unit: int) -> Iterator[str]:
+    """One character for each `unit` bytes between gaps, which are one character each."""
+    run: list[Block] = []
+    for block in segment.blocks:
+        if block.state == "gap":
+            yield from _marks_of_run(run, unit)
+            run = []
+            yield "|"
+        else:
+            run.append(block)
+    yield from _marks_of_run(run, unit)
+
+
+def _marks_of_run(run: list[Block], unit: int) -> Iterator[str]:
+    states: set[str] = set()
+    room = unit
+    for block in run:
+        left = block.nbytes
+        while left:
+            step = min(left, room)
+            states.add(block.state)
+            left -= step
+            room -= step
+            if room == 0:
+                yield _mark(states)
+                states, room = set(), unit
+    if states:
+        yield _mark(states)
+
+
+def _mark(states: set[str]) -> str:
+    if len(states) == 1:
+        return _MARKS[next(iter(states))]
+    return "+" if "live" in states else "~"
+
+
+def snapshot(
+    number: int,
+    flags: int,
+    kind: Kind,
+    device: int,
+    rows: list[tuple[int, int, int, int, int]],
+) -> Snapshot:
+    """Make what `Pool.snapshot` answers."""
+    blocks: dict[int, list[Block]] = {}
+    for segment, address, nbytes, requested, state in rows:
+        block = Block(address, nbytes, requested, _STATES[state])
+        blocks.setdefault(segment, []).append(block)
+    segments = tuple(
+        Segment(found[0].address, sum(b.nbytes for b in found), tuple(found))
+        for found in blocks.values()
+    )
+    return Snapshot(pool_name(number, flags, kind), kind, device, segments)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark from end to end: choose the cases, run them with a bar, report."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import cumem
+import cumem.base.errors  # which cumem would import when it opens, as the next
+import cumem.buffers.casting  # which copies and buffers import at their first use
+import cumem.buffers.values
+import cumem.buffers.views
+import cumem.interchange.foreign_stream  # which a growth asks for captures
+import cumem.pools.out_of_memory  # as pools that wait do
+import cumem.pools.pool
+from cumem.base.units import fit, format_nbytes
+from cumem.tools import calibration, info
+from cumem.tools.bench import cases
+from cumem.tools.bench.cases import KIB, MIB, Plan, Result
+from cumem.tools.bench.report import PLOT_FORMATS, Report, save_plot
+
+__all__ = ["Options", "UsageError", "main", "make_plan"]
+
+QUICK_SIZES: Final = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+FULL_SIZES: Final = tuple(4 * KIB * 4**step for step in range(9))  # 4 KiB … 256 MiB
+
+
+class UsageError(Exception):
+    """A wish that cannot be met; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller of the benchmark asked for.
+
+    Parameters
+    ----------
+    quick : bool
+        Fewer sizes and repeats.
+    device : int
+        Index of the device.
+    json : str or None
+        File for the results as one JSON object.
+    plot : str or None
+        File for the picture: .png, .svg or .pdf.
+    max_nbytes : int or None
+        Leave out larger copies.
+    keep : bool
+        Keep the results for `recommend`, in the user's cache directory.
+    verbose : bool
+        Print all sizes, spreads and the advice of each row.
+    """
+
+    quick: bool = False
+    device: int = 0
+    json: str | None = None
+    plot: str | None = None
+    max_nbytes: int | None = None
+    keep: bool = False
+    verbose: bool = False
+
+
+def make_plan(options: Options, room: int) -> Plan:
+    """Choose sizes and repeats.
+
+    Parameters
+    ----------
+    options : Options
+        What was asked for.
+    room : int
+        Bytes that one buffer may take on this machine.
+
+    Returns
+    -------
+    Plan
+        Cases that fit.
+
+    Raises
+    ------
+    UsageError
+        If not even the smallest copy fits.
+    """
+    limit = room if options.max_nbytes is None else min(room, options.max_nbytes)
+    sizes = QUICK_SIZES if options.quick else FULL_SIZES
+    fitting = tuple(size for size in sizes if size <= limit)
+    if not fitting:
+        smallest = format_nbytes(sizes[0])
+        raise UsageError(
+            f"no copy fits in {format_nbytes(limit)}; the smallest is {smallest}"
+        )
+    if options.quick:
+        ends, budget = fitting[-1:], 0.05
+    else:
+        ends, budget = tuple(size for size in fitting if size >= MIB)[::2], 0.25
+    allocations = tuple(size for size in (4 * KIB, MIB, 64 * MIB) if size <= limit)
+    return Plan(
+        sizes=fitting,
+        both_sizes=ends or fitting[-1:],
+        allocate_sizes=allocations[:2] if options.quick else allocations,
+        host_nbytes=min(fitting[-1], 16 * MIB),
+        budget=budget,
+        device=options.device,
+        seed=time.time_ns(),
+    )
+
+
+def main(options: Options) -> int:
+    """Run the benchmark and print what it found.
+
+    Parameters
+    ----------
+    options : Options
+        What was asked for.
+
+    Returns
+    -------
+    int
+        0, or 1 if any bytes did not arrive as sent, or if more than half of the figures
+        are missing.
+
+    Raises
+    ------
+    UsageError
+        If the device, a file or a library that was asked for is not there.
+    CudaError
+        If the device cannot be used at all.
+    """
+    _check(options)
+    device = cumem.Device(options.device)
+    facts = info.collect()
+    plan = make_plan(options, _room(facts, device))
+    with _said_to_be_emulated():
+        return _run(options, plan, facts)
+
+
+def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
+    device = cumem.Device(options.device)
+    print(fit(_title(device, facts)))
+    if plan.sizes[-1] < max(_sizes(options)):
+        print(f"copies end at {format_nbytes(plan.sizes[-1])}: not enough free memory")
+    print(flush=True)
+    started = datetime.now(UTC)
+    results = _with_progress(cases.run(plan), cases.count(plan))
+    report = Report(results, advises=not device.emulated)
+    seconds = (datetime.now(UTC) - started).total_seconds()
+    print(fit(report.render(options.verbose)))
+    _save(options, report, facts, plan, started)
+    more = "" if options.verbose else "; --verbose prints all sizes and spreads"
+    print(fit(f"took {seconds:.1f} s{more}"))
+    if report.is_mostly_missing:
+        print(f"cumem bench: most figures are missing; {_cure()}", file=sys.stderr)
+    return 1 if report.failures or report.is_mostly_missing else 0
+
+
+def _cure() -> str:
+    """What to do where most figures are missing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        return (
+            f"the address space is limited to {format_nbytes(soft)}, and pools reserve "
+            "more: `ulimit -v unlimited`"
+        )
+    return "the lines above say why; --max-size 1MiB needs less memory"
+
+
+def _check(options: Options) -> None:
+    """Refuse at once what would fail only after the measuring."""
+    try:
+        info.check_device(options.device)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if options.json == "-":
+        raise UsageError("--json -: the tables are on standard output; name a file")
+    if options.plot is not None:
+        if Path(options.plot).suffix.lower() not in PLOT_FORMATS:
+            endings = ", ".join(PLOT_FORMATS)
+            raise UsageError(f"{options.plot}: a picture's name ends in {endings}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise UsageError("--plot needs matplotlib: pip install 'cumem[plot]'")
+    if options.json is not None and options.plot is not None:
+        if os.path.realpath(options.json) == os.path.realpath(options.plot):
+            raise UsageError(f"{options.plot}: --json and --plot name the same file")
+    device = cumem.Device(options.device)
+    if options.keep and device.emulated:
+        raise UsageError("--keep: figures of the emulated device say nothing of a GPU")
+    kept = _kept_path(device) if options.keep else None
+    for path in (options.json, options.plot, kept):
+        if path is not None:
+            try:
+                info.check_writable(path)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+
+
+def _sizes(options: Options) -> tuple[int, ...]:
+    """What was asked for, whether it fits or not."""
+    sizes = QUICK_SIZES if options.quick else FULL_SIZES
+    most = options.max_nbytes
+    return sizes if most is None else tuple(n for n in sizes if n <= most)
+
+
+def _room(facts: dict[str, Any], device: cumem.Device) -> int:
+    """Bytes one buffer may take, when what is free must hold all that live at once."""
+    host = facts["machine"]
+    room = [device.memory_info()[0] // 3]  # two, and managed memory
+    # the store, two of a kind, the copy that is compared; emulated device memory too
+    shares = 8 if device.emulated else 5
+    if host["memory_available_nbytes"] is not None:
+        room.append(host["memory_available_nbytes"] // shares)
+    if (
+        host["cgroup_limit_nbytes"] is not None
+        and host["cgroup_used_nbytes"] is not None
+    ):
+        room.append(
+            max(0, host["cgroup_limit_nbytes"] - host["cgroup_used_nbytes"]) // shares
+        )
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        # pools reserve addresses in larger pieces than they fill
+        room.append(max(0, soft - _address_space()) // (4 * shares))
+    return min(room)
+
+
+def _address_space() -> int:
+    """Bytes of it that this process uses, which ``ulimit -v`` counts."""
+    pages = (info.read_text("/proc/self/statm") or "0").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def _said_to_be_emulated() -> Iterator[None]:
+    """Say so in the first and the last line, also of a run that is cut short."""
+    if cumem.backend() != "emulated":
+        yield
+        return
+    reason = cumem.emulation_reason() or "asked for by CUMEM_BACKEND=emulated"
+    warning = (
+        f"EMULATED DEVICE: no GPU took part, these figures are not a GPU's ({reason})"
+    )
+    print(fit(warning), flush=True)
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nobody reads on
+    except BaseException:
+        print(fit(warning), flush=True)
+        raise
+    print(fit(warning))
+
+
+def _title(device: cumem.Device, facts: dict[str, Any]) -> str:
+    versions = facts["versions"]
+    return (
+        f"{device.name} (device {device.index}), driver CUDA {versions['driver']}, "
+        f"cumem {versions['cumem']}, {facts['machine']['cpu']}"
+    )
+
+
+def _save(
+    options: Options, report: Report, facts: dict[str, Any], plan: Plan, when: datetime
+) -> None:
+    device = cumem.Device(options.device)
+    if options.json is not None or options.keep:
+        data = {
+            "schema": 2,
+            "cumem": cumem.__version__,
+            "commit": info.commit(),
+            "started": when.isoformat(timespec="seconds"),
+            "emulated": device.emulated,
+            "device": device.index,
+            "key": calibration.machine_key(device),
+            "plan": {
+                "sizes": plan.sizes,
+                "budget": plan.budget,
+                "quick": options.quick,
+            },
+            **facts,
+            **report.as_data(),
+        }
+        for path in (options.json, _kept_path(device) if options.keep else None):
+            if path is not None:
+                info.save(data, path)
+                print(f"wrote {path}")
+    if options.plot is not None:
+        warning = "emulated device: not a GPU's figures" if device.emulated else None
+        title = f"{device.name}, driver CUDA {facts['versions']['driver']}"
+        save_plot(report, options.plot, title, warning)
+        print(f"wrote {options.plot}")
+
+
+def _kept_path(device: cumem.Device) -> str:
+    """Makes the directory."""
+    path = calibration.kept_path(device, "bench")
+    if path is None:
+        raise UsageError("--keep: there is no home and no XDG_CACHE_HOME to keep it in")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(path)
+
+
+def _with_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
+    """Pass results on and show how far they are, on a terminal only."""
+    stream = sys.stderr
+    if not stream.isatty():
+        yield from results
+    elif importlib.util.find_spec("tqdm") is not None:
+        tqdm: Any = importlib.import_module("tqdm").tqdm
+        with tqdm(total=total, file=stream, leave=False, unit="case") as bar:
+            for result in results:
+                bar.set_postfix_str(f"{result.group} {result.kind}", refresh=False)
+                bar.update()
+                yield result
+    else:
+        yield from _plain_progress(results, total, stream)
+
+
+def _plain_progress(
+    results: Iterable[Result], total: int, stream: TextIO
+) -> Iterator[Result]:
+    """One line that is written over; gone at the end, whatever ends it."""
+    try:
+        for done, result in enumerate(results, start=1):
+            filled = 30 * done // total
+            bar = "#" * filled + "." * (30 - filled)
+            text = f"[{bar}] {done}/{total} {result.group} {result.kind}"
+            stream.write(f"\r{text:<76}")
+            stream.flush()
+            yield result
+    finally:
+        stream.write("\r" + " " * 76 + "\r")
+        stream.flush()

@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark measures: copies, allocation and the processor's own access.
+
+Each case moves random bytes, is timed with a monotonic clock around calls that block
+until the data is there, and then moves fresh random bytes that are compared. Nothing
+here prints.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.random import default_rng  # NumPy itself would import it at first use
+from numpy.typing import NDArray
+
+import cumem
+from cumem.tools.measuring import raw_copies
+
+__all__ = ["COPY_KINDS", "Plan", "Result", "count", "run"]
+
+Bytes = NDArray[np.uint8]
+Group = Literal["ceiling", "copy", "both", "allocate", "host"]
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Order of columns, and of preference where two kinds measure the same: the sooner named
+# asks less of its user.
+COPY_KINDS: Final = ("pageable", "pinned", "write-combined", "mapped", "managed")
+ALLOCATE_KINDS: Final = (*COPY_KINDS, "device")
+BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
+
+
+#: Why a case has no figure: the device cannot do it, or memory is short. The interpreter
+#: too may find none, where its address space is limited (``ulimit -v``).
+REFUSALS: Final = (cumem.CudaError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure and for how long.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Bytes of the copies, ascending.
+    both_sizes : tuple of int
+        Bytes in each direction of the copies in both directions at once.
+    allocate_sizes : tuple of int
+        Bytes of the allocations.
+    host_nbytes : int
+        Bytes the processor reads and writes to measure its access.
+    budget : float
+        Seconds of timed work per case; at least `least` repeats are made.
+    least, most : int
+        Bounds of the number of repeats.
+    device : int
+        Index of the device.
+    seed : int
+        Of the random data.
+    """
+
+    sizes: tuple[int, ...]
+    both_sizes: tuple[int, ...]
+    allocate_sizes: tuple[int, ...]
+    host_nbytes: int
+    budget: float
+    least: int = 5
+    most: int = 400
+    device: int = 0
+    seed: int = 0
+
+    @property
+    def largest(self) -> int:
+        """Largest buffer that any case needs, in bytes."""
+        return max(
+            *self.sizes, *self.both_sizes, *self.allocate_sizes, self.host_nbytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measured case.
+
+    Parameters
+    ----------
+    group : str
+        ``"ceiling"`` (the CUDA runtime's own copies, without cumem), ``"copy"``,
+        ``"both"`` (directions at once), ``"allocate"`` or ``"host"``.
+    what : str
+        Within the group: ``"h2d"`` and ``"d2h"``, twice; ``"both"``; ``"first"`` and
+        ``"again"``; ``"write"`` and ``"read"``.
+    kind : str
+        Kind of memory; pinned for the ceiling.
+    nbytes : int
+        Bytes moved in one direction, or allocated.
+    seconds : float
+        Median of the repeats; 0 if skipped.
+    low, high : float
+        First and third quartile, in seconds.
+    repeats : int
+        How many were timed.
+    verified : bool
+        Whether the bytes arrived as sent.
+    skipped : str or None
+        Why there is no figure.
+    """
+
+    group: Group
+    what: str
+    kind: str
+    nbytes: int
+    seconds: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    repeats: int = 0
+    verified: bool = False
+    skipped: str | None = None
+
+    @property
+    def moved(self) -> int:
+        """Bytes moved in all directions."""
+        return 2 * self.nbytes if self.group == "both" else self.nbytes
+
+    @property
+    def gbps(self) -> float:
+        """Rate in 10⁹ bytes per second; 0 if skipped."""
+        return self.moved / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, as a share of the median."""
+        return (self.high - self.low) / 2 / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One case made ready: what to time, what to undo between, how to check."""
+
+    action: Callable[[], None]
+    verify: Callable[[], bool]
+    reset: Callable[[], None] | None = None
+
+
+def count(plan: Plan) -> int:
+    """Count the cases of a plan, for a progress bar.
+
+    Parameters
+    ----------
+    plan : Plan
+        What will be measured.
+
+    Returns
+    -------
+    int
+        How many results `run` gives.
+    """
+    copies = 2 * len(COPY_KINDS) * len(plan.sizes)
+    both = len(BOTH_KINDS) * len(plan.both_sizes)
+    allocations = 2 * len(ALLOCATE_KINDS) * len(plan.allocate_sizes)
+    return 2 + copies + both + allocations + 2 * len(COPY_KINDS)
+
+
+def run(plan: Plan) -> Iterator[Result]:
+    """Measure every case of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to measure.
+
+    Yields
+    ------
+    Result
+        One per case, also for those that could not run here (``skipped`` says why) and
+        for those whose data arrived wrong (``verified`` is false).
+
+    Notes
+    -----
+    **Blocks** for about ``count(plan) * plan.budget`` seconds.
+    """
+    bench = _Bench(plan)
+    groups = (
+        (bench.ceilings, ("pinned",)),
+        (bench.copies, COPY_KINDS),
+        (bench.both_ways, BOTH_KINDS),
+        (bench.allocations, ALLOCATE_KINDS),
+        (bench.host_access, COPY_KINDS),
+    )
+    for measure, kinds in groups:
+        for kind in kinds:
+            yield from measure(kind)
+            bench.empty_pools()  # the next kind finds the memory free
+
+
+class _Bench:
+    """What all cases share: the device, a stream and a store of random bytes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.device = cumem.Device(plan.device)
+        self.stream = cumem.Stream(device=self.device)
+        generator = default_rng(plan.seed)
+        self._shift = 4099  # so that each draw from the store differs from the last
+        self._draws = 0
+        self._store: Bytes = np.frombuffer(
+            generator.bytes(plan.largest + 64 * self._shift), np.uint8
+        )
+
+    def random(self, nbytes: int) -> Bytes:
+        """Random bytes, not those of the previous draw."""
+        self._draws = (self._draws + 1) % 64
+        start = self._draws * self._shift
+        return self._store[start : start + nbytes]
+
+    def allocate(self, kind: str, nbytes: int) -> Any:
+        """Memory of a kind, as one row of bytes."""
+        device = self.device
+        match kind:
+            case "pageable":
+                return np.empty(nbytes, np.uint8)
+            case "pinned":
+                return cumem.empty_pinned(nbytes, np.uint8, device=device)
+            case "write-combined":
+                return cumem.empty_pinned(
+                    nbytes, np.uint8, write_combined=True, device=device
+                )
+            case "mapped":
+                return cumem.empty_mapped(nbytes, np.uint8, device=device)
+            case "managed":
+                return cumem.empty_managed(nbytes, np.uint8, device=device)
+            case _:
+                return cumem.empty_device(nbytes, np.uint8, device=device)
+
+    def empty_pools(self) -> None:
+        """Give back all that was dropped, so that the next allocation is a first one."""
+        cumem.trim()  # looks what the dropped blocks still have to wait for
+        self.device.synchronize()
+        cumem.trim()
+
+    # -- groups ------------------------------------------------------------------------
+
+    def ceilings(self, kind: str) -> Iterator[Result]:
+        """Measure what the CUDA runtime does by itself with the largest copies."""
+        nbytes = self.plan.sizes[-1]
+        try:
+            host, device = self.allocate(kind, nbytes), self.allocate("device", nbytes)
+        except REFUSALS as error:
+            yield from self._skip("ceiling", kind, ("h2d", "d2h"), (nbytes,), error)
+            return
+        for what, target, source in (("h2d", device, host), ("d2h", host, device)):
+            yield self._measure_raw(what, kind, target, source)
+
+    def copies(self, kind: str) -> Iterator[Result]:
+        """Measure copies to and from the device through one pair of buffers."""
+        sizes = self.plan.sizes
+        try:
+            host = self.allocate(kind, sizes[-1])
+            _host_view(host)[:] = 0  # every page is there before the clock starts
+            target = self.allocate("device", sizes[-1])
+        except REFUSALS as error:
+            yield from self._skip("copy", kind, ("h2d", "d2h"), sizes, error)
+            return
+        for nbytes in sizes:
+            here, there = host[:nbytes], target[:nbytes]
+            if kind == "managed":
+                into, out = (
+                    self._prefetch_in(here, there),
+                    self._prefetch_out(here, there),
+                )
+            else:
+                into, out = self._copy_in(here, there), self._copy_out(here, there)
+            yield self._measure("copy", "h2d", kind, nbytes, into)
+            yield self._measure("copy", "d2h", kind, nbytes, out)
+
+    def both_ways(self, kind: str) -> Iterator[Result]:
+        """Measure one copy in each direction at once, each on its own stream."""
+        sizes = self.plan.both_sizes
+        try:
+            pairs = [
+                (self.allocate(kind, sizes[-1]), self.allocate("device", sizes[-1]))
+                for _ in range(2)
+            ]
+            other = cumem.Stream(device=self.device)
+        except REFUSALS as error:
+            yield from self._skip("both", kind, ("both",), sizes, error)
+            return
+        for nbytes in sizes:
+            parts = [(host[:nbytes], device[:nbytes]) for host, device in pairs]
+            trial = self._both(parts[0], parts[1], other)
+            yield self._measure("both", "both", kind, nbytes, trial)
+
+    def allocations(self, kind: str) -> Iterator[Result]:
+        """Measure a first allocation, ready for use, and one that the pool serves."""
+        for nbytes in self.plan.allocate_sizes:
+            first, again = self._first(kind, nbytes), self._again(kind, nbytes)
+            yield self._measure("allocate", "first", kind, nbytes, first)
+            yield self._measure("allocate", "again", kind, nbytes, again)
+
+    def host_access(self, kind: str) -> Iterator[Result]:
+        """Measure the processor writing to a kind of memory and reading from it."""
+        nbytes = self.plan.host_nbytes
+        try:
+            view = _host_view(self.allocate(kind, nbytes))
+        except REFUSALS as error:
+            yield from self._skip("host", kind, ("write", "read"), (nbytes,), error)
+            return
+        ordinary = self.random(nbytes).copy()
+        view[:] = ordinary
+
+        def verify() -> bool:
+            fresh = self.random(nbytes)
+            np.copyto(view, fresh)
+            return np.array_equal(view, fresh)
+
+        write = _Trial(lambda: np.copyto(view, ordinary), verify)
+        read = _Trial(lambda: np.copyto(ordinary, view), verify)
+        yield self._measure("host", "write", kind, nbytes, write)
+        yield self._measure("host", "read", kind, nbytes, read)
+
+    # -- trials ------------------------------------------------------------------------
+
+    def _copy_in(self, host: Any, target: Any) -> _Trial:
+        def verify() -> bool:
+            fresh = self.random(target.nbytes)
+            _host_view(host)[:] = fresh
+            cumem.copy(target, host)
+            return self._holds(target, fresh)
+
+        return _Trial(lambda: cumem.copy(target, host), verify)
+
+    def _copy_out(self, host: Any, source: Any) -> _Trial:
+        def verify() -> bool:
+            fresh = self.random(source.nbytes)
+            cumem.copy(source, fresh)
+            cumem.copy(host, source)
+            return np.array_equal(_host_view(host), fresh)
+
+        return _Trial(lambda: cumem.copy(host, source), verify)
+
+    def _prefetch(self, managed: Any, where: object) -> None:
+        # prefetch() would warn of memory that goes to and fro
+        cumem.prefetch_many((managed,), where, self.stream)
+        self.stream.synchronize()
+
+    def _prefetch_in(self, managed: Any, target: Any) -> _Trial:
+        def verify() -> bool:
+            fresh = self.random(target.nbytes)
+            self._prefetch(managed, "host")
+            managed.numpy()[:] = fresh
+            self._prefetch(managed, self.device)
+            cumem.copy(target, managed.as_device())
+            return self._holds(target, fresh)
+
+        return _Trial(
+            lambda: self._prefetch(managed, self.device),
+            verify,
+            lambda: self._prefetch(managed, "host"),
+        )
+
+    def _prefetch_out(self, managed: Any, source: Any) -> _Trial:
+        def verify() -> bool:
+            fresh = self.random(source.nbytes)
+            cumem.copy(source, fresh)
+            self._prefetch(managed, self.device)
+            cumem.copy(managed.as_device(), source)
+            self._prefetch(managed, "host")
+            return np.array_equal(managed.numpy(), fresh)
+
+        return _Trial(
+            lambda: self._prefetch(managed, "host"),
+            verify,
+            lambda: self._prefetch(managed, self.device),
+        )
+
+    def _both(
+        self, into: tuple[Any, Any], out: tuple[Any, Any], other: cumem.Stream
+    ) -> _Trial:
+        def action() -> None:
+            first = cumem.copy_async(into[1], into[0], stream=self.stream)
+            second = cumem.copy_async(out[0], out[1], stream=other)
+            first.wait()
+            second.wait()
+
+        def verify() -> bool:
+            nbytes = into[1].nbytes
+            up, down = self.random(nbytes), self.random(nbytes)
+            _host_view(into[0])[:] = up
+            cumem.copy(out[1], down)
+            action()
+            return self._holds(into[1], up) and np.array_equal(_host_view(out[0]), down)
+
+        return _Trial(action, verify)
+
+    def _first(self, kind: str, nbytes: int) -> _Trial:
+        kept: list[Any] = []
+
+        def action() -> None:
+            memory = self.allocate(kind, nbytes)
+            if kind != "device":
+                _host_view(memory)[:: 4 * KIB] = 1  # one write a page: ready for use
+            kept.append(memory)
+
+        def reset() -> None:
+            kept.clear()
+            self.empty_pools()
+
+        return _Trial(action, lambda: self._keeps_data(kind, nbytes), reset)
+
+    def _again(self, kind: str, nbytes: int) -> _Trial:
+        def action() -> None:
+            memory = self.allocate(kind, nbytes)
+            if kind == "pageable":
+                memory[:: 4 * KIB] = 1  # no pool kept its pages
+
+        return _Trial(action, lambda: self._keeps_data(kind, nbytes))
+
+    # -- checks and clocks -------------------------------------------------------------
+
+    def _holds(self, device: Any, expected: Bytes) -> bool:
+        """Whether device memory holds the bytes expected."""
+        found = np.zeros(device.nbytes, np.uint8)
+        cumem.copy(found, device)
+        return np.array_equal(found, expected)
+
+    def _keeps_data(self, kind: str, nbytes: int) -> bool:
+        """Whether fresh memory gives back what was written to it."""
+        memory, fresh = self.allocate(kind, nbytes), self.random(nbytes)
+        if kind == "device":
+            cumem.copy(memory, fresh)
+            return self._holds(memory, fresh)
+        _host_view(memory)[:] = fresh
+        return np.array_equal(_host_view(memory), fresh)
+
+    def _measure(
+        self, group: Group, what: str, kind: str, nbytes: int, trial: _Trial
+    ) -> Result:
+        try:
+            times = self._time(trial)
+            if trial.reset is not None:
+                trial.reset()
+            verified = trial.verify()
+        except REFUSALS as error:
+            return Result(group, what, kind, nbytes, skipped=_first_line(error))
+        low, median, high = _quartiles(times)
+        return Result(
+            group, what, kind, nbytes, median, low, high, len(times), verified
+        )
+
+    def _measure_raw(self, what: str, kind: str, target: Any, source: Any) -> Result:
+        nbytes = source.nbytes
+        fresh = self.random(nbytes)
+        try:
+            cumem.copy(source, fresh)
+            times = raw_copies(target, source, self.stream, self.plan.budget)
+            found = np.zeros(nbytes, np.uint8)
+            cumem.copy(found, target)
+        except REFUSALS as error:
+            return Result("ceiling", what, kind, nbytes, skipped=_first_line(error))
+        low, median, high = _quartiles(times)
+        verified = np.array_equal(found, fresh)
+        return Result(
+            "ceiling", what, kind, nbytes, median, low, high, len(times), verified
+        )
+
+    def _time(self, trial: _Trial) -> list[float]:
+        """Seconds of each repeat; one before them is not counted."""
+        plan, clock = self.plan, time.perf_counter_ns
+        times: list[int] = []
+        deadline = 0
+        while True:
+            if trial.reset is not None:
+                trial.reset()
+            start = clock()
+            trial.action()
+            end = clock()
+            if not deadline:
+                deadline = end + int(plan.budget * 1e9)
+                continue
+            times.append(end - start)
+            enough = end >= deadline and len(times) >= plan.least
+            if enough or len(times) >= plan.most:
+                return [ns / 1e9 for ns in times]
+
+    def _skip(
+        self,
+        group: Group,
+        kind: str,
+        whats: tuple[str, ...],
+        sizes: tuple[int, ...],
+        error: Exception,
+    ) -> Iterator[Result]:
+        reason = _first_line(error)
+        for nbytes in sizes:
+            for what in whats:
+                yield Result(group, what, kind, nbytes, skipped=reason)
+
+
+def _host_view(memory: Any) -> Bytes:
+    """Memory the processor can use, as NumPy sees it."""
+    view: Bytes = memory if isinstance(memory, np.ndarray) else memory.numpy()
+    return view
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _quartiles(times: list[float]) -> tuple[float, float, float]:
+    if len(times) < 2:
+        return times[0], times[0], times[0]
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return low, median, high

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How cumem's objects are shown in a notebook.
+
+As ``repr`` does, a display asks no device, waits for nothing and raises nothing. So it
+shows no values of a buffer, of no kind: reading them may wait for a copy that is under way
+or move pages of managed memory. ``print(buf)`` shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from cumem import _core
+from cumem.base.units import format_count, format_nbytes, format_rate, format_seconds
+from cumem.tools.notebook.html import (
+    KIND_COLOURS,
+    STATE_COLOURS,
+    Part,
+    Raw,
+    alert,
+    bar,
+    data,
+    details,
+    escape,
+    facts,
+    key,
+    keys,
+    legend,
+    page,
+    parts_of,
+    rect,
+    svg,
+)
+
+
+def size(nbytes: int) -> str:
+    """``"3 MiB (3145728 bytes)"``."""
+    return format_nbytes(nbytes) + (f" ({nbytes} bytes)" if nbytes >= 1024 else "")
+
+
+# -- what the extension asks for -------------------------------------------------------
+
+
+def _repr_html_(thing: _core.Buffer | _core.Transfer) -> str:
+    """By the extension, as the method of its types."""
+    return transfer(thing) if isinstance(thing, _core.Transfer) else buffer(thing)
+
+
+def buffer(buf: _core.Buffer) -> str:
+    """All that is known without its values."""
+    title = f"cumem.{type(buf).__name__}"
+    if buf.closed:
+        return page(f"{title}, closed", facts([("kind", key(buf.kind))]))
+    device = buf.device
+    rows: list[tuple[str, object]] = [
+        ("kind", key(buf.kind)),
+        ("shape", buf.shape),
+        ("dtype", buf.dtype),
+        ("size", size(buf.nbytes)),
+    ]
+    if device is not None:
+        rows.append(("device", device.index))
+    if buf.nbytes:
+        rows.append(("address", Raw(f"<code>0x{buf.ptr:x}</code>")))
+    if buf.ndim and not buf.flags.c_contiguous:
+        rows.append(("strides", f"{buf.strides}, in bytes"))
+    if buf.readonly:
+        rows.append(("access", "read-only"))
+    if buf.flags:
+        rows.append(("flags", ", ".join(buf.flags)))
+    if buf.base is not None:
+        rows.append(("view of", f"a {type(buf.base).__name__}"))
+    return page(title, facts(rows))
+
+
+def transfer(handle: _core.Transfer) -> str:
+    """How far it is, and how fast it was."""
+    *_, route, state = repr(handle).strip("<>").removesuffix(", emulated").split(", ")
+    nbytes, moved = handle.nbytes, min(handle.progress, handle.nbytes)
+    rows: list[tuple[str, object]] = [
+        ("size", size(nbytes)),
+        ("route", route),
+        ("state", state),
+    ]
+    if state == "running" and nbytes:
+        rows.append(("moved", f"{format_nbytes(moved)}, {moved / nbytes:.0%}"))
+    if state == "done" and handle.seconds > 0:
+        rows.append(("time", format_seconds(handle.seconds)))
+        rows.append(("rate", format_rate(nbytes, handle.seconds)))
+    colour = "#d55e00" if state == "failed" else KIND_COLOURS["pinned"]
+    moved = nbytes if state == "done" else moved
+    return page(
+        "cumem.Transfer", bar([Part("moved", moved, colour)], nbytes), facts(rows)
+    )
+
+
+# -- pools -----------------------------------------------------------------------------
+
+
+def pool(stats: Any, title: str) -> str:
+    """What a pool holds, and all its counters on request."""
+    limit = stats.limit
+    parts = parts_of(stats.live_nbytes, stats.in_flight_nbytes, stats.cached_nbytes)
+    if limit is not None:
+        parts.append(Part("free", max(0, limit - stats.reserved_nbytes), ""))
+    asked = stats.allocation_count
+    rows: list[tuple[str, object]] = [
+        ("kind", key(stats.kind)),
+        ("device", stats.device),
+        ("limit", "none" if limit is None else size(limit)),
+        (
+            "live",
+            f"{size(stats.live_nbytes)} in {format_count(stats.live_count, 'buffer')}",
+        ),
+        (
+            "reserved",
+            f"{size(stats.reserved_nbytes)} in "
+            f"{format_count(stats.segment_count, 'segment')}",
+        ),
+        ("peak live", size(stats.peak_live_nbytes)),
+        ("allocations", str(asked)),
+        ("hits", f"{stats.hit_count / asked:.1%}" if asked else "-"),
+    ]
+    counters = details("all counters", data(stats.to_dict()))
+    return page(title, bar(parts, limit or 0), legend(parts), facts(rows), counters)
+
+
+_WIDTH: Final = 520  # of a map, in pixels
+_LABEL: Final = 170  # before it
+_HEIGHT: Final = 17  # of a segment
+_ROWS: Final = 32  # segments that are drawn
+_SHAPES: Final = 4000  # of a map, at most about so many
+
+
+def snapshot(found: Any) -> str:
+    """A map of segments and blocks."""
+    reserved = sum(segment.reserved_nbytes for segment in found.segments)
+    title = (
+        f"{found.kind} {found.device} {found.name}: {format_nbytes(reserved)} in "
+        f"{format_count(len(found.segments), 'segment')}"
+    )
+    if not found.segments:
+        return page(title)
+    shown = found.segments
+    if len(shown) > _ROWS:
+        smallest = sorted(s.nbytes for s in shown)[-_ROWS]
+        shown = tuple(s for s in shown if s.nbytes >= smallest)[:_ROWS]
+    most = max(_drawn_nbytes(segment) for segment in shown)
+    shapes: list[str] = []
+    for i, segment in enumerate(shown):
+        y = _HEIGHT * i
+        label = f"0x{segment.address:x}, {format_nbytes(segment.reserved_nbytes)}"
+        shapes.append(f'<text x="0" y="{y + 11}">{escape(label)}</text>')
+        runs = _segment(segment, y, _WIDTH / most, _SHAPES // len(shown))
+        # what is cached first: however small, what lives is seen
+        shapes += sorted(runs, key=lambda each: STATE_COLOURS["cached"] not in each)
+    rest = [s for s in found.segments if s not in shown]
+    note = ""
+    if rest:
+        left = format_nbytes(sum(s.reserved_nbytes for s in rest))
+        note = f"and {format_count(len(rest), 'segment')} of {left} together"
+    colours = {k: v for k, v in STATE_COLOURS.items() if k not in ("free", "gap")}
+    colours["live and other"] = _MIXED
+    picture = svg(_LABEL + _WIDTH, _HEIGHT * len(shown), shapes, title)
+    return page(title, keys(colours), picture, note=note)
+
+
+_MIXED: Final = "#009e73"
+_GAP: Final = 6  # pixels of a gap, however long
+
+
+def _drawn_nbytes(segment: Any) -> int:
+    return max(int(segment.reserved_nbytes), 1)
+
+
+def _segment(segment: Any, y: float, scale: float, most: int) -> Iterator[str]:
+    """Its blocks to scale, those of one pixel or so together; gaps are short."""
+    least = max(1.5, _drawn_nbytes(segment) * scale / max(most, 1))
+    x, begin, run = float(_LABEL), 0.0, list[Any]()
+    for block in segment.blocks:
+        wide = block.nbytes * scale
+        if run and (block.state == "gap" or wide >= least or x - begin >= least):
+            yield _run(run, begin, x - begin, y)
+            run = []
+        if not run:
+            begin = x
+        if block.state == "gap":
+            x += _GAP
+        else:
+            run.append(block)
+            x += wide
+    if run:
+        yield _run(run, begin, x - begin, y)
+
+
+def _run(blocks: Sequence[Any], x: float, width: float, y: float) -> str:
+    states = {block.state for block in blocks}
+    width = max(width, 1.5)
+    if len(blocks) == 1:
+        [only] = blocks
+        tip = f"{only.state}, {format_nbytes(only.nbytes)} at 0x{only.address:x}"
+        if only.requested_nbytes:
+            tip += f", {only.requested_nbytes} bytes asked for"
+        return rect(x, y, width, 12, STATE_COLOURS[only.state], tip)
+    total = format_nbytes(sum(block.nbytes for block in blocks))
+    colour = STATE_COLOURS[states.pop()] if len(states) == 1 else _MIXED
+    return rect(x, y, width, 12, colour, f"{len(blocks)} blocks, {total}")
+
+
+# -- devices and their memory ----------------------------------------------------------
+
+
+def device(unit: Any) -> str:
+    """Name, size and place; what the driver does not tell is left out."""
+    rows: list[tuple[str, object]] = []
+    for name, ask in (
+        ("name", lambda: unit.name),
+        ("memory", lambda: size(unit.total_nbytes)),
+        ("compute capability", lambda: "{}.{}".format(*unit.compute_capability)),
+        ("bus", lambda: unit.pci_bus_id),
+        ("uuid", lambda: unit.uuid),
+    ):
+        with contextlib.suppress(Exception):
+            rows.append((name, ask()))
+    return page(f"cumem.Device {unit.index}", facts(rows))
+
+
+def memory(info: Any) -> str:
+    """Who has the memory of a device."""
+    parts = [
+        Part("live", info.live, STATE_COLOURS["live"]),
+        Part("cached", max(0, info.reserved - info.live), STATE_COLOURS["cached"]),
+        Part("staging", info.staging, KIND_COLOURS["staging"]),
+        Part("outside cumem", info.outside, KIND_COLOURS["pageable"]),
+        Part("free", info.free, ""),
+    ]
+    return page(
+        f"cumem.DeviceMemory of {format_nbytes(info.total)}",
+        bar(parts, info.total, 480),
+        legend(parts),
+    )
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+def out_of_memory(error: Any) -> str:
+    """What was asked for, what there is, and what to do."""
+    if error.requested is None:  # in a copy, which has no such numbers
+        told = {k: v for k, v in error.to_dict().items() if v and k != "message"}
+        return page(type(error).__name__, alert(error.message), data(told))
+    parts = parts_of(error.live or 0, error.in_flight or 0, error.cached or 0)
+    parts.append(Part("other pools", error.others or 0, KIND_COLOURS["managed"]))
+    if error.outside is not None:
+        parts.append(Part("outside cumem", error.outside, KIND_COLOURS["pageable"]))
+    free = [
+        each - (sum(part.nbytes for part in parts) if each is error.limit else 0)
+        for each in (error.limit, error.driver_free, error.available)
+        if each is not None
+    ]
+    parts.append(Part("free", max(0, min(free, default=0)), ""))
+    asked = [Part("asked for", error.requested, "#d55e00")]
+    whole = max(sum(part.nbytes for part in parts), error.requested)
+    values = error.to_dict()
+    names = (
+        *("requested_nbytes", "kind", "device", "limit_nbytes", "largest_free_nbytes"),
+        *("fragmentation", "driver_total_nbytes", "available_nbytes"),
+    )
+    told = {name: values[name] for name in names if values[name] is not None}
+    return page(
+        f"Out of {error.kind} memory: {format_nbytes(error.requested)} asked for",
+        alert(error.advice),
+        bar(parts, whole, 480),
+        bar(asked, whole, 480),
+        legend([*parts, *asked]),
+        data(told),
+        details("what was tried", facts(_numbered(error.tried or ()))),
+    )
+
+
+def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
+    """Numbered from 1."""
+    return [(str(i), text) for i, text in enumerate(texts, 1)]

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures by matplotlib, which ``pip install 'cumem[plot]'`` brings.
+
+Colours are those of Okabe and Ito, which colour-blind readers tell apart; axes have units,
+and titles name the GPU, or say that the device is emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.units import format_nbytes
+from cumem.devices.device import Device
+from cumem.recording import reading
+from cumem.recording.events import KINDS, OUT_OF_MEMORY, TRANSFER, Log
+from cumem.recording.pairing import lanes
+from cumem.tools.notebook.html import KIND_COLOURS, STATE_COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_pool", "plot_rates", "plot_record"]
+
+_STEPS: Final = 1000  # in time: about the pixels of a picture
+_MOST_SEGMENTS: Final = 40
+_EMULATED: Final = "emulated: timings mean nothing"
+# Curves that lie on each other must all be seen: each has its own width, dashes and
+# hollow or full marks, and those named later are drawn above, with more gaps.
+_STYLES: Final[dict[str, dict[str, Any]]] = {
+    "pageable": {"marker": "o", "markersize": 5},
+    "pinned": {"marker": "s", "markersize": 8, "linewidth": 4},
+    "write-combined": {"color": "#e69f00", "marker": "D", "linestyle": (0, (4, 2))},
+    "mapped": {"marker": "^", "linestyle": (0, (2, 4))},
+    "managed": {"marker": "v", "linestyle": (0, (6, 2, 1, 2))},
+}
+_LINE: Final[dict[str, Any]] = {
+    "linewidth": 1.5,
+    "markersize": 4,
+    "markerfacecolor": "none",
+}
+
+
+def plot_record(log: Any, ax: Axes | None = None) -> Axes:
+    """Draw a record: bytes alive over time by kind, and transfers as lanes below.
+
+    Parameters
+    ----------
+    log : Log or Record
+        What was recorded.
+    ax : matplotlib Axes, optional
+        Where to; default: a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+        Of the upper part; the lanes are its ``child_axes[0]``, where there were transfers.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    """
+    log = getattr(log, "log", log)
+    ways = reading.copies(log)
+    height = 0.09 * len(ways)  # of the lanes, in that of the upper part
+    if ax is None:
+        ax = _axes(ax, (9, 4.5), constrained=False)
+        below_it = (height + 0.06) if ways else 0.0
+        bottom = (0.11 + 0.93 * below_it) / (1 + below_it)
+        ax.figure.subplots_adjust(left=0.17, right=0.84, top=0.93, bottom=bottom)
+    end = max(log.duration_ns, 1)
+    unit_ns, unit = _time_unit(end)
+    alive = reading.living(log).sampled(_STEPS)  # however short, a peak is seen
+    times = np.append(alive.times_ns, end) / unit_ns
+    most = alive.height
+    scale, name = _size_unit(most)
+    floor = np.zeros(len(times))
+    for kind, row in zip(KINDS, alive.rows, strict=True):
+        if row.any():
+            top = floor + np.append(row, row[-1]) / scale
+            colour = KIND_COLOURS[kind]
+            ax.fill_between(
+                times, floor, top, step="post", color=colour, label=kind, linewidth=0
+            )
+            floor = top
+    short = reading.of_op(log, OUT_OF_MEMORY)
+    for i, event in enumerate(short[:_STEPS]):
+        label = "out of memory" if i == 0 else None
+        ax.axvline(
+            event["time_ns"] / unit_ns, color="black", linestyle="--", label=label
+        )
+    ax.set_xlim(0, end / unit_ns)
+    ax.set_ylim(0, most / scale * 1.05 or 1)
+    ax.set_ylabel(f"memory alive ({name})")
+    ax.grid(alpha=0.3)
+    _title(ax, f"at most {format_nbytes(int(alive.total.max()))} alive", _machine(log))
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(
+            loc="upper left", bbox_to_anchor=(1.005, 1), frameon=False, fontsize="small"
+        )
+    below = _draw_lanes(ax, log, ways, height, unit_ns) if ways else ax
+    below.set_xlabel(f"time ({unit})")
+    return ax
+
+
+def _draw_lanes(
+    ax: Axes, log: Log, ways: list[reading.Copies], height: float, unit_ns: float
+) -> Axes:
+    """Transfers below `ax`: a row for each way, in it a lane for each at one time."""
+    below: Axes = ax.inset_axes((0, -0.06 - height, 1, height), sharex=ax)
+    least = max(log.duration_ns, 1) / _STEPS
+    transfers = np.sort(reading.of_op(log, TRANSFER), order="time_ns")
+    for y, each in enumerate(ways):
+        source, target = KINDS.index(each.source_kind), KINDS.index(each.kind)
+        own = transfers[
+            (transfers["source_kind"] == source) & (transfers["kind"] == target)
+        ]
+        places = lanes(own)
+        deep = 0.8 / (int(np.max(places)) + 1)
+        for lane in range(int(np.max(places)) + 1):
+            spans = reading.joined(own[places == lane], least)
+            below.broken_barh(
+                [(span.begin_ns / unit_ns, span.lasts_ns / unit_ns) for span in spans],
+                (y - 0.4 + lane * deep, deep * 0.9),
+                facecolor=KIND_COLOURS[each.kind],
+            )
+    below.set_yticks(range(len(ways)), [each.way for each in ways], fontsize="small")
+    below.set_ylim(len(ways) - 0.5, -0.5)
+    ax.tick_params(labelbottom=False)
+    return below
+
+
+def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
+    """Draw the segments of a pool, a row each, and the blocks in them by state.
+
+    Parameters
+    ----------
+    pool : Pool or Snapshot
+        What it is now, or was.
+    ax : matplotlib Axes, optional
+        Where to; default: a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    ValueError
+        If the pool is closed.
+
+    Notes
+    -----
+    Addresses without memory are left out, and of more than 40 segments the smallest.
+    """
+    found = pool.snapshot() if hasattr(pool, "snapshot") else pool
+    segments = sorted(found.segments, key=lambda each: -int(each.reserved_nbytes))
+    shown = sorted(segments[:_MOST_SEGMENTS], key=lambda each: int(each.address))
+    ax = _axes(ax, (9, 1.6 + 0.22 * len(shown)))
+    most = max((int(each.reserved_nbytes) for each in shown), default=0)
+    scale, unit = _size_unit(most)
+    for y, segment in enumerate(shown):
+        spans: dict[str, list[tuple[float, float]]] = {}
+        x = 0
+        for block in segment.blocks:
+            if block.state != "gap":
+                spans.setdefault(block.state, []).append(
+                    (x / scale, block.nbytes / scale)
+                )
+                x += block.nbytes
+        for state, bars in spans.items():
+            ax.broken_barh(
+                bars,
+                (y - 0.4, 0.8),
+                facecolor=STATE_COLOURS[state],
+                edgecolor="white",
+                linewidth=0.4 if len(bars) < 200 else 0,
+            )
+    names = [f"0x{each.address:x}" for each in shown]
+    ax.set_yticks(range(len(shown)), names, fontsize="small", family="monospace")
+    ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
+    ax.set_xlim(0, most / scale or 1)
+    ax.set_ylabel("segment at")
+    ax.set_xlabel(f"bytes of the segment ({unit})")
+    _state_legend(ax)
+    reserved = sum(int(each.reserved_nbytes) for each in segments)
+    what = f"{found.kind} {found.device} {found.name}: {format_nbytes(reserved)}"
+    if len(segments) > len(shown):
+        what += f", the largest {len(shown)} of {len(segments)} segments"
+    _title(ax, what, _device_name(found.device))
+    return ax
+
+
+def _state_legend(ax: Axes) -> None:
+    from matplotlib.patches import Patch
+
+    states = ("live", "in flight", "cached")
+    ax.legend(
+        handles=[Patch(color=STATE_COLOURS[each], label=each) for each in states],
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1),
+        frameon=False,
+        fontsize="small",
+    )
+
+
+def plot_rates(
+    panels: Mapping[str, tuple[Mapping[str, Sequence[tuple[int, float]]], float]],
+    title: str,
+    warning: str | None,
+) -> Figure:
+    """Draw rates over sizes, for `python -m cumem bench --plot`.
+
+    Parameters
+    ----------
+    panels : mapping
+        By the name of a panel: bytes and GB/s of each kind of memory, and the ceiling in
+        GB/s.
+    title : str
+        What was measured on.
+    warning : str or None
+        Written large across the picture, for figures that are not a GPU's.
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    _need_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True)
+    for axis, (name, (curves, ceiling)) in zip(axes, panels.items(), strict=True):
+        ticks = sorted({nbytes for points in curves.values() for nbytes, _ in points})
+        for kind, points in curves.items():
+            colour = {"color": KIND_COLOURS.get(kind)}
+            axis.plot(*_columns(points), label=kind, **_LINE | colour | _STYLES[kind])
+        axis.axhline(
+            ceiling, color="black", linewidth=0.8, linestyle=":", label="ceiling"
+        )
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [format_nbytes(tick) for tick in ticks], rotation=45)
+        axis.set_title(name)
+        axis.set_xlabel("bytes per copy")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylim(bottom=0)  # shared; after all lines, which widen it upward
+    axes[0].set_ylabel("GB/s (median)")
+    axes[-1].legend(frameon=False)
+    figure.suptitle(title)
+    if warning is not None:
+        place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 22}
+        figure.text(0.5, 0.5, warning, alpha=0.3, rotation=20, **place)
+    return figure
+
+
+# -- what all of them need -------------------------------------------------------------
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        error.add_note("plots need matplotlib: pip install 'cumem[plot]'")
+        raise
+
+
+def _axes(ax: Axes | None, size: tuple[float, float], constrained: bool = True) -> Axes:
+    _need_matplotlib()
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    layout = "constrained" if constrained else None
+    axes: Axes = pyplot.subplots(figsize=size, layout=layout)[1]
+    return axes
+
+
+def _title(ax: Axes, what: str, machine: str) -> None:
+    ax.set_title(f"{what} · {machine}", fontsize="medium", loc="left")
+
+
+def _machine(log: Log) -> str:
+    names = ", ".join(dict.fromkeys(log.machine.get("devices", ()))) or "no device"
+    return (
+        f"{names} ({_EMULATED})" if log.machine.get("backend") == "emulated" else names
+    )
+
+
+def _device_name(index: int) -> str:
+    return "emulated device" if _core._is_emulated() else Device(index).name
+
+
+def _columns(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    points = list(points)
+    return [nbytes for nbytes, _ in points], [rate for _, rate in points]
+
+
+def _size_unit(most: int) -> tuple[int, str]:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if most >= 1 << power:
+            return 1 << power, unit
+    return 1, "bytes"
+
+
+def _time_unit(ns: int) -> tuple[float, str]:
+    for unit_ns, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if ns >= 2 * unit_ns:
+            return unit_ns, unit
+    return 1.0, "ns"

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold streams shut while a trace is replayed, so that freed memory is late for real.
+
+The GPU's streams wait for a number in mapped memory to grow (``cuStreamWaitValue32``, for
+which the driver is called directly, since cumem has no such call); emulated streams wait
+for the events of streams whose gate is closed. Either way nothing depends on time: what is
+freed in one window of a trace is done when the last window that it is held for has passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+import cumem
+from cumem.tools import _testing
+from cumem.tools.replay.trace import Hold
+
+__all__ = ["Gates", "open_gates", "stream_handle"]
+
+STUCK_SECONDS: Final = 1.0
+MOST_FORCED: Final = 3  # an allocator that waits at each growth would take for ever
+_FOREVER: Final = 0x7FFF_FFFF  # the comparison is cyclic: half of all numbers
+
+
+def stream_handle(stream: object) -> int:
+    """Read the address of anybody's stream object."""
+    for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, cumem
+        value = getattr(stream, name, None)
+        if isinstance(value, int):
+            return value
+    protocol: Any = getattr(stream, "__cuda_stream__")  # noqa: B009 - RMM
+    return int(protocol()[1])
+
+
+class Gates:
+    """Keeps streams busy with work that ends when the replay has gone far enough.
+
+    Its own ``with`` block is around each call of the allocator. One that waits for the
+    device would wait for ever: a watcher then opens everything and counts that in `forced`;
+    after the third time nothing is held any more.
+
+    Parameters
+    ----------
+    hold : Hold
+        Windows, and how many of them to hold for.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.forced: int = 0
+        self._calls = 0  # odd while one is under way
+        self._seen = self._opened = 0
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def enter(self, window: int) -> None:
+        """Begin a window, numbered from 1: let go of what was held long enough, and
+        hold what the streams do from now on."""
+        if self.forced < MOST_FORCED:
+            self._enter(window)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._ended.set()
+        self._watcher.join()
+        self._open_all()
+
+    def __enter__(self) -> None:
+        self._calls += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._calls += 1
+
+    def look(self) -> None:
+        """By the watcher: a call that was under way when it last looked, and still is,
+        waits for what is held."""
+        seen, self._seen = self._seen, self._calls
+        if seen % 2 and seen == self._seen != self._opened:
+            self._opened = seen
+            self.forced += 1
+            self._open_all()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(STUCK_SECONDS):
+            self.look()
+
+    def _enter(self, window: int) -> None:
+        raise NotImplementedError
+
+    def _open_all(self) -> None:
+        raise NotImplementedError
+
+
+class _EmulatedGates(Gates):
+    """One gate stream for each window that is held at once, used in turn."""
+
+    def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
+        self._streams = [s for s in streams if isinstance(s, cumem.Stream)]
+        self._gates = [cumem.Stream(device=device) for _ in range(hold.windows + 1)]
+        self._closed: set[int] = set()
+        self._lock = threading.Lock()  # of the gates: the watcher opens them as well
+        super().__init__(hold)
+
+    def _enter(self, window: int) -> None:
+        with self._lock:
+            self._open((window - self.hold.windows) % len(self._gates))
+            index = window % len(self._gates)
+            gate = self._gates[index]
+            _testing.gate_close(gate)
+            self._closed.add(index)
+            event = gate.record()
+        for stream in self._streams:
+            stream.wait(event)
+
+    def _open(self, index: int) -> None:
+        if index in self._closed:
+            self._closed.discard(index)
+            _testing.gate_open(self._gates[index])
+            self._gates[index].synchronize()
+
+    def _open_all(self) -> None:
+        with self._lock:
+            for index in list(self._closed):
+                self._open(index)
+
+
+class _CudaGates(Gates):
+    """One number that grows; each window's work waits for the window's own number."""
+
+    def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
+        self._handles = [stream_handle(stream) for stream in streams]
+        self._device = device
+        self._number = np.zeros(1024, np.uint32)
+        # not from a pool: the pools are what is looked at
+        self._registration = cumem.register(self._number, mapped=True, device=device)
+        flag = self._registration.buffer
+        assert isinstance(flag, cumem.MappedBuffer)
+        self._address = flag.device_ptr
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._registration.close)
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            undo.callback(self._call, "cuDevicePrimaryCtxRelease_v2", device)
+            self._call("cuCtxSetCurrent", context)
+            self._undo = undo.pop_all()
+        super().__init__(hold)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._driver, name)(*arguments)
+        if code != 0:
+            raise OSError(f"{name} failed with {code}; --late needs it on a GPU")
+
+    def _enter(self, window: int) -> None:
+        self._number[0] = max(0, window - self.hold.windows)
+        address = ctypes.c_uint64(self._address)
+        for handle in self._handles:
+            self._call(
+                "cuStreamWaitValue32_v2",
+                ctypes.c_void_p(handle),
+                address,
+                ctypes.c_uint32(window),
+                ctypes.c_uint(0),  # greater or equal
+            )
+
+    def _open_all(self) -> None:
+        self._number[0] = _FOREVER
+
+    def close(self) -> None:
+        super().close()
+        cumem.Device(self._device).synchronize()  # nobody looks at the number any more
+        self._undo.close()
+
+
+def open_gates(hold: Hold, streams: Sequence[object], device: int) -> Gates:
+    """Hold streams shut, on whatever cumem runs on.
+
+    Parameters
+    ----------
+    hold : Hold
+        How long.
+    streams : sequence
+        Anybody's stream objects; on the emulated device those of cumem.
+    device : int
+        Theirs.
+
+    Returns
+    -------
+    Gates
+        Open until the first window is entered.
+
+    Raises
+    ------
+    OSError
+        If the driver cannot make a stream wait.
+    """
+    kind = _EmulatedGates if cumem.backend() == "emulated" else _CudaGates
+    return kind(hold, streams, device)

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Things whose copies to a device are under way before anybody asks for them.
+
+`chunks`, `pipeline` and `prefetch` are the same loop. Someone gives items: slices of an
+array, batches of a loader. The copies of `depth` of them are begun ahead. Each comes
+when it is asked for: the streams that will work on it wait for its copy, not the
+processor. And the next is asked for only when the work on the one before the last is
+done, so that a loop which only queues work does not fill the device.
+
+Two promises make it more than a queue:
+
+- *The source of an item has been read before the next item is asked for*, unless it is
+  known that nobody writes there again. Readers that fill one buffer again and again
+  (``file.readinto(buffer); yield buffer``) do so inside ``next()``.
+- *Memory for depth + 2 items is enough*, where the caller keeps none. A dropped item
+  whose memory another library has seen (by ``from_dlpack``) is free only when all work
+  that the device had by then is done. The next copy waits for that memory; meanwhile the
+  items whose copies have begun are handed out, so that the copies stay ahead as far as
+  the memory allows. Where a limit leaves no room for so many, fewer are ahead, and then
+  larger pieces are cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import contextvars
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar, final
+
+from cumem import _core
+from cumem.base.errors import OutOfMemoryError
+from cumem.base.units import format_nbytes
+from cumem.pools.pool import trim
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+#: So long a copy waits at most for memory that was dropped, in seconds: the fence over
+#: it may be behind work that has nothing to do with the loop.
+_PATIENCE = 1.0
+
+
+class Coming(Protocol[T_co]):
+    """An item whose copies have begun."""
+
+    @property
+    def output(self) -> T_co:
+        """What the caller gets."""
+
+    @property
+    def label(self) -> str:
+        """Which part of the source it is, for notes of errors; may be empty."""
+
+    @property
+    def transfer(self) -> _core.Transfer | None:
+        """Its copy; None: there is nothing to copy."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it on the device."""
+
+    def wait_read(self) -> None:
+        """Wait until its source has been read."""
+
+    def come(self, index: int) -> None:
+        """Have the streams that will work on it wait for its copy."""
+
+    def leave(self, index: int) -> list[_core.Event]:
+        """The caller has queued the work on it: events that end with that work."""
+
+
+class Steps(Protocol[T_co]):
+    """Where items come from, and how their copies begin."""
+
+    def take(self) -> bool:
+        """Ask the source for the next item, and keep it until it is begun. False: that
+        was the last.
+        """
+
+    @property
+    def reuses(self) -> bool:
+        """May a later item be written to the memory of the one that was taken?"""
+
+    @property
+    def has_more(self) -> bool:
+        """Is the next item known to write nothing to the memory of those before?"""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device of the item that was taken, as far as they are known."""
+
+    @property
+    def label(self) -> str:
+        """As of `Coming`, of the item that was taken."""
+
+    def begin(self) -> Coming[T_co]:
+        """Begin the copies of the item that was taken."""
+
+    def split(self) -> bool:
+        """Begin with a half of it only. False: it cannot be cut."""
+
+    def close(self) -> None:
+        """There are no more items: let go of the source."""
+
+    @property
+    def advice(self) -> str:
+        """How to ask for smaller items, for a message."""
+
+
+class Room:
+    """Whether the pools of a device have room for one more item of a loop.
+
+    The first items may make the pools grow. The ones after them are to lie in the
+    memory of those that the caller has dropped, which is in flight until the device is
+    done with it.
+    """
+
+    def __init__(self, device: int, free_count: int) -> None:
+        self._device = device
+        self._free_count = free_count  # of items that may still make it grow
+        self._is_patient = True  # the last wait was not in vain
+
+    def has(self, nbytes: int, must: bool) -> bool:
+        """Is there memory, or nothing to wait for? With `must` it waits for a while, and
+        says yes in any case.
+        """
+        if self._free_count > 0:
+            self._free_count -= 1
+            return True
+        if nbytes == 0 or not self._is_short(nbytes):
+            self._is_patient = True
+            return True
+        begin = time.monotonic()
+        nap = 0.0
+        while not self._look(nbytes):
+            if not must:
+                return False
+            if not self._is_patient or time.monotonic() - begin > _PATIENCE:
+                self._is_patient = False
+                return True
+            time.sleep(nap)
+            nap = min(2 * nap + 20e-6, 1e-3)
+        self._is_patient = True
+        return True
+
+    def _look(self, nbytes: int) -> bool:
+        """Have the pools look at what has ended: is there memory now?"""
+        trim("device", device=self._device, keep=1 << 62, wait=False)
+        return not self._is_short(nbytes)
+
+    def _is_short(self, nbytes: int) -> bool:
+        """Would a pool grow although so much of it is about to be free?"""
+        for *_, (_, _, kind, device, _, counters) in _core._pools():
+            if (
+                kind == "device"
+                and device == self._device
+                and counters["in_flight_nbytes"] >= nbytes
+                and counters["cached_nbytes"] < nbytes
+            ):
+                return True
+        return False
+
+
+@final
+class Ahead(Generic[T]):
+    """Gives items on a device, the copies of the next ones already on their way.
+
+    What `chunks` and a loop over `prefetch` give: an iterator, for ``for`` and for
+    ``async for``. `close`, the end of a ``with`` block, or dropping it cancels the copies
+    that have not begun and waits for the others, so that nothing reads the source any
+    more.
+
+    Notes
+    -----
+    In ``async for`` the event loop goes on while the source is read, a copy is under way
+    and the device is at work: the source is asked by a thread of its own, in a copy of
+    the task's contextvars. Streams are those that are current in the task.
+    """
+
+    def __init__(
+        self,
+        steps: Steps[T],
+        depth: int,
+        unfinished: int,
+        room: Room,
+        name: str,
+        word: str,
+    ) -> None:
+        self._word = word  # one item, in messages
+        self._steps = steps
+        self._depth = depth
+        self._unfinished = unfinished
+        self._room = room
+        self._name = name
+        self._coming: collections.deque[Coming[T]] = collections.deque()
+        self._unread: list[Coming[T]] = []  # their sources may be written again
+        self._used: collections.deque[tuple[int, str, list[_core.Event]]]
+        self._used = collections.deque()
+        self._ready: Coming[T] | None = None  # to be delivered next
+        self._in_hand: Coming[T] | None = None
+        self._last: tuple[int, weakref.ref[Any]] | None = None  # delivered, its bytes
+        self._failure: Exception | None = None
+        self._is_taken = False  # an item was taken, and its copy has not begun
+        self._is_open = True
+        self._has_ended = False
+        self._index = 0
+        self._turn = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+
+    # -- for ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        """The next item.
+
+        **Blocks**, GIL released, as `chunks` and `prefetch` say.
+        """
+        with self._own_turn():
+            if not self._is_open:
+                raise StopIteration
+            try:
+                self._leave()
+                self._prepare()
+                return self._deliver()
+            except BaseException:
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """Cancel the copies that have not begun and wait for the others; twice is no
+        error.
+        """
+        with self._own_turn():
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False):
+            self._end()
+
+    def __repr__(self) -> str:
+        state = f"{self._index} so far" if self._is_open else "ended"
+        return f"<cumem.{self._name}, {state}>"
+
+    # -- async for -----------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next item; the event loop goes on meanwhile."""
+        if not self._is_open:
+            raise StopAsyncIteration
+        if self._thread is None:
+            # the context carries the blocks of devices, but not what was chosen for
+            # the thread that asks
+            current = _core.current_device().index
+            self._thread = ThreadPoolExecutor(
+                1, "cumem-ahead", _core.set_current_device, (current,)
+            )
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        try:
+            with self._own_turn():
+                self._leave()
+            work = self._thread.submit(context.run, self._prepare_in_turn)
+            await asyncio.wrap_future(work, loop=loop)
+            ready = self._ready
+            if ready is not None and ready.transfer is not None:
+                with self._naming(self._index, ready.label):
+                    await ready.transfer
+            del ready
+            with self._own_turn():
+                return self._deliver()
+        except StopIteration:
+            await self.aclose()
+            raise StopAsyncIteration from None
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """As `close`; the event loop goes on meanwhile."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            self.close()
+            return
+        done = thread.submit(self._end_in_turn)
+        thread.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(done))
+
+    def _prepare_in_turn(self) -> None:
+        with self._turn:
+            self._prepare()
+
+    def _end_in_turn(self) -> None:
+        with self._turn:
+            self._end()
+
+    # -- the loop ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise ValueError(
+                f"{self._name} is being asked for the next item by another thread or task"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _leave(self) -> None:
+        """The caller is back, and has queued its work on what it was given."""
+        in_hand, self._in_hand = self._in_hand, None
+        if in_hand is not None:
+            self._used.append((self._index, in_hand.label, in_hand.leave(self._index)))
+            self._index += 1
+
+    def _prepare(self) -> None:
+        """Wait for old work, and begin new copies."""
+        if len(self._used) > self._unfinished:
+            index, label, events = self._used.popleft()
+            with self._naming(index, label):
+                for event in events:
+                    event.synchronize()
+        self._begin_more()
+        self._ready = self._coming.popleft() if self._coming else None
+
+    def _deliver(self) -> T:
+        coming = self._ready
+        if coming is None:
+            failure, self._failure = self._failure, None
+            raise StopIteration if failure is None else failure
+        with self._naming(self._index, coming.label):
+            coming.come(self._index)
+        self._in_hand, self._ready = coming, None
+        self._last = _watched(coming)
+        return coming.output
+
+    def _begin_more(self) -> None:
+        """Begin copies until enough are ahead, or memory for no more is there."""
+        try:
+            while len(self._coming) <= self._depth and self._take():
+                must = not self._coming
+                if not self._room.has(self._steps.nbytes, must):
+                    return
+                try:
+                    coming = self._steps.begin()
+                except OutOfMemoryError as error:
+                    if not must:  # those that are ahead come first, and make room
+                        self._depth = len(self._coming) - 1
+                        return
+                    if self._steps.split():
+                        continue
+                    self._advise(error)
+                    raise
+                self._is_taken = False
+                self._coming.append(coming)
+                if self._steps.reuses:
+                    self._unread.append(coming)
+        except Exception as error:
+            self._note(error, self._index + len(self._coming), self._steps.label)
+            self._failure = error  # told after the items before it
+            self._has_ended = True
+
+    def _take(self) -> bool:
+        """Ask for the next item, once those before it have been read."""
+        if self._is_taken or self._has_ended:
+            return self._is_taken
+        if self._unread and not self._steps.has_more:
+            for coming in self._unread:
+                with contextlib.suppress(OSError, RuntimeError):  # told as it comes
+                    coming.wait_read()
+            self._unread.clear()
+        self._is_taken = self._steps.take()
+        self._has_ended = not self._is_taken
+        return self._is_taken
+
+    def _advise(self, error: OutOfMemoryError) -> None:
+        error.add_note(
+            f"{self._name} wants memory for depth + 2 pieces, of which this one has "
+            f"{format_nbytes(self._steps.nbytes)}, and has tried with fewer: lower "
+            f"depth= and {self._steps.advice}, and keep fewer of those that have come"
+        )
+        if self._last is not None and self._last[1]() is not None:
+            error.add_note(
+                f"the {self._word} before is still referred to and has "
+                f"{format_nbytes(self._last[0])}: `del` it before the next one is asked "
+                "for, as a loop's variable holds it until then"
+            )
+
+    def _end(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        with contextlib.suppress(Exception):  # of a device that is gone
+            self._leave()
+        coming = [*([] if self._ready is None else [self._ready]), *self._coming]
+        self._ready = None
+        self._coming.clear()
+        self._unread.clear()
+        self._used.clear()
+        self._failure = None
+        transfers = [each.transfer for each in coming if each.transfer is not None]
+        for transfer in transfers:
+            transfer.cancel()
+        for each in coming:
+            with contextlib.suppress(OSError, RuntimeError):
+                each.wait_read()
+        self._steps.close()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown(wait=False)
+
+    def _note(self, error: BaseException, index: int, label: str) -> None:
+        error.add_note(place_text(self._word, index, label))
+
+    def _naming(
+        self, index: int, label: str
+    ) -> contextlib.AbstractContextManager[None]:
+        return naming(self._word, index, label)
+
+
+def _watched(coming: Coming[Any]) -> tuple[int, weakref.ref[Any]] | None:
+    """Bytes of what is delivered, and whether it is still there; None: nobody can tell."""
+    output = coming.output
+    try:
+        return coming.nbytes, weakref.ref(
+            output[1] if type(output) is tuple else output
+        )
+    except (IndexError, TypeError):
+        return None
+
+
+def place_text(word: str, index: int, label: str) -> str:
+    """What a note says of the item that an exception is about."""
+    return f"in {word} {index}{label}"
+
+
+def part_label(part: slice) -> str:
+    """What follows the number of a chunk there."""
+    return f", src[{part.start}:{part.stop}]"
+
+
+@contextlib.contextmanager
+def naming(word: str, index: int, label: str) -> Iterator[None]:
+    """An exception says which item it is about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(place_text(word, index, label))
+        raise

@@ -1,0 +1,606 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples stacked straight into page-locked memory, by this process or its workers."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import context, reduction
+from types import TracebackType
+from typing import Any, NoReturn, Self, SupportsIndex, final
+
+import numpy as np
+
+from cumem import _core
+from cumem.base.errors import is_of_fork
+from cumem.base.units import read_count, read_size
+from cumem.buffers.arguments import hinting
+from cumem.interchange.foreign_memory import refuse_masked
+from cumem.interchange.structures import (
+    has_own_memory,
+    is_record,
+    is_tensor,
+    is_tensordict,
+    make_mapping,
+    make_record,
+    make_sequence,
+    make_tensordict,
+    mapped,
+)
+from cumem.transfers.ring import Ring, Shortage
+
+#: Where page-locked memory ran short, for all batches of this process.
+_shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")
+
+#: What fields of a batch begin at in a slot: vector units and copies like it.
+_ALIGNMENT = 256
+
+#: The rings of this process, by their keys: what a worker says names one.
+_rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _torch() -> Any:
+    """PyTorch, if it is imported."""
+    return sys.modules.get("torch")
+
+
+def _uses_cuda(torch: Any) -> bool:
+    return (
+        torch is not None and torch.cuda.is_initialized() and not _core._is_emulated()
+    )
+
+
+def _device() -> int:
+    """The one that batches are for."""
+    return _core._device(None, "device", True).index
+
+
+def _streams() -> list[_core.Stream]:
+    """What may still read a batch that has died: also copies of PyTorch, which cumem does
+    not see.
+    """
+    torch, device = _torch(), _device()
+    found = [_core.current_stream(device)]
+    if _uses_cuda(torch):
+        theirs = torch.cuda.current_stream(device)
+        found.append(_core.Stream.from_external(theirs, device=device))
+    return found
+
+
+def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """The bytes `raw`, an array, as an array or tensor, as the dtype says."""
+    if isinstance(dtype, np.dtype):
+        return raw.view(dtype).reshape(shape)
+    if not isinstance(dtype, tuple):
+        return _torch().from_numpy(raw).view(dtype).reshape(shape)
+    plain, kind = dtype
+    return _torch().from_numpy(raw).view(plain).reshape(shape).as_subclass(kind)
+
+
+@final
+class _Stack:
+    """A field of a batch: samples that are to be stacked, or have been as they are few.
+
+    `dtype` is that of NumPy or PyTorch which the samples have, `made` that of the result,
+    for a subclass of tensors with it. `is_of_numbers`: the samples are plain numbers.
+    """
+
+    __slots__ = ("dtype", "is_of_numbers", "made", "nbytes", "samples", "shape")
+
+    def __init__(self, samples: Any, dtype: Any, made: Any, shape: Any) -> None:
+        self.samples = samples
+        self.dtype = dtype
+        self.made = made
+        self.shape = tuple(shape)
+        self.is_of_numbers = False
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
+
+    def write(self, raw: Any) -> None:
+        target = _array_over(raw, self.dtype, self.shape)
+        if not isinstance(self.samples, list):
+            target[...] = self.samples
+        elif isinstance(self.dtype, np.dtype):
+            np.stack(self.samples, out=target)
+        else:
+            _torch().stack(self.samples, out=target)
+
+    def plain(self) -> Any:
+        """In ordinary memory; that of a worker of PyTorch is shared."""
+        if not isinstance(self.samples, list):
+            if isinstance(self.made, tuple):
+                return self.samples.as_subclass(self.made[1])
+            return self.samples
+        return _stacked(self.samples)
+
+    def pooled(self) -> Any:
+        """In page-locked memory of the pool, if there is any to be had; in ordinary
+        memory otherwise, as in a forked child, which has none.
+        """
+        device = _device()
+        try:
+            buffer = _shortage.attempt(
+                lambda: _core.empty_pinned(self.nbytes, "uint8", device=device)
+            )
+        except RuntimeError as error:
+            if not is_of_fork(error):
+                raise
+            buffer = None
+        if buffer is None:
+            return self.plain()
+        raw = buffer.numpy()
+        self.write(raw)
+        return _array_over(raw, self.made, self.shape)
+
+
+@final
+class _Place:
+    """Where a field lies in a slot."""
+
+    __slots__ = ("begin", "dtype", "nbytes", "shape")
+
+    def __init__(self, begin: int, nbytes: int, dtype: Any, shape: Any) -> None:
+        self.begin = begin
+        self.nbytes = nbytes
+        self.dtype = dtype
+        self.shape = shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Place, (self.begin, self.nbytes, self.dtype, self.shape)
+
+    def over(self, raw: Any) -> Any:
+        part = raw[self.begin : self.begin + self.nbytes]
+        return _array_over(part, self.dtype, self.shape)
+
+
+def _stacked(samples: Sequence[Any]) -> Any:
+    """As PyTorch does it, or NumPy where that is not there."""
+    torch = _torch()
+    if torch is not None:
+        return torch.utils.data.default_collate(samples)
+    first = samples[0]
+    if isinstance(first, np.ndarray):
+        return np.stack(samples)
+    if isinstance(first, (int, float, complex, np.generic)):
+        return np.asarray(samples)
+    raise TypeError(
+        "a batch must be of tensors, arrays, numbers, text, or dicts, lists, tuples and "
+        f"dataclasses of them; found {type(first).__name__}"
+    )
+
+
+def _ready(samples: Sequence[Any]) -> Any:
+    """A field whose samples are few bytes, differ, or are nothing to stack."""
+    found = _stacked(samples)
+    if is_tensor(found):
+        if _is_plain(found):
+            tensor = _torch().Tensor
+            made = found.dtype if type(found) is tensor else (found.dtype, type(found))
+            found = found.as_subclass(tensor)
+            return _Stack(found, found.dtype, made, found.shape)
+    elif isinstance(found, np.ndarray):
+        if found.dtype.hasobject:
+            raise TypeError("a batch must not be of Python objects")
+        return _Stack(found, found.dtype, found.dtype, found.shape)
+    return found
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is _torch().strided
+        and not (tensor.requires_grad or tensor.is_quantized)
+        and has_own_memory(tensor)
+    )
+
+
+def _tensors(samples: Sequence[Any]) -> Any:
+    first = samples[0]
+    dtype, shape = first.dtype, first.shape
+    if not all(
+        type(each) is _torch().Tensor  # the class of others is for PyTorch to say
+        and each.dtype is dtype
+        and each.shape == shape
+        and _is_plain(each)
+        for each in samples
+    ):
+        return _ready(samples)
+    return _Stack(list(samples), dtype, dtype, (len(samples), *shape))
+
+
+def _arrays(samples: Sequence[Any]) -> Any:
+    for each in samples:
+        refuse_masked(each)
+    first = samples[0]
+    dtype, shape = first.dtype, first.shape
+    alike = not dtype.hasobject and all(
+        isinstance(each, np.ndarray) and each.dtype == dtype and each.shape == shape
+        for each in samples
+    )
+    made: Any = dtype
+    if alike and _torch() is not None:
+        try:
+            made = _torch().from_numpy(np.empty(0, dtype)).dtype
+        except (TypeError, ValueError):  # PyTorch says why
+            alike = False
+    if not alike:
+        return _ready(samples)
+    return _Stack(list(samples), dtype, made, (len(samples), *shape))
+
+
+@final
+class _TensorDict:
+    """A TensorDict as its parts, which may be anything until they are tensors."""
+
+    __slots__ = ("batch_size", "keys", "parts")
+
+    def __init__(self, keys: list[Any], parts: list[Any], batch_size: Any) -> None:
+        self.keys = keys  # of nested ones a tuple of names
+        self.parts = parts
+        self.batch_size = batch_size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TensorDict, (self.keys, self.parts, self.batch_size)
+
+    def changed(self, function: Callable[[Any], Any]) -> _TensorDict:
+        return _TensorDict(self.keys, list(map(function, self.parts)), self.batch_size)
+
+    def made(self) -> Any:
+        return make_tensordict(zip(self.keys, self.parts, strict=True), self.batch_size)
+
+
+def _is_tensor_like(value: Any) -> bool:
+    """Is it no tensor, and stacked by PyTorch as one, as those of tensordict are?"""
+    return _torch() is not None and hasattr(type(value), "__torch_function__")
+
+
+def _tensor_likes(samples: Sequence[Any]) -> Any:
+    stacked = _torch().stack(list(samples))
+    if not is_tensordict(stacked):
+        return stacked
+    parts = []
+    for part in stacked.values(True, True):
+        plain = is_tensor(part) and type(part) is _torch().Tensor and _is_plain(part)
+        parts.append(
+            _Stack(part, part.dtype, part.dtype, part.shape) if plain else part
+        )
+    keys = list(stacked.keys(True, True))
+    return _TensorDict(keys, parts, tuple(stacked.batch_size))
+
+
+def _gathered(samples: Sequence[Any]) -> Any:
+    """A batch whose fields are `_Stack`; the structure is that of `default_collate`."""
+    first = samples[0]
+    if is_tensor(first):
+        return _tensors(samples)
+    if isinstance(first, _core.Buffer):
+        samples = [_core.asnumpy(each) for each in samples]
+        return _arrays(samples)
+    if isinstance(first, np.ndarray):
+        return _arrays(samples)
+    if _is_tensor_like(first):
+        return _tensor_likes(samples)
+    if isinstance(first, (str, bytes)):
+        return samples
+    if isinstance(first, Mapping):
+        fields = {key: _gathered([each[key] for each in samples]) for key in first}
+        return make_mapping(first, fields)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(_gathered, _turned(samples)))
+    if isinstance(first, Sequence):
+        parts = [_gathered(part) for part in _turned(samples)]
+        return parts if isinstance(first, tuple) else make_sequence(first, parts)
+    if is_record(first):
+        return make_record(
+            first, lambda name: _gathered([getattr(each, name) for each in samples])
+        )
+    found = _ready(samples)
+    if isinstance(found, _Stack):
+        found.is_of_numbers = True
+    return found
+
+
+def _turned(samples: Sequence[Any]) -> list[tuple[Any, ...]]:
+    if any(len(each) != len(samples[0]) for each in samples):
+        raise RuntimeError("each element in list of batch should be of equal size")
+    return list(zip(*samples, strict=True))
+
+
+def _each(
+    batch: Any, kind: type[Any], function: Callable[[Any], Any], ends: bool = True
+) -> Any:
+    """The batch with ``function(field)`` for each field of this kind; where that `ends`
+    it, what stood for a TensorDict becomes one.
+    """
+
+    def change(field: Any) -> Any:
+        return function(field) if isinstance(field, kind) else field
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, _TensorDict):
+            return change(value)
+        changed = value.changed(change)
+        return changed.made() if ends else changed
+
+    return mapped(batch, leaf, lambda value: isinstance(value, _TensorDict))
+
+
+class _Message:
+    """A batch of a worker on its way: pickled it is the number of a slot, and comes out
+    as the batch.
+    """
+
+    def __init__(self, ring: Ring, batch: Any) -> None:
+        self._ring = ring
+        self._slot: int | None = None
+        stacks: list[tuple[_Stack, _Place]] = []
+        end = 0
+
+        def place(stack: _Stack) -> _Place:
+            nonlocal end
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = begin + stack.nbytes
+            stacks.append((stack, _Place(begin, stack.nbytes, stack.made, stack.shape)))
+            return stacks[-1][1]
+
+        self._batch = _each(batch, _Stack, place, ends=False)
+        self._nbytes = end
+        taken = ring.take(end)
+        if taken is None:
+            self._batch = _each(batch, _Stack, _Stack.plain)
+            return
+        self._slot, self._turn = taken
+        raw = np.frombuffer(ring.view(self._slot, end), np.uint8)
+        for stack, there in stacks:
+            stack.write(raw[there.begin : there.begin + there.nbytes])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by itself: where that fails, nobody is told of the slot
+        data = bytes(reduction.ForkingPickler.dumps(self._batch))
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return _received, (self._ring.key, None, 0, 0, data)
+        return _received, (self._ring.key, slot, self._turn, self._nbytes, data)
+
+    def __del__(self) -> None:
+        if self._slot is not None:
+            self._ring.give(self._slot)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        """What a collate_fn round this one does with its batch."""
+        raise TypeError(
+            "in a worker the result of a PinnedCollate is not yet the batch, only word "
+            "of its slot: change the samples before it, or the batch that the loader "
+            "gives"
+        )
+
+    __getitem__ = __setitem__ = __delitem__ = _refuse
+    __contains__ = __iter__ = __len__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # asked for by the interpreter and by pickle
+            raise AttributeError(name)
+        self._refuse()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            self._refuse()
+        object.__setattr__(self, name, value)
+
+
+def _received(
+    key: tuple[int, int], slot: int | None, turn: int, nbytes: int, data: bytes
+) -> Any:
+    """The batch that a worker tells of, in the process that reads it."""
+    ring = _rings.get(key)
+    if ring is None:
+        raise RuntimeError("a batch is lost: the PinnedCollate that it is of is gone")
+    ring.settle()
+    if slot is None:
+        return pickle.loads(data)
+    raw = np.frombuffer(ring.claim(slot, turn, nbytes), np.uint8)
+    if not ring.is_maker:
+        raw = raw.copy()
+    batch = pickle.loads(data)
+    return _each(batch, _Place, lambda place: place.over(raw))
+
+
+def _attached(
+    file: Any, slots: int, slot_nbytes: int, key: tuple[int, int]
+) -> PinnedCollate:
+    """What a worker gets that was not forked."""
+    made = PinnedCollate.__new__(PinnedCollate)
+    made._ring = Ring(slots, slot_nbytes, _device, _streams, file.detach(), key)
+    _rings[key] = made._ring
+    return made
+
+
+@final
+class PinnedCollate:
+    """Stacks samples straight into page-locked memory: `collate_pinned` is one of these.
+
+    For ``DataLoader(collate_fn=...)``. A batch is that of `default_collate`: tensors,
+    arrays and numbers become tensors with a first axis more, in dicts, lists, tuples and
+    named tuples, and also dataclasses and TensorDicts; text comes in lists. Buffers of
+    cumem are taken as arrays. Where PyTorch is not imported, arrays and numbers become
+    NumPy arrays.
+
+    Without workers the memory is that of the pool of pinned memory. With workers it is
+    that of a ring of slots, which this process shares with them: a worker fills a slot
+    without a call of CUDA, and hands back its number.
+
+    Parameters
+    ----------
+    slots : int
+        Batches that there is room for at the same time: those that the loader has
+        (``num_workers * prefetch_factor``) and those that are kept or copied.
+    slot_nbytes : int or str
+        Most bytes of a batch. Only what batches fill takes memory.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+    OSError
+        If there are no addresses for so many bytes.
+
+    Notes
+    -----
+    Make it in the process that reads the batches, before the workers start.
+    A batch that is larger than a slot, or for which none is free, is stacked as PyTorch
+    does it. Where the limit or the system allows no more page-locked memory, batches
+    come in ordinary memory, with one RuntimeWarning that says why; so do batches of plain
+    numbers alone, which leave the driver as it is. Slots of a worker that died come back.
+    Memory is page-locked by way of the current device (`current_device`; PyTorch's where
+    cumem's own was not chosen): no other GPU gets a context.
+
+    In a worker a call answers word of the slot, which is the batch once the loader gives
+    it: a ``collate_fn`` that calls this one may change samples before, but not the result.
+
+    A slot is free again once all tensors over it have died, the copies of `prefetch` are
+    done, and so is what the current streams (cumem's, and PyTorch's of its current
+    device) had by then: so ``.to("cuda", non_blocking=True)`` and a batch dropped at once
+    are safe there. Who copies on another stream keeps the batch until that is done.
+
+    Examples
+    --------
+    >>> collate = cumem.PinnedCollate(slots=32, slot_nbytes="64 MiB")
+    >>> len(collate([numpy.ones(3), numpy.zeros(3)]))  # DataLoader(collate_fn=collate)
+    2
+    """
+
+    _ring: Ring
+    _failure: OSError | None = None  # why there is no ring as it should be
+    _is_open = True
+
+    @hinting
+    def __init__(
+        self,
+        slots: SupportsIndex = 128,
+        slot_nbytes: SupportsIndex | str = "256 MiB",
+    ) -> None:
+        count = read_count(slots, "slots")
+        nbytes = read_size(slot_nbytes, "slot_nbytes", False, None)
+        if nbytes < 1:
+            raise ValueError("slot_nbytes must be at least 1, not 0")
+        self._ring = Ring(count, nbytes, _device, _streams)
+        _rings[self._ring.key] = self._ring
+
+    def __call__(self, samples: Any) -> Any:
+        """Stack a list of samples.
+
+        Raises
+        ------
+        TypeError
+            If they are no list, or of a type that has no batch.
+        IndexError
+            If there are none, as PyTorch's `default_collate` raises it.
+        RuntimeError, ValueError
+            If their shapes or lengths differ.
+        CudaError
+            If the driver fails. Where there is only no page-locked memory to be had, the
+            batch is in ordinary memory.
+        """
+        if isinstance(samples, (Mapping, str, bytes)) or not (
+            isinstance(samples, Iterable) or hasattr(samples, "__getitem__")
+        ):
+            raise TypeError(
+                f"samples must be a list of samples, not {type(samples).__name__}: with "
+                "DataLoader(batch_size=None) there is nothing to stack, leave collate_fn "
+                "out"
+            )
+        listed = list(samples)
+        if not listed:
+            raise IndexError("samples must hold at least one sample to be stacked")
+        if not self._is_open:
+            raise ValueError("this PinnedCollate is closed: make another one")
+        batch = _gathered(listed)
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and data.get_worker_info() is not None:
+            if self._failure is not None:
+                raise self._failure
+            return _Message(self._ring, batch)
+        stacks: list[_Stack] = []
+
+        def look(stack: _Stack) -> _Stack:
+            stacks.append(stack)
+            return stack
+
+        _each(batch, _Stack, look, ends=False)
+        # Numbers alone are too few bytes to page-lock, which would start the driver.
+        is_small = all(each.is_of_numbers for each in stacks)
+        return _each(batch, _Stack, _Stack.plain if is_small else _Stack.pooled)
+
+    def trim(self) -> None:
+        """Give the memory of slots that nobody uses back to the system; the next batch
+        takes it anew.
+
+        Notes
+        -----
+        **Blocks** until the streams are done with batches that have died.
+        """
+        self._ring.trim()
+
+    def close(self) -> None:
+        """Give the memory of slots back, as `trim` does, and stack nothing more; twice is
+        no error. Batches that live keep their memory.
+
+        Raises
+        ------
+        ValueError
+            Of `collate_pinned`, which the whole process shares: `trim` empties it.
+        """
+        if self is collate_pinned:
+            raise ValueError(
+                "collate_pinned is shared by the whole process: use "
+                "collate_pinned.trim(), or make a cumem.PinnedCollate() of your own"
+            )
+        if self._is_open:
+            self._is_open = False
+            self._ring.trim()
+
+    def __enter__(self) -> Self:
+        if not self._is_open:
+            raise ValueError("this PinnedCollate is closed: make another one")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...] | str:
+        ring = self._ring
+        if context.get_spawning_popen() is None:
+            if self is collate_pinned:
+                return "collate_pinned"
+            return PinnedCollate, (ring.slots, ring.slot_nbytes)
+        if self._failure is not None:
+            raise self._failure
+        file = reduction.DupFd(ring.fd)
+        return _attached, (file, ring.slots, ring.slot_nbytes, ring.key)
+
+    def __repr__(self) -> str:
+        ring = self._ring
+        return (
+            f"cumem.PinnedCollate(slots={ring.slots}, slot_nbytes={ring.slot_nbytes})"
+        )
+
+
+def _make_default() -> PinnedCollate:
+    """What can be imported, and works without workers, where it has no addresses."""
+    try:
+        return PinnedCollate()
+    except OSError as error:
+        made = PinnedCollate(1, 1)
+        made._failure = error
+        return made
+
+
+collate_pinned: PinnedCollate = _make_default()

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a copy would do, and why: route, pieces and threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, SupportsFloat
+
+from cumem import _core
+from cumem.base.answer import Answer
+from cumem.base.kinds import is_on_device
+from cumem.base.units import format_nbytes, terminal_width
+from cumem.buffers.arguments import hinting, read_flag
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation(Answer):
+    """What a copy would do; made by `explain`.
+
+    Attributes
+    ----------
+    route : str
+        As `Transfer.route` will say, such as ``"direct"`` or ``"staged"``; the list is in
+        docs/copies.md.
+    how : str
+        The same in words.
+    why : str
+        The reason, in a sentence.
+    nbytes : int
+        Payload, not counting what a broadcast source repeats.
+    pieces : int
+        How many it is cut into; 1 where it goes as a whole, 0 where nothing does.
+    piece_nbytes : int
+        Most bytes of a piece; those at the end of an axis may have less.
+    axis : int or None
+        Axis of the target along which it is cut; None for a single piece.
+    threads : int
+        Threads of the host that read or write the bytes; 0 if none does.
+    chunks : int
+        Page-locked blocks of `piece_nbytes` bytes in use at once, as far as the ring is
+        not taken by other copies.
+    device : int or None
+        The device that does the work; None for the host alone.
+
+    Examples
+    --------
+    >>> found = cumem.explain(cumem.empty_device(1 << 20), numpy.ones(1 << 20))
+    >>> found.nbytes
+    8388608
+    """
+
+    route: str
+    how: str
+    why: str
+    nbytes: int
+    pieces: int
+    piece_nbytes: int
+    axis: int | None
+    threads: int
+    chunks: int
+    device: int | None
+
+    def _rows(self) -> list[tuple[str, str]]:
+        same = self.how == self.route
+        route = self.route if same else f"{self.route}: {self.how}"
+        rows = [("route", route), ("why", self.why)]
+        if self.pieces > 1:
+            along = "" if self.axis is None else f" along axis {self.axis}"
+            cut = f"{self.pieces} of at most {format_nbytes(self.piece_nbytes)}{along}"
+            rows.append(("pieces", cut))
+        if self.threads > 0:
+            rows.append(("threads", str(self.threads)))
+        if self.chunks > 0:
+            ring = format_nbytes(self.chunks * self.piece_nbytes)
+            rows.append(("chunks", f"{self.chunks}, {ring} of page-locked memory"))
+        if self.device is not None:
+            rows.append(("device", str(self.device)))
+        return rows
+
+    def __repr__(self) -> str:
+        import textwrap
+
+        indent = " " * 12
+        width = min(terminal_width(), 92)
+        lines = (
+            textwrap.fill(
+                text,
+                width,
+                initial_indent=f"  {name:<9} ",
+                subsequent_indent=indent,
+            )
+            for name, text in self._rows()
+        )
+        title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
+        return title + "\n" + "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from cumem.tools.notebook.html import facts, page
+
+        title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
+        return page(title, facts(self._rows()))
+
+
+@hinting
+def explain(
+    dst: Any,
+    src: Any,
+    *,
+    stream: object = None,
+    blocking: bool = True,
+    casting: _core._Casting | None = None,
+    scale: SupportsFloat | None = None,
+    offset: SupportsFloat | None = None,
+) -> Explanation:
+    """Say what `copy` would do with these ends, without doing it.
+
+    Parameters
+    ----------
+    dst, src : Buffer, array, exporter or scalar
+        As for `copy`.
+    stream : stream, optional
+        As for `copy`.
+    blocking : bool, default True
+        False explains `copy_async`.
+    casting, scale, offset : optional
+        As for `copy`.
+
+    Returns
+    -------
+    Explanation
+        Route and reason, pieces and threads.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `copy`.
+
+    Notes
+    -----
+    Copies nothing and allocates nothing. It looks at the thresholds, at the stream and at
+    what is page-locked as they are now. Where the target and the source overlap, the
+    source is read whole first, and `why` says so. Three things only a copy finds out: that
+    the device has no memory for turning a transposed source, which threads of the
+    host then turn (``"staged"`` instead of ``"staged-kernel"``); that other copies have
+    filled the ring; and that a graph cannot hold it.
+
+    Examples
+    --------
+    >>> found = cumem.explain(cumem.empty_device(1 << 20), numpy.ones(1 << 20))
+    >>> found.nbytes, type(found.route).__name__
+    (8388608, 'str')
+    """
+    blocking = read_flag(blocking, "blocking")
+    facts = _core._explain(dst, src, stream, blocking, casting, scale, offset)
+    return Explanation(
+        route=facts["route"],
+        how=_HOW.get(facts["route"], facts["route"]),
+        why=_reason(facts, blocking),
+        nbytes=facts["nbytes"],
+        pieces=facts["pieces"],
+        piece_nbytes=facts["piece_nbytes"],
+        axis=facts["axis"] if facts["axis"] >= 0 else None,
+        threads=facts["threads"],
+        chunks=facts["chunks"],
+        device=facts["device"] if facts["device"] >= 0 else None,
+    )
+
+
+def _reason(facts: dict[str, Any], blocking: bool) -> str:
+    reason = _REASONS.get(facts["route"], _anyway)(facts, blocking)
+    if facts["overlaps"]:
+        reason += "; the ends may overlap, so the source is read whole first"
+    if facts["casts"] and facts["route"] != "several":
+        reason += "; NumPy converts the elements as the host moves them"
+    elif facts["from"] is not None and facts["route"] != "several":
+        where = "on the device" if facts["widens"] else "as the host moves it"
+        reason += f"; {facts['from']} becomes {facts['to']} {where}"
+    return reason
+
+
+def _memory(end: tuple[str, bool, bool, int]) -> str:
+    kind, locked, whole, _ = end
+    if kind != "pageable":
+        return f"{kind} memory"
+    if locked:
+        return "registered memory"
+    return "ordinary memory" if whole else "partly registered memory"
+
+
+def _nothing(facts: dict[str, Any], blocking: bool) -> str:
+    if facts["nbytes"] > 0:
+        return "target and source are the same memory"
+    return "there are no bytes"
+
+
+def _host(facts: dict[str, Any], blocking: bool) -> str:
+    ends = f"{_memory(facts['src'])} to {_memory(facts['dst'])}"
+    if facts["threads"] > 1:
+        return f"from {ends}, which the host reaches: {facts['threads']} threads copy"
+    who = "the calling thread" if blocking else "a thread of the host"
+    return f"from {ends}, which {who} reaches by itself"
+
+
+def _direct(facts: dict[str, Any], blocking: bool) -> str:
+    dst, src = facts["dst"], facts["src"]
+    size = format_nbytes(facts["nbytes"])
+    if is_on_device(dst[0]) and is_on_device(src[0]):
+        return f"both ends lie on device {facts['device']}, each in one run"
+    host = src if is_on_device(dst[0]) else dst
+    if facts["bounced"]:
+        return (
+            f"{size} in one run each: so few that the calling thread copies them at once, "
+            "through a page-locked block of its own"
+        )
+    if facts["quick"]:
+        return f"{size} in one run each: so few that the calling thread copies them at once"
+    if host[1]:
+        return f"each end is one run, and the device reaches {_memory(host)}"
+    up = is_on_device(dst[0])
+    least = facts["staged_up_nbytes" if up else "staged_down_nbytes"]
+    limit = "at any size" if least >= 1 << 40 else f"below {format_nbytes(least)}"
+    return (
+        f"{size} of {_memory(host)} in one run: the driver by itself is faster {limit}"
+    )
+
+
+def _rows_reason(facts: dict[str, Any], blocking: bool) -> str:
+    run = format_nbytes(facts["run_nbytes"])
+    return f"rows of {run} at equal distances, and the device reaches both ends"
+
+
+def _peer(facts: dict[str, Any], blocking: bool) -> str:
+    reason = f"from device {facts['src_device']} to device {facts['device']}"
+    if facts["loops"] > 0:
+        reason += ", gathered on the one and scattered on the other"
+    return reason
+
+
+def _peer_staged(facts: dict[str, Any], blocking: bool) -> str:
+    return (
+        f"device {facts['src_device']} and device {facts['device']} do not reach each "
+        "other: both links work at once"
+    )
+
+
+def _kernel(facts: dict[str, Any], blocking: bool) -> str:
+    ends = f"{_memory(facts['src'])} and {_memory(facts['dst'])}"
+    if facts["widens"]:
+        return f"device {facts['device']} reaches {ends}, and converts such elements"
+    if facts["loops"] == 0:
+        return f"device {facts['device']} reaches {ends}, in the order of the stream"
+    run = format_nbytes(facts["run_nbytes"])
+    return f"runs of {run} lie apart, and device {facts['device']} reaches {ends}"
+
+
+def _staged(facts: dict[str, Any], blocking: bool) -> str:
+    down = facts["download"]
+    dst, src = facts["dst"], facts["src"]
+    host, other = (dst, src) if down else (src, dst)
+    device = f"device {facts['device']}"
+    least = facts["staged_down_nbytes" if down else "staged_up_nbytes"]
+    if not is_on_device(other[0]):
+        reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
+    elif facts["widens"]:
+        reason = f"the link carries the shorter elements of {_memory(host)}"
+    elif facts["from"] is not None or facts["casts"]:
+        reason = f"elements of {_memory(host)} are converted on the way"
+    elif facts["loops"] > 0:
+        reason = (
+            f"runs of {format_nbytes(facts['run_nbytes'])} lie apart in {_memory(host)}"
+        )
+        if is_on_device(dst[0]) and facts["broadcast"]:
+            reason = f"elements of {_memory(host)} are repeated"
+    elif not blocking:
+        reason = f"the driver takes {_memory(host)} only while the caller waits"
+    elif facts["fresh"]:
+        reason = f"pages of {_memory(host)} come into being, by several threads at once"
+    else:
+        reason = f"{_memory(host)} from {format_nbytes(least)} on is faster in pieces"
+    many = "a thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
+    move = ("unpack" if down else "pack") + ("s" if facts["threads"] == 1 else "")
+    what = "each piece while others are on their way" if facts["pieces"] > 1 else "it"
+    reason += f": {many} {move} {what}"
+    if facts["turned"]:
+        reason += f", and {device} turns it, since neighbours lie along another axis"
+    elif facts["route"] == "staged-kernel" and not facts["widens"]:
+        verb = "gathers" if down else "repeats" if facts["broadcast"] else "scatters"
+        reason += f", and {device} {verb} the elements"
+    return reason
+
+
+def _far(facts: dict[str, Any], blocking: bool) -> str:
+    return (
+        f"from device {facts['src_device']} to device {facts['device']}, neither of which "
+        "converts the elements: they come to the host, which does, and go on from there"
+    )
+
+
+def _anyway(facts: dict[str, Any], blocking: bool) -> str:
+    return f"{facts['route']} is the first way that suits both ends"
+
+
+_HOW = {
+    "host": "by the processor",
+    "direct": "one copy by the driver",
+    "direct-2d": "one copy of rows by the driver",
+    "kernel": "by a kernel on the device",
+    "peer-staged": "between two devices, in pieces through page-locked memory",
+    "peer": "between two devices",
+    "several": "by way of the host",
+    "staged": "in pieces through page-locked memory",
+    "staged-kernel": "in pieces through page-locked memory, sorted by the device",
+}
+
+_REASONS = {
+    "nothing": _nothing,
+    "host": _host,
+    "direct": _direct,
+    "direct-2d": _rows_reason,
+    "peer": _peer,
+    "peer-staged": _peer_staged,
+    "kernel": _kernel,
+    "several": _far,
+    "staged": _staged,
+    "staged-kernel": _staged,
+}

@@ -1,0 +1,731 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data larger than the GPU, piece by piece, the next pieces already on their way."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import (
+    Any,
+    NamedTuple,
+    Self,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from cumem import _core
+from cumem.base.progress import Parts, Progress
+from cumem.base.units import format_nbytes, read_count, read_size
+from cumem.buffers.arguments import hinting, read_dtype
+from cumem.devices.device import Device
+from cumem.interchange.structures import Untyped
+from cumem.pools.memory import get_limit, memory_info
+from cumem.transfers.ahead import Ahead, Room, naming, part_label
+from cumem.transfers.sources import (
+    Item,
+    find_memory,
+    length_of,
+    pieces,
+    row_nbytes,
+    total_nbytes,
+)
+
+_R = TypeVar("_R")
+_T = TypeVar("_T")
+
+#: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
+#: ordinary memory has a fixed cost, which a long one hides: a 64th of it, up to many.
+_LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
+
+
+def _available(device: Device) -> int:
+    """Bytes that new buffers of the device may have, with what its pools would reuse."""
+    info = memory_info(device)
+    free = info.free + info.reserved - info.live
+    limit = get_limit("device", device)
+    return free if limit is None else max(0, min(free, limit - info.live))
+
+
+def _share(available: int, fraction: float, count: int) -> int:
+    """Bytes for each of `count` chunks."""
+    return int(available * fraction) // count
+
+
+@hinting
+def chunk_size(
+    item_nbytes: SupportsIndex | str,
+    available: SupportsIndex | str | None = None,
+    copies: SupportsIndex = 3,
+    fraction: float = 0.8,
+) -> int:
+    """How many items a chunk may have, so that several chunks fit into memory.
+
+    Parameters
+    ----------
+    item_nbytes : int or str
+        Bytes of one item, such as a row, with all that is made of it; ``"4 KiB"`` too.
+    available : int or str, optional
+        Bytes that there are for chunks; default: what is free on cumem's current
+        device, what its pools have cached included, within its limit.
+    copies : int
+        Chunks that are there at the same time: with 3 one comes, one is worked on and
+        one leaves.
+    fraction : float
+        The share of `available` that all of them may take, above 0 and at most 1.
+
+    Returns
+    -------
+    int
+        Items of a chunk, at least 1.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not a number.
+    ValueError
+        If an argument is out of its range, or not even chunks of one item fit.
+    CudaError
+        If the driver cannot say what is free.
+
+    Examples
+    --------
+    >>> cumem.chunk_size(1 << 20, available="1 GiB")
+    273
+    """
+    nbytes = read_size(item_nbytes, "item_nbytes", False, None)
+    if nbytes == 0:
+        raise ValueError("item_nbytes must be at least 1, not 0")
+    count = read_count(copies, "copies")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
+    total = (
+        _available(_core.current_device())
+        if available is None
+        else read_size(available, "available", False, None)
+    )
+    items = _share(total, fraction, count) // nbytes
+    if items == 0:
+        raise ValueError(
+            f"{count} items of {format_nbytes(nbytes)} do not fit into {fraction:g} of "
+            f"{format_nbytes(total)}"
+        )
+    return items
+
+
+def _chunk_nbytes(memory: Any) -> int:
+    """Bytes of a chunk where nobody says: ordinary memory and files want long ones."""
+    if isinstance(memory, _core.Buffer) and memory.kind != "pageable":
+        return _LEAST_CHUNK
+    return min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
+
+
+class _Size(NamedTuple):
+    """What the user says of the size of a chunk; at most one of them is given."""
+
+    nbytes: int | None
+    rows: int | None
+
+    @classmethod
+    def read(cls, nbytes: Any, rows: Any) -> Self:
+        if nbytes is not None and rows is not None:
+            raise ValueError("a chunk is given either nbytes= or rows=, not both")
+        most = None if nbytes is None else read_size(nbytes, "nbytes", False, None)
+        if most == 0:
+            raise ValueError("nbytes must be at least 1, not 0")
+        return cls(most, None if rows is None else read_count(rows, "rows"))
+
+    def rows_of(
+        self, row_nbytes: int, length: int, default_nbytes: Callable[[], int]
+    ) -> int:
+        """Rows of a chunk, at least one. Rows without bytes all come at once."""
+        if self.rows is not None:
+            return self.rows
+        if row_nbytes == 0:
+            return max(1, length)
+        most = self.nbytes if self.nbytes is not None else default_nbytes()
+        return max(1, most // row_nbytes)
+
+
+class _Chunk:
+    """A chunk whose copy has begun, as `Ahead` asks for."""
+
+    __slots__ = ("_after", "label", "nbytes", "output", "transfer")
+
+    def __init__(
+        self,
+        output: tuple[slice[int, int, Any], _core.DeviceBuffer],
+        transfer: _core.Transfer,
+        label: str,
+        after: Callable[[int], _core.Stream],
+    ) -> None:
+        self.output = output
+        self.transfer = transfer
+        self.label = label
+        self.nbytes = output[1].nbytes
+        self._after = after
+
+    def wait_read(self) -> None:
+        self.transfer.wait()
+
+    def come(self, index: int) -> None:
+        self.transfer.order(self._after(index))
+
+    def leave(self, index: int) -> list[_core.Event]:
+        stream = self._after(index)
+        self.output[1].record_stream(stream)  # for what works on it without telling
+        return [stream.record()]
+
+
+class _Steps:
+    """Takes the pieces of a source, and begins their copies."""
+
+    advice = "nbytes= or rows="
+
+    def __init__(
+        self,
+        pieces: Iterator[Item],
+        device: int,
+        stream_of: Callable[[int], _core.Stream],
+        dtype: np.dtype[Any] | None,
+        casting: _core._Casting,
+        available: Callable[[], int] | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._available = available  # asked once, as the first piece is taken
+        self._device = device
+        self._stream_of = stream_of
+        self._dtype = dtype
+        self._rule = None if dtype is None else casting
+        # memory is not taken in the order of the work
+        self._side = _core.Stream(device=device)
+        self._item: Item | None = None
+        self._rest: list[Item] = []  # of those that were split, the next one last
+        self._most_rows: int | None = None  # of a piece: no more fit
+        self.reuses = self.has_more = False
+
+    def take(self) -> bool:
+        item = self._rest.pop() if self._rest else next(self._pieces, None)
+        self._item = item
+        if item is None:
+            return False
+        self.reuses, self.has_more = not item.is_fresh, item.has_more
+        if self._available is not None:
+            self._leave_room_for_two(self._available())
+            self._available = None
+        if self._most_rows is not None and len(item.piece) > self._most_rows:
+            self._cut(self._most_rows)
+        return True
+
+    def _leave_room_for_two(self, available: int) -> None:
+        """Have pieces no longer than half of what is there: a loop such as ``for part,
+        chunk in chunks(...)`` holds one while it asks for the next.
+        """
+        assert self._item is not None
+        rows = len(self._item.piece)
+        if rows > 1 and 2 * self.nbytes > available:
+            self._most_rows = max(1, rows * available // (2 * self.nbytes))
+
+    def _cut(self, rows: int) -> None:
+        """Keep the first rows of what was taken; the others come next."""
+        assert self._item is not None
+        part, piece, is_fresh, has_more = self._item
+        middle = part.start + rows
+        self._item = Item(slice(part.start, middle), piece[:rows], is_fresh, True)
+        self._rest.append(
+            Item(slice(middle, part.stop), piece[rows:], is_fresh, has_more)
+        )
+        self.has_more = True
+
+    @property
+    def nbytes(self) -> int:
+        assert self._item is not None
+        return total_nbytes(self._item.piece, self._dtype)
+
+    @property
+    def label(self) -> str:
+        if self._item is None:
+            return ""
+        return part_label(self._item.part)
+
+    def begin(self) -> _Chunk:
+        assert self._item is not None
+        part, piece, *_ = self._item
+        buffer = _core.empty_device(
+            piece.shape,
+            self._dtype or piece.dtype,
+            device=self._device,
+            stream=self._side,
+        )
+        transfer = _core.copy_async(buffer, piece, casting=self._rule)
+        chunk = _Chunk((part, buffer), transfer, self.label, self._stream_of)
+        self._item = None
+        return chunk
+
+    def split(self) -> bool:
+        if self._item is None or len(self._item.piece) < 2:
+            return False
+        self._most_rows = len(self._item.piece) // 2
+        self._cut(self._most_rows)
+        return True
+
+    def close(self) -> None:
+        self._item = None
+        self._rest.clear()
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
+
+
+@hinting
+def chunks(
+    src: object,
+    nbytes: SupportsIndex | str | None = None,
+    device: object = None,
+    depth: SupportsIndex = 3,
+    *,
+    rows: SupportsIndex | None = None,
+    dtype: DTypeLike | None = None,
+    casting: _core._Casting = "same_kind",
+    fresh: bool | None = None,
+) -> Ahead[tuple[slice[int, int, Any], _core.DeviceBuffer]]:
+    """Bring data to a device chunk by chunk, the next ones already on their way.
+
+    Parameters
+    ----------
+    src : Buffer, array, path, binary file or iterable
+        What has rows along a first axis: an array of any library, also a `numpy.memmap`
+        larger than all memory; an array that reads what is asked for, such as a dataset
+        of h5py or an array of zarr, xarray, dask or netCDF4, cut by ``src[a:b]``; an
+        ``.npy`` file; another file, as bytes, or as elements of `dtype`, from where it
+        stands; or an iterable of arrays, each of which is a chunk.
+    nbytes : int or str, optional
+        Most bytes of a chunk, such as ``64 << 20`` or ``"64 MiB"``; it has one row in
+        any case. Default: 64 MiB, of ordinary memory and files a 64th of `src` if that is
+        more, up to 256 MiB, and less where that is not free. What an iterable gives is
+        cut only where `nbytes` or `rows` is given.
+    device : Device, int or str, optional
+        Default: the current one as this is called, of PyTorch for a tensor of its
+        (see `current_device`).
+    depth : int
+        Copies that may be under way beside the chunk in hand.
+    rows : int, optional
+        Most rows of a chunk, in place of `nbytes`.
+    dtype : dtype_like, optional
+        Of the chunks, which the link carries; default: that of `src`. Of a file without
+        a header it is also that of the elements in it.
+    casting : str
+        What may be converted to it, as in `copy`.
+    fresh : bool, optional
+        True: what `src` gives lies in memory that is not written again, so that the next
+        piece may be asked for while this one is still read. False: it may be. Default:
+        what is known of `src`; where nothing is, a piece is copied before the next one is
+        asked for.
+
+    Returns
+    -------
+    Ahead
+        An iterator, for ``for`` and ``async for``, which can be closed. It gives pairs:
+
+        slice
+            What of the first axis it is: ``src[slice]``.
+        DeviceBuffer
+            A chunk of that shape; it is the caller's.
+
+    Raises
+    ------
+    TypeError
+        If `src` is none of these, its elements have no fixed size, or `casting` does not
+        allow its dtype to become `dtype`.
+    ValueError
+        If an argument is out of its range, `src` has no axis, a slice of it has another
+        shape than its rows, elements are masked, or a file has a format of its own or no
+        whole number of elements.
+    OSError
+        If a file cannot be read.
+    EOFError
+        If an ``.npy`` ends early.
+    OutOfMemoryError, CudaError
+        If the driver refuses. What was on its way by then is waited for. The error has a
+        note of the chunk that it is about. Where memory is short fewer chunks are ahead,
+        and then they have fewer rows: half of what there is at most, as a loop holds one
+        chunk while it asks for the next. It is an error where one row does not fit beside
+        the chunks that are kept.
+
+    Notes
+    -----
+    Work given to the device's current stream after a chunk has come is **ordered
+    after** its copy. Asking for another **blocks**, GIL released, until the current
+    stream is done with the work on the chunk before the last: where chunks are not kept,
+    memory for ``depth + 2`` of them is enough. An array in memory must not change before
+    its last chunk has come; a generator may fill one array again and again. An iterator
+    that is closed or dropped early cancels the copies that have not begun and waits for
+    the others.
+
+    Slices of other libraries' arrays are read by a thread that is one chunk ahead, so
+    that reading and copying overlap; it ends with the iterator. Libraries that no two
+    threads may call at once, netCDF4 and PyTables among them, are read by the caller.
+
+    Examples
+    --------
+    >>> total = 0.0
+    >>> for part, chunk in cumem.chunks(numpy.ones(1 << 20), "1 MiB"):
+    ...     total += float(chunk.to_numpy().sum())
+    >>> total
+    1048576.0
+    """
+    size = _Size.read(nbytes, rows)
+    ahead = read_count(depth, "depth")
+    unit = _core._device(device, "device", src)
+    wanted = None if dtype is None else read_dtype(dtype)
+    memory = find_memory(src, wanted)
+    step = size.rows
+    if memory is not None:
+        length = length_of(memory)
+        step = size.rows_of(
+            row_nbytes(memory, wanted) if length else 0,
+            length,
+            lambda: min(
+                _chunk_nbytes(memory), _share(_available(unit), 0.8, ahead + 2)
+            ),
+        )
+
+    def current(_: int) -> _core.Stream:
+        return _core.current_stream(unit.index)
+
+    found = pieces(src, memory, step, size.nbytes, fresh)
+    steps = _Steps(
+        found, unit.index, current, wanted, casting, lambda: _available(unit)
+    )
+    return Ahead(steps, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
+
+
+# -- in, work, out ---------------------------------------------------------------------
+
+#: What `pipeline` calls for each chunk: its input, its output or None, and the stream.
+Work = Callable[[_core.DeviceBuffer, Any, _core.Stream], object]
+
+
+class _Options(TypedDict, total=False):
+    """What `pipeline` takes by name alone."""
+
+    rows: SupportsIndex | None
+    device: object
+    dtype: DTypeLike | None
+    casting: _core._Casting
+    fresh: bool | None
+
+
+def _streams(streams: Any, device: int) -> list[_core.Stream]:
+    if streams is None:
+        return [_core.current_stream(device)]
+    if isinstance(streams, SupportsIndex):
+        count = read_count(streams, "streams")
+        return [_core.Stream(device=device) for _ in range(count)]
+    given = list(streams) if isinstance(streams, (list, tuple)) else [streams]
+    if not given:
+        raise ValueError("streams must not be empty")
+    return [_core.Stream.from_external(each, device=device) for each in given]
+
+
+def _target(out: Any) -> Any:
+    """What has a shape and slices to write to."""
+    found = out if isinstance(out, (_core.Buffer, np.ndarray)) else _core.asbuffer(out)
+    readonly = (
+        not found.flags.writeable if isinstance(found, np.ndarray) else found.readonly
+    )
+    if readonly:
+        raise ValueError("out is read-only")
+    length_of(found, "out")
+    return found
+
+
+# Whether there is an output decides what the function is called with and what comes back.
+# Of an `out` that is Any nothing is known, and the later two would say too much.
+@overload
+def pipeline(
+    func: Work,
+    src: object,
+    out: Untyped,
+    nbytes: SupportsIndex | str | None = ...,
+    depth: SupportsIndex = ...,
+    streams: object = ...,
+    progress: Progress = ...,
+    **options: Unpack[_Options],
+) -> Any: ...
+@overload
+def pipeline(
+    func: Callable[[_core.DeviceBuffer, None, _core.Stream], _R],
+    src: object,
+    out: None = ...,
+    nbytes: SupportsIndex | str | None = ...,
+    depth: SupportsIndex = ...,
+    streams: object = ...,
+    progress: Progress = ...,
+    **options: Unpack[_Options],
+) -> list[_R]: ...
+@overload
+def pipeline(
+    func: Callable[[_core.DeviceBuffer, _core.DeviceBuffer, _core.Stream], object],
+    src: object,
+    out: _T,
+    nbytes: SupportsIndex | str | None = ...,
+    depth: SupportsIndex = ...,
+    streams: object = ...,
+    progress: Progress = ...,
+    **options: Unpack[_Options],
+) -> _T: ...
+@hinting
+def pipeline(
+    func: Work,
+    src: object,
+    out: Any = None,
+    nbytes: SupportsIndex | str | None = None,
+    depth: SupportsIndex = 3,
+    streams: object = None,
+    progress: Progress = False,
+    *,
+    rows: SupportsIndex | None = None,
+    device: object = None,
+    dtype: DTypeLike | None = None,
+    casting: _core._Casting = "same_kind",
+    fresh: bool | None = None,
+) -> Any:
+    """Work on data chunk by chunk, while the next chunks come and the last ones leave.
+
+    Parameters
+    ----------
+    func : callable
+        ``func(x, y, stream)`` queues the work on one chunk: `x` is a `DeviceBuffer` with
+        rows of `src`, `y` one of as many rows of `out`, to be written in full, or None,
+        and `stream` the `Stream` for it. During the call it is cumem's current stream,
+        and its device cumem's current device.
+    src : Buffer, array, path, binary file or iterable
+        As for `chunks`.
+    out : Buffer or array, optional
+        As many rows as `src` has, of any shape and dtype: of any library, also a
+        `numpy.memmap`, and also `src` itself. Default: there is no output, and what
+        `func` returns is kept.
+    nbytes : int or str, optional
+        Most bytes of `x`, such as ``64 << 20`` or ``"64 MiB"``; default: as for `chunks`,
+        of the larger of `x` and `y`.
+    depth : int
+        Copies that may be under way in each direction.
+    streams : stream, list of streams or int, optional
+        Where the chunks are worked on, in turns; an int makes so many new ones. Default:
+        the device's current stream, which is also that of CuPy and PyTorch where nobody
+        has chosen another.
+    progress : bool or callable, optional
+        True shows a bar of tqdm after half a second, a callable is called with bytes
+        that have come to the device and are done, and bytes in all; of an iterable
+        these are the ones that have come.
+    rows : int, optional
+        Most rows of a chunk, as `chunk_size` gives them, in place of `nbytes`.
+    device : Device, int or str, optional
+        Default: the current one, as for `chunks`.
+    dtype, casting : optional
+        As for `chunks`: what `x` is converted to on its way.
+    fresh : bool, optional
+        As for `chunks`.
+
+    Returns
+    -------
+    Buffer, array or list
+        `out`; without it what `func` returned for each chunk, in order.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a type that is not taken.
+    ValueError
+        If an argument is out of its range, or `out` has another number of rows.
+    ImportError
+        If `progress` is True and there is no tqdm.
+    OSError
+        If a file cannot be read.
+    OutOfMemoryError, CudaError
+        If the driver refuses.
+    Exception
+        What `func`, `src` or `progress` raises. Of several failures it is the one of the
+        first chunk. A note of the exception says which chunk it was.
+
+    Notes
+    -----
+    **Blocks**, GIL released, until all work is done, also where it fails or is
+    interrupted: then nothing is in flight any more, and the rows of the chunks before
+    are in `out`; a second Ctrl-C ends that wait. `func` itself need not wait for
+    anything: `x` comes before what it queues on `stream`, and `y` leaves after it.
+    Device memory for ``depth + 2`` inputs and ``depth + 1`` outputs is enough, whatever
+    the size of `src`; each further stream adds an input.
+
+    Examples
+    --------
+    >>> data = numpy.arange(6.0)
+    >>> out = numpy.empty(6)
+    >>> def work(x, y, stream):  # CuPy and PyTorch have from_dlpack too
+    ...     y[...] = x.to_numpy() * 2
+    >>> cumem.pipeline(work, data, out, rows=4)
+    array([ 0.,  2.,  4.,  6.,  8., 10.])
+    >>> cumem.pipeline(lambda x, y, stream: len(x), data, rows=4)
+    [4, 2]
+    """
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {type(func).__name__}")
+    size = _Size.read(nbytes, rows)
+    ahead = read_count(depth, "depth")
+    unit = _core._device(device, "device", src)
+    lanes = _streams(streams, unit.index)
+    wanted = None if dtype is None else read_dtype(dtype)
+    memory = find_memory(src, wanted)
+    target = None if out is None else _target(out)
+    step = size.rows
+    if memory is not None:
+        length = length_of(memory)
+        if target is not None and len(target) != length:
+            raise ValueError(f"out has {len(target)} rows, src has {length}")
+        row_in = row_nbytes(memory, wanted) if length else 0
+        row_out = row_nbytes(target) if length and target is not None else 0
+        counts = (ahead + 1 + len(lanes)) * row_in + (ahead + 1) * row_out
+
+        def default_nbytes() -> int:
+            share = _share(_available(unit), 0.8, counts) * max(row_in, row_out)
+            return min(share, _chunk_nbytes(memory))
+
+        row = row_in if size.nbytes is not None and row_in > 0 else max(row_in, row_out)
+        step = size.rows_of(row, length, default_nbytes)
+    steps = _Steps(
+        pieces(src, memory, step, size.nbytes, fresh),
+        unit.index,
+        lambda index: lanes[index % len(lanes)],
+        wanted,
+        casting,
+    )
+    room = Room(unit.index, ahead + 1 + len(lanes))
+    found = Ahead(steps, ahead, len(lanes), room, "pipeline", "chunk")
+    parts = Parts(progress, total_nbytes(memory, wanted), "pipeline")
+    run = _Run(func, target, lanes, ahead, parts, memory is None)
+    with run, contextlib.closing(found), parts:
+        end = 0
+        for part, buffer in found:  # enumerate() would keep the last one
+            run.give(part, buffer)
+            end = part.stop
+            del buffer
+        run.finish()
+        if target is not None and end < len(target):
+            raise ValueError(f"out has {len(target)} rows, src had {end}")
+    return run.results if target is None else out
+
+
+class _Leaving(NamedTuple):
+    chunk: int
+    part: slice
+    transfer: _core.Transfer
+    nbytes: int  # of its source
+
+
+class _Run:
+    """One pipeline: what works on the chunks that come, and what leaves."""
+
+    def __init__(
+        self,
+        func: Work,
+        target: Any,
+        lanes: Sequence[_core.Stream],
+        depth: int,
+        parts: Parts,
+        open_ended: bool,
+    ) -> None:
+        self._func = func
+        self._target = target
+        self._lanes = lanes
+        self._depth = depth
+        self._parts = parts
+        self._open_ended = open_ended
+        self._leaving: collections.deque[_Leaving] = collections.deque()
+        self._room = Room(lanes[0].device.index, depth + 1)
+        self._given = 0  # chunks
+        self._done = 0  # bytes
+        self.results: list[object] = []
+
+    def give(self, part: slice, buffer: _core.DeviceBuffer) -> None:
+        """Have the work on the next chunk queued, and its output."""
+        index = self._given
+        self._given += 1
+        if len(self._leaving) == self._depth:
+            self._tell(self._settle_first())
+        if self._open_ended:
+            self._parts.total += buffer.nbytes
+        stream = self._lanes[index % len(self._lanes)]
+        with naming("chunk", index, part_label(part)), stream.device, stream:
+            if self._target is None:
+                self.results.append(self._func(buffer, None, stream))
+                self._tell(buffer.nbytes)
+                return
+            if part.stop > len(self._target):
+                raise ValueError(
+                    f"out has {len(self._target)} rows, src has at least {part.stop}"
+                )
+            into = self._target[part]
+            self._room.has(into.nbytes, must=True)
+            result = _core.empty_device(
+                into.shape, into.dtype, device=stream.device, stream=stream
+            )
+            self._func(buffer, result, stream)
+            transfer = _core.copy_async(into, result, after=stream)
+        self._leaving.append(_Leaving(index, part, transfer, buffer.nbytes))
+
+    def _settle_first(self) -> int:
+        """Wait for the first output: bytes of its source."""
+        first = self._leaving[0]
+        try:
+            with naming("chunk", first.chunk, part_label(first.part)):
+                first.transfer.wait()
+        finally:
+            if first.transfer.done:  # not if that was interrupted
+                self._leaving.popleft()
+        return first.nbytes
+
+    def _tell(self, nbytes: int) -> None:
+        self._done += nbytes
+        tell: Any = self._parts.next(0)
+        if tell:
+            tell(self._done, 0)
+
+    def finish(self) -> None:
+        """Wait for all work; raises the first failure."""
+        while self._leaving:
+            self._tell(self._settle_first())
+        for stream in self._lanes:
+            stream.synchronize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for what a failure has left. That of a chunk before is told in place of
+        one of a later chunk."""
+        if error is None:
+            return
+        earlier: list[Exception] = []
+        while self._leaving:
+            try:
+                self._settle_first()
+            except Exception as failure:
+                earlier.append(failure)
+        for stream in self._lanes:
+            with contextlib.suppress(RuntimeError):
+                stream.synchronize()
+        if earlier and isinstance(error, Exception):  # not in place of Ctrl-C
+            raise earlier[0]

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A nested structure of arrays and tensors moved to a device and back, by one copy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cumem import _core
+from cumem.base.errors import warn_caller
+from cumem.base.kinds import is_on_device
+from cumem.buffers.arguments import hinting
+from cumem.buffers.filling import make_like
+from cumem.interchange.structures import (
+    M2,
+    M,
+    Memory,
+    Tree,
+    UntypedTree,
+    is_tensor,
+    mapped,
+)
+from cumem.transfers.loading import _carried, _like, is_left, tensor_over
+
+T = TypeVar("T")
+K = TypeVar("K")
+_S = TypeVar("_S", bound=tuple[int, ...])
+_D = TypeVar("_D", bound=np.dtype[Any])
+
+
+class _Moved:
+    """The leaves of a structure where they go to, and the copies that bring them there.
+
+    A leaf that is there twice is copied once, and so is memory that several leaves see
+    in the same way, such as tied weights; what comes out is shared as it was.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+        self._by_leaf: dict[
+            int, tuple[Any, Any]
+        ] = {}  # with the leaf, so that it lives
+        self._by_memory: dict[tuple[object, ...], Any] = {}
+
+    def once(self, leaf: Any, move: Callable[[Any], Any]) -> Any:
+        """``move(leaf)``, the first time."""
+        if id(leaf) not in self._by_leaf:
+            self._by_leaf[id(leaf)] = leaf, move(leaf)
+        return self._by_leaf[id(leaf)][1]
+
+    def copied(
+        self, source: Any, like: object, make: Callable[[Any], tuple[Any, Any]]
+    ) -> Any:
+        """What `make` answers first; its second is the target of a copy of `source`."""
+        place = _place(source)
+        key = (*place, source.shape, str(source.dtype), like)
+        if place[0] == 0 or key not in self._by_memory:
+            there, target = make(source)
+            self.pairs.append((target, source))
+            self._by_memory[key] = there
+        return self._by_memory[key]
+
+    def copy(self, stream: Any) -> None:
+        """All of them at once; without a stream they are waited for."""
+        if self.pairs and stream is None:
+            _core.copy_many(self.pairs)
+        elif self.pairs:
+            _core.copy_many_async(self.pairs, stream=stream)
+
+
+def _place(source: Any) -> tuple[int, tuple[int, ...]]:
+    """Where memory begins, 0 where there is none, and its strides."""
+    if is_tensor(source):
+        return source.data_ptr(), source.stride()
+    if isinstance(source, _core.Buffer):
+        return source.ptr, source.strides
+    return int(
+        source.__array_interface__["data"][0]
+    ) if source.size else 0, source.strides
+
+
+@overload
+def to_device(
+    tree: UntypedTree, device: object = ..., *, stream: object = ...
+) -> Any: ...
+@overload
+def to_device(
+    tree: Memory, device: object = ..., *, stream: object = ...
+) -> _core.DeviceBuffer: ...
+@overload
+def to_device(
+    tree: tuple[M, M2], device: object = ..., *, stream: object = ...
+) -> tuple[_core.DeviceBuffer, _core.DeviceBuffer]: ...
+@overload
+def to_device(
+    tree: tuple[M, ...], device: object = ..., *, stream: object = ...
+) -> tuple[_core.DeviceBuffer, ...]: ...
+@overload
+def to_device(
+    tree: list[M], device: object = ..., *, stream: object = ...
+) -> list[_core.DeviceBuffer]: ...
+@overload
+def to_device(
+    tree: dict[K, M], device: object = ..., *, stream: object = ...
+) -> dict[K, _core.DeviceBuffer]: ...
+@overload
+def to_device(tree: Tree, device: object = ..., *, stream: object = ...) -> Any: ...
+@overload
+def to_device(tree: T, device: object = ..., *, stream: object = ...) -> T: ...
+@hinting
+def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any:
+    """Copy the arrays and tensors of a nested structure to a device, by one call.
+
+    Parameters
+    ----------
+    tree : object
+        An array, a CPU tensor or a buffer, or mappings, lists, tuples, named tuples and
+        dataclasses of them, also nested.
+    device : Device, int or str, optional
+        Where to; default: the current device, as for `prefetch`.
+    stream : stream, optional
+        Copy in the order of this stream of the device; default: its current stream, for
+        which the call waits.
+
+    Returns
+    -------
+    object
+        The same structure, of the same types. Arrays of NumPy and buffers have become
+        `DeviceBuffer`, tensors of PyTorch tensors on the device, with the shape, the
+        dtype and the order of axes in memory that they had. Other leaves stay as they
+        are: numbers, text, arrays of Python objects, and what is on the device already.
+        Where such a leaf holds arrays, as an object of a class of your own may, a
+        `UserWarning` names its type.
+
+    Raises
+    ------
+    TypeError
+        If a tensor is sparse, quantised or nested, or wraps others, or if elements of an
+        array are masked.
+    ValueError
+        If there is no such device.
+    OutOfMemoryError, CudaError
+        If the driver refuses.
+
+    See Also
+    --------
+    to_host : the way back.
+    prefetch : the same for the batches of a loader, ahead of the work on them.
+
+    Notes
+    -----
+    **Blocks** until the copies are done; with a stream as `copy_async` does, where it
+    would for any of them. **Ordered after** all work that cumem knows of on any leaf.
+    A leaf that is in the structure twice, and memory that two leaves see in the same way,
+    is copied once and shared as before; views that only overlap become separate memory.
+    Tensors come without gradients. On the emulated device they are on the CPU, over the
+    memory of the device, as those of `prefetch`.
+
+    Examples
+    --------
+    >>> model = {"weight": numpy.ones((2, 3)), "bias": [numpy.zeros(3)], "name": "first"}
+    >>> there = cumem.to_device(model)
+    >>> there["weight"].kind, there["bias"][0].shape, there["name"]
+    ('device', (3,), 'first')
+    >>> cumem.to_host(there)["weight"].sum()
+    np.float64(6.0)
+    """
+    place = _core._device(device, "device", True)
+    moved = _Moved()
+    left: set[str] = set()
+
+    def make(source: Any) -> tuple[_core.Buffer, _core.Buffer]:
+        like = _core.asbuffer(source) if is_tensor(source) else source
+        made = make_like(like, like.dtype, "device", "K", place, stream)
+        return made, made
+
+    def make_tensor(source: Any) -> tuple[Any, _core.Buffer]:
+        buffer, _ = make(source)
+        return tensor_over(buffer), buffer  # before the copy, for which an export waits
+
+    def move(leaf: Any) -> Any:
+        if is_tensor(leaf):
+            if leaf.device.type != "cpu":
+                is_there = (
+                    leaf.device.type != "cuda" or leaf.device.index == place.index
+                )
+                return leaf if is_there else leaf.to(f"cuda:{place.index}")
+            there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
+            return _like(leaf, there)
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            return moved.copied(leaf, None, make)
+        if isinstance(leaf, _core.Buffer):
+            is_there = is_on_device(leaf.kind) and leaf.device == place
+            return leaf if is_there else moved.copied(leaf, None, make)
+        if is_left(leaf):
+            left.add(type(leaf).__name__)
+        return leaf
+
+    there = mapped(tree, lambda leaf: moved.once(leaf, move))
+    moved.copy(stream)
+    if left:
+        warn_caller(
+            "to_device() leaves where it is what it cannot take apart: "
+            f"{', '.join(sorted(left))}. Make such a type a dataclass, give dicts, lists "
+            "and arrays in its place, or move it by what it has itself, as .to(device)",
+            UserWarning,
+        )
+    return there
+
+
+@overload
+def to_host(tree: UntypedTree, *, stream: object = ...) -> Any: ...
+@overload
+def to_host(tree: _core.Buffer, *, stream: object = ...) -> NDArray[Any]: ...
+@overload
+def to_host(
+    tree: tuple[M, M2], *, stream: object = ...
+) -> tuple[NDArray[Any], NDArray[Any]]: ...
+@overload
+def to_host(
+    tree: tuple[M, ...], *, stream: object = ...
+) -> tuple[NDArray[Any], ...]: ...
+@overload
+def to_host(tree: list[M], *, stream: object = ...) -> list[NDArray[Any]]: ...
+@overload
+def to_host(tree: dict[K, M], *, stream: object = ...) -> dict[K, NDArray[Any]]: ...
+@overload
+def to_host(
+    tree: np.ndarray[_S, _D], *, stream: object = ...
+) -> np.ndarray[_S, _D]: ...
+@overload
+def to_host(tree: Tree, *, stream: object = ...) -> Any: ...
+@overload
+def to_host(tree: T, *, stream: object = ...) -> T: ...
+@hinting
+def to_host(tree: Any, *, stream: object = None) -> Any:
+    """Copy the buffers and tensors of a nested structure to the host, by one call.
+
+    Parameters
+    ----------
+    tree : object
+        A buffer or a tensor, or mappings, lists, tuples, named tuples and dataclasses of
+        them, also nested.
+    stream : stream, optional
+        Copy in the order of this stream, of a device whose memory is an end, and wait for
+        it; default: the current stream of the device.
+
+    Returns
+    -------
+    object
+        The same structure, of the same types. Buffers have become arrays of NumPy with
+        memory of their own, tensors on a device tensors on the CPU, and arrays of other
+        libraries on a device arrays of NumPy. Other leaves stay as they are, tensors on
+        the CPU and arrays among them.
+
+    Raises
+    ------
+    TypeError
+        If a tensor on a device is sparse, quantised or nested, or wraps others.
+    ValueError
+        If a buffer is closed.
+    CudaError
+        If a copy failed.
+
+    See Also
+    --------
+    to_device : the way there.
+
+    Notes
+    -----
+    **Blocks** until the copies are done, GIL released. **Ordered after** all work that
+    cumem knows of on any leaf. What is shared is copied once, as by `to_device`. On the
+    emulated device tensors are on the CPU, and so they stay.
+
+    Examples
+    --------
+    >>> host = cumem.to_host([cumem.full(3, 7.0), ("text", cumem.zeros(2, "i4", "pinned"))])
+    >>> host[0]
+    array([7., 7., 7.])
+    >>> host[1]
+    ('text', array([0, 0], dtype=int32))
+    """
+    moved = _Moved()
+
+    def make(source: Any) -> tuple[Any, Any]:
+        layout = np.lib.stride_tricks.as_strided(  # which nobody reads
+            np.empty(1, source.dtype), source.shape, source.strides
+        )
+        made = np.empty_like(layout, order="K", subok=False)
+        return made, made
+
+    def make_tensor(source: Any) -> tuple[Any, Any]:
+        made = sys.modules["torch"].empty_like(source, device="cpu")
+        return made, made
+
+    def move(leaf: Any) -> Any:
+        if is_tensor(leaf):
+            if leaf.device.type != "cuda":
+                return leaf
+            there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
+            return _like(leaf, there)
+        if isinstance(leaf, _core.Buffer):
+            return moved.copied(leaf, None, make)
+        if hasattr(leaf, "__cuda_array_interface__"):
+            return moved.copied(_core.asbuffer(leaf, stream=stream), None, make)
+        return leaf
+
+    there = mapped(tree, lambda leaf: moved.once(leaf, move))
+    if moved.pairs:
+        _core.copy_many(moved.pairs, stream=stream)
+    return there
