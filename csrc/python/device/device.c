@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices by their index: what cumem/devices/device.py asks of the runtime, the current
- * device and the current stream. */
+/* Devices by their index: Device objects and their `with` blocks, the current device,
+ * the current stream, and what cumem/devices/device.py asks about the runtime. */
 #include <string.h>
 
 #include "docstrings.h"
@@ -21,12 +21,13 @@ cm_device_object_new(cm_state *state, int index)
         if (made == NULL) {
             return NULL;
         }
-        cm_replace(&state->devices[index], made); /* another thread may have made one */
+        /* Another thread may have made one meanwhile. */
+        cm_replace(&state->devices[index], made);
     }
     return Py_NewRef(state->devices[index]);
 }
 
-/* _device(object, name, about=None): see cm_arg_device_about(). */
+/* The Python function _device(object, name, about=None): see cm_arg_device_about(). */
 static PyObject *
 device(PyObject *module, PyObject *args)
 {
@@ -85,7 +86,7 @@ set_current_device(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* The number of a Device, without a call of its __index__(), which is Python's. New
+/* The index of a Device, without calling its __index__(), which is Python code. A new
  * reference. */
 static PyObject *
 read_index(const cm_state *state, PyObject *object)
@@ -98,8 +99,9 @@ read_index(const cm_state *state, PyObject *object)
     return PyNumber_Index(object);
 }
 
-/* Begin a block of the device, or end it (`leaves`). `type` is the one that has
- * these methods: the module state is found by, as a Device is of a type of Python's. */
+/* Begin a block of the device, or end it (`leaves`). The module state is found by
+ * `type`, the type that has these methods, since a Device is of a type written in
+ * Python. */
 static PyObject *
 device_block(PyObject *op, PyTypeObject *type, bool leaves)
 {
@@ -133,7 +135,7 @@ device_enter(PyObject *op, PyTypeObject *type, PyObject *const *args, Py_ssize_t
     return device_block(op, type, false);
 }
 
-/* With what was raised in the block, which it lets pass. */
+/* The arguments are what was raised in the block, which is let pass. */
 static PyObject *
 device_exit(PyObject *op, PyTypeObject *type, PyObject *const *Py_UNUSED(args),
             Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
@@ -141,8 +143,8 @@ device_exit(PyObject *op, PyTypeObject *type, PyObject *const *Py_UNUSED(args),
     return device_block(op, type, true);
 }
 
-/* What a Device has in C. No frame of Python's is between the statement and these: a
- * Ctrl-C that came there would leave a block open. */
+/* What a Device has in C: no Python frame may be between the `with` statement and
+ * these, since a Ctrl-C that came there would leave a block open. */
 static PyMethodDef device_blocks[] = {
     {"__enter__", CM_METHOD(device_enter), METH_METHOD | CM_KEYWORDS,
      CM_DOC__DeviceBlocks___enter__},
@@ -191,8 +193,8 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     cm_state *state = cm_state_of_module(module);
     bool asked_for = rt->reason == NULL || rt->reason[0] == '\0';
-    cm_state_enter(state); /* a collection while the answer is made may run Python code
-                            */
+    /* A garbage collection while the answer is made may run Python code. */
+    cm_state_enter(state);
     PyObject *answer = Py_BuildValue(
         "(ss)", "emulated", asked_for ? "emulation was asked for" : rt->reason);
     cm_state_leave(state);

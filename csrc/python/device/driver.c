@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The package asks the driver about itself and about its devices. There is one function
- * for each question, devices are given by their index, and no answer is kept. */
+/* Questions of the package to the driver, about itself and its devices. There is one
+ * function for each question, devices are given by their index, and no answer is
+ * kept. */
 #include <string.h>
 
 #include "docstrings.h"
@@ -10,8 +11,8 @@
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 
-/* The runtime, which is opened for the question; NULL with an exception. Between here
- * and end() shutdown() waits. */
+/* Open the runtime for a question, and keep shutdown() away until end(). NULL with an
+ * exception. */
 static cm_runtime *
 begin(cm_state *state)
 {
@@ -22,7 +23,7 @@ begin(cm_state *state)
     return rt;
 }
 
-/* 0, or -1 with the exception of what the driver answered. */
+/* End a question. 0, or -1 with the exception of what the driver answered. */
 static int
 end(cm_state *state, cm_status status)
 {
@@ -30,8 +31,8 @@ end(cm_state *state, cm_status status)
     return cm_py_check(state, status, NULL);
 }
 
-/* begin() for a question about a device. The number is looked at last: Python code that
- * ran before may have shut down, and opened a backend with fewer devices. */
+/* As begin(), for a question about a device. The index is checked last, because Python
+ * code that ran before may have shut down and opened a backend with fewer devices. */
 static cm_runtime *
 begin_on(cm_state *state, int device)
 {
@@ -93,7 +94,7 @@ runtime_version(PyObject *module, PyObject *Py_UNUSED(unused))
 #define ATTRIBUTE_ROW(name, number, cuda) {#name, number},
 static const struct attribute {
     const char *name;
-    int number; /* CUDA's */
+    int number; /* CUDA's number */
 } attributes[] = {CM_DEVICE_ATTRIBUTES(ATTRIBUTE_ROW)};
 #undef ATTRIBUTE_ROW
 
@@ -136,7 +137,8 @@ device_attribute(PyObject *module, PyObject *args)
     }
     cm_status status = CM_WITHOUT_GIL(
         cm_rt_device_attribute(rt, attributes[i].number, device, &value));
-    if (status.code == CM_CUDA_INVALID_VALUE) { /* this driver does not know it */
+    /* This driver does not know the attribute. */
+    if (status.code == CM_CUDA_INVALID_VALUE) {
         cm_state_leave(state);
         Py_RETURN_NONE;
     }
@@ -224,7 +226,7 @@ synchronize_device(PyObject *module, PyObject *args)
     }
     cm_status status;
     bool is_over = cm_wait_for_device(state, rt, device, &status);
-    if (!is_over) { /* with the exception of a signal's handler */
+    if (!is_over) { /* with the exception of a signal handler */
         cm_state_leave(state);
         return NULL;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Event: a point in a stream; how it is made, recorded, lent and closed. */
+/* cumem.Event, a point in a stream: how it is made, recorded, waited for and closed. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -18,11 +18,11 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     if (rt == NULL) {
         return NULL;
     }
-    if (rt->is_host_only) { /* whose events are there for copies alone */
+    if (rt->is_host_only) { /* such a runtime has events for copies only */
         return cm_py_raise(state, cm_fail(CM_EFORKED, 0), "making an event");
     }
-    /* From here on no shutdown() takes the runtime away, as a collection during the
-     * allocation could. */
+    /* From here on shutdown() may not take the runtime away, as Python code in a
+     * garbage collection during the allocation could. */
     cm_state_enter(state);
     PyObject *op = PyType_GenericAlloc(state->event_type, 0);
     if (op == NULL) {
@@ -49,6 +49,7 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     return op;
 }
 
+/* Take the handle out of an Event, which is closed then. */
 static cm_detached_event
 detach(cm_event_object *self)
 {
@@ -67,8 +68,8 @@ cm_detached_event_free(const cm_detached_event *detached)
                               cm_rt_event_destroy(detached->rt, detached->handle));
 }
 
-/* Destroy the handle, or let the last give do so; work that waits for it still does.
- * Does nothing where it is closed. */
+/* Destroy the handle, or leave that to the last give(). Work that waits for the event
+ * still waits for it. Does nothing if the Event is closed. */
 static cm_status
 close_event(cm_event_object *self)
 {
@@ -96,7 +97,8 @@ cm_events_collect(cm_state *state, cm_detached_event *out)
     return count;
 }
 
-/* 0, or -1 with ValueError "the event is closed", CudaError in a forked child. */
+/* Check that an Event can be used. 0; or -1 with ValueError "the event is closed", or
+ * with CudaError in a forked child. */
 static int
 check_open(const cm_event_object *event)
 {
@@ -110,8 +112,8 @@ check_open(const cm_event_object *event)
     return 0;
 }
 
-/* Around a call with the GIL released: close() then leaves the handle to the give, and
- * shutdown() is refused. */
+/* take() and give() stand around a call that releases the GIL. Meanwhile close() leaves
+ * the handle to give(), and shutdown() is refused. */
 static void
 take(cm_event_object *event)
 {
@@ -124,7 +126,7 @@ give(cm_event_object *event)
 {
     event->users--;
     if (event->closing && event->users == 0) {
-        /* close() came while the call was under way */
+        /* close() was called while the call was under way */
         cm_py_report(event->state, close_event(event), (PyObject *)event);
     }
     cm_state_leave(event->state);
@@ -168,7 +170,7 @@ cm_event_order(cm_event_object *event, cm_stream *stream)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* Event(*, device=None, timing=True, blocking=False). */
+/* The constructor Event(*, device=None, timing=True, blocking=False). */
 static PyObject *
 event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -217,8 +219,8 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     return result < 0 ? NULL : Py_NewRef(op);
 }
 
-/* event.wait(stream=None): the current stream of the event's device, where none is
- * given. The stream may be of another device, as in CUDA. */
+/* The method wait(stream=None), for the current stream of the event's device where none
+ * is given. The stream may be of another device, as in CUDA. */
 static PyObject *
 event_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -238,8 +240,8 @@ event_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Wait until the event is reached, so that Ctrl-C is seen. 0, or -1 with an exception.
- */
+/* Wait until the event is reached, so that Ctrl-C is seen. 0, or -1 with an
+ * exception. */
 static int
 wait_until_done(cm_event_object *self)
 {
@@ -264,8 +266,8 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* -- the time between two ---------------------------------------------------------- */
 
-/* Can the time of this event be asked for? Errors call it the `which` event. 0, or -1
- * with ValueError. */
+/* Check that the event has a time. Errors call it the `which` event. 0, or -1 with
+ * ValueError. */
 static int
 check_has_time(const cm_event_object *event, const char *which)
 {
@@ -284,7 +286,8 @@ check_has_time(const cm_event_object *event, const char *which)
     return 0;
 }
 
-/* Waits for both. 0, or -1 with an exception. */
+/* Measure the time between two events, after waiting for both. 0, or -1 with an
+ * exception. */
 static int
 measure(cm_event_object *start, cm_event_object *end, double *milliseconds)
 {
@@ -297,7 +300,7 @@ measure(cm_event_object *start, cm_event_object *end, double *milliseconds)
                      end->device);
         return -1;
     }
-    /* Another thread may close either while they are waited for. */
+    /* Another thread may close either of them while they are waited for. */
     if (wait_until_done(start) < 0 || wait_until_done(end) < 0 || check_open(start) < 0
         || check_open(end) < 0) {
         return -1;
@@ -317,7 +320,7 @@ measure(cm_event_object *start, cm_event_object *end, double *milliseconds)
 static PyObject *
 event_seconds_since(PyObject *op, PyObject *start)
 {
-    if (Py_TYPE(start) != Py_TYPE(op)) { /* events have no subclasses */
+    if (Py_TYPE(start) != Py_TYPE(op)) { /* Event has no subclasses */
         (void)cm_arg_refuse(start, "start", "an Event");
         return NULL;
     }
@@ -327,7 +330,8 @@ event_seconds_since(PyObject *op, PyObject *start)
     return result < 0 ? NULL : PyFloat_FromDouble(milliseconds / 1000.0);
 }
 
-/* PyTorch's name and unit: from this one to the end, in milliseconds. */
+/* The same by PyTorch's name and in its unit: from this event to `end`, in
+ * milliseconds. */
 static PyObject *
 event_elapsed_time(PyObject *op, PyObject *end)
 {
@@ -389,14 +393,14 @@ event_get_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(self->rt == NULL || self->closing);
 }
 
-/* event.query(), as PyTorch spells `done`. */
+/* The method query(), which is PyTorch's name for `done`. */
 static PyObject *
 event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {
     return event_get_done(op, NULL);
 }
 
-/* A Transfer of no bytes that ends where the event is reached. */
+/* A Transfer of no bytes that ends when the event is reached. */
 static PyObject *
 follow(cm_event_object *self)
 {
@@ -415,8 +419,8 @@ follow(cm_event_object *self)
     return cm_transfer_object_new(self->state, ticket, Py_None, Py_None, self->device);
 }
 
-/* Asking first makes that of most events cheap, and refuses one that a capture
- * recorded. */
+/* `await event`. Asking first makes it cheap for most events, and refuses one that a
+ * capture recorded. */
 static PyObject *
 event_await(PyObject *op)
 {

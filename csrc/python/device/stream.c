@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams as arguments: a Stream as a C object, the current one of a context, and from
- * any stream argument, a foreign object's too, to its counted record. */
+/* Streams as arguments: from any stream argument, even an object of another library, to
+ * its counted record; and the current stream of a context. */
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/objects.h"
@@ -14,8 +14,9 @@ cm_stream_take(cm_state *state, cm_stream *stream)
     return cm_stream_hold(stream);
 }
 
-/* The last release destroys a handle of ours, which takes the driver's locks. In a
- * forked child nothing may be called any more: the record leaks. */
+/* The last release destroys a handle of ours, which takes locks of the driver, so the
+ * GIL is released for it. In a forked child nothing may be called any more, and the
+ * record leaks. */
 void
 cm_stream_give(cm_state *state, cm_stream *stream)
 {
@@ -33,7 +34,7 @@ cm_stream_give(cm_state *state, cm_stream *stream)
 PyObject *
 cm_stream_object_new(cm_state *state, cm_stream *stream)
 {
-    /* A collection may run Python code, which may not shut down meanwhile. */
+    /* A garbage collection may run Python code, which must not shut down meanwhile. */
     cm_state_enter(state);
     PyObject *op = PyType_GenericAlloc(state->stream_type, 0);
     cm_state_leave(state);
@@ -77,7 +78,7 @@ cm_streams_collect(cm_state *state, cm_stream **out)
     return count;
 }
 
-/* As in CUDA the per-thread handle means the stream of the thread that uses it. */
+/* As in CUDA, the per-thread handle means the stream of the thread that uses it. */
 static cm_stream *
 take_own(cm_state *state, const cm_stream *others)
 {
@@ -88,7 +89,7 @@ take_own(cm_state *state, const cm_stream *others)
         (void)cm_py_raise(state, status, "looking up the thread's default stream");
         return NULL;
     }
-    cm_state_enter(state); /* on loan */
+    cm_state_enter(state); /* the record is on loan */
     return stream;
 }
 
@@ -112,13 +113,15 @@ cm_stream_object_take(PyObject *op)
 
 /* -- the current one ---------------------------------------------------------------- */
 
-/* Borrowed: the Stream of the legacy default stream of `device`, made on first need. */
+/* The Stream of the legacy default stream of `device`, made when first needed.
+ * Borrowed; NULL with an exception. */
 static PyObject *
 legacy_stream(cm_state *state, int device)
 {
     cm_runtime *rt = state->runtime;
     if (state->legacy_streams[device] == NULL) {
-        rt = cm_state_runtime(state); /* may run Python code, which may make it */
+        /* This may run Python code, which may make the Stream. */
+        rt = cm_state_runtime(state);
         if (rt == NULL) {
             return NULL;
         }
@@ -136,7 +139,7 @@ legacy_stream(cm_state *state, int device)
             return NULL;
         }
         if (state->legacy_streams[device] != NULL) {
-            /* a collection within the allocation may have run code that made it */
+            /* a garbage collection in the allocation may have run code that made it */
             Py_DECREF(object);
             cm_stream_release(record);
             return state->legacy_streams[device];
@@ -147,8 +150,9 @@ legacy_stream(cm_state *state, int device)
     return state->legacy_streams[device];
 }
 
-/* Borrowed from `chain`: its innermost stream of `device`; NULL if there is none.
- * Streams that a shutdown closed are passed over: the next use starts afresh. */
+/* The innermost stream of `device` in a chain, borrowed from `chain`; NULL: there is
+ * none. Streams that a shutdown closed are passed over, since the next use starts
+ * afresh. */
 static PyObject *
 find_in_chain(const cm_state *state, PyObject *chain, int device)
 {
@@ -187,8 +191,8 @@ cm_current_stream(cm_state *state, int device)
 
 /* -- of another library ------------------------------------------------------------- */
 
-/* The device that the object itself names (torch: device_index, CuPy: device_id, where
- * -1 is "the current one"); -1 when it does not say. -2 with an exception. */
+/* The device that the object itself names (device_index in PyTorch; device_id in CuPy,
+ * where -1 is "the current one"); -1: it does not say; -2 with an exception. */
 static int
 named_device(const cm_runtime *rt, PyObject *object)
 {
@@ -200,7 +204,7 @@ named_device(const cm_runtime *rt, PyObject *object)
             return -2;
         }
         if (found == 1) {
-            int overflow; /* too large: not an index either */
+            int overflow; /* a number that is too large is not an index either */
             long long index = PyLong_Check(value)
                                   ? PyLong_AsLongLongAndOverflow(value, &overflow)
                                   : -1;
@@ -213,8 +217,8 @@ named_device(const cm_runtime *rt, PyObject *object)
     return -1;
 }
 
-/* The device of a handle: what the object says, else the driver, else the caller. A
- * stream that captures cannot be asked. */
+/* The device of a handle: what the object says, or else the driver, or else the caller.
+ * A stream that captures cannot be asked. -2 with an exception. */
 static int
 resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handle,
                int device)
@@ -223,7 +227,7 @@ resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handl
     if (named != -1) {
         return named;
     }
-    bool capturing = true; /* the question would break the capture */
+    bool capturing = true; /* asking it would break the capture */
     cm_status status = cm_ok();
     if (handle > CM_STREAM_PER_THREAD && cm_runtime_has(rt, CM_OP_stream_get_device)) {
         status = cm_rt_stream_is_capturing(rt, handle, &capturing);
@@ -277,9 +281,9 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
     return record;
 }
 
-/* A record, on loan, of a foreign stream, which the record keeps alive unless it is an
- * int. `device` (-1: cumem's current one) counts only where neither the object nor the
- * driver says it. NULL with TypeError, ValueError or CudaError. */
+/* Make a record of a foreign stream, which the record keeps alive unless it is an int.
+ * `device` (-1: cumem's current one) counts only where neither the object nor the
+ * driver says it. On loan; NULL with TypeError, ValueError or CudaError. */
 static cm_stream *
 from_foreign(cm_state *state, PyObject *object, const char *argument, int device)
 {
@@ -287,12 +291,12 @@ from_foreign(cm_state *state, PyObject *object, const char *argument, int device
     if (rt == NULL) {
         return NULL;
     }
-    cm_state_enter(state); /* the object's own code runs: `rt` must outlive it */
+    cm_state_enter(state); /* the object's own code runs, and `rt` must outlive that */
     cm_stream *record = wrap(state, rt, object, argument, device);
     if (record == NULL) {
         cm_state_leave(state);
     }
-    return record; /* on loan: the count goes with it */
+    return record; /* on loan: giving it back leaves the state */
 }
 
 /* -- any of them ------------------------------------------------------------------- */

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The handle of a stream of another library, read from whatever such a stream has.
  *
- * Libraries agree on no way to say it. Objects of newer ones answer __cuda_stream__()
- * with a tuple of a version, 0, and the handle. PyTorch's streams have it as
- * .cuda_stream, CuPy's as .ptr, and Numba's as .handle, where it is a pointer of
- * ctypes. Whoever has nothing but the handle passes an int. The ways are tried in this
- * order.
+ * Libraries do not agree on one way to give it:
  *
- * .ptr and .handle are common names: events, arrays and buffers have them as well, and
- * the driver may crash on a handle of something else. So these two count only on
- * objects that do not look like one of those. */
+ *   __cuda_stream__()   newer objects answer a tuple (0, handle), where 0 is a version
+ *   .cuda_stream        PyTorch
+ *   an int              whoever has nothing but the handle
+ *   .ptr                CuPy
+ *   .handle             Numba, where it is a pointer of ctypes
+ *
+ * The ways are tried in this order. .ptr and .handle are common names: events, arrays
+ * and buffers have them as well, and the driver may crash on a handle of something
+ * else. So these two count only on objects that do not look like one of those. */
 #include <string.h>
 
 #include "python/core/arguments.h"
@@ -18,7 +20,8 @@
 
 /* -- numbers ------------------------------------------------------------------------ */
 
-/* Of an int. 0, or -1 with ValueError, which calls the number `name`. */
+/* Read a handle from an int. 0, or -1 with ValueError, which calls the number
+ * `name`. */
 static int
 from_int(PyObject *number, const char *name, uint64_t *out)
 {
@@ -34,8 +37,8 @@ from_int(PyObject *number, const char *name, uint64_t *out)
                              Py_BuildValue("(Os)", number, name));
 }
 
-/* May int() make a handle of it? It reads texts and floats as well, which nobody means
- * for one. 1, 0, or -1 with what reading an attribute raised. */
+/* Whether int() may make a handle of a value. It reads texts and floats as well, but
+ * nobody means these as handles. 1; 0; or -1 with what reading an attribute raised. */
 static int
 may_be_number(PyObject *value)
 {
@@ -73,8 +76,8 @@ from_number(PyObject *value, const char *name, uint64_t *out)
     return result;
 }
 
-/* Of an int, of what turns into one, or of a pointer of ctypes, whose .value is None
- * for 0. 0, or -1 with an exception. */
+/* Read a handle from an int, from what turns into one, or from a pointer of ctypes,
+ * whose .value is None for 0. 0, or -1 with an exception. */
 static int
 from_value(PyObject *value, const char *name, uint64_t *out)
 {
@@ -103,7 +106,7 @@ from_value(PyObject *value, const char *name, uint64_t *out)
 
 /* -- ways to say it ----------------------------------------------------------------- */
 
-/* Of what __cuda_stream__() answered. */
+/* Read a handle from the answer of __cuda_stream__(). */
 static int
 from_answer(PyObject *answer, uint64_t *out)
 {
@@ -133,8 +136,8 @@ from_answer(PyObject *answer, uint64_t *out)
                       "the handle __cuda_stream__() answers", out);
 }
 
-/* Each of the next functions tries one way: 1 and the handle, 0 where the object does
- * not have it, -1 with an exception. */
+/* Each of the next functions tries one way. 1 and the handle; 0 if the object does not
+ * have it; -1 with an exception. */
 
 static int
 try_protocol(PyObject *object, uint64_t *out)
@@ -157,7 +160,7 @@ try_protocol(PyObject *object, uint64_t *out)
     return result < 0 ? -1 : 1;
 }
 
-/* `attribute` has a dot before its name, as errors show it. */
+/* `attribute` begins with a dot, as errors show it. */
 static int
 try_attribute(PyObject *object, const char *attribute, uint64_t *out)
 {
@@ -171,8 +174,9 @@ try_attribute(PyObject *object, const char *attribute, uint64_t *out)
     return result < 0 ? -1 : 1;
 }
 
-/* A Device has an index too, and so have elements of buffers, and NumPy's bools before
- * 2.3: none of them is meant for a handle. */
+/* True if an integer may be meant as a handle. A Device has an index too, and so have
+ * elements of buffers, and NumPy's bools before 2.3, but none of them is meant as a
+ * handle. */
 static bool
 may_be_handle(const cm_state *state, PyObject *object)
 {
@@ -181,14 +185,14 @@ may_be_handle(const cm_state *state, PyObject *object)
         return false;
     }
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
-        if (state->devices[i] != NULL) { /* all have the same type */
+        if (state->devices[i] != NULL) { /* all Devices have the same type */
             return Py_TYPE(object) != Py_TYPE(state->devices[i]);
         }
     }
     return true;
 }
 
-/* Integers of NumPy's, and whatever else is an integer. */
+/* Tries NumPy's integers, and whatever else is an integer. */
 static int
 try_index(const cm_state *state, PyObject *object, const char *argument, uint64_t *out)
 {
@@ -200,7 +204,8 @@ try_index(const cm_state *state, PyObject *object, const char *argument, uint64_
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
             return -1;
         }
-        PyErr_Clear(); /* an array of two elements, for one, has no index after all */
+        /* An array of two elements, for one, has __index__() and refuses. */
+        PyErr_Clear();
         return 0;
     }
     int result = from_int(number, argument, out);
@@ -208,8 +213,8 @@ try_index(const cm_state *state, PyObject *object, const char *argument, uint64_
     return result < 0 ? -1 : 1;
 }
 
-/* Are .ptr and .handle of this object those of a stream? 1, 0, or -1 with an exception.
- */
+/* Whether .ptr and .handle of this object may be those of a stream. 1; 0; or -1 with an
+ * exception. */
 static int
 may_be_stream(const cm_state *state, PyObject *object)
 {
@@ -237,7 +242,7 @@ may_be_stream(const cm_state *state, PyObject *object)
     Py_ssize_t nbytes;
     const char *text = PyUnicode_AsUTF8AndSize(name, &nbytes);
     bool is_event = text != NULL && strstr(text, "Event") != NULL;
-    PyErr_Clear(); /* the name may have characters that UTF-8 does not */
+    PyErr_Clear(); /* the name may have characters that UTF-8 does not have */
     Py_DECREF(name);
     return is_event ? 0 : 1;
 }

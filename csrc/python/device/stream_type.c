@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Stream: a counted stream record as a Python object. */
+/* cumem.Stream, a counted record of a stream as a Python object. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -10,7 +10,7 @@
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* A number of any size, as Python reads indexes. NULL with TypeError. */
+/* Read an integer of any size. A new reference; NULL with TypeError. */
 static PyObject *
 read_priority(PyObject *object)
 {
@@ -25,18 +25,19 @@ read_priority(PyObject *object)
     return number;
 }
 
-/* Does the device have streams of this priority? All devices have 0, so that nothing is
- * asked for it. 0, or -1 with ValueError or CudaError. The state is entered. */
+/* Check that the device has streams of this priority. All devices have priority 0, so
+ * nothing is asked for that. 0, or -1 with ValueError or CudaError. The state is
+ * entered. */
 static int
 check_priority(cm_state *state, cm_runtime *rt, int device, PyObject *number, int *out)
 {
-    int is_too_large; /* then the value is -1 or 0, which must not count */
+    int is_too_large; /* the value is then -1 or 0, and must not count */
     long value = PyLong_AsLongAndOverflow(number, &is_too_large);
     if (value == 0 && is_too_large == 0) {
         *out = 0;
         return 0;
     }
-    int least; /* CUDA's highest number */
+    int least; /* the least urgent, which has CUDA's highest number */
     int greatest;
     cm_status status = CM_WITHOUT_GIL(
         CM_ON_DEVICE(rt, device, cm_rt_stream_priority_range(rt, &least, &greatest)));
@@ -70,14 +71,15 @@ make_stream(cm_state *state, int device, PyObject *priority_number, bool non_blo
     }
     PyObject *self = cm_stream_object_new(state, stream);
     if (self != NULL && state->context_count != atomic_load(&rt->context_count)) {
-        state->when_contexts_grow(state); /* it may work on anything from now on */
+        /* The stream may work on any memory from now on. */
+        state->when_contexts_grow(state);
     }
-    cm_state_enter(state); /* which the give leaves */
+    cm_state_enter(state); /* cm_stream_give() leaves it */
     cm_stream_give(state, stream);
     return self;
 }
 
-/* Stream(*, device=None, priority=0, non_blocking=True). */
+/* The constructor Stream(*, device=None, priority=0, non_blocking=True). */
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -104,8 +106,9 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return self;
 }
 
-/* A Stream around one of another library; `device` as for cm_stream_from_argument().
- * `lasts`: only the end of the object destroys the stream. NULL with an exception. */
+/* A Stream around one of another library, with `device` as for
+ * cm_stream_from_argument(). `lasts`: only the end of the object destroys the stream.
+ * NULL with an exception. */
 static PyObject *
 wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
 {
@@ -121,7 +124,7 @@ wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
     return self;
 }
 
-/* _wrap_stream(object, device, lasts) */
+/* The Python function _wrap_stream(object, device, lasts). */
 PyObject *
 cm_wrap_stream(PyObject *module, PyObject *args)
 {
@@ -135,8 +138,8 @@ cm_wrap_stream(PyObject *module, PyObject *args)
     return wrap_foreign(cm_state_of_module(module), object, device, lasts != 0);
 }
 
-/* Stream.from_external(obj, /, *, device=None). A Stream is its own answer, whose
- * close() whoever passed it expects to work. */
+/* The method Stream.from_external(obj, /, *, device=None). A Stream is returned as it
+ * is, since whoever passed it expects its close() to work. */
 static PyObject *
 stream_from_external(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
                      PyObject *kwnames)
@@ -144,7 +147,7 @@ stream_from_external(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"obj", "device", NULL};
     cm_state *state = PyType_GetModuleState((PyTypeObject *)(void *)type);
     PyObject *values[2];
-    int device = -1; /* the one that the object or the driver says */
+    int device = -1; /* the one that the object or the driver names */
     if (cm_args_parse("from_external", args, nargs, kwnames, names, 1, 1, values) < 0
         || (cm_arg_is_given(values[1])
             && cm_arg_device(state, values[1], "device", &device) < 0)) {
@@ -181,7 +184,7 @@ stream_dealloc(PyObject *op)
 
 /* -- methods ----------------------------------------------------------------------- */
 
-/* Give a Stream's record back and answer. */
+/* Give the record of a Stream back, and answer. */
 static PyObject *
 give(PyObject *op, cm_stream *stream, cm_status status, PyObject *answer)
 {
@@ -203,7 +206,8 @@ stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     return give(op, stream, status, waited ? Py_NewRef(Py_None) : NULL);
 }
 
-/* For an Event, Transfer or stream object. Blocks (GIL released) for a transfer only. */
+/* wait() for an Event, a Transfer or a stream. Only a Transfer may block it, with the
+ * GIL released. */
 static PyObject *
 stream_wait(PyObject *op, PyObject *other)
 {
@@ -361,7 +365,8 @@ CM_PACKAGED(Stream, "buffers.texts", list_names)
 
 /* -- comparison and text ----------------------------------------------------------- */
 
-/* The default streams of all devices have the same small ids. */
+/* True if two Streams are the same stream. The default streams of all devices have the
+ * same small ids, so the device counts too. */
 static bool
 is_same(const cm_stream_object *a, const cm_stream_object *b)
 {
@@ -389,7 +394,7 @@ stream_hash(PyObject *op)
 static PyObject *
 stream_repr(PyObject *op)
 {
-    /* .handle would give it away */
+    /* reading .handle would count as telling other code */
     const cm_stream *stream = ((cm_stream_object *)(void *)op)->stream;
     unsigned long long handle = stream == NULL ? 0 : stream->handle;
     return cm_package_call("buffers.texts", "stream_repr",

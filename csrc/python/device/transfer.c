@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Transfer: a copy that may still be running. */
+/* cumem.Transfer, a copy that may still be running. */
 #include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
@@ -68,13 +68,14 @@ transfer_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     if (self->ticket != NULL) {
-        /* after shutdown() there is no engine that would tell of a failure */
+        /* after shutdown() there is no engine that would report a failure */
         cm_py_report(self->state, cm_ticket_abandon(self->ticket),
                      (PyObject *)(void *)Py_TYPE(op));
     }
     (void)transfer_clear(op);
-    PyObject *module = self->module; /* not before: the interpreter's last collection
-                                        clears objects in any order */
+    /* Dropped last: the interpreter's last garbage collection clears objects in any
+     * order. */
+    PyObject *module = self->module;
     cm_object_free(op);
     Py_XDECREF(module);
 }
@@ -95,10 +96,10 @@ read_info(PyObject *op)
 
 /* -- memory that was moved meanwhile ------------------------------------------------------ */
 
-/* The copy is done. Was the memory of its ends then where it had been when the copy
- * began? What has moved before anybody saw the end may have moved before the end, so
- * that counts. From then on it may go where it likes. 0, or -1 with BufferError, at
- * each call. */
+/* Called once the copy is done: check that the memory of its ends was still where it
+ * had been when the copy began. Memory that has moved before anybody saw the end may
+ * have moved before the end, so that counts. From now on the memory may move. 0, or -1
+ * with BufferError, and again at each call. */
 static int
 check_memory(cm_transfer_object *self)
 {
@@ -113,7 +114,7 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
-/* False with an exception. */
+/* Wait for the copy, and tell of its progress. False with an exception. */
 static bool
 wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
               const cm_progress *progress)
@@ -138,7 +139,7 @@ wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
         (void)cm_py_raise(self->state, status, "while copying");
         return false;
     }
-    cm_state_drop_own(self->state); /* what was freed meanwhile goes back now */
+    cm_state_drop_own(self->state); /* what was dropped meanwhile is freed now */
     if (check_memory(self) < 0) {
         return false;
     }
@@ -202,7 +203,7 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
     return PyBool_FromLong(cancelled);
 }
 
-/* For cumem/transfers/multi_device.py: end it early, also where it has begun. */
+/* For cumem/transfers/multi_device.py: end the copy early, even if it has begun. */
 static PyObject *
 transfer_stop(PyObject *op, PyObject *Py_UNUSED(args))
 {
@@ -216,7 +217,7 @@ transfer_await(PyObject *op)
     return cm_package_call("devices.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
-/* For that: write to an eventfd when it is done. */
+/* For `await`: write to an eventfd when the copy is done. */
 static PyObject *
 transfer_notify(PyObject *op, PyObject *object)
 {
@@ -229,8 +230,8 @@ transfer_notify(PyObject *op, PyObject *object)
                         "while awaiting a transfer", Py_NewRef(Py_None));
 }
 
-/* For that too: call fn(transfer). What it raises goes to the unraisable hook, as
- * nobody who called is there any more; Python has no way of its own to give the hook an
+/* For callbacks: call fn(transfer). What it raises goes to the unraisable hook, since
+ * nobody is left who called. Python has no function of its own that gives the hook an
  * error. */
 static PyObject *
 transfer_call_back(PyObject *op, PyObject *fn)
@@ -259,18 +260,18 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     cm_ticket_info info = read_info(op);
-    const cm_runtime *rt = self->state->runtime; /* as it is now: reading lets others in
-                                                  */
+    /* Read now, since read_info() let other threads run. */
+    const cm_runtime *rt = self->state->runtime;
     bool in_child = rt != NULL && (cm_runtime_is_forked(rt) || rt->is_host_only);
     if (!info.done && in_child) {
-        /* the parent's threads end it, and a loop here would never see that */
+        /* the parent's threads end the copy, and a loop here would never see that */
         return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
     }
     if (info.done && cm_is_ok(info.status) && check_memory(self) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_BufferError)) {
             return NULL;
         }
-        PyErr_Clear(); /* wait() says so */
+        PyErr_Clear(); /* wait() raises it */
     }
     return PyBool_FromLong(info.done);
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Waits in slices, threads that wait for a device, and the hooks of pools. */
 #include "python/device/wait.h"
 
 #include <signal.h>
@@ -12,8 +13,8 @@
 
 /* -- signals ----------------------------------------------------------------------- */
 
-/* Of the process, as signal handlers are; 0: not known. After a fork the thread that
- * forked is the main one. */
+/* The main thread; there is one for the process, as signal handlers are. 0: not known.
+ * After a fork, the thread that forked is the main one. */
 static _Atomic unsigned long main_thread;
 static _Atomic pid_t main_process;
 
@@ -21,7 +22,8 @@ void
 cm_signals_init(void)
 {
     PyObject *module = PyImport_ImportModule("_signal");
-    /* The main thread is told that None is no handler, others may set none at all. */
+    /* In the main thread this raises TypeError, because None is not a handler; other
+     * threads get ValueError, because they may set none at all. */
     PyObject *old = module == NULL
                         ? NULL
                         : PyObject_CallMethod(module, "signal", "iO", SIGINT, Py_None);
@@ -43,13 +45,14 @@ cm_sees_signals(void)
 
 /* -- streams and events ------------------------------------------------------------ */
 
-/* No GIL. At most a slice; the first questions follow each other quickly. */
+/* Ask for one slice of time at most, without the GIL. The first questions follow each
+ * other quickly. */
 static cm_status
 poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, bool naps,
            uint64_t start, bool *done)
 {
     uint64_t end = cm_now_ns() + CM_SIGNAL_SLICE_NS;
-    cm_scope scope; /* the default streams mean those of the current device */
+    cm_scope scope; /* handles of default streams mean those of the current device */
     CM_TRY(cm_scope_enter(rt, device, CM_CAPTURE_THREAD_LOCAL, &scope));
     cm_status status;
     for (;;) {
@@ -136,15 +139,16 @@ cm_wait_for_ticket(cm_ticket *ticket,
 
 /* -- whole devices ----------------------------------------------------------------- */
 
-/* In a thread of its own. The call's, until a signal ends that. */
+/* A wait for a device in a thread of its own. It belongs to the call, until a signal
+ * ends that. */
 typedef struct device_wait {
-    cm_list node; /* then in state->device_waits; GIL */
+    cm_list node; /* after that in state->device_waits; guarded by the GIL */
     cm_runtime *rt;
     int device;
     cm_thread thread;
     cm_mutex lock;
     cm_cond ended;
-    /* lock */
+    /* guarded by `lock`: */
     bool has_ended;
     cm_status status;
 } device_wait;
@@ -168,7 +172,7 @@ run_wait(void *argument)
     return NULL;
 }
 
-/* NULL: neither memory nor a thread to be had. */
+/* Begin such a wait. NULL: there is no memory, or no thread can be had. */
 static device_wait *
 begin_wait(cm_runtime *rt, int device)
 {
@@ -186,7 +190,7 @@ begin_wait(cm_runtime *rt, int device)
     return wait;
 }
 
-/* Waits at most so long. False: it goes on. */
+/* Wait for its end, at most so long. False: it goes on. */
 static bool
 await_end(device_wait *wait, uint64_t most_ns)
 {
@@ -199,7 +203,8 @@ await_end(device_wait *wait, uint64_t most_ns)
     return ended;
 }
 
-/* 0, or -1 with the exception of a signal handler: it is left for the join. */
+/* Wait for its end, in slices. 0; or -1 with the exception of a signal handler, and
+ * then the wait is left for cm_device_waits_join(). */
 static int
 end_wait(cm_state *state, device_wait *wait, cm_status *out)
 {
@@ -208,13 +213,14 @@ end_wait(cm_state *state, device_wait *wait, cm_status *out)
             cm_list_push_back(&state->device_waits, &wait->node);
             return -1;
         }
-        if (cm_runtime_is_forked(wait->rt)) { /* by a handler: here is no such thread */
+        /* A signal handler forked, and this child has no such thread. */
+        if (cm_runtime_is_forked(wait->rt)) {
             *out = cm_fail(CM_EFORKED, 0);
             return 0;
         }
     }
     *out = wait->status;
-    cm_thread_join(wait->thread); /* which ends at once */
+    cm_thread_join(wait->thread); /* the thread is about to end */
     free(wait);
     return 0;
 }
@@ -238,7 +244,7 @@ cm_device_waits_join(cm_state *state)
     int result = 0;
     cm_status ignored;
     cm_list *node;
-    cm_state_enter(state); /* a signal's handler must not close the runtime */
+    cm_state_enter(state); /* a signal handler must not close the runtime */
     while (result == 0 && (node = cm_list_pop_front(&state->device_waits)) != NULL) {
         result = end_wait(state, CM_LIST_ENTRY(node, device_wait, node), &ignored);
     }
@@ -263,7 +269,8 @@ wait_for_device(void *argument, int device, cm_status *out)
 {
     cm_pool_waiter *waiter = argument;
     cm_gil_take(waiter->thread);
-    cm_runtime *rt = waiter->state->runtime; /* stays while the state is entered */
+    /* It stays open while the state is entered. */
+    cm_runtime *rt = waiter->state->runtime;
     bool done =
         PyErr_Occurred() == NULL && cm_wait_for_device(waiter->state, rt, device, out);
     waiter->thread = cm_gil_give();
@@ -281,10 +288,11 @@ raise_postponed(void *argument)
     return -1;
 }
 
-/* The pending exception, if there is one, is raised by the next instruction that Python
- * carries out in this thread, and is no longer pending. Signal handlers run in the main
- * thread, as pending calls do. In others it is one that a debugger or a timeout has
- * sent (PyThreadState_SetAsyncExc), and is sent again. */
+/* Let the pending exception, if there is one, be raised by the next instruction that
+ * Python executes in this thread; it is no longer pending then. Signal handlers run in
+ * the main thread, and so do pending calls. In another thread the exception is one that
+ * a debugger or a timeout has sent (PyThreadState_SetAsyncExc), and it is sent
+ * again. */
 static void
 postpone_error(void)
 {
@@ -304,17 +312,19 @@ postpone_error(void)
         return;
     }
     *kept = cm_error_keep();
-    if (Py_AddPendingCall(raise_postponed, kept) < 0) { /* too many wait already */
+    /* Too many pending calls wait already. */
+    if (Py_AddPendingCall(raise_postponed, kept) < 0) {
         (void)raise_postponed(kept);
         PyErr_WriteUnraisable(NULL);
     }
 }
 
-/* Libraries that were never imported are not asked; what cannot be asked does not
- * capture. Python code runs, and with it the handlers of signals that came while nobody
- * had the GIL. What they raise stays set and must not be lost with the answer; the wait
- * is then over, so that true spares what would only prolong it. An exception that was
- * set before is kept in place of a second one. */
+/* Ask PyTorch and CuPy whether they are capturing. A library that was never imported is
+ * not asked, and one that cannot be asked does not capture. Python code runs, and with
+ * it the handlers of signals that came while nobody had the GIL. What they raise stays
+ * set and must not be lost. The wait is then over, so the answer is true, which avoids
+ * what would only prolong it. An exception that was set before is kept in place of a
+ * second one. */
 static bool
 ask_libraries(void)
 {
@@ -325,7 +335,8 @@ ask_libraries(void)
                                                 "is_captured", PyTuple_New(0));
     bool captures = answer == Py_True;
     if (answer == NULL && !raised) {
-        raised = !PyErr_ExceptionMatches(PyExc_ImportError); /* at the exit */
+        /* At exit nothing can be imported. */
+        raised = !PyErr_ExceptionMatches(PyExc_ImportError);
     }
     Py_XDECREF(answer);
     if (kept.type != NULL || !raised) {

@@ -1,62 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waiting for streams, events, transfers and devices so that Ctrl-C is seen: by asking
- * again and again or, where the driver knows only how to wait, in a thread for it. */
+/* Waits for streams, events, transfers and devices so that Ctrl-C is seen.
+ *
+ * Python runs signal handlers only between instructions of its main thread. A call that
+ * sits in cudaStreamSynchronize() for a minute would not notice Ctrl-C for that minute.
+ * So a wait in the main thread goes in slices of 50 ms: it asks the driver again and
+ * again within a slice, with the GIL released, then takes the GIL and lets handlers
+ * run. A whole device cannot be asked whether it is done. For that a thread of its own
+ * sits in cudaDeviceSynchronize(), and the caller waits for that thread in slices. In
+ * other threads, which see no signals, a wait is simply left to the driver. */
 #pragma once
 
 #include "python/core/progress.h"
 
-#define CM_SIGNAL_SLICE_NS UINT64_C(50000000) /* how soon Ctrl-C is seen */
+/* How soon Ctrl-C is seen, at the latest. */
+#define CM_SIGNAL_SLICE_NS UINT64_C(50000000)
 
-/* Whether signal handlers may run in the calling thread: in Python's main one alone,
- * which need not be the process's. Where it is not known which that is, every thread
- * counts. No GIL needed. */
+/* True if signal handlers may run in the calling thread. They run in Python's main
+ * thread alone, which need not be the main thread of the process. If it is not known
+ * which thread that is, every thread counts. Needs no GIL. */
 bool cm_sees_signals(void);
-/* At import: is the calling thread the main one? */
+/* Find out, at import, whether the calling thread is the main one. */
 void cm_signals_init(void);
 
+/* A question whether something is done, such as cm_rt_stream_query(). */
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
-/* Wait until `query` says that it is done or fails; `naps`: rather sleeping than
- * spinning. False with the exception of a signal handler. GIL, released meanwhile. */
+/* Wait until `query` says that it is done, or fails; with `naps` the thread sleeps
+ * rather than spins. The outcome is *out. False with the exception of a signal handler.
+ * Needs the GIL, and releases it meanwhile. */
 bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
                      bool naps, cm_status *out);
 
-/* The same until `synchronize` says so too, to which it is left in a thread that sees
- * no signals. */
+/* As cm_wait_polling(), until `synchronize` returns as well. In a thread that sees no
+ * signals the whole wait is left to `synchronize`. */
 bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  cm_status (*synchronize)(cm_runtime *rt, uint64_t handle),
                  uint64_t handle, bool naps, cm_status *out);
 
-/* Wait for a transfer by `wait`, cm_ticket_wait or cm_ticket_settle, and tell of its
- * progress (NULL: nobody). False with the exception of a signal handler, or of the
- * progress callback. GIL held, released meanwhile. */
+/* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_settle, and tell
+ * of its progress (NULL: nobody is told). False with the exception of a signal handler
+ * or of the progress callback. Needs the GIL, and releases it meanwhile. */
 bool cm_wait_for_ticket(cm_ticket *ticket,
                         cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
                         uint64_t timeout_ns, const cm_progress *progress,
                         uint64_t nbytes, cm_status *out);
 
-/* Wait for all work of a device. As above; what a signal ended is waited for by
- * cm_device_waits_join. */
+/* Wait for all work of a device. False with the exception of a signal handler; the wait
+ * then goes on in its thread, and cm_device_waits_join() waits for that. */
 bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out);
 
-/* Wait, GIL released, for what uses the runtime behind the back of interrupted calls.
- * -1 with the exception of a signal handler: what is left can be waited for again. */
+/* Wait, with the GIL released, for waits that signals ended and that still use the
+ * runtime. -1 with the exception of a signal handler: what is left can be waited for
+ * again. */
 int cm_device_waits_join(cm_state *state);
 
-/* For waits in a pool, by a caller that has entered the state. `thread` is what
- * PyEval_SaveThread() gave: Python's signal handlers run there. After CM_ECANCELLED
- * their exception is set. */
+/* Hooks for waits in a pool, by a caller that has entered the state. `thread` is what
+ * PyEval_SaveThread() returned: the hooks take the GIL with it, so that Python's signal
+ * handlers run. After CM_ECANCELLED their exception is set. */
 typedef struct cm_pool_waiter {
     cm_state *state;
     PyThreadState *thread;
 } cm_pool_waiter;
 
 cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
-/* Takes the GIL back after the wait, which had this status. An exception of a signal's
- * handler that did not end the wait is raised by the next instruction of Python's: the
- * result of the call stands. */
+/* Take the GIL back after the wait, which had this status. An exception of a signal
+ * handler that did not end the wait is raised by the next instruction of Python's, and
+ * the result of the call stands. */
 void cm_pool_waiter_end(const cm_pool_waiter *waiter, cm_status status);
-/* Does the current stream that PyTorch or CuPy have in this thread capture? Of streams
- * that cumem was told of the runtime knows. GIL. What a signal's handler raises
- * meanwhile is raised by the next instruction of Python's. */
+/* True if the current stream that PyTorch or CuPy has in this thread is capturing.
+ * (Streams that cumem was told of are known to the runtime.) Needs the GIL. An
+ * exception that a signal handler raises meanwhile is raised by the next instruction of
+ * Python's. */
 bool cm_library_captures(void);
