@@ -151,17 +151,26 @@ cm_engine_deny_peers(cm_engine *engine, bool denied)
     atomic_store(&engine->peers.denied, denied);
 }
 
-cm_end_facts
-cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
+/* Of memory of the host. */
+static cm_end_facts
+facts_of_host(cm_engine *engine, const char *host, cm_kind kind, uint64_t nbytes)
 {
-    cm_end_facts facts = {.locked = !cm_kind_is_pageable(end->kind), .whole = true};
-    if (!cm_piece_end_is_on_device(end) && nbytes > 0) {
+    cm_end_facts facts = {.locked = !cm_kind_is_pageable(kind), .whole = true};
+    if (nbytes > 0) {
         bool locked = false;
         facts.whole =
-            cm_registry_run(engine->registry, end->host, nbytes, &locked) == nbytes;
+            cm_registry_run(engine->registry, host, nbytes, &locked) == nbytes;
         facts.locked = facts.locked || (facts.whole && locked);
     }
     return facts;
+}
+
+cm_end_facts
+cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end, uint64_t nbytes)
+{
+    return cm_piece_end_is_on_device(end)
+               ? (cm_end_facts){.locked = true, .whole = true}
+               : facts_of_host(engine, end->host, end->kind, nbytes);
 }
 
 cm_end_facts
@@ -174,6 +183,6 @@ cm_engine_facts_of(cm_engine *engine, const cm_region *region)
     }
     /* what is wrong with a region is said when the copy is planned */
     cm_ignore(cm_region_bounds(region, &low, &high));
-    cm_piece_end end = {.host = (char *)region->host + low, .kind = region->kind};
-    return cm_engine_facts_of_end(engine, &end, (uint64_t)(high - low));
+    return facts_of_host(engine, (const char *)region->host + low, region->kind,
+                         (uint64_t)(high - low));
 }

@@ -50,11 +50,20 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 
+/* With the pieces, where it goes in pieces. */
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {
     plan->row = cm_route_choose(plan, ends);
-    cm_ring_policy_init(plan, ends->options->tuning);
+    if (plan->row->uses_ring || plan->row->crosses) {
+        cm_ring_policy_init(plan, ends->options->tuning);
+        return;
+    }
+    plan->is_cached = false;
+    plan->piece_nbytes = plan->nbytes;
+    plan->piece_count = 1;
+    plan->slot_count = 1;
+    plan->thread_count = plan->device < 0; /* the host does all of it */
 }
 
 void

@@ -11,9 +11,9 @@
  *
  * The functions of a row, in the order in which they are called:
  *
- *   suits   when the copy is planned: is this the way? The rows of CM_ROUTES are asked
- *           from the first to the last, and the first that suits is taken. The last one
- *           takes whatever is left.
+ *   suits   when the copy is planned: is this the way? Those rows of CM_ROUTES that are
+ *           for such ends (`ends`) are asked from the first to the last, and the first
+ *           that suits is taken. The last one takes whatever is left.
  *   settle  when the job's turn has come, before it moves anything: takes the memory
  *           without which the way is no use. Where there is none it may plan the copy
  *           anew. From then on the route of the job stays as it is.
@@ -26,8 +26,9 @@
  *
  * Two things that look like routes have no row. A short copy (routes/short_copy.c) is
  * made by its caller before there is a plan, since planning takes longer than the copy;
- * users see it as "direct". A broadcast (routes/broadcast.c) is not a way but more
- * targets of one: it goes by the rows that pack, and sends each slot to each device. */
+ * users see it as "host" or "direct". A broadcast (routes/broadcast.c) is not a way but
+ * more targets of one: it goes by the rows that pack, and sends each slot to each
+ * device. */
 #pragma once
 
 #include <stdatomic.h>
@@ -39,24 +40,30 @@
 /* clang-format off */
 #define CM_ROUTES(X)                                                                     \
     /* between two ends that the host reaches */                                         \
-    X(HOST, "host", cm_host_suits, cm_job_run_on_host, .uses_host = true)                \
+    X(HOST, "host", cm_host_suits, cm_job_run_on_host,                                   \
+      .ends = CM_ENDS_HOST, .uses_host = true)                                           \
     /* by memset of the device: not a copy, but one element for all of a region */       \
-    X(FILL, "fill", cm_fill_suits, cm_job_fill, .fits_graph = true)                      \
-    X(DIRECT, "direct", cm_direct_suits, cm_job_copy_direct, .fits_graph = true)         \
-    X(DIRECT_2D, "direct-2d", cm_2d_suits, cm_job_copy_2d, .fits_graph = true)           \
-    X(KERNEL, "kernel", cm_kernel_suits, cm_job_copy_by_kernel, .fits_graph = true)      \
+    X(FILL, "fill", cm_fill_suits, cm_job_fill,                                          \
+      .ends = CM_ENDS_FILL, .fits_graph = true)                                          \
+    X(DIRECT, "direct", cm_direct_suits, cm_job_copy_direct,                             \
+      .ends = CM_ENDS_DEVICE, .fits_graph = true)                                        \
+    X(DIRECT_2D, "direct-2d", cm_2d_suits, cm_job_copy_2d,                               \
+      .ends = CM_ENDS_DEVICE, .fits_graph = true)                                        \
+    X(KERNEL, "kernel", cm_kernel_suits, cm_job_copy_by_kernel,                          \
+      .ends = CM_ENDS_DEVICE | CM_ENDS_DEVICES, .fits_graph = true)                      \
     /* between devices that do not reach each other: in a graph as if they did */        \
     X(PEER_STAGED, "peer-staged", cm_peer_staged_suits, cm_job_copy_peer,                \
-      .settle = cm_peer_staged_settle,                                                   \
+      .ends = CM_ENDS_DEVICES, .settle = cm_peer_staged_settle,                          \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
     X(PEER, "peer", cm_peer_suits, cm_job_copy_peer,                                     \
-      .crosses = true, .fits_graph = true)                                               \
+      .ends = CM_ENDS_DEVICES, .crosses = true, .fits_graph = true)                      \
     /* The host packs or unpacks on the way; or a kernel of the device does, for which   \
      * the row before has found out what it needs, so that no row may go between. */     \
-    X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged,                             \
+    X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged, .ends = CM_ENDS_DEVICE,     \
       .settle = cm_staged_settle, .drain = cm_staged_drain,                              \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
     X(STAGED_KERNEL, "staged-kernel", cm_staged_kernel_suits, cm_job_copy_staged,        \
+      .ends = CM_ENDS_DEVICE,                                                            \
       .settle = cm_staged_settle, .drain = cm_staged_drain,                              \
       .uses_host = true, .uses_ring = true, .packs = true)
 
@@ -69,6 +76,14 @@
     /* between memory and a file */                                                      \
     X(FILE, "file", cm_job_copy_file, .uses_host = true, .uses_ring = true)
 /* clang-format on */
+
+/* What lies at the two ends of a plan: the rows that are for others are not asked. */
+typedef enum cm_route_ends {
+    CM_ENDS_HOST = 1,    /* the host reaches both, and no device has a part in it */
+    CM_ENDS_DEVICE = 2,  /* one device does the work, on its own or with the host */
+    CM_ENDS_DEVICES = 4, /* each end lies on a device of its own */
+    CM_ENDS_FILL = 8, /* the source is a single element, and a device does the work */
+} cm_route_ends;
 
 typedef enum cm_route {
     CM_ROUTE_NOTHING, /* the text of a plan without a row: no bytes have to move */
@@ -85,6 +100,7 @@ struct cm_plan_ends;
 
 typedef struct cm_route_row {
     const char *text; /* for users; it comes first, as tests read it there */
+    unsigned ends;    /* those that it is for: cm_route_ends */
     /* Sets in the plan, which has its devices and its layout, what the route or a row
      * after this one needs. Changes and asks nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);

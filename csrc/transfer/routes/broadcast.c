@@ -96,7 +96,7 @@ cm_status
 cm_targets_begin(cm_job *job)
 {
     const cm_targets *targets = job->targets;
-    bool others = targets != NULL && targets->sent_count > 1;
+    bool others = targets->sent_count > 1;
     for (uint32_t i = 0; others && i < targets->sent_count; i++) {
         CM_TRY(cm_job_open_side(job, targets->all[i].dst.device, NULL));
     }
@@ -144,9 +144,6 @@ cm_status
 cm_targets_end(cm_job *job)
 {
     cm_targets *targets = job->targets;
-    if (targets == NULL) {
-        return cm_ok();
-    }
     for (uint32_t i = targets->sent_count; i < targets->count; i++) {
         const target *t = &targets->all[i];
         const cm_region *from = &targets->all[t->from].dst;

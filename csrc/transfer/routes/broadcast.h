@@ -15,8 +15,9 @@ typedef struct cm_broadcast {
     uint32_t dst_count;
 } cm_broadcast;
 
-/* Sets job->targets, before the copy is planned: where other devices are to be sent to,
- * it has to go through page-locked blocks (job->has_more_targets).
+/* Those below are called for jobs that have further targets (job->targets != NULL), and
+ * the first sets job->targets, before the copy is planned: where other devices are to
+ * be sent to, it has to go through page-locked blocks (job->has_more_targets).
  * Fails: CM_EINVALID (an end that is not where it should be), CM_ENOMEM. */
 CM_NODISCARD cm_status cm_targets_create(cm_job *job, const cm_copy_request *request);
 /* Once it is planned. Fails: CM_EINVALID (a source that cannot go to other devices). */

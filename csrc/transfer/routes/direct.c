@@ -19,8 +19,7 @@ cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
     bool may_wait = ends->options->may_wait && plan->layout.run_nbytes < least
                     && !(ends->dst_facts.fresh && tuning->thread_count != 1);
     return plan->layout.ndim == 0 && cm_plan_has_device_end(ends)
-           && !cm_plan_needs_host(ends) && plan->device == plan->src_device
-           && (cm_plan_is_locked(ends) || may_wait);
+           && !cm_plan_needs_host(ends) && (cm_plan_is_locked(ends) || may_wait);
 }
 
 bool
@@ -30,8 +29,8 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
     const int64_t *pitch = layout->axes[0].stride;
     int64_t run = (int64_t)layout->run_nbytes;
     return layout->ndim == 1 && cm_plan_has_device_end(ends)
-           && !cm_plan_needs_host(ends) && plan->device == plan->src_device
-           && cm_plan_is_locked(ends) && ends->dst_facts.whole && ends->src_facts.whole
+           && !cm_plan_needs_host(ends) && cm_plan_is_locked(ends)
+           && ends->dst_facts.whole && ends->src_facts.whole
            && layout->run_nbytes >= ends->options->tuning->row_min_nbytes
            && pitch[CM_DST] >= run && pitch[CM_SRC] >= run
            && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
@@ -86,21 +85,35 @@ populate_files(const cm_job *job)
                : cm_ok();
 }
 
+/* What the runtime does with ordinary memory it does within its call. */
+static cm_status
+prepare_ordinary_memory(cm_job *job)
+{
+    CM_TRY(cm_job_look(job, &job->plan.layout));
+    CM_TRY(populate_files(job));
+    if (job->in_background || (job->hooks.interrupted != NULL && !job->blocking)) {
+        /* The runtime's call waits for the stream and cannot be ended: wait here. */
+        CM_TRY(cm_job_wait_stream(job));
+    }
+    return cm_ok();
+}
+
 cm_status
 cm_job_copy_direct(cm_job *job)
 {
     const cm_layout *layout = &job->plan.layout;
-    CM_TRY(cm_job_look(job, layout));
-    CM_TRY(populate_files(job));
-    if ((job->in_background || (job->hooks.interrupted != NULL && !job->blocking))
-        && !(job->dst_facts.locked && job->src_facts.locked)) {
-        /* The runtime's call waits for the stream and cannot be ended: wait here. */
-        CM_TRY(cm_job_wait_stream(job));
+    cm_address dst =
+        cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST];
+    cm_address src =
+        cm_region_copy_address(&job->src) + (uint64_t)layout->offset[CM_SRC];
+    if (!(job->dst_facts.locked && job->src_facts.locked)) {
+        CM_TRY(prepare_ordinary_memory(job));
     }
-    return cm_job_copy_over_edges(
-        job, cm_region_copy_address(&job->dst) + (uint64_t)layout->offset[CM_DST],
-        cm_region_copy_address(&job->src) + (uint64_t)layout->offset[CM_SRC],
-        layout->run_nbytes);
+    if (cm_registry_has_pieces(job->engine->registry)) {
+        return cm_job_copy_over_edges(job, dst, src, layout->run_nbytes);
+    }
+    return cm_rt_copy_async(job->engine->rt, dst, src, layout->run_nbytes,
+                            job->stream->handle);
 }
 
 cm_status

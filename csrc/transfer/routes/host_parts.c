@@ -123,6 +123,19 @@ cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
     cm_task_group_close(&group);
 }
 
+/* The layout also has what is repeated, and the gaps between many runs. */
+void
+cm_job_count_moved(cm_job *job, uint64_t nbytes)
+{
+    double payload =
+        (double)job->plan.nbytes / (double)cm_layout_nbytes(&job->plan.layout);
+    job->moved_nbytes += nbytes;
+    uint64_t moved = (uint64_t)((double)job->moved_nbytes * payload);
+    if (moved < job->plan.nbytes) { /* the last piece is told of when nothing failed */
+        cm_ticket_set_moved(job->ticket, moved);
+    }
+}
+
 cm_status
 cm_job_moved_status(const cm_job *job)
 {

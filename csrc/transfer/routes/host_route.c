@@ -14,9 +14,9 @@ enum {
 };
 
 bool
-cm_host_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
+cm_host_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
 {
-    return plan->device < 0;
+    return true;
 }
 
 static uint64_t
@@ -78,19 +78,6 @@ choose_way(const cm_job *job)
         return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN_ALL : CM_COPY_WIDE_ALL;
     }
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
-}
-
-/* The layout also has what is repeated, and the gaps between many runs. */
-void
-cm_job_count_moved(cm_job *job, uint64_t nbytes)
-{
-    double payload =
-        (double)job->plan.nbytes / (double)cm_layout_nbytes(&job->plan.layout);
-    job->moved_nbytes += nbytes;
-    uint64_t moved = (uint64_t)((double)job->moved_nbytes * payload);
-    if (moved < job->plan.nbytes) { /* the last piece is told of when nothing failed */
-        cm_ticket_set_moved(job->ticket, moved);
-    }
 }
 
 /* The next piece of a run that overlaps its source: from the end that is not in the way

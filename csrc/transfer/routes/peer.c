@@ -12,15 +12,14 @@
 bool
 cm_peer_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
-    return plan->device != plan->src_device && ends->options->peers.apart
-           && !ends->options->lacks_memory
+    return ends->options->peers.apart && !ends->options->lacks_memory
            && plan->nbytes >= ends->options->tuning->staged_peer_nbytes;
 }
 
 bool
-cm_peer_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
+cm_peer_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
 {
-    return plan->device != plan->src_device;
+    return true;
 }
 
 /* One run across, as the runtime finds its way. */

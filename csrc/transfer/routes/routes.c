@@ -14,12 +14,26 @@ const cm_route_row cm_routes[CM_ROUTE_COUNT] = {
             [CM_ROUTE_SEVERAL] = {.text = "several"},
 };
 
+static unsigned
+find_ends(const cm_plan *plan, const cm_plan_ends *ends)
+{
+    if (plan->device < 0) {
+        return CM_ENDS_HOST;
+    }
+    if (plan->device != plan->src_device) {
+        return CM_ENDS_DEVICES;
+    }
+    /* what cannot be filled in one call goes as a copy of what repeats itself */
+    return ends->options->is_fill ? CM_ENDS_FILL | CM_ENDS_DEVICE : CM_ENDS_DEVICE;
+}
+
 const cm_route_row *
 cm_route_choose(cm_plan *plan, const cm_plan_ends *ends)
 {
+    unsigned found = find_ends(plan, ends);
     const cm_route_row *row = &cm_routes[CM_ROUTE_NOTHING + 1];
-    while (!row->suits(plan, ends)) {
-        row++; /* the last row of CM_ROUTES suits every plan */
+    while ((row->ends & found) == 0 || !row->suits(plan, ends)) {
+        row++; /* of each sort of ends the last row suits every plan */
     }
     return row;
 }

@@ -25,7 +25,8 @@ CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
 bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
 /* settle.c: an overlapping source is read whole, the row's `settle` is called, and the
- * ticket is told which way the job goes. Nothing changes the plan afterwards. */
+ * ticket is told which way the job goes. Nothing changes the plan afterwards. A job
+ * that has neither such a source nor such a row is settled without it. */
 CM_NODISCARD cm_status cm_job_settle(cm_job *job);
 /* Reads an overlapping source whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);

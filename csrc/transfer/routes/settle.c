@@ -112,7 +112,6 @@ cm_job_replace_source(cm_job *job)
 cm_status
 cm_job_settle(cm_job *job)
 {
-    bool may_change = job->overlaps || job->plan.row->settle != NULL;
     if (job->overlaps) {
         CM_TRY(cm_job_begin(job));
         CM_TRY(cm_job_replace_source(job));
@@ -120,11 +119,9 @@ cm_job_settle(cm_job *job)
     if (job->plan.row->settle != NULL) {
         CM_TRY(job->plan.row->settle(job));
     }
-    if (may_change) { /* others may be reading it */
-        cm_mutex_lock(&job->engine->lock);
-        job->ticket->row = job->plan.row;
-        job->ticket->nbytes = job->plan.nbytes;
-        cm_mutex_unlock(&job->engine->lock);
-    }
+    cm_mutex_lock(&job->engine->lock); /* others may be reading it */
+    job->ticket->row = job->plan.row;
+    job->ticket->nbytes = job->plan.nbytes;
+    cm_mutex_unlock(&job->engine->lock);
     return cm_ok();
 }

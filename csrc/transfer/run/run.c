@@ -83,17 +83,23 @@ run_on_stream(cm_job *job)
         job->step = CM_JOB_SETTLE;
     }
     if (job->step == CM_JOB_SETTLE) {
-        CM_TRY(cm_job_settle(job));
+        if (job->overlaps || job->plan.row->settle != NULL) {
+            CM_TRY(cm_job_settle(job));
+        }
         job->step = CM_JOB_MOVE;
     }
     if (job->step == CM_JOB_MOVE) {
         const cm_route_row *row = job->plan.row;
-        CM_TRY(cm_targets_begin(job));
+        if (job->targets != NULL) {
+            CM_TRY(cm_targets_begin(job));
+        }
         if (!row->packs || job->plan.is_download) {
             CM_TRY(cm_job_begin(job)); /* else it did once the source could be read */
         }
         CM_TRY(row->move(job));
-        CM_TRY(cm_targets_end(job));
+        if (job->targets != NULL) {
+            CM_TRY(cm_targets_end(job));
+        }
         job->step = CM_JOB_END;
     }
     if (job->capturing || job->file != NULL) { /* of which nothing is under way */
@@ -200,9 +206,13 @@ destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
     cm_route_count(&engine->counts.routes, job->plan.row);
-    cm_ring_destroy(job);
+    if (job->ring != NULL) {
+        cm_ring_destroy(job);
+    }
+    if (job->sides != NULL || job->block != NULL || job->temporary != NULL) {
+        cm_job_free_device_side(job);
+    }
     free(job->targets);
-    cm_job_free_device_side(job);
     if (job->stream != NULL) {
         cm_cache_give_event(engine, job->stream->device, CM_WAITED, job->start_event);
         cm_cache_give_event(engine, job->stream->device, CM_WAITED, job->idle_event);
@@ -213,7 +223,9 @@ destroy(cm_job *job)
     }
     free(job->afters);
     free(job->host_temporary);
-    cm_many_destroy(job->many);
+    if (job->many != NULL) {
+        cm_many_destroy(job->many);
+    }
     if (cm_job_has_own_stream(job) && job->step != CM_JOB_SUBMITTED && job->has_queued
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
