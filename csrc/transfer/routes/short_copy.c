@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Short copies of one run, to, from or between devices, that somebody waits for, on a
- * stream with nothing to do: a few runtime copies, and a look at their events until
- * they are through. No job and no ticket, which together take longer than the copy. */
+/* Short copies of one run that somebody waits for, and that nothing comes before. They
+ * are made without a job and without a ticket, which together take longer than the
+ * copy. Between two ends of the host the calling thread moves the bytes. To, from or
+ * between devices, on a stream with nothing to do, it makes a few runtime copies, and
+ * looks at their events until they are through. */
 #include <string.h>
 
 #include "base/backoff.h"
@@ -15,6 +17,8 @@ enum {
     PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
     CONVERTED_NBYTES = 256 << 10, /* of either end; more is worth a job with threads */
+    HOST_NBYTES = 64 << 10,       /* between ends of the host; what is longer notices
+                                     neither a job nor that the GIL is given back */
     LOOK_NS = 30 * 1000,          /* as long as most of them take there is no pause */
     HELD_NS = 200 * 1000,         /* the caller holds on for so long, */
     HELD_NBYTES = 4 << 20         /* which is enough for these */
@@ -36,9 +40,10 @@ is_idle(const cm_stream *stream)
 static bool
 comes_first(const cm_copy_request *request)
 {
+    const cm_stream *own = request->stream;
     for (uint32_t i = 0; i < request->after_count; i++) {
-        if (!cm_stream_same(request->after[i], request->stream)
-            && !is_idle(request->after[i])) {
+        const cm_stream *stream = request->after[i];
+        if ((own == NULL || !cm_stream_same(stream, own)) && !is_idle(stream)) {
             return false;
         }
     }
@@ -95,6 +100,49 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
     cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the call tells */
     return left;
 }
+
+/* -- between two ends of the host ----------------------------------------------------- */
+
+/* Memory that the calling thread may read or write as it is: pages of a mapped file may
+ * be gone, and those of managed memory may be anywhere. */
+static bool
+is_plain_host_end(const cm_region *end)
+{
+    return end->host != NULL && !cm_region_is_on_device(end)
+           && !cm_kind_migrates(end->kind) && !end->is_file
+           && cm_region_is_c_contiguous(end);
+}
+
+/* The bytes of a copy that the calling thread can make by itself; 0: it cannot. Ends
+ * that may overlap are left to a job, which knows of memory with two addresses. */
+static uint64_t
+host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
+                 const cm_tuning *tuning)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    uint64_t most = cm_least(tuning->quick_nbytes, HOST_NBYTES);
+    if (!request->blocking || request->stream != NULL
+        || cm_convert_is_on(&request->convert) || dst->itemsize != src->itemsize
+        || dst->ndim != src->ndim || !is_plain_host_end(dst)
+        || !is_plain_host_end(src)) {
+        return 0;
+    }
+    uint64_t total = (uint64_t)dst->itemsize;
+    for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
+        uint64_t length = (uint64_t)dst->shape[axis];
+        if (src->shape[axis] != dst->shape[axis]) {
+            return 0; /* the job says what is wrong */
+        }
+        total = length <= most ? total * length : most + 1;
+    }
+    bool is_short = total > 0 && total <= most
+                    && !cm_overlap_is_possible(engine->rt, dst, src)
+                    && comes_first(request); /* which asks the runtime */
+    return is_short ? total : 0;
+}
+
+/* -- to, from and between devices ----------------------------------------------------- */
 
 /* One copy under way, inside the stream's device. */
 typedef struct short_copy {
@@ -490,7 +538,7 @@ copy(short_copy *c)
         c->flying =
             !cm_is_ok(cm_rt_stream_synchronize(c->engine->rt, c->stream->handle));
     }
-    for (unsigned i = 0; i < PIECES_MAX; i++) {
+    for (unsigned i = 0; i < PIECES_MAX && c->events[i] != 0; i++) {
         cm_cache_give_event(c->engine, c->stream->device, CM_POLLED, c->events[i]);
     }
     if (pool != NULL) {
@@ -508,6 +556,13 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
 {
     short_copy c;
     cm_scope scope;
+    uint64_t host_nbytes = host_copy_nbytes(engine, request, tuning);
+    if (host_nbytes > 0) {
+        *bounced = false;
+        plan->piece_count = 1;
+        plan->piece_nbytes = host_nbytes;
+        return true;
+    }
     if (!is_short(engine, request, tuning, &c)
         || !cm_is_ok(cm_scope_enter(engine->rt, c.stream->device,
                                     CM_CAPTURE_THREAD_LOCAL, &scope))) {
@@ -531,8 +586,26 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
 static bool
 share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
 {
+    if (!cm_registry_has_pieces(engine->registry)) {
+        return true;
+    }
     return cm_is_ok(cm_engine_share_locked(engine, &request->dst, shares))
            && cm_is_ok(cm_engine_share_locked(engine, &request->src, shares));
+}
+
+/* It was made, and was begun at `begin_ns` if anybody is to be told of it. */
+static void
+note_short_copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
+                uint64_t begin_ns)
+{
+    atomic_fetch_add_explicit(&engine->counts.quick, 1, memory_order_relaxed);
+    if (begin_ns != 0) {
+        cm_event event = cm_request_event(request);
+        event.time_ns = begin_ns;
+        event.nbytes = nbytes;
+        event.value = cm_now_ns() - begin_ns;
+        cm_recorder_note(event);
+    }
 }
 
 bool
@@ -541,8 +614,17 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
 {
     short_copy c;
     cm_scope scope;
+    *kept = false;
     if (request->after_ticket_count > 0) {
         cm_request_let_go(request); /* their events are asked for */
+    }
+    uint64_t host_nbytes = host_copy_nbytes(engine, request, tuning);
+    if (host_nbytes > 0) {
+        uint64_t begin_ns = cm_recorder_is_on() ? cm_now_ns() : 0;
+        memcpy(request->dst.host, request->src.host, (size_t)host_nbytes);
+        note_short_copy(engine, request, host_nbytes, begin_ns);
+        *out = cm_ok();
+        return true;
     }
     if (!is_short(engine, request, tuning, &c)) {
         return false;
@@ -566,14 +648,8 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
         *out = copy(&c);
         *kept = c.kept;
         is_made = !c.has_given_up;
-        begin_ns = is_made ? begin_ns : 0;
-        atomic_fetch_add_explicit(&engine->counts.quick, is_made, memory_order_relaxed);
-        if (begin_ns != 0 && cm_is_ok(*out)) {
-            cm_event event = cm_request_event(request);
-            event.time_ns = begin_ns;
-            event.nbytes = c.nbytes;
-            event.value = cm_now_ns() - begin_ns;
-            cm_recorder_note(event);
+        if (is_made) {
+            note_short_copy(engine, request, c.nbytes, cm_is_ok(*out) ? begin_ns : 0);
         }
     }
     if (!cm_registry_try_unshare(engine->registry, &shares)) {

@@ -55,7 +55,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
                     && cm_engine_is_short_copy(job->engine, request, &job->tuning,
                                                &out->is_bounced, plan);
     out->overlaps = job->overlaps && !out->is_short;
-    if (out->is_short && !plan->row->crosses) {
+    if (out->is_short && plan->device >= 0 && !plan->row->crosses) {
         plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whatever a job would do instead */
     }
     else if (out->overlaps
@@ -64,7 +64,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);
     }
-    if (plan->row != NULL && plan->device < 0) {
+    if (plan->row != NULL && plan->device < 0 && !out->is_short) {
         bool in_background = !request->blocking && request->stream == NULL;
         plan->thread_count = cm_host_thread_count(job, in_background);
     }
