@@ -19,6 +19,9 @@ extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL: nobody listens *
 const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);
 void cm_nvtx_pop(const cm_nvtx_tool *const *tool);
 
+/* Somebody listens: a call that would have to begin a range only to say so may look. */
+#define CM_NVTX_IS_ON() (atomic_load(&cm_nvtx_tool_now) != NULL)
+
 /* Show a range from here to the end of the block, such as "copy 64 MiB"; without a size
  * where `nbytes` is 0. */
 #define CM_NVTX(what, nbytes)                                                          \

@@ -412,3 +412,45 @@ def test_an_expanded_tensor_is_no_target(emulated) -> None:
     with pytest.raises(ValueError, match=r"strides \(0, 4\) in bytes"):
         cumem.copy(tensor, cumem.zeros((3, 4), "f4"))
     cumem.copy(tensor.contiguous(), cumem.zeros((3, 4), "f4"))
+
+
+def counted(dst: object, src: object) -> tuple[int, int]:
+    """How many short copies, and how many jobs of the host, a copy makes."""
+    before = session.testing.copy_counts()
+    cumem.copy(dst, src)
+    after = session.testing.copy_counts()
+    return after["quick"] - before["quick"], after["host"] - before["host"]
+
+
+@pytest.mark.parametrize("to", ["pinned", "mapped", "numpy"])
+@pytest.mark.parametrize("source", ["pinned", "mapped", "numpy"])
+def test_short_copy_between_ends_of_the_host_needs_no_job(emulated, to, source) -> None:
+    for nbytes, expected in [(1, (1, 0)), (64 << 10, (1, 0)), ((64 << 10) + 1, (0, 1))]:
+        data = np.random.default_rng(nbytes).integers(0, 256, nbytes, "u1")
+        target = values.put(np.zeros_like(data), to)
+        assert counted(target, values.put(data, source)) == expected
+        assert (values.get(target) == data).all()
+
+
+def test_copies_between_ends_of_the_host_that_are_no_single_run_are_jobs(
+    emulated,
+) -> None:
+    source = values.put(np.arange(64, dtype="u1"), "pinned")
+    target = cumem.empty_pinned(32, "u1")
+    assert counted(target, source[::2]) == (0, 1)
+    assert values.get(target).tolist() == list(range(0, 64, 2))
+    assert counted(source[1:], source[:-1]) == (0, 1)
+    assert values.get(source).tolist() == [0, *range(63)]
+
+
+def test_short_copy_between_ends_of_the_host_comes_after_what_is_queued(
+    emulated,
+) -> None:
+    near = cumem.zeros(256, "u1", "device")
+    between, target = cumem.empty_pinned(256, "u1"), cumem.empty_pinned(256, "u1")
+    stream = cumem.Stream()
+    for value in range(1, 20):
+        near.fill(value, stream=stream)
+        cumem.copy_async(between, near, stream=stream)
+        cumem.copy(target, between)
+        assert (values.get(target) == value).all()

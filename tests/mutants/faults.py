@@ -354,6 +354,28 @@ FAULTS = [
         ],
     ),
     Fault(
+        "interrupted short copy keeps nothing",
+        "csrc/transfer/routes/short_copy.c",
+        "the ends of a copy that is still in flight are handed out again",
+        "cm_request_take_keeps(request) ? cm_ticket_create(engine, request) : NULL;",
+        "cm_ticket_create(engine, request);",
+        [
+            "tests/transfers/test_transfer_control.py::"
+            "test_interrupted_short_copy_keeps_its_ends_until_it_is_done"
+        ],
+    ),
+    Fault(
+        "short copy of the host waits for nothing",
+        "csrc/transfer/routes/short_copy.c",
+        "a short copy reads memory that a stream has yet to write",
+        "&& comes_first(request); /* which asks the runtime */ return is_short ?",
+        "; return is_short ?",
+        [
+            "tests/buffers/test_copy.py::"
+            "test_short_copy_between_ends_of_the_host_comes_after_what_is_queued"
+        ],
+    ),
+    Fault(
         "short copy lets go",
         "csrc/transfer/routes/short_copy.c",
         "the caller gives the GIL up for any copy",
@@ -387,8 +409,8 @@ FAULTS = [
         "other streams passed by",
         "csrc/transfer/routes/short_copy.c",
         "a short copy does not wait for the other streams that use its ends",
-        "&& !is_idle(request->after[i]))",
-        "&& false)",
+        "&& !is_idle(stream)) {",
+        "&& false) {",
         [
             "tests/devices/test_stream_semantics.py::"
             "test_own_stream_of_another_thread_comes_first"

@@ -502,6 +502,24 @@ def test_interrupted_copy_that_has_begun_is_over_when_it_raises(
     assert (values.get(target)[::step] == 9).all()
 
 
+def test_interrupted_short_copy_keeps_its_ends_until_it_is_done(emulated) -> None:
+    target = cumem.zeros(256, "u1")
+    source = cumem.full(256, 5, "u1", kind="pinned")
+    place = source.ptr
+    stream = cumem.Stream()
+    cumem.Device(0).synchronize()
+    with session.alarm(stream):
+        try:
+            cumem.copy(target, source, stream=stream)
+        finally:
+            assert session.testing.pending_transfers() == 1
+            del source
+            other = cumem.full(256, 9, "u1", kind="pinned")
+            assert other.ptr != place
+    stream.synchronize()
+    assert (values.get(target) == 5).all()
+
+
 def test_interrupted_copy_between_hosts_stops_on_the_way(emulated) -> None:
     nbytes = 256 << 20
     target, source = np.zeros(nbytes, "u1"), np.ones(nbytes, "u1")

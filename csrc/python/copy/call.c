@@ -132,7 +132,7 @@ cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
     }
     int known = scales ? 0 : recall_plan(dst, src, how, out);
     if (known != 0) {
-        return known < 0 ? -1 : 0;
+        return known < 0 ? -1 : cm_convert_is_on(out);
     }
     PyObject *plan =
         cm_package_call("buffers.casting", "plan",
@@ -148,7 +148,7 @@ cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
         remember_plan(src->dtype, dst->dtype, how.casting, out);
     }
     Py_XDECREF(plan);
-    return result;
+    return result < 0 ? -1 : cm_convert_is_on(out);
 }
 
 int
@@ -219,13 +219,13 @@ cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int devic
             return -1;
         }
     }
-    return cm_progress_open(told, title, &frame->progress);
+    return cm_arg_is_given(told) ? cm_progress_open(told, title, &frame->progress) : 0;
 }
 
 PyObject *
 cm_call_leave(cm_call_frame *frame, PyObject *result)
 {
-    if (cm_progress_close(&frame->progress) < 0) {
+    if (frame->progress.tell != NULL && cm_progress_close(&frame->progress) < 0) {
         Py_CLEAR(result);
     }
     cm_stream_give(frame->state, frame->stream);
@@ -237,9 +237,24 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
 
 /* Room for one more; the first few are in the call. */
 #define RESERVE(call, array, first, count, room)                                       \
-    cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
-               sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \
-               &(call)->room)
+    ((call)->count < (call)->room                                                      \
+         ? 0                                                                           \
+         : cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,         \
+                      sizeof((call)->first) / sizeof((call)->first[0]), (call)->count, \
+                      &(call)->room))
+
+void
+cm_call_init(cm_call *call)
+{
+    call->uses = call->first_uses;
+    call->use_room = CM_CALL_USES;
+    call->after = call->first_after;
+    call->after_room = CM_CALL_STREAMS;
+    call->after_tickets = call->first_tickets;
+    call->ticket_room = CM_CALL_TICKETS;
+    call->keeps = call->first_keeps;
+    call->keep_room = CM_CALL_KEEPS;
+}
 
 /* -- its stream --------------------------------------------------------------------------- */
 
@@ -371,8 +386,9 @@ add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
 int
 cm_call_keep_storage(cm_call *call, cm_storage *storage)
 {
-    /* in the background the bytes are read when the caller has long gone on */
-    if (!call->blocking
+    /* In the background the bytes are read when the caller has long gone on. Memory of
+     * our own stays where it is. */
+    if (!call->blocking && storage->memory != NULL
         && (cm_memory_watch(storage) < 0
             || cm_memory_note(storage, &call->watched) < 0)) {
         return -1;
@@ -404,6 +420,12 @@ cm_call_keep(cm_call *call, const cm_operand *end)
     }
     Py_XDECREF(under);
     return result < 0 ? -1 : cm_call_keep_object(call, end->keep);
+}
+
+void
+cm_call_keep_late(cm_call *call, const cm_operand *end)
+{
+    call->late[call->late_count++] = end;
 }
 
 typedef struct bundle {
@@ -444,6 +466,30 @@ give_keeps(cm_call *call, cm_copy_request *request)
     }
     request->keep_count = all == NULL ? count : 1;
     return 0;
+}
+
+bool
+cm_call_take_keeps(void *argument)
+{
+    cm_call *call = argument;
+    bool was_let_go = call->thread != NULL;
+    uint32_t count = call->late_count;
+    if (count == 0) {
+        return true;
+    }
+    cm_call_take_back(call);
+    call->late_count = 0;
+    int result = 0;
+    for (uint32_t i = 0; result == 0 && i < count; i++) {
+        result = cm_call_keep(call, call->late[i]);
+    }
+    if (result == 0) {
+        result = give_keeps(call, call->request);
+    }
+    if (was_let_go) {
+        cm_call_let_go(call);
+    }
+    return result == 0;
 }
 
 /* -- the call ----------------------------------------------------------------------------- */
@@ -514,7 +560,14 @@ cm_call_fill(cm_call *call, cm_copy_request *request)
 int
 cm_call_prepare(cm_call *call, cm_copy_request *request)
 {
-    if ((is_on_stream(call) && add_uses(call) < 0) || give_keeps(call, request) < 0) {
+    if (is_on_stream(call) && add_uses(call) < 0) {
+        return -1;
+    }
+    if (call->late_count > 0) {
+        call->request = request;
+        request->take_keeps = cm_call_take_keeps;
+    }
+    else if (give_keeps(call, request) < 0) {
         return -1;
     }
     cm_call_fill(call, request);

@@ -34,7 +34,8 @@ typedef struct cm_kept {
 
 enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };
 
-/* All zero but for the first group, which the caller fills in. */
+/* All zero but for the first group, which the caller fills in, and what cm_call_init()
+ * has set. */
 typedef struct cm_call {
     cm_state *state;
     cm_stream *stream; /* on loan; NULL: none */
@@ -58,8 +59,11 @@ typedef struct cm_call {
     cm_kept *keeps;
     uint32_t keep_count;
     uint32_t keep_room;
-    cm_ticket *seen;       /* borrowed from the engine while it asks */
-    PyThreadState *thread; /* while the GIL is released */
+    const cm_operand *late[2]; /* borrowed: ends that are kept when that is asked for */
+    uint32_t late_count;
+    cm_copy_request *request; /* borrowed, the same: what is to have the keeps */
+    cm_ticket *seen;          /* borrowed from the engine while it asks */
+    PyThreadState *thread;    /* while the GIL is released */
     PyObject *watched; /* owned list of what ends are in that their owners can move, for
                           the handle (memory_watch.h); NULL: nothing such */
     bool is_ordered;   /* set by the caller: done, or queued on `stream`, after all that
@@ -78,8 +82,8 @@ int cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
 /* 0, or -1 with TypeError. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
 /* What `casting`, `scale` and `offset` (NULL, None: not given) ask for where those are
- * given or the dtypes differ. The call keeps what converts. 0, or -1 with TypeError or
- * ValueError. */
+ * given or the dtypes differ. The call keeps what converts. 0, -1 with TypeError or
+ * ValueError, or 1 where elements are converted. */
 typedef struct cm_casting {
     PyObject *casting; /* all borrowed */
     PyObject *scale;
@@ -126,6 +130,8 @@ PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
 
 /* -- the call ----------------------------------------------------------------------------- */
 
+/* The arrays begin as the first items, so that most calls have room for all. */
+void cm_call_init(cm_call *call);
 static inline bool
 cm_call_tells(const cm_call *call)
 {
@@ -144,6 +150,11 @@ int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
+/* The same of one of two ends that the caller of a blocking call holds until it
+ * returns: only when the engine needs them for longer. */
+void cm_call_keep_late(cm_call *call, const cm_operand *end);
+/* The request's hook, which takes the call itself. True at once where all is kept. */
+bool cm_call_take_keeps(void *call);
 /* The Transfer of a copy in the background, as cm_transfer_object_new() makes it, which
  * looks at the end whether the memory of the ends was moved meanwhile. */
 PyObject *cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst,
@@ -157,7 +168,8 @@ cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 /* Fill in all of the request but the ends and the keeps: for a look at it. */
 void cm_call_fill(cm_call *call, cm_copy_request *request);
-/* With the keeps, which are the engine's from now on: its function must be called.
+/* With the keeps, which are the engine's from now on, but for late ones: its function
+ * must be called.
  * Storages remember the stream from now on. 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* Release the GIL, unless that is done; take it again, if it was released. */

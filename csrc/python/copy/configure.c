@@ -53,8 +53,6 @@ cm_configure_apply(cm_state *state)
 
 /* -- figures that calibrate() has kept: the package does the rest ------------------------ */
 
-enum { LOOK_NBYTES = 64 << 10 }; /* shorter copies do not notice */
-
 int
 cm_configure_look(cm_state *state, int device)
 {
@@ -80,19 +78,6 @@ cm_configure_look(cm_state *state, int device)
     }
     PyErr_WriteUnraisable(NULL);
     return 0;
-}
-
-int
-cm_configure_look_for(cm_state *state, const cm_copy_request *request)
-{
-    int64_t count;
-    if (CM_LIKELY(state->tuning.has_looked)
-        || !cm_is_ok(cm_region_count(&request->dst, &count))
-        || count < LOOK_NBYTES / request->dst.itemsize) {
-        return 0;
-    }
-    int there = request->dst.device;
-    return cm_configure_look(state, there < 0 ? request->src.device : there);
 }
 
 /* -- functions --------------------------------------------------------------------------- */

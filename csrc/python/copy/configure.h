@@ -19,7 +19,7 @@ int cm_configure_apply(cm_state *state);
  * current one). On a real device only. 0, or -1 with KeyboardInterrupt and the like:
  * nothing else ends a copy. */
 int cm_configure_look(cm_state *state, int device);
-/* The same before a copy that is long enough to notice. */
-int cm_configure_look_for(cm_state *state, const cm_copy_request *request);
+/* Shorter copies do not notice, and need not look. */
+enum { CM_CONFIGURE_LOOK_NBYTES = 64 << 10 };
 /* Variables are read anew, and measured figures are forgotten. */
 void cm_configure_close(cm_state *state);

@@ -28,7 +28,8 @@ typedef struct copy_call {
     cm_operand *more; /* owned, as is the next: targets beside the first */
     cm_region *regions;
     cm_broadcast broadcast;
-    uint64_t devices; /* whose memory is an end, by index */
+    uint64_t devices;   /* whose memory is an end, by index */
+    cm_convert convert; /* what becomes of the elements, if anything */
     cm_copy_request request;
 } copy_call;
 
@@ -83,6 +84,10 @@ take_end(copy_call *call, const cm_operand *end, bool writes)
         if (cm_call_come_after(&call->call, storage, extent) < 0) {
             return -1;
         }
+    }
+    if (call->call.blocking) {
+        cm_call_keep_late(&call->call, end);
+        return 0;
     }
     return cm_call_keep(&call->call, end);
 }
@@ -212,15 +217,18 @@ init_call(copy_call *call)
 {
     cm_state_enter(call->call.state);
     if (cm_state_runtime(call->call.state) == NULL || come_after_given(call) < 0
-        || init_ends(call) < 0
-        || cm_check_casting(&call->call, "copy: ", &call->dst, &call->src,
-                            call->how.casting, &call->request.convert)
-               < 0
+        || init_ends(call) < 0) {
+        return -1;
+    }
+    int converts = cm_check_casting(&call->call, "copy: ", &call->dst, &call->src,
+                                    call->how.casting, &call->convert);
+    if (converts < 0
         || cm_check_shapes("copy: ", &call->dst, &call->src, &call->request.src) < 0
         || init_more(call) < 0) {
         return -1;
     }
     call->request.dst = call->dst.region;
+    call->request.convert = converts > 0 ? &call->convert : NULL;
     if (choose_stream(call) < 0) {
         return -1;
     }
@@ -279,21 +287,25 @@ is_far(const copy_call *call)
 {
     const cm_copy_request *request = &call->request;
     int64_t count = 0;
-    if (!cm_convert_is_on(&request->convert)) {
+    if (request->convert == NULL) {
         return false;
     }
     return cm_is_ok(cm_region_count(&request->dst, &count)) && count > 0
            && cm_plan_is_far(call->call.state->runtime, &request->dst, &request->src,
-                             &request->convert);
+                             request->convert);
 }
 
 /* Between devices, and converted: as so many copies by way of the host as it takes. No
  * further target begins with this one then (cumem/transfers/multi_device.py). */
 static cm_status
-copy_far(const copy_call *call, cm_engine *engine, cm_ticket **out)
+copy_far(copy_call *call, cm_engine *engine, cm_ticket **out)
 {
+    cm_copy_request *request = &call->request;
+    if (!cm_call_take_keeps(&call->call)) {
+        return cm_fail(CM_ENOMEM, 0);
+    }
+    request->take_keeps = NULL;
     cm_piece_regions *copy = malloc(sizeof(*copy));
-    const cm_copy_request *request = &call->request;
     if (copy == NULL) {
         for (uint32_t i = 0; i < request->keep_count; i++) {
             request->keep[i].drop(request->keep[i].object);
@@ -301,13 +313,38 @@ copy_far(const copy_call *call, cm_engine *engine, cm_ticket **out)
         return cm_fail(CM_ENOMEM, sizeof(*copy));
     }
     *copy = (cm_piece_regions){
-        .dst = request->dst, .src = request->src, .convert = request->convert};
+        .dst = request->dst, .src = request->src, .convert = *request->convert};
     cm_many_request many = {.common = *request, .others = copy, .other_count = 1};
-    many.common.convert = (cm_convert){.from = CM_NUMBER_NONE};
+    many.common.convert = NULL;
     cm_request_let_go(request);
     cm_status status = cm_engine_copy_many(engine, &many, out);
     free(copy);
     return status;
+}
+
+/* Of the target; 0: there are too many to be counted. */
+static uint64_t
+nbytes_of(const copy_call *call)
+{
+    const cm_region *to = &call->dst.region;
+    int64_t count;
+    return cm_is_ok(cm_region_count(to, &count))
+               ? (uint64_t)count * (uint64_t)to->itemsize
+               : 0;
+}
+
+/* The first copy that is long enough to notice finds out whether this machine has been
+ * measured. */
+static int
+look_for_figures(const copy_call *call)
+{
+    cm_state *state = call->call.state;
+    if (CM_LIKELY(state->tuning.has_looked)
+        || nbytes_of(call) < CM_CONFIGURE_LOOK_NBYTES) {
+        return 0;
+    }
+    int there = call->dst.region.device;
+    return cm_configure_look(state, there < 0 ? call->src.region.device : there);
 }
 
 static PyObject *
@@ -317,14 +354,8 @@ run(copy_call *call)
     bool blocking = call->call.blocking;
     bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
-    const cm_region *to = &call->dst.region;
-    int64_t count;
-    CM_NVTX(blocking ? "copy" : "copy_async",
-            cm_is_ok(cm_region_count(to, &count))
-                ? (uint64_t)count * (uint64_t)to->itemsize
-                : 0);
     cm_engine *engine = cm_call_engine(state, call->devices);
-    if (engine == NULL || cm_configure_look_for(state, &call->request) < 0
+    if (engine == NULL || look_for_figures(call) < 0
         || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
@@ -357,6 +388,14 @@ run(copy_call *call)
     return make_transfer(call, ticket);
 }
 
+/* As a range of a profiler that listens. */
+static PyObject *
+run_in_range(copy_call *call)
+{
+    CM_NVTX(call->call.blocking ? "copy" : "copy_async", nbytes_of(call));
+    return run(call);
+}
+
 PyObject *
 cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
 {
@@ -366,6 +405,7 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
         return PyErr_NoMemory();
     }
     memset(call, 0, sizeof(*call));
+    cm_call_init(&call->call);
     call->call.state = state;
     call->call.blocking = how.blocking;
     /* a short copy has none, and what others come after may not be seen of `before` */
@@ -376,9 +416,15 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     call->src_object = src;
     call->how = how;
     PyObject *result = NULL;
-    if (init_call(call) == 0) {
+    if (init_call(call) < 0) {
+        result = NULL;
+    }
+    else if (how.look != NULL) {
         cm_call_fill(&call->call, &call->request);
-        result = how.look == NULL ? run(call) : how.look(state, &call->request);
+        result = how.look(state, &call->request);
+    }
+    else {
+        result = CM_NVTX_IS_ON() ? run_in_range(call) : run(call);
     }
     fini_call(call);
     PyMem_Free(atomic_exchange(&state->spare_call, call));

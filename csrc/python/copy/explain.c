@@ -20,6 +20,8 @@ describe_end(const cm_region *region, cm_end_facts facts)
 static PyObject *
 describe(const cm_explanation *e, const cm_copy_request *request)
 {
+    static const cm_convert none = {.from = CM_NUMBER_NONE};
+    const cm_convert *convert = request->convert == NULL ? &none : request->convert;
     const cm_plan *plan = &e->plan;
     return Py_BuildValue(
         "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
@@ -39,8 +41,8 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         "staged_down_nbytes", (unsigned long long)e->tuning.staged_down_nbytes, "dst",
         describe_end(&request->dst, e->dst_facts), "src",
         describe_end(&request->src, e->src_facts), "from",
-        cm_number_text(request->convert.from), "to",
-        cm_number_text(request->convert.to), "casts", request->convert.cast != NULL);
+        cm_number_text(convert->from), "to", cm_number_text(convert->to), "casts",
+        convert->cast != NULL);
 }
 
 static PyObject *

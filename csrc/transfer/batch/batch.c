@@ -160,7 +160,7 @@ set_piece(batch *b, const cm_piece *piece)
 {
     b->part.dst = cm_piece_end_region(&piece->dst, piece->nbytes);
     b->part.src = cm_piece_end_region(&piece->src, piece->nbytes);
-    b->part.convert = (cm_convert){.from = CM_NUMBER_NONE};
+    b->part.convert = NULL;
 }
 
 static void
@@ -168,7 +168,7 @@ set_other(batch *b, const cm_piece_regions *other)
 {
     b->part.dst = other->dst;
     b->part.src = other->src;
-    b->part.convert = other->convert;
+    b->part.convert = cm_convert_is_on(&other->convert) ? &other->convert : NULL;
 }
 
 /* Pieces that have become one by joining go as that, and rows as the copy they are. */
@@ -184,7 +184,7 @@ set_group(batch *b, uint32_t group)
     if (many->count > 1 && !is_rows) {
         b->part.dst = b->request->common.dst;
         b->part.src = b->request->common.src;
-        b->part.convert = (cm_convert){.from = CM_NUMBER_NONE};
+        b->part.convert = NULL;
         b->part.many = many;
         return cm_ok();
     }

@@ -50,13 +50,14 @@ typedef struct cm_keep {
 
 typedef struct cm_copy_request {
     cm_region dst;
-    cm_region src;        /* already broadcast to dst's shape, same itemsize */
-    cm_convert convert;   /* what is done to the elements, whose itemsizes may then
-                             differ; not cm_plan_is_far(). Its cast lives until the
-                             keeps are dropped */
-    bool is_fill;         /* src is one element of the host's, read before the call
-                             returns. On a stream the device fills what it reaches;
-                             else, or if blocking, the host its own memory */
+    cm_region src;             /* already broadcast to dst's shape, same itemsize */
+    const cm_convert *convert; /* what is done to the elements, whose itemsizes may then
+                                  differ; not cm_plan_is_far(). Borrowed for the call,
+                                  but its cast lives until the keeps are dropped. NULL:
+                                  they stay as they are */
+    bool is_fill;              /* src is one element of the host's, read before the call
+                                  returns. On a stream the device fills what it reaches;
+                                  else, or if blocking, the host its own memory */
     struct cm_many *many; /* runs that go together, instead of both; the engine's from
                              the call on; NULL: none */
     struct cm_file_job *file; /* ranges of a file, instead of both; borrowed; NULL:
@@ -88,6 +89,11 @@ typedef struct cm_copy_request {
     cm_ticket **ticket_seen;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
     uint32_t keep_count;
+    /* Fills in `keep`, with the same argument, once it is clear that the copy may go on
+     * when its call is over. A blocking call has its ends itself until it returns, so
+     * that a short copy keeps nothing. Called at most once, in the caller's thread.
+     * False: there is no memory, and the call fails. NULL: `keep` is complete. */
+    bool (*take_keeps)(void *argument);
 } cm_copy_request;
 
 static inline void
@@ -96,6 +102,13 @@ cm_request_let_go(const cm_copy_request *request)
     if (request->let_go != NULL) {
         request->let_go(request->interrupted_argument);
     }
+}
+
+static inline bool
+cm_request_take_keeps(const cm_copy_request *request)
+{
+    return request->take_keeps == NULL
+           || request->take_keeps(request->interrupted_argument);
 }
 
 static inline cm_wait_hooks

@@ -58,7 +58,8 @@ typedef struct cm_job {
     cm_region src;
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
-    cm_convert convert; /* what the host does to elements as it moves them */
+    bool converts;      /* elements become others: */
+    cm_convert convert; /* what the host does to them as it moves them */
     cm_plan plan;
     cm_tuning tuning; /* resolved */
     bool blocking;    /* the thread that runs it waits for the end */
@@ -165,7 +166,7 @@ cm_job_is_file(const cm_region *region, cm_end_facts facts)
 static inline bool
 cm_job_converts(const cm_job *job)
 {
-    return cm_convert_is_on(&job->convert) && !job->plan.widens;
+    return job->converts && !job->plan.widens;
 }
 
 static inline bool

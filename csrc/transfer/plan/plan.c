@@ -128,7 +128,7 @@ cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                const cm_convert *convert)
 {
     bool between = cm_region_is_on_device(dst) && cm_region_is_on_device(src);
-    if (!between || !cm_convert_is_on(convert)) {
+    if (convert == NULL || !cm_convert_is_on(convert) || !between) {
         return false;
     }
     return !cm_convert_widens(convert) || !widens_within(dst, src)

@@ -101,7 +101,7 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
 /* Both ends are memory of devices and elements are converted between them, which no
  * device does: but for the few that cm_convert_widens(), within one device, where both
  * ends are aligned and apart. Such a copy is made by cm_engine_copy_many(), by way of
- * the host. Neither end is empty. */
+ * the host. Neither end is empty; `convert` is NULL where nothing is converted. */
 bool cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                     const cm_convert *convert);
 

@@ -20,7 +20,7 @@ static cm_plan_options
 options_of(const cm_job *job)
 {
     return (cm_plan_options){.may_wait = job->blocking,
-                             .converts = cm_convert_is_on(&job->convert),
+                             .converts = job->converts,
                              .has_more_targets = job->has_more_targets,
                              .tuning = &job->tuning};
 }
@@ -40,7 +40,7 @@ bool
 cm_job_can_own_on_device(const cm_job *job)
 {
     return job->plan.device >= 0 && job->src_facts.locked && job->src.address != 0
-           && (!cm_convert_is_on(&job->convert) || job->plan.is_download);
+           && (!job->converts || job->plan.is_download);
 }
 
 void
@@ -48,7 +48,7 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
     if (!on_device && !job->plan.widens) { /* as it was read there */
-        job->convert = (cm_convert){.from = CM_NUMBER_NONE};
+        job->converts = false;
         cm_layout_drop_items(&job->plan.layout);
     }
     job->src.is_file = false;

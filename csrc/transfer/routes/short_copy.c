@@ -83,7 +83,8 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
 static bool
 leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status status)
 {
-    cm_ticket *ticket = cm_ticket_create(engine, request);
+    cm_ticket *ticket =
+        cm_request_take_keeps(request) ? cm_ticket_create(engine, request) : NULL;
     if (ticket == NULL) {
         return false;
     }
@@ -122,10 +123,9 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
     uint64_t most = cm_least(tuning->quick_nbytes, HOST_NBYTES);
-    if (!request->blocking || request->stream != NULL
-        || cm_convert_is_on(&request->convert) || dst->itemsize != src->itemsize
-        || dst->ndim != src->ndim || !is_plain_host_end(dst)
-        || !is_plain_host_end(src)) {
+    if (!request->blocking || request->stream != NULL || request->convert != NULL
+        || dst->itemsize != src->itemsize || dst->ndim != src->ndim
+        || !is_plain_host_end(dst) || !is_plain_host_end(src)) {
         return 0;
     }
     uint64_t total = (uint64_t)dst->itemsize;
@@ -189,7 +189,7 @@ is_converted_here(const cm_copy_request *request)
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
     const cm_region *host = cm_region_is_on_device(dst) ? src : dst;
-    return request->convert.cast == NULL && host->host != NULL
+    return request->convert->cast == NULL && host->host != NULL
            && cm_region_is_on_device(dst) != cm_region_is_on_device(src);
 }
 
@@ -202,7 +202,7 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
                                                                : tuning->ring_nbytes;
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
-    bool converts = cm_convert_is_on(&request->convert);
+    bool converts = request->convert != NULL;
     if (!request->blocking || request->stream == NULL
         || (converts && !is_converted_here(request))) {
         return false;
@@ -369,7 +369,7 @@ finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
         cm_task_group_wait(c->group, &c->tasks[index]);
     }
     else if (c->converted_count > 0) { /* in one piece */
-        cm_convert_run(&c->request->convert, c->to, c->request->dst.itemsize, c->from,
+        cm_convert_run(c->request->convert, c->to, c->request->dst.itemsize, c->from,
                        c->request->src.itemsize, c->converted_count);
     }
     else {

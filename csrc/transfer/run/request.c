@@ -100,8 +100,8 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     cm_plan_options options = {
         .may_wait = request->blocking || (in_call && !job->dst_facts.locked),
         .on_stream = request->stream != NULL && !request->blocking,
-        .converts = cm_convert_is_on(&job->convert),
-        .widens = cm_convert_widens(&job->convert),
+        .converts = job->converts,
+        .widens = job->converts && cm_convert_widens(&job->convert),
         .is_fill = request->is_fill,
         .has_more_targets = job->has_more_targets,
         .tuning = &job->tuning,
@@ -170,7 +170,10 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->tuning = *tuning;
     job->dst = request->dst;
     job->src = request->src;
-    job->convert = request->convert;
+    if (request->convert != NULL) {
+        job->converts = true;
+        job->convert = *request->convert;
+    }
     job->many = request->many;
     job->file = request->file;
     job->blocking = request->blocking;
@@ -304,9 +307,12 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
             cm_request_drop_keeps(request);
         }
     }
-    else {
+    else if (cm_request_take_keeps(request)) {
         cm_request_let_go(request);
         status = cm_request_start(engine, request, &tuning, out);
+    }
+    else {
+        status = cm_fail(CM_ENOMEM, 0);
     }
     cm_engine_end_call(engine);
     return status;
