@@ -1,6 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From kind, shape, order and dtype to a buffer over fresh memory; and what is tried,
- * in which order, before an allocation fails. */
+/* From kind, shape, order and dtype to a buffer over fresh memory; and what is tried
+ * before an allocation fails.
+ *
+ * When memory is short
+ * --------------------
+ * cm_pool_alloc() has already waited for what is in flight and trimmed its own pool.
+ * Then these are tried, in this order, and after each the allocation once more:
+ *
+ *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
+ *   2. relieve()     in cumem/out_of_memory.py: callbacks of the user, then a garbage
+ *                    collection
+ *   3. raise()       OutOfMemoryError, to which explain() adds what was tried, what the
+ *                    pools hold, and what to do about it
+ *
+ * Python code runs in the second step, so the attempt is passed to it as a capsule, and
+ * _retry() comes back with that. */
 #include "python/pool/allocate.h"
 
 #include "python/buffer/buffer_object.h"
@@ -12,7 +26,8 @@
 
 /* -- order ---------------------------------------------------------------------------- */
 
-/* Strides without gaps in which axes[0] runs slowest and the last of `axes` fastest. */
+/* Strides without gaps, where axes[0] is the slowest and the last of `axes` the
+ * fastest. */
 static void
 set_strides(int ndim, int64_t itemsize, const int64_t *shape, const int *axes,
             int64_t *strides)
@@ -32,7 +47,7 @@ set_order(int ndim, char order, int *axes)
     }
 }
 
-/* The axes by falling distance of their elements; equals as in C order. */
+/* Sort the axes by falling distance of their elements; equal ones stay in C order. */
 static void
 sort_axes(const cm_region *like, int *axes)
 {
@@ -42,7 +57,7 @@ sort_axes(const cm_region *like, int *axes)
     }
     cm_layout_sort(&sorted, CM_DST);
     for (int i = 0; i < like->ndim; i++) {
-        axes[i] = (int)sorted.axes[i].length; /* which axis it is */
+        axes[i] = (int)sorted.axes[i].length; /* `length` holds which axis it is */
     }
 }
 
@@ -55,7 +70,7 @@ typedef struct attempt {
     cm_stream *stream;
     cm_block *block;
     cm_status status;
-    PyObject *tried; /* owned: list of str; NULL until the package was asked */
+    PyObject *tried; /* owned: a list of str; NULL until the package was asked */
 } attempt;
 
 static const char capsule_name[] = "cumem's attempt to allocate";
@@ -67,7 +82,8 @@ is_shortage(cm_status status)
            || status.code == CM_EHOSTMEMORY;
 }
 
-/* True when there is nothing left to try: a block, or an error of another sort. */
+/* Try to allocate. True when nothing is left to try: there is a block, or an error of
+ * another sort. */
 static bool
 try_again(attempt *self)
 {
@@ -84,8 +100,8 @@ try_again(attempt *self)
     return !is_shortage(status);
 }
 
-/* An Exception of a callback must not hide that memory is short; what is none (Ctrl-C)
- * must not be lost. */
+/* Call a callback of the user. An Exception that it raises must not hide that memory is
+ * short; anything else (Ctrl-C) must not be lost. 0, or -1 with an exception. */
 static int
 call_back(attempt *self, PyObject *callback)
 {
@@ -103,8 +119,8 @@ call_back(attempt *self, PyObject *callback)
     return 0;
 }
 
-/* By the package: once more, after a callback or (None) a collection. True when there
- * is nothing left to try. */
+/* Called by the package to try once more, after a callback or (None) a garbage
+ * collection. True when nothing is left to try. */
 PyObject *
 cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -123,8 +139,8 @@ cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 /* Trim the other pools of the same memory, then leave it to the package, which knows
- * the callbacks. Whether pools refuse is not asked: the allocation is what must
- * succeed. 0, or -1 with an exception, also that of a signal's handler. */
+ * the callbacks. It does not matter whether pools refuse: the allocation is what must
+ * succeed. 0, or -1 with an exception, perhaps that of a signal handler. */
 static int
 run_steps(attempt *self)
 {
@@ -147,15 +163,15 @@ run_steps(attempt *self)
                               Py_BuildValue("(OiK)", capsule, r.count,
                                             (unsigned long long)r.released_nbytes));
     if (capsule != NULL) {
-        (void)PyCapsule_SetName(capsule, NULL); /* its target ends here */
+        (void)PyCapsule_SetName(capsule, NULL); /* what it points to ends here */
         Py_DECREF(capsule);
     }
     return self->tried == NULL ? -1 : 0;
 }
 
-/* The error, to which the package adds what was asked for and, to an OutOfMemoryError,
- * the numbers, what they say, and what to do about it; or as it is, where there is not
- * even room for that. */
+/* Raise the error. The package adds what was asked for and, to an OutOfMemoryError, the
+ * numbers, what they mean and what to do about it. Where there is not even memory for
+ * that, the error is raised as it is. */
 static void
 raise(attempt *self)
 {
@@ -182,11 +198,12 @@ raise(attempt *self)
     Py_DECREF(error);
 }
 
-/* 0, or -1 with an exception, and then without a block. */
+/* Take all steps. 0; or -1 with an exception, and then without a block. */
 static int
 take_steps(attempt *self)
 {
-    cm_state_enter(self->state); /* Python code runs: no shutdown below it */
+    /* Python code runs, which must not shut down meanwhile. */
+    cm_state_enter(self->state);
     int result = run_steps(self);
     cm_state_leave(self->state);
     if (result < 0 && self->block != NULL) {
@@ -217,9 +234,8 @@ cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stre
     return self.status;
 }
 
-/* A block as cm_pool_alloc() gives it. When there is not enough: trims the other pools
- * of the same memory, calls the callbacks in order, collects garbage, and tries again
- * after each. NULL with an exception: OutOfMemoryError with all it knows, or what a
+/* Allocate a block as cm_pool_alloc() does, and take the steps above when there is not
+ * enough. NULL with an exception: OutOfMemoryError with all that is known, or what a
  * callback raised that is no Exception. */
 static cm_block *
 alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
@@ -237,9 +253,10 @@ alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 
 /* -- allocation ----------------------------------------------------------------------- */
 
-/* Memory from `pool` for a new storage, first used on `stream` (NULL: any); nbytes 0
- * takes no block: host and address stay NULL. When there is not enough, all that cumem
- * knows is tried before OutOfMemoryError. 0 or -1. The caller keeps the pool. */
+/* Fill a new storage with memory of `pool`, first used on `stream` (NULL: any). With 0
+ * bytes it takes no block, and host and address stay NULL. When there is not enough
+ * memory, everything above is tried before OutOfMemoryError. 0, or -1 with an
+ * exception. The caller keeps the pool. */
 static int
 fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
@@ -328,7 +345,7 @@ cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
                                strides, stream);
     }
     if (buffer != NULL) {
-        cm_pool_release(pool); /* never the last one beside a buffer of it */
+        cm_pool_release(pool); /* never the last hold, since the buffer has one */
     }
     else {
         cm_pool_let_go(state, pool);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The usual allocation, from a warm pool with the usual arguments, at the cost of a few
- * dozen instructions. Whatever is unusual takes the long way (copy/constructors.c),
- * which does the same. */
+/* The usual allocation, from a warm pool with usual arguments, in a few dozen
+ * instructions. Whatever is unusual takes the long way (copy/constructors.c), which
+ * does the same. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/storage.h"
 #include "python/core/arguments.h"
@@ -11,8 +11,8 @@
 
 enum { SLOT_COUNT = CM_WORD_pool + 1 }; /* the words that name parameters */
 
-/* Put them into the slots of their names; the first `positional` may come by place.
- * False: there is something else. */
+/* Put arguments into the slots of their names; the first `positional` may be given by
+ * position. False: there is something else. */
 static CM_INLINE bool
 find_arguments(const cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames, Py_ssize_t positional, PyObject **values)
@@ -50,7 +50,8 @@ find_kind(const cm_state *state, PyObject *value, cm_kind *out)
             return !cm_kind_is_pageable((cm_kind)kind);
         }
     }
-    /* a name that was read from a file or a command line is another object */
+    /* a name that was read from a file or a command line is another object than the
+     * interned one */
     return cm_arg_try_kind(value, out);
 }
 
@@ -73,10 +74,10 @@ find_device(const cm_state *state, PyObject *value, int *out)
 /* What a new buffer is made of. */
 typedef struct fast_plan {
     cm_pool *pool;
-    cm_stream *stream; /* borrowed; NULL: none orders this kind */
+    cm_stream *stream; /* borrowed; NULL: no stream orders this kind */
     PyObject *dtype;   /* borrowed */
     int64_t itemsize;
-    uint64_t nbytes; /* not 0 */
+    uint64_t nbytes; /* never 0 */
     bool fortran;
     int ndim;
     const int64_t *shape; /* borrowed */
@@ -89,7 +90,8 @@ plan_order(const cm_state *state, const PyObject *order, fast_plan *plan)
     return plan->fortran || !cm_arg_is_given(order) || order == state->words[CM_WORD_C];
 }
 
-/* Kinds that no stream orders are not asked for on one here. */
+/* Plan the stream. For kinds that no stream orders, an argument `stream` takes the long
+ * way. */
 static CM_INLINE bool
 plan_stream(const cm_state *state, cm_kind kind, PyObject *object, fast_plan *plan)
 {
@@ -134,7 +136,7 @@ fill_extents(cm_buffer *buffer, const fast_plan *plan)
     }
 }
 
-/* A root that nothing but its list has seen since it was kept, over `block`. */
+/* Fill a root, which nobody but its list has seen since it was kept, over `block`. */
 static CM_INLINE void
 fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
           cm_block *block)
@@ -160,7 +162,8 @@ fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
     fill_extents(buffer, plan);
 }
 
-/* From plan->pool, which nobody closes meanwhile. NULL, no exception: it takes more. */
+/* Make the buffer from plan->pool, which nobody closes meanwhile. NULL without an
+ * exception: it takes the long way. */
 static CM_INLINE PyObject *
 take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
 {
@@ -176,8 +179,8 @@ take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
     return (PyObject *)root;
 }
 
-/* What was asked for: the arguments in the slots of their names, of which the shape has
- * been read. That may run Python code, of an __index__(), and so comes before a look at
+/* A request: the arguments in the slots of their names, and the shape, which has been
+ * read. Reading it may run Python code (an __index__()), so it comes before a look at
  * anything that such code could change. */
 typedef struct fast_request {
     PyObject *values[SLOT_COUNT];
@@ -185,9 +188,9 @@ typedef struct fast_request {
     int64_t shape[CM_MAX_NDIM];
 } fast_request;
 
-/* The same for what is not warm: any dtype and any number of dimensions, a size that
- * the pool has not at hand, more buffers than are kept. Python code may run: what is
- * used is held. */
+/* As make_warm(), for what is not warm: any dtype, any number of dimensions, a size
+ * that the pool has not at hand, or more buffers than are kept. Python code may run, so
+ * whatever is used is held. */
 CM_COLD static PyObject *
 make_cold(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *asked)
 {
@@ -249,8 +252,8 @@ make_from(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *aske
     return make_cold(state, kind, pool, asked);
 }
 
-/* The same where blocks were entered, or a device or pool is given: what is current in
- * this context is looked up first, since Python code may run. */
+/* As fast_empty(), where `with` blocks were entered, or a device or a pool is given.
+ * What is current in this context is looked up first, since Python code may run. */
 CM_COLD static PyObject *
 make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
              fast_request *asked)
@@ -292,7 +295,7 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
         buffer = make_from(state, kind, pool, asked);
     }
     if (current != NULL) {
-        cm_pool_release(current); /* never the last: its Pool is open */
+        cm_pool_release(current); /* never the last hold: its Pool is open */
     }
     Py_XDECREF(stream);
     return buffer;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Lending: who may come in, the loans, and the exported functions. */
 #include "python/pool/lending.h"
 
 #include <stdlib.h>
@@ -9,26 +10,27 @@
 #include "python/core/recording.h"
 
 enum {
-    USES_MAX = 4,         /* streams that are told apart; more turn into a fence */
-    CLOSED = 1 << 30,     /* so many callers or more: nobody is let in */
+    USES_MAX = 4,         /* streams that are told apart; any more turn into a fence */
+    CLOSED = 1 << 30,     /* added to the callers when nobody is let in */
     GRACE_NS = 100 * 1000 /* a call that does not wait takes less */
 };
 
 typedef struct loan {
-    cm_pool *pool; /* kept by the block */
+    cm_pool *pool; /* kept alive by the block */
     cm_block *block;
-    unsigned flags; /* of cm_pool_free() */
+    unsigned flags; /* flags for cm_pool_free() */
     uint32_t use_count;
-    cm_stream *uses[USES_MAX]; /* held; none of segments */
+    cm_stream *uses[USES_MAX]; /* held; a segment has none */
 } loan;
 
-/* The one of the process: what others call gets no argument of ours. */
+/* There is one for the process, since functions that others call get no argument of
+ * ours. */
 static struct lending {
     cm_runtime *_Atomic rt;
-    atomic_int callers; /* who may be using it */
+    atomic_int callers; /* threads inside, plus CLOSED if nobody is let in */
     atomic_bool leaks;
-    cm_spin_lock lock;              /* pools, and what is noted in loans */
-    cm_pool *pools[CM_MAX_DEVICES]; /* held; NULL: none is lent */
+    cm_spin_lock lock;              /* guards the pools, and what is noted in loans */
+    cm_pool *pools[CM_MAX_DEVICES]; /* held; NULL: none is lent for that device */
     cm_address_map loans;
 } lending = {.callers = CLOSED};
 
@@ -38,7 +40,8 @@ leave(void)
     (void)atomic_fetch_sub(&lending.callers, 1);
 }
 
-/* The runtime, which stays until leave(); NULL: nothing may be touched, nor left. */
+/* Come in. The runtime, which stays until leave(); NULL: nothing may be touched, and
+ * there is nothing to leave. */
 static cm_runtime *
 enter(void)
 {
@@ -57,8 +60,9 @@ drop_nothing(void *owner)
     (void)owner;
 }
 
-/* PyTorch's streams are never destroyed, and one that a user brings in has to live as
- * long as what was allocated on it (torch.cuda.ExternalStream): it counts as kept. */
+/* Make a record of a stream of PyTorch's. PyTorch never destroys its streams, and one
+ * that a user brings in (torch.cuda.ExternalStream) has to live as long as what was
+ * allocated on it, so the stream counts as kept. */
 static cm_status
 wrap(cm_runtime *rt, int device, void *stream, cm_stream **out)
 {
@@ -75,7 +79,8 @@ end_loan(loan *ended)
     free(ended);
 }
 
-/* Fails: CM_ENOMEM; as cm_stream_wrap() and cm_pool_alloc() do. */
+/* Fill a loan with a block.
+ * Fails: CM_ENOMEM; as cm_stream_wrap() and cm_pool_alloc(). */
 static cm_status
 fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segment)
 {
@@ -87,7 +92,8 @@ fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segm
     bool captures = is_segment && !cm_is_ok(cm_stream_check_not_capturing(record));
     const cm_wait_hooks *hooks = captures ? NULL : &uninterrupted;
     cm_status status = cm_pool_alloc(new->pool, nbytes, order, hooks, &new->block);
-    if (cm_pool_is_short(status)) { /* what does not run Python is tried as for ours */
+    /* Try what is tried for buffers of ours, except what runs Python code. */
+    if (cm_pool_is_short(status)) {
         cm_trim_request r = {0};
         captures = !cm_is_ok(cm_stream_check_not_capturing(record));
         cm_ignore(cm_pool_trim_others(new->pool, status, captures ? NULL : hooks, &r));
@@ -97,7 +103,7 @@ fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segm
     }
     CM_TRY(status);
     if (!cm_address_map_put(&lending.loans, new->block->address, new)) {
-        cm_pool_free(new->pool, new->block, NULL, 0, 0); /* nobody has used it */
+        cm_pool_free(new->pool, new->block, NULL, 0, 0); /* nobody has used the block */
         return cm_fail(CM_ENOMEM, nbytes);
     }
     if (is_segment) {
@@ -113,8 +119,9 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
 {
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
-    /* Not of a segment: who asks for that holds a lock that others with the GIL wait
-     * for. Before it enters, whose end may be waited for with the GIL. */
+    /* Not for a segment, since whoever asks for one holds a lock that others with the
+     * GIL wait for. And before coming in, since a thread with the GIL may wait until
+     * nobody is inside. */
     cm_event_origin before = cm_recording_lend_caller(!is_segment);
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {
@@ -162,12 +169,12 @@ cumem_note_stream(void *address, void *stream)
     if (rt == NULL) {
         return;
     }
-    /* The caller has the block: it does not come back meanwhile. */
+    /* The caller has the block, so it does not come back meanwhile. */
     loan *used = cm_address_map_find(&lending.loans, (uintptr_t)address, false);
     cm_stream *record = NULL;
     int device = used == NULL ? 0 : cm_pool_get_config(used->pool)->device;
     if (used != NULL && cm_devices_in_use(rt, true) == UINT64_C(1) << device) {
-        /* Else the handle does not tell whose it is. */
+        /* With several devices in use, the handle alone does not tell whose it is. */
         cm_ignore(wrap(rt, device, stream, &record));
     }
     if (used != NULL) {
@@ -199,7 +206,7 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
         return;
     }
     loan *ended = cm_address_map_find(&lending.loans, (uintptr_t)address, true);
-    if (ended != NULL) { /* else of a generation that is gone */
+    if (ended != NULL) { /* otherwise it is of a generation that is gone */
         cm_pool_free(ended->pool, ended->block, ended->uses, ended->use_count,
                      ended->flags);
         end_loan(ended);
@@ -207,7 +214,7 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
     leave();
 }
 
-/* What was lent before; NULL: nothing. */
+/* Lend another pool for a device. Returns the one before; NULL: there was none. */
 static cm_pool *
 exchange_pool(int device, cm_pool *pool)
 {
@@ -228,7 +235,8 @@ cm_lend_pool(PyObject *module, PyObject *op)
     if (pool == NULL) {
         return self == NULL && result == 0 ? Py_NewRef(Py_None) : NULL;
     }
-    /* Its context is known from now on: others' memory is opened to it. */
+    /* Enter the device, so that its context is known from now on and other pools open
+     * their memory to it. */
     cm_runtime *rt = state->runtime;
     int device = self->config.device;
     cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(rt, device, cm_ok()));

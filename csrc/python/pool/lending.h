@@ -1,33 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory for another library's allocator, PyTorch's, which calls functions of
- * ours by address: from any thread, with or without the GIL, until the process ends.
- * They never take the GIL: the caller may hold a lock that a thread with the GIL waits
- * for. After shutdown() nothing is lent and what comes back is leaked, as in a forked
- * child. `stream` is a cudaStream_t. */
+/* Lending: device memory for the allocator of another library, PyTorch, which calls
+ * functions of ours by their addresses: from any thread, with or without the GIL, until
+ * the process ends.
+ *
+ * These functions never take the GIL: the caller may hold a lock that a thread with the
+ * GIL waits for. After shutdown() nothing is lent, and what comes back is leaked, as in
+ * a forked child. `stream` is a cudaStream_t.
+ *
+ * There are two uses (cumem/integrations/torch.py). replace_allocator() puts cumem in
+ * the place of PyTorch's allocator: a tensor of 1 MB calls cumem_lend(1000000, 0,
+ * stream), which allocates a block of the pool that was lent for device 0, in the order
+ * of that stream. Or PyTorch keeps its own allocator and takes whole segments from here
+ * by cumem_lend_segment(), which it then cuts up. */
 #pragma once
 
 #include "python/pool/pool_object.h"
 
-/* For cumem/integrations. */
+/* The Python function _lend(pool), for cumem/integrations. */
 PyObject *cm_lend_pool(PyObject *module, PyObject *pool);
 
-/* Until nobody is in here, who may wait for the device, but not for the GIL. False: not
- * within `most_ns`. */
+/* Wait until no thread is inside these functions. Such a thread may be waiting for the
+ * device, but never for the GIL. False: one still was after `most_ns`. */
 bool cm_lending_wait(uint64_t most_ns);
-/* Nothing is lent or taken back until something is lent anew; blocks on loan keep their
- * pools for ever. What was lent, held, moves to `out`, which has room for that of all
- * devices, and is counted. False: somebody is in here, and nothing has changed. */
+/* End all lending: nothing is lent or taken back until something is lent anew, and
+ * blocks on loan keep their pools for ever. The pools that were lent move to `out`,
+ * still held, which has room for those of all devices, and are counted. False: a thread
+ * is inside, and nothing was changed. */
 bool cm_lending_try_end(cm_pool **out, size_t *count);
-/* At exit: what comes back is leaked, as the driver may be gone. */
+/* Called at exit: what comes back from now on is leaked, since the driver may be
+ * gone. */
 void cm_lending_leak(void);
 
 #define CM_EXPORT __attribute__((visibility("default")))
 
-/* A block of the device's lent pool; NULL: there is none. A segment is for who cuts it
- * and counts on cudaFree, which waits for all that the device does; memory that idles
- * is taken for it, as no stream's order says when it is used. */
+/* A block of the pool that was lent for the device; NULL: there is none. A segment is
+ * for an allocator that cuts it up itself and relies on cudaFree to wait for all that
+ * the device does. Only memory that is idle is taken for it, since no stream's order
+ * says when it is used. */
 CM_EXPORT void *cumem_lend(size_t nbytes, int device, void *stream);
 CM_EXPORT void *cumem_lend_segment(size_t nbytes, int device, void *stream);
-/* It comes back, used on the stream it was asked for on and those noted since. */
+/* Take a block back. It was used on the stream that it was asked for on, and on those
+ * that were noted since. */
 CM_EXPORT void cumem_take_back(void *address, size_t nbytes, int device, void *stream);
 CM_EXPORT void cumem_note_stream(void *address, void *stream);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limits of the kinds: at first, from the environment, and set by the user. */
+/* The limits of the kinds: their defaults, those of the environment, and those that the
+ * user sets. */
 #include "python/pool/limits.h"
 
 #include "base/machine.h"
@@ -29,6 +30,7 @@ limit_of(const cm_budget *budget)
     return atomic_load(&budget->limit_nbytes);
 }
 
+/* Set one limit, and the joint limit of page-locked memory that follows from it. */
 static void
 put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 {
@@ -58,7 +60,8 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
             put_in_force(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
-    /* cumem/pools/limits.py reads them and sets what they say, all of it or nothing. */
+    /* cumem/pools/limits.py reads the variables and sets what they say, all of it or
+     * nothing. */
     if (!state->limits.was_put && !cm_package_has_variables("CUMEM_LIMIT_")) {
         return 0;
     }
@@ -117,8 +120,8 @@ cm_limits_list(const cm_budget *budget)
     PyObject *list = PyList_New(0);
     for (; list != NULL && budget != NULL; budget = budget->parent) {
         uint64_t limit = atomic_load(&budget->limit_nbytes);
-        limit = cm_limit_is_share(limit) ? UINT64_MAX : limit; /* of what nobody knows
-                                                                */
+        /* Nobody knows yet what it is a share of. */
+        limit = cm_limit_is_share(limit) ? UINT64_MAX : limit;
         cm_append(&list,
                   Py_BuildValue("(NK)", cm_limit_to_object(limit),
                                 (unsigned long long)atomic_load(&budget->used_nbytes)));
@@ -133,14 +136,14 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* A limit holds for what is handed out from now on: what the pools keep above it goes
- * back to the driver. GIL, released meanwhile. */
+/* Let pools give back to the driver what they keep above a limit, which holds for what
+ * is handed out from now on. Releases the GIL. */
 static void
 obey(cm_state *state)
 {
     const cm_runtime *rt = state->runtime;
     if (rt == NULL) {
-        return; /* nothing is held */
+        return; /* without a runtime nothing is held */
     }
     cm_state_enter(state);
     bool may_fence = !cm_library_captures();
@@ -150,7 +153,8 @@ obey(cm_state *state)
     cm_state_leave(state);
 }
 
-/* _limit(kind, device[, new]): what is in force then. */
+/* The Python function _limit(kind, device[, new]). Returns the limit that is in force
+ * then. */
 PyObject *
 cm_limit(PyObject *module, PyObject *args)
 {

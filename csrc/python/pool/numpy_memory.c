@@ -1,12 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NumPy arrays born in page-locked memory (NEP 49): what NumPy calls for the bytes of
- * arrays, in a context or, written into its default handler, in the whole process
- * (docs/decisions/0015). That is never taken out again: arrays of the default handler
- * may lie in either memory, and an address tells in which. NumPy holds the GIL, but for
- * some calls of realloc; it is let go while a pool looks for more, as NumPy's own
- * calloc does, but not in realloc, while an array points to what may go. Nothing here
- * waits for a device or runs Python, and what a pool does not give comes from NumPy's
- * own functions. */
+/* NumPy arrays that are made in page-locked memory (NEP 49).
+ *
+ * NumPy asks a handler for the bytes of arrays. There is one for each context and a
+ * default one for the process. Within `with numpy_pinned():` the context has a handler
+ * of ours; to pin arrays in the whole process, our functions are written into the
+ * default handler (docs/decisions/0015). They are never taken out again: arrays of the
+ * default handler may then lie in either memory, and the map `process.storages` tells
+ * by the address in which.
+ *
+ *   np.empty(n)   numpy_malloc()   from min_nbytes on pin(): a block of the pool;
+ *                                  else, or without one, NumPy's own malloc
+ *   del array     numpy_free()     in the map: back to the pool, with a fence, since
+ *                                  anybody may have started a copy from the array;
+ *                                  not in the map: NumPy's own free
+ *
+ * NumPy holds the GIL in these calls, except for some of realloc. We give the GIL up
+ * while a pool looks for more memory, as NumPy's own calloc does, but not in realloc,
+ * while an array points to memory that may go. Nothing here waits for a device or runs
+ * Python code. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,25 +28,31 @@
 #include "python/core/numpy_bridge.h"
 #include "python/pool/pool_object.h"
 
-/* Where new arrays go. Of a capsule, which all arrays of its handler keep. */
+/* Where new arrays go. It belongs to a capsule, which all arrays of its handler keep
+ * alive. */
 typedef struct pinning {
-    cm_numpy_handler handler; /* first: what NumPy sees; its ctx is this struct */
-    cm_state *state;          /* kept by the pool */
-    cm_pool_object *pool;     /* owned; NULL: none is to be had */
+    /* first: this is what NumPy sees; its ctx points to this struct. */
+    cm_numpy_handler handler;
+    cm_state *state;      /* kept alive by the pool */
+    cm_pool_object *pool; /* owned; NULL: there is no pool to take from */
     size_t min_nbytes;
-    PyObject *outer; /* owned: the handler around the block; NULL: not entered yet */
-    bool ended;      /* the block is over, in all contexts */
+    /* owned: the handler outside of the block; NULL: the block was not entered yet. */
+    PyObject *outer;
+    bool ended; /* the block is over in all contexts */
 } pinning;
 
-/* The one of the process, as is NumPy's default handler. GIL */
+/* There is one for the process, as there is one default handler of NumPy's. Guarded by
+ * the GIL. */
 static struct {
-    cm_address_map storages;  /* of pinned arrays, by the address of their bytes */
+    /* Storages of pinned arrays, by the addresses of their bytes. */
+    cm_address_map storages;
     cm_numpy_allocator numpy; /* NumPy's own functions, for all other arrays */
-    PyObject *enabled;        /* owned capsule, or NULL: of the default handler */
+    /* owned: the capsule that the default handler uses, or NULL. */
+    PyObject *enabled;
 } process;
 
-/* Arrays are made and dropped at such a rate that the loop's time is that of writing to
- * memory: this much stays in the processor's cache, and is twice as fast as 64 MiB. */
+/* A loop that makes and drops arrays spends its time writing to memory. So much memory
+ * stays in the processor's cache, and is twice as fast as 64 MiB. */
 enum { FENCE_LIMIT = 4 << 20 };
 
 static pinning *
@@ -46,8 +63,8 @@ pinning_of(PyObject *capsule)
 
 static void numpy_free(void *ctx, void *host, size_t nbytes);
 
-/* One of our capsules, and not that of the default handler, which may have our
- * functions too but no block. */
+/* True for a capsule of ours, but not for that of the default handler, which may have
+ * our functions but no block. */
 static bool
 is_own(PyObject *capsule)
 {
@@ -58,7 +75,7 @@ is_own(PyObject *capsule)
     return p->handler.allocator.free == numpy_free && p->handler.allocator.ctx == p;
 }
 
-/* TypeError unless it is one; 0 or -1. */
+/* Check that it is a capsule of ours. 0, or -1 with TypeError. */
 static int
 check_own(PyObject *capsule)
 {
@@ -69,8 +86,9 @@ check_own(PyObject *capsule)
 
 /* -- one array's memory ------------------------------------------------------------------ */
 
-/* An exported storage of `block`, so that it is listed, keeps shutdown() away and, as
- * others may copy from it unseen, goes back with a fence. Its bytes; NULL: none. */
+/* Make an exported storage of `block`, so that it is listed, keeps shutdown() away and
+ * goes back with a fence, because others may copy from it unseen. Returns its bytes;
+ * NULL: there is no memory. */
 static void *
 enlist(cm_state *state, cm_pool *pool, cm_block *block)
 {
@@ -95,7 +113,8 @@ enlist(cm_state *state, cm_pool *pool, cm_block *block)
     return storage->host;
 }
 
-/* NULL: the memory is to come from NumPy. `ctx`: of the default handler it is NULL. */
+/* Take memory of a pool. NULL: the memory has to come from NumPy. `ctx` is NULL for the
+ * default handler. */
 static void *
 pin(void *ctx, size_t nbytes, bool may_grow)
 {
@@ -123,7 +142,8 @@ pin(void *ctx, size_t nbytes, bool may_grow)
     return block == NULL ? NULL : enlist(state, pool, block);
 }
 
-/* Not of a module that is gone, of which nobody knows. */
+/* True in a forked child. A storage of a module that is gone does not count, since
+ * nobody knows. */
 static bool
 is_forked(const cm_storage *storage)
 {
@@ -131,7 +151,7 @@ is_forked(const cm_storage *storage)
            && (storage->block == NULL || cm_runtime_is_forked(storage->state->runtime));
 }
 
-/* In a forked child: its bytes are there. */
+/* True in a forked child that has the bytes. */
 static bool
 is_inherited(const cm_storage *storage)
 {
@@ -139,7 +159,8 @@ is_inherited(const cm_storage *storage)
                                   : cm_block_is_inherited(storage->block);
 }
 
-/* A pool's last holder waits for it: that is left to a later call into cumem. */
+/* Give memory back. The last holder of a pool would have to wait for it, so that is
+ * left to a later call into cumem. */
 static void
 give(cm_storage *storage)
 {
@@ -188,18 +209,19 @@ numpy_free(void *Py_UNUSED(ctx), void *host, size_t nbytes)
     give(storage);
 }
 
-/* To where there are `nbytes`; NULL: nowhere, and it stays. */
+/* Move an array's bytes to where there is room for `nbytes`. NULL: there is none, and
+ * the bytes stay where they are. */
 static void *
 relocate(void *ctx, void *host, size_t nbytes)
 {
     const cm_storage *storage =
         cm_address_map_find(&process.storages, (uintptr_t)host, false);
     uint64_t room = nbytes;
-    if (storage == NULL) { /* how long it was is not known */
+    if (storage == NULL) { /* nobody knows how long it was */
         host = process.numpy.realloc(process.numpy.ctx, host, nbytes);
     }
     else if (is_forked(storage) && !is_inherited(storage)) {
-        return NULL; /* its bytes are not there */
+        return NULL; /* this child does not have its bytes */
     }
     else {
         room = storage->nbytes;
@@ -211,7 +233,7 @@ relocate(void *ctx, void *host, size_t nbytes)
     if (moved == NULL && storage != NULL) {
         moved = process.numpy.malloc(process.numpy.ctx, nbytes);
     }
-    if (moved == NULL) { /* where it is it still is */
+    if (moved == NULL) { /* the bytes are still where they were */
         return nbytes <= room ? host : NULL;
     }
     memcpy(moved, host, nbytes < room ? nbytes : room);
@@ -222,7 +244,8 @@ relocate(void *ctx, void *host, size_t nbytes)
 static void *
 numpy_realloc(void *ctx, void *host, size_t nbytes)
 {
-    PyGILState_STATE gil = PyGILState_Ensure(); /* numpy.fromstring() lets go of it */
+    /* numpy.fromstring() calls this without it. */
+    PyGILState_STATE gil = PyGILState_Ensure();
     void *moved = relocate(ctx, host, nbytes);
     PyGILState_Release(gil);
     return moved;
@@ -233,7 +256,8 @@ numpy_realloc(void *ctx, void *host, size_t nbytes)
 static const cm_numpy_allocator functions = {NULL, numpy_malloc, numpy_calloc,
                                              numpy_realloc, numpy_free};
 
-/* It is NumPy's handler in this context from now on. */
+/* The Python function _numpy_enter(capsule): it is NumPy's handler in this context from
+ * now on. */
 static PyObject *
 enter(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
@@ -250,7 +274,7 @@ enter(PyObject *Py_UNUSED(module), PyObject *capsule)
     return p->outer == NULL ? NULL : Py_NewRef(Py_None);
 }
 
-/* The innermost from there on that is not over; new reference. */
+/* The innermost handler from `capsule` outwards that is not over. A new reference. */
 static PyObject *
 find_current(PyObject *capsule)
 {
@@ -260,8 +284,9 @@ find_current(PyObject *capsule)
     return Py_XNewRef(capsule);
 }
 
-/* Blocks may end in any order: NumPy gets the innermost one that is not over. Those
- * that are over go, or blocks that overlap would keep each other for ever. */
+/* The Python function _numpy_leave(capsule). Blocks may end in any order: NumPy gets
+ * the innermost one that is not over. Those that are over are dropped, or blocks that
+ * overlap would keep each other alive for ever. */
 static PyObject *
 leave(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -286,7 +311,8 @@ leave(PyObject *Py_UNUSED(module), PyObject *args)
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Of the default handler, from now on and in every thread; None: NumPy's own again. */
+/* The Python function _numpy_enable(capsule): the default handler uses it from now on,
+ * in every thread; None: NumPy's own functions again. */
 static PyObject *
 enable(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
@@ -306,7 +332,7 @@ static void
 destroy(PyObject *capsule)
 {
     pinning *p = pinning_of(capsule);
-    Py_XDECREF((PyObject *)p->pool); /* its end waits without the GIL */
+    Py_XDECREF((PyObject *)p->pool); /* its end may wait, without the GIL */
     Py_XDECREF(p->outer);
     free(p);
 }

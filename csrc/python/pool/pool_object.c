@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as objects: how they are made, lent to calls and closed, the current one, and
+/* Pools as C objects: how they are made, lent to calls and closed, the current one, and
  * all of them. */
 #include "python/pool/pool_object.h"
 
@@ -14,7 +14,7 @@
 static PyObject *
 alloc_object(cm_state *state)
 {
-    if (state->pool_type == NULL) { /* it is told of as it is made */
+    if (state->pool_type == NULL) { /* loading the module sets it */
         PyObject *pools = cm_package_load("pools.pool");
         Py_XDECREF(pools);
         if (pools == NULL) {
@@ -27,7 +27,8 @@ alloc_object(cm_state *state)
 PyObject *
 cm_pool_object_new(cm_state *state, cm_pool *pool)
 {
-    /* Loading and a collection run Python code, which may not shut down meanwhile. */
+    /* Loading a module and a garbage collection run Python code, which must not shut
+     * down meanwhile. */
     cm_state_enter(state);
     PyObject *op = alloc_object(state);
     cm_state_leave(state);
@@ -45,14 +46,15 @@ cm_pool_object_new(cm_state *state, cm_pool *pool)
     return op;
 }
 
-/* Borrowed; NULL with ValueError where it is closed. */
+/* The pool of an open Pool, borrowed; NULL with ValueError if it is closed. */
 static cm_pool *
 get_open(cm_pool_object *self)
 {
     if (self->pool != NULL && cm_state_runtime(self->state) == NULL) {
         return NULL;
     }
-    if (self->pool == NULL) { /* also when what was deferred just now closed it */
+    /* Also if dropping what was deferred has just closed it. */
+    if (self->pool == NULL) {
         PyErr_SetString(PyExc_ValueError, "the pool is closed");
     }
     return self->pool;
@@ -136,7 +138,8 @@ cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out)
 
 /* -- the one that serves a request --------------------------------------------------- */
 
-/* `flags` other than the kind's usual ones are served by pools that have them alone. */
+/* True if the pool can serve the request. `flags` other than the kind's usual ones are
+ * served only by pools that have them. */
 static bool
 can_serve(const cm_pool_object *self, cm_kind kind, unsigned flags, int device)
 {
@@ -199,7 +202,7 @@ cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
     cm_status status = cm_pools_trim(rt, r, &hooks);
     cm_pool_waiter_end(&waiter, status);
     cm_state_leave(state);
-    return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal's handler */
+    return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal handler */
 }
 
 /* -- peers: a device that has got a context reaches the memory of all pools ------------- */
@@ -219,5 +222,6 @@ cm_pools_admit_peers(cm_state *state)
         first = cm_first_failure(first, cm_pool_admit_peers(pool));
     }
     cm_gil_take(thread);
-    cm_py_report(state, first, NULL); /* the call that noticed is about another thing */
+    /* The call that noticed this is about something else. */
+    cm_py_report(state, first, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Pool: memory of one kind on one device, kept for reuse, as a Python object; and
- * the module's functions about pools. */
+/* The base of cumem.Pool (memory of one kind on one device, kept for reuse) and the
+ * module's functions about pools. */
 #include <stdlib.h>
 
 #include "base/array.h"
@@ -27,8 +27,8 @@ dict_of(const cm_pool_counters *counters)
 #undef COUNTER_FORMAT
 }
 
-/* (number, flags, kind, device, limit, counters) of a pool; with `window` the peaks are
- * those since the last call with it. */
+/* Describe a pool as (number, flags, kind, device, limit, counters). With `window` the
+ * peaks are those since the last call with `window`. */
 static PyObject *
 describe(cm_pool *pool, bool window)
 {
@@ -41,8 +41,8 @@ describe(cm_pool *pool, bool window)
                          dict_of(&counters));
 }
 
-/* The same of what register() has locked, as if it were a pool of which all is handed
- * out; NULL without an exception: nothing ever was. */
+/* Describe what register() has locked, as if it were a pool of which everything is
+ * handed out. NULL without an exception: nothing was ever locked. */
 static PyObject *
 describe_registered(cm_state *state, bool window)
 {
@@ -92,8 +92,8 @@ list_blocks(cm_state *state, cm_pool *pool)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* The engine's thread sees to idle trims, from the first pool on that has one. 0 or -1.
- */
+/* Let the engine's thread see to idle trims, from the first pool on that has one. 0, or
+ * -1 with an exception. */
 static int
 see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
 {
@@ -104,7 +104,7 @@ see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
                        "while starting the thread that sees to idle trims");
 }
 
-/* cumem/pools/pool.py has read the arguments. */
+/* The constructor, whose arguments cumem/pools/pool.py has read. */
 static PyObject *
 pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -116,7 +116,7 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     int fork;
     unsigned long long idle_trim_ns;
     uint64_t limit;
-    if (module == NULL /* called by itself */
+    if (module == NULL /* it was called by itself, not for a subclass */
         || !PyArg_ParseTuple(args, "OiIipiKO", &kind, &config.device, &config.flags,
                              &config.numa_node, &plain, &fork, &idle_trim_ns,
                              &limit_object)
@@ -139,14 +139,15 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     config.number = ++state->pool_count;
     cm_pool *pool = NULL;
     PyObject *self = NULL;
-    /* Making the object may run a collection, and with it Python code: a shutdown()
-     * there would not find the pool and would take its runtime away. */
+    /* Making the object may run a garbage collection, and with it Python code: a
+     * shutdown() in there would not find the pool, and would take its runtime away. */
     cm_state_enter(state);
     cm_status status = cm_pool_create(runtime, &config, &pool);
     if (cm_is_ok(status)) {
         atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
         self = cm_pool_object_new(state, pool);
-        cm_pool_release(pool); /* the object holds it; without one it was never used */
+        /* The object holds it; without an object it was never used. */
+        cm_pool_release(pool);
     }
     if (self != NULL && see_to_idle_trims(state, idle_trim_ns) < 0) {
         Py_CLEAR(self);
@@ -222,7 +223,8 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return buffer;
 }
 
-/* True: its blocks, False: its counters; None: their peaks begin anew. */
+/* _read(what). True: a list of its blocks; False: its counters; None: its peaks start
+ * again. */
 static PyObject *
 pool_read(PyObject *op, PyObject *blocks)
 {
@@ -246,7 +248,8 @@ pool_read(PyObject *op, PyObject *blocks)
     return answer;
 }
 
-/* Cached memory goes at once, what live blocks hold with the last of them. */
+/* _close(). Cached memory goes back at once, and what live blocks hold goes with the
+ * last of them. */
 static PyObject *
 pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -261,11 +264,12 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     uint64_t released;
-    cm_status status = cm_pool_trim(pool, 0, &hooks, &released); /* while it is open */
+    /* This waits while the pool is still open. */
+    cm_status status = cm_pool_trim(pool, 0, &hooks, &released);
     cm_pool_waiter_end(&waiter, status);
     if (status.code == CM_ECANCELLED) {
         cm_pool_object_give(op, pool);
-        return NULL; /* with the exception of a signal's handler */
+        return NULL; /* with the exception of a signal handler */
     }
     cm_pool_object_close(self);
     status = cm_first_failure(status,
@@ -282,7 +286,8 @@ pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
     if (check_open(self) < 0) {
         return NULL;
     }
-    /* Constructors that name no device would pass it by, and its limit with it. */
+    /* Constructors that name no device would pass this pool by, and its limit with
+     * it. */
     int current = cm_state_device(self->state);
     if (self->config.device != current) {
         (void)cm_package_refuse("pools.pool", "refuse_block",
@@ -360,8 +365,8 @@ static PyMethodDef pool_methods[] = {
     {"_close", pool_close, METH_NOARGS, CM_DOC__Pool__close},
     {"__enter__", pool_enter, METH_NOARGS, CM_DOC__Pool___enter__},
     {"__exit__", pool_exit, METH_VARARGS, CM_DOC__Pool___exit__},
-    /* Type checkers know the buffers of a pool: Pool[PinnedBuffer] is its annotation.
-     */
+    /* Type checkers know which buffers a pool makes: Pool[PinnedBuffer] is an
+     * annotation. */
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "See PEP 585."},
     {NULL, NULL, 0, NULL},
 };
@@ -401,7 +406,8 @@ cm_register_pool_type(PyObject *module, cm_state *state)
                        Py_TPFLAGS_BASETYPE, pool_slots, NULL, &state->pool_base);
 }
 
-/* A method that is its own, and not inherited, is called without a detour. */
+/* The Python function _set_pool_type(cls). A method of the class itself is called
+ * faster than one that is inherited, so allocate() becomes its own. */
 static PyObject *
 set_pool_type(PyObject *module, PyObject *type)
 {
@@ -424,9 +430,8 @@ set_pool_type(PyObject *module, PyObject *type)
 
 /* -- functions of the module -------------------------------------------------------------------- */
 
-/* _default_pool(kind, device): a new Pool around it, of which cumem/pools/pool.py keeps
- * one.
- */
+/* The Python function _default_pool(kind, device): a new Pool around it, of which
+ * cumem/pools/pool.py keeps one. */
 static PyObject *
 default_pool(PyObject *module, PyObject *args)
 {
@@ -438,7 +443,8 @@ default_pool(PyObject *module, PyObject *args)
         || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
         return NULL;
     }
-    cm_state_enter(state); /* a collection may run Python code while this is made */
+    /* A garbage collection may run Python code while this is made. */
+    cm_state_enter(state);
     cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
     PyObject *made = pool == NULL ? NULL : cm_pool_object_new(state, pool);
     cm_state_leave(state);
@@ -465,7 +471,7 @@ trim(PyObject *module, PyObject *args)
     }
     cm_pool *pool = self == NULL ? NULL : cm_pool_object_take(object);
     if (self == NULL ? cm_state_runtime(state) == NULL : pool == NULL) {
-        return NULL; /* these also let go of what is done */
+        return NULL; /* these calls also drop what is done */
     }
     r.only = pool;
     r.keep_nbytes = keep;
@@ -476,8 +482,8 @@ trim(PyObject *module, PyObject *args)
                                      PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
-/* All of them, until give_all(): the last to let go of one may wait, without the GIL.
- * False, with an exception: not all. */
+/* Hold all pools until give_all(); the last release of one may wait, without the GIL.
+ * False with an exception: not all are held. */
 static bool
 hold_all(cm_state *state, cm_pool ***held, uint32_t *count)
 {
@@ -521,7 +527,8 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                                ? NULL
                                : describe_registered(state, window);
     if (registered != NULL) {
-        /* Of no pool: each generation has one such row, told apart by its serial. */
+        /* This row belongs to no pool. Each generation has one, told apart by its
+         * serial. */
         uint64_t serial = UINT64_MAX - state->generation;
         cm_append(&list, Py_BuildValue("(KKN)", (unsigned long long)0,
                                        (unsigned long long)serial, registered));
@@ -540,9 +547,9 @@ typedef struct locked_row {
     int device;
 } locked_row;
 
-/* All of them, in C: making Python objects may run a collection, in which storages end
- * that the list was about to go on with. *out is the caller's. 0, or -1 with
- * MemoryError. */
+/* List all of them, in C: making Python objects may run a garbage collection, in which
+ * storages end that the list was about to go on with. *out is the caller's. 0, or -1
+ * with MemoryError. */
 static int
 list_registered(const cm_state *state, locked_row **out, size_t *count)
 {
@@ -561,7 +568,8 @@ list_registered(const cm_state *state, locked_row **out, size_t *count)
     return 0;
 }
 
-/* Rows of blocks that are handed out, of all pools, and of locked pages of others. */
+/* The Python function _living(): rows of all blocks that are handed out, and of pages
+ * of others that we have locked. */
 static PyObject *
 living(PyObject *module, PyObject *Py_UNUSED(unused))
 {
