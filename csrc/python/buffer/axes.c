@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Views with the axes of a buffer in another order, or with fewer of them: T,
- * transpose() and squeeze(). The number of elements, and where each is, stay the same.
- */
+ * transpose() and squeeze(). The number of elements, and where each of them is, stay
+ * the same. */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
-/* A view with axis axes[i] of the buffer as axis i; of its axes those alone that are
- * named. */
+/* A view whose axis i is axis axes[i] of the buffer. Axes that are not named are left
+ * out. */
 static PyObject *
 view_of_axes(cm_buffer *self, int ndim, const int *axes)
 {
@@ -34,10 +34,9 @@ reverse_axes(int ndim, int *axes)
 
 /* -- arguments ---------------------------------------------------------------------------- */
 
-/* The axes by their numbers, of which negative ones count from the end. `named` says of
- * each axis of the buffer whether it is among them. 0; or -1 with AxisError (a
- * ValueError and an IndexError) where one does not exist, or ValueError where one is
- * named twice. */
+/* Find axes by their numbers; negative ones count from the end. `named` says of each
+ * axis of the buffer whether it is among them. 0; or -1 with AxisError (a ValueError
+ * and an IndexError) if one does not exist, or ValueError if one is named twice. */
 static int
 find_axes(const cm_buffer *self, const char *function, int count,
           const int64_t *numbers, int *axes, bool *named)
@@ -116,8 +115,8 @@ cm_buffer_transpose(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return view_of_axes(self, self->ndim, axes);
 }
 
-/* From the axis whose elements are the furthest apart to the one where they are the
- * nearest; where two are equal, as they come. */
+/* Sort the axes from the one whose elements are furthest apart to the one whose
+ * elements are nearest; equal ones stay in their order. */
 static void
 sort_axes(const cm_buffer *self, int *axes)
 {
@@ -155,7 +154,8 @@ cm_buffer_turn(cm_buffer *self, char order)
 
 /* -- without axes of length 1 ------------------------------------------------------------- */
 
-/* Which axes are named, each of which must be of length 1. */
+/* Read which axes are named, each of which must have length 1. 0, or -1 with an
+ * exception. */
 static int
 read_squeezed(const cm_buffer *self, PyObject *object, bool *named)
 {
@@ -167,7 +167,7 @@ read_squeezed(const cm_buffer *self, PyObject *object, bool *named)
         < 0) {
         return -1;
     }
-    /* NumPy takes a number without dimensions for a row of one here. */
+    /* Here NumPy takes an array without dimensions for one with one axis. */
     if (self->ndim == 0 && count == 1 && (numbers[0] == 0 || numbers[0] == -1)) {
         return 0;
     }

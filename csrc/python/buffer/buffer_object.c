@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A buffer as a C object: how it is made, where its bytes are, how it ends; alone or in
- * one piece with its storage.
+/* A buffer as a C object: how it is made, where its bytes are, and how it ends; alone
+ * or in one piece with its storage.
  *
- * Buffers take no part in garbage collection, like NumPy arrays: what a storage keeps
- * alive is shared by all its buffers, so no single buffer could visit it, and a cycle
- * needs a foreign owner that itself stores the buffer made of it. */
+ * Buffers take no part in garbage collection, as NumPy arrays do not: what a storage
+ * keeps alive is shared by all its buffers, so no single buffer could visit it, and a
+ * cycle needs a foreign owner that itself stores the buffer made of it. */
 #include <string.h>
 
 #include "python/buffer/buffer_object.h"
@@ -16,7 +16,7 @@ cm_buffer_check(const cm_state *state, PyObject *object)
     return PyObject_TypeCheck(object, state->buffer_type);
 }
 
-/* Room for shape and strides. 0, or -1 with MemoryError. */
+/* Make room for shape and strides. 0, or -1 with MemoryError. */
 static int
 make_extents(cm_buffer *self, int ndim)
 {
@@ -89,14 +89,15 @@ cm_buffer_dealloc(PyObject *object)
     cm_storage *storage = self->storage;
     PyObject *dtype = self->dtype;
     if (storage == &((cm_inline_buffer *)self)->storage) {
-        cm_storage_release(storage, true); /* which the object ends with */
+        cm_storage_release(storage, true); /* the object ends with its storage */
         Py_DECREF(dtype);
         return;
     }
     PyTypeObject *type = Py_TYPE(object);
     PyObject *base = self->base;
     PyObject_Free(self);
-    /* after the object: the storage may release the GIL, and others must not see it */
+    /* after the object, since the storage may release the GIL, and others must not see
+     * the object then */
     cm_storage_release(storage, true);
     Py_DECREF(dtype);
     Py_XDECREF(base);
@@ -239,11 +240,12 @@ cm_buffer_region(const cm_buffer *buffer, cm_region *out)
     }
 }
 
-/* -- in one piece with its storage: ended ones are kept for the next of their type, a freed
- * object with its type still held, so that taking it again costs a few stores
- * ------------ */
+/* -- in one piece with its storage -------------------------------------------------------- */
 
-/* As new but for what every use sets. */
+/* Pieces that have ended are kept for the next buffer of their type: a freed object
+ * whose type is still held, so that taking it again costs a few stores. */
+
+/* Make a buffer as new, except for what every use sets. */
 static inline void
 reset_buffer(cm_buffer *buffer)
 {
@@ -284,7 +286,7 @@ destroy(cm_inline_buffer *root)
     Py_DECREF(type);
 }
 
-/* By the storage's end. */
+/* Called at the end of the storage: keep the piece for another buffer, or free it. */
 static void
 free_inline(cm_storage *storage)
 {

@@ -35,7 +35,7 @@ is_aligned(const cm_buffer *self)
         }
     }
     if (!is_there) {
-        return true; /* the steps are all that is left to look at */
+        return true; /* only the steps are left to look at */
     }
     uint64_t place = cm_kind_is_on_device(cm_buffer_kind(self))
                          ? cm_buffer_address(self)

@@ -16,7 +16,7 @@ is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The number of one or two digits in "numa:1"; -1: it is another text. */
+/* The node in "numa:1", a number of one or two digits; -1: it is another text. */
 static int
 node_of(const char *text, Py_ssize_t size)
 {
@@ -62,7 +62,7 @@ read_text(cm_state *state, PyObject *object, const char *name, int *out)
 {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);
-    if (text == NULL) { /* a lone surrogate is in no name of a place */
+    if (text == NULL) { /* it holds a lone surrogate, which no name of a place has */
         PyErr_Clear();
         text = "";
         size = 0;
@@ -97,7 +97,7 @@ cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out)
     if (is_of_devices || !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -1;
     }
-    PyErr_Clear(); /* it speaks of devices alone, and here more is possible */
+    PyErr_Clear(); /* that error speaks of devices alone, and here more is possible */
     bool takes_nodes = strcmp(name, "accessed_by") != 0;
     return cm_arg_refuse(object, name,
                          takes_nodes ? "a device, \"cpu\" or \"numa:N\""

@@ -121,8 +121,8 @@ prefetch_many(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     return none_unless(result);
 }
 
-/* _prefetch_rows(tile, device, stream): for tiles(), which has its own streams and
- * whose moves are no turns of one side. */
+/* The Python function _prefetch_rows(tile, device, stream), for tiles(), which has
+ * streams of its own and whose moves do not count for thrashing. */
 static PyObject *
 prefetch_rows(PyObject *module, PyObject *args)
 {
@@ -149,7 +149,7 @@ discard_on(cm_buffer *self, cm_stream *stream, cm_stream *follower)
 {
     cm_page_call call = {
         .work = CM_PAGES_DISCARD,
-        .location = CM_HOST_LOCATION, /* says nothing */
+        .location = CM_HOST_LOCATION, /* a discard ignores it */
         .stream = stream,
         .follower = follower,
     };
@@ -178,9 +178,9 @@ discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
     return 0;
 }
 
-/* The driver takes no discard on the legacy default stream, so that one of our own
- * takes it. Pinned, since nobody would know of its work until `legacy` comes after it.
- */
+/* Discard on a stream of our own, since the driver takes no discard on the legacy
+ * default stream. The memory is pinned, since nobody knows of that stream's work until
+ * `legacy` comes after it. */
 static int
 discard_beside(cm_buffer *self, cm_stream *legacy)
 {
@@ -197,7 +197,7 @@ discard_beside(cm_buffer *self, cm_stream *legacy)
     cm_storage_pin(self->storage);
     int result = discard_between(self, legacy, side);
     cm_storage_unpin(self->storage);
-    cm_state_enter(state); /* which the give ends */
+    cm_state_enter(state); /* cm_stream_give() leaves it */
     cm_stream_give(state, side);
     return result;
 }
@@ -239,8 +239,8 @@ typedef struct advice {
     int location;
 } advice;
 
-/* It has room for a call that sets everything: read_mostly, preferred_location, and
- * accessed_by of each device and the host. */
+/* A list with room for a call that sets everything: read_mostly, preferred_location,
+ * and accessed_by for each device and the host. */
 typedef struct advice_list {
     int count;
     advice items[2 + CM_MAX_DEVICES + 1];
@@ -283,13 +283,13 @@ read_preferred_location(cm_state *state, PyObject *value, advice_list *list)
     return 0;
 }
 
-/* Devices and the host, each once: what accessed_by is to be. */
+/* What accessed_by is to be: devices and the host, each at most once. */
 typedef struct accessors {
     bool host;
     bool devices[CM_MAX_DEVICES];
 } accessors;
 
-/* Take what the iterator gives. */
+/* Read the locations that the iterator gives. */
 static int
 collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
 {
@@ -323,9 +323,9 @@ collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
     return 0;
 }
 
-/* Of which devices may the driver be told that they do not access memory? Others than
- * those with concurrent access make it refuse. An old driver does not know the
- * attribute, and no device has it then. */
+/* Find the devices of which the driver may be told that they do not access memory. It
+ * refuses that for devices without concurrent access. An old driver does not know the
+ * attribute, and then no device has it. */
 static int
 find_concurrent(cm_state *state, int *count, bool *concurrent)
 {
@@ -350,7 +350,8 @@ find_concurrent(cm_state *state, int *count, bool *concurrent)
     return cm_py_check(state, status, NULL);
 }
 
-/* First those that are to go, so that exactly the wanted ones are left. */
+/* Read accessed_by. Those that are to go come first in the list, so that exactly the
+ * wanted ones are left. */
 static int
 read_accessed_by(cm_state *state, PyObject *value, advice_list *list)
 {
@@ -406,7 +407,7 @@ advise(cm_buffer *self, const advice_list *list)
     return result;
 }
 
-/* All arguments are read before the driver is told anything. */
+/* Reads all arguments before the driver is told anything. */
 PyObject *
 cm_buffer_advise(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames)
@@ -463,7 +464,7 @@ cm_buffer_set_preferred_location(PyObject *object, PyObject *value,
     if (value == NULL) {
         return refuse_deletion("preferred_location");
     }
-    if (value == Py_Ellipsis) { /* which leaves it as it is, in advise() */
+    if (value == Py_Ellipsis) { /* in advise(), Ellipsis leaves the property as it is */
         return cm_arg_refuse(value, "preferred_location", "a device, a text or None");
     }
     if (read_preferred_location(self->state, value, &list) < 0) {
@@ -488,7 +489,8 @@ cm_buffer_set_accessed_by(PyObject *object, PyObject *value, void *unused CM_UNU
 
 /* -- what the driver tells ------------------------------------------------------------------ */
 
-/* One number of all pages; `empty` of a buffer without bytes. */
+/* Ask for one number about all pages; `empty` is the answer for a buffer without
+ * bytes. */
 static int
 ask_about_all(const cm_buffer *self, int attribute, int empty, int *out)
 {
@@ -534,7 +536,7 @@ cm_buffer_get_read_mostly(PyObject *object, void *unused CM_UNUSED)
     return PyBool_FromLong(is_so);
 }
 
-/* The host before the devices, which come in their order. */
+/* Lists the host before the devices, which come in their order. */
 PyObject *
 cm_buffer_get_accessed_by(PyObject *object, void *unused CM_UNUSED)
 {

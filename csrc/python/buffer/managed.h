@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What only managed memory does: its pages move ahead of use, are advised, asked about
- * and given up. GIL held; calls of the driver are made without it. */
+/* What only managed memory does: its pages can be moved ahead of use, advised about,
+ * asked about and given up. The GIL is held; calls of the driver are made without
+ * it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
 
 /* -- places: a device's index, CM_HOST_LOCATION, CM_NUMA_LOCATION(node) -------------------- */
 
-/* An argument that says where memory is to be: a device as cm_arg_device() reads it,
- * "cpu", "host" or "numa:N". 0, or -1: TypeError, ValueError, and CudaError for a node
- * where the driver is too old for nodes. */
+/* Read an argument that says where memory is to be: a device as cm_arg_device() reads
+ * it, "cpu", "host" or "numa:N". 0; or -1 with TypeError, ValueError, or CudaError for
+ * a node if the driver is too old for nodes. */
 int cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out);
-/* As users see it: a Device, "host", "numa:N", or None for CM_NO_LOCATION. A new
- * reference, or NULL with an exception. */
+/* A location as users see it: a Device, "host", "numa:N", or None for CM_NO_LOCATION. A
+ * new reference, or NULL with an exception. */
 PyObject *cm_location_new(cm_state *state, int location);
 
 /* -- pages --------------------------------------------------------------------------------- */
 
-/* Queue the move of the buffer's pages on `stream`, any stream argument; NULL or None
- * is the current one of the device `home`. Warns of thrashing. 0, or -1 with an
+/* Queue a move of the buffer's pages on `stream`, which is any stream argument; NULL or
+ * None is the current stream of the device `home`. Warns of thrashing. 0, or -1 with an
  * exception. */
 int cm_buffer_prefetch_to(cm_buffer *self, int location, PyObject *stream, int home);
-/* The device whose current stream a move to `location` takes: the device itself, or for
- * the host that of the buffer's memory. */
+/* The device whose current stream a move to `location` takes: that device itself or,
+ * for the host, the device of the buffer's memory. */
 static inline int
 cm_buffer_home(const cm_buffer *self, int location)
 {
@@ -38,7 +39,7 @@ PyObject *cm_buffer_advise(PyObject *self, PyObject *const *args, Py_ssize_t nar
 PyObject *cm_buffer_discard(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
 PyObject *cm_buffer_page_residency(PyObject *self, PyObject *unused);
-/* managed_block.c: what `with` takes, and its type, to be added to the module. */
+/* In managed_block.c: what `with` takes, and its type, which is added to the module. */
 PyObject *cm_buffer_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                        PyObject *kwnames);
 int cm_register_managed_block_type(PyObject *module, cm_state *state);
@@ -53,5 +54,5 @@ int cm_buffer_set_read_mostly(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_preferred_location(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_accessed_by(PyObject *self, PyObject *value, void *unused);
 
-/* prefetch_many(), and what the package's tiles() needs; ends with an empty row. */
+/* prefetch_many(), and what tiles() of the package needs; ends with an empty row. */
 extern PyMethodDef cm_managed_methods[];

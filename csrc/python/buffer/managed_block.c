@@ -11,8 +11,8 @@ typedef enum block_stage { NOT_ENTERED, INSIDE, LEFT } block_stage;
 typedef struct managed_block {
     PyObject_HEAD
     cm_buffer *buffer; /* owned */
-    PyObject *device;  /* owned; read when the block begins. NULL: it was not given */
-    PyObject *stream;  /* owned; NULL: the current one at each end */
+    PyObject *device;  /* owned; read when the block begins; NULL: it was not given */
+    PyObject *stream;  /* owned; NULL: the stream that is current at each end */
     block_stage stage;
     int home; /* the device of a stream that does not say its own */
     int back; /* where the pages go when the block ends */
@@ -43,8 +43,8 @@ block_enter(PyObject *object, PyObject *unused CM_UNUSED)
     return Py_NewRef((PyObject *)buffer);
 }
 
-/* The way back comes after what the block gave to the stream of the way there, also
- * where it leads to another device. */
+/* Sends the pages back, after what the block gave to the stream of the way there, even
+ * if they go to another device. */
 static PyObject *
 block_exit(PyObject *object, PyObject *const *args CM_UNUSED,
            Py_ssize_t nargs CM_UNUSED)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Finding what foreign bytes are in, keeping that, and comparing where it is. */
 #include "python/buffer/memory_watch.h"
 
 #include "python/core/errors.h"
@@ -6,7 +7,8 @@
 
 /* -- reading it --------------------------------------------------------------------------- */
 
-/* An attribute or the answer of a method as a number. 0, or -1 with an exception. */
+/* Read an attribute, or the answer of a method, as a number. 0, or -1 with an
+ * exception. */
 static int
 read_number(PyObject *object, PyObject *name, uint64_t *out)
 {
@@ -24,8 +26,8 @@ read_number(PyObject *object, PyObject *name, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The first byte and the size: an array tells them in C, a storage of PyTorch's by two
- * methods, a buffer of pyarrow's by two attributes. */
+/* Read the first byte and the size of a memory. An array has them in C, a storage of
+ * PyTorch's has two methods, a buffer of pyarrow's two attributes. */
 static int
 read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t *nbytes)
 {
@@ -44,7 +46,8 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
-/* What an object refuses to tell of its memory is not known, and no failure. */
+/* Forgive an Exception: what an object does not tell of its memory is not known, which
+ * is not a failure. 0, or -1 with anything else. */
 static int
 forgive(void)
 {
@@ -55,7 +58,7 @@ forgive(void)
     return 0;
 }
 
-/* A tensor's storage; wrappers have none, and say so by an exception. */
+/* Keep the storage of a tensor. Wrappers have none, and raise. */
 static int
 keep_storage_of(cm_storage *storage, PyObject *tensor)
 {
@@ -64,8 +67,9 @@ keep_storage_of(cm_storage *storage, PyObject *tensor)
     return storage->memory != NULL ? 0 : forgive();
 }
 
-/* Of an array over a memoryview of an array, the owner of the latter, and so on. New
- * reference, an array where that owns the memory. */
+/* The last owner of an array's memory. An array over a memoryview of another array
+ * leads to the owner of that one, and so on. A new reference; an array, if that owns
+ * the memory. */
 static PyObject *
 last_owner(PyObject *array)
 {
@@ -91,14 +95,14 @@ cm_memory_under(cm_state *state, PyObject *array)
     PyObject *found = NULL;
     if (owner != NULL && PyObject_HasAttr(owner, name)) {
         found = PyObject_CallMethodObjArgs(owner, name, NULL);
-        PyErr_Clear(); /* a wrapper, which has none */
+        PyErr_Clear(); /* it is a wrapper, which has none */
     }
     Py_XDECREF(owner);
     return found;
 }
 
-/* Of an array: the tensor or the resizable buffer that it is over, or the array at its
- * root, which can be resized. */
+/* Keep what an array is over: a tensor, a buffer that can be resized, or else the array
+ * at its root, which can be resized. */
 static int
 keep_owner_of(cm_storage *storage, PyObject *array)
 {
@@ -138,7 +142,8 @@ cm_memory_keep(cm_storage *storage, PyObject *object)
 
 /* -- watching it -------------------------------------------------------------------------- */
 
-/* A wrapper may answer with a storage that the bytes are not in. */
+/* True if the bytes lie in that memory. A wrapper may answer with a storage in which
+ * they do not. */
 static bool
 holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
 {
@@ -148,7 +153,8 @@ holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
            && storage->nbytes <= nbytes - (first - address);
 }
 
-/* Only storages on the CPU can be told not to be resized, and each needs it once. */
+/* Have a storage refuse to be resized. Only storages on the CPU can be told, and each
+ * only once. */
 static int
 fix_size(const cm_storage *storage)
 {
@@ -195,8 +201,8 @@ cm_memory_share(cm_storage *storage, const cm_storage *other)
     storage->is_watched = other->is_watched;
 }
 
-/* 0, or -1 with BufferError where `memory` is no longer at `was`; `in_copy`: which a
- * copy has used meanwhile. */
+/* Check that `memory` is still where it was. 0, or -1 with BufferError; `in_copy`: a
+ * copy has used it meanwhile. */
 static int
 check_place(const cm_state *state, PyObject *memory, uint64_t was_address,
             uint64_t was_nbytes, bool in_copy)

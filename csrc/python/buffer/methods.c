@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a buffer does: as an array; for devices and streams; and its end. */
+/* Methods of buffers: as an array, for streams, and at their end. */
 #include "python/buffer/methods.h"
 
 #include "python/core/errors.h"
 
 /* -- as a NumPy array --------------------------------------------------------------------- */
 
-/* The bytes that the buffer spans, as a flat buffer of the same storage: what can
+/* The bytes that the buffer spans, as a flat buffer of the same storage, which can also
  * export dtypes that have no buffer format. */
 static PyObject *
 flat_span(cm_buffer *self)
@@ -22,12 +22,12 @@ flat_span(cm_buffer *self)
                               1, shape, strides);
 }
 
-/* A memoryview counts as an export until the last array over it is gone; through it the
- * owner of the array can be found. */
+/* Export the buffer as a memoryview, which counts as an export until the last array
+ * over it is gone, and through which the owner of the array can be found. */
 static PyObject *
 export_for_numpy(cm_buffer *self)
 {
-    /* It is an export, whoever the C stack may say has asked: so nobody looks there. */
+    /* This is an export, whoever asks for it, so the C stack need not be looked at. */
     self->storage->was_exported = true;
     PyObject *owner = PyMemoryView_FromObject((PyObject *)self);
     if (owner == NULL
@@ -41,7 +41,8 @@ export_for_numpy(cm_buffer *self)
         }
     }
     if (owner != NULL) {
-        self->storage->view_count--; /* counted while it lives, not merely remembered */
+        /* It is counted while it lives, and need not be remembered for good. */
+        self->storage->view_count--;
     }
     return owner;
 }
@@ -71,7 +72,7 @@ cm_buffer_numpy(PyObject *object, PyObject *unused CM_UNUSED)
     return array;
 }
 
-/* Only whoever asked refers to an object: nobody has kept it. */
+/* True if nobody but the caller refers to the object, so nobody has kept it. */
 static bool
 is_alone(PyObject *object)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views, methods and slots of buffers and their docstrings, which module/buffer_type.c
- * puts into its tables. GIL held; what can wait releases it. */
+/* Views, methods and slots of buffers, which module/buffer_type.c puts into its tables.
+ * The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
@@ -18,30 +18,30 @@ PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 /* METH_NOARGS */
 PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
 
-/* shapes.c: METH_FASTCALL | METH_KEYWORDS */
+/* In shapes.c; METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
 /* All elements as a view of one axis, or NotImplemented where that takes a copy. */
 PyObject *cm_buffer_in_a_row(cm_buffer *self);
 
-/* axes.c: a getter, and METH_FASTCALL | METH_KEYWORDS */
+/* In axes.c; a getter, and METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
 PyObject *cm_buffer_transpose(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);
 PyObject *cm_buffer_squeeze(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
-/* What has, in C's order, the elements in the order in which `order` reads them: a
- * view, or the buffer itself. 'A' is Fortran's of what is in that order alone, 'K' the
- * order in which they lie in memory. */
+/* A view, or the buffer itself, whose elements are in C's order as `order` reads those
+ * of the buffer. 'A' means Fortran's order for a buffer that is in that order alone;
+ * 'K' means the order in which they lie in memory. */
 PyObject *cm_buffer_turn(cm_buffer *self, char order);
 
-/* rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of what they answer, to
- * be added to the module. */
+/* In rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of the iterators,
+ * which is added to the module. */
 PyObject *cm_buffer_iter(PyObject *self);
 PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
 int cm_register_rows_type(PyObject *module, cm_state *state);
 
-/* flags.c: a getter */
+/* In flags.c; a getter. */
 PyObject *cm_buffer_get_flags(PyObject *self, void *closure);
 
 /* -- what else a buffer does -------------------------------------------------------------- */
@@ -50,8 +50,9 @@ PyObject *cm_buffer_get_flags(PyObject *self, void *closure);
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
-/* What `read` answers to numpy(), for reads of our own: where it kept nothing of the
- * array, and nothing else was exported meanwhile, the memory never left us. */
+/* Call `read` with what numpy() returns, for reads of our own: if it kept nothing of
+ * the array, and nothing else was exported meanwhile, the memory never left us. Returns
+ * the answer of `read`. */
 typedef PyObject *cm_array_reader(PyObject *array, PyObject *argument);
 PyObject *cm_buffer_read(cm_buffer *self, cm_array_reader *read, PyObject *argument);
 /* METH_O */
@@ -66,7 +67,7 @@ PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs
  * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */
 int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
 
-/* The host, or a device, is about to use the buffer: warns where both keep doing so in
- * turn, once for each storage. Nothing is done for memory that does not migrate. May
- * run Python code. 0, or -1 where the warning is an error. */
+/* Note that the host, or a device, is about to use the buffer. Warns, once for each
+ * storage, if both keep doing so by turns. Does nothing for memory that does not
+ * migrate. May run Python code. 0, or -1 if the warning is an error. */
 int cm_buffer_note_side(cm_buffer *self, bool on_device);

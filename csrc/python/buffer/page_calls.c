@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Spans of buffers, rows of them, and the calls of the driver for these. */
 #include "python/buffer/page_calls.h"
 
 #include <stdlib.h>
@@ -18,11 +19,11 @@ typedef struct span_list {
     cm_address *addresses; /* `few`, or owned beyond FEW_SPANS */
     uint64_t *nbytes;      /* behind the addresses, in the same memory */
     uint64_t count;
-    uint64_t total; /* bytes of all */
+    uint64_t total; /* bytes of all spans together */
     uint64_t few[2 * FEW_SPANS];
 } span_list;
 
-/* 0, or -1 with MemoryError. */
+/* Prepare a list for `most` spans. 0, or -1 with MemoryError. */
 static int
 span_list_init(span_list *spans, uint64_t most)
 {
@@ -84,17 +85,17 @@ keep_whole_pages(cm_address *address, uint64_t *nbytes)
 
 /* -- parts without gaps -------------------------------------------------------------------- */
 
-/* How a buffer falls into parts that have nothing of others between their elements, all
- * of which look the same: one for each index of its first axes. */
+/* How a buffer divides into parts that have nothing of others between their elements.
+ * All parts look the same, and there is one for each index of the first axes. */
 typedef struct row_cut {
-    int axis_count; /* so many of the first axes are stepped through; 0: it is one part
-                     */
-    uint64_t count; /* of the parts */
-    int64_t low;    /* of a part's lowest byte, from its first element */
+    /* So many of the first axes are stepped through; 0: there is one part. */
+    int axis_count;
+    uint64_t count; /* of parts */
+    int64_t low;    /* the lowest byte of a part, from its first element */
     uint64_t nbytes;
 } row_cut;
 
-/* Measure the part that the axes from `axis` on make. The buffer must have elements. */
+/* Measure the part that the axes from `axis` on form. The buffer must have elements. */
 static void
 measure_part(const cm_buffer *self, int axis, row_cut *cut, uint64_t *element_nbytes)
 {
@@ -129,7 +130,7 @@ cut_into_rows(const cm_buffer *self)
     return cut;
 }
 
-/* Add the parts in C's order. */
+/* Add the parts, in C's order. */
 static void
 add_rows(span_list *spans, const cm_buffer *self, const row_cut *cut)
 {
@@ -175,7 +176,7 @@ submit(cm_runtime *rt, const cm_page_call *call, const span_list *spans)
     return cm_ok();
 }
 
-/* The driver's "invalid device" says nothing of the reason. */
+/* Give the reason of a refusal, of which the driver's "invalid device" says nothing. */
 static cm_status
 explained(cm_runtime *rt, int device, cm_status status)
 {
@@ -208,7 +209,8 @@ record_prefetch(const cm_page_call *call, const span_list *spans)
     }
 }
 
-/* One of the buffers, which is pinned, joins the call. 0, or -1 with an exception. */
+/* Let one of the buffers, which is pinned, join the call. 0, or -1 with an
+ * exception. */
 static int
 add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
 {
@@ -245,7 +247,7 @@ add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
     return 0;
 }
 
-/* The call itself. 0, or -1 with CudaError. */
+/* Make the call itself. 0, or -1 with CudaError. */
 static int
 run(cm_state *state, const cm_page_call *call, int home, const span_list *spans)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of the driver for the pages of managed memory. What a call is for is the span
- * of a buffer: the bytes from its lowest element to the end of its highest, with
- * whatever lies between them. The driver makes whole pages of that. GIL held; the calls
+/* Calls of the driver for the pages of managed memory. A call is for the span of a
+ * buffer: the bytes from its lowest element to the end of its highest, with whatever
+ * lies between them; the driver rounds that to whole pages. The GIL is held; the calls
  * of the driver are made without it. */
 #pragma once
 
@@ -15,30 +15,32 @@ typedef enum cm_page_work {
 
 typedef struct cm_page_call {
     cm_page_work work;
-    int location;        /* of a prefetch or an advice */
-    int advice;          /* CM_ADVISE_…, where it is one */
-    cm_stream *stream;   /* on loan; an advice has none */
-    cm_stream *follower; /* on loan; remembered in its place, since the caller makes it
-                            come after that before it lets go of a pin. NULL: there is
-                            none */
-    bool by_rows; /* not the span of the buffer, of which there is one, but those of
-                     its parts that have nothing of others between their elements */
+    int location;      /* for a prefetch or an advice */
+    int advice;        /* one of CM_ADVISE_…, for an advice */
+    cm_stream *stream; /* on loan; an advice has none */
+    /* On loan; remembered in place of `stream`, since the caller makes it come after
+     * that before the memory is unpinned. NULL: there is none. */
+    cm_stream *follower;
+    /* Not for the span of the buffer, of which there is only one, but for the spans of
+     * those of its parts that have nothing of others between their elements. */
+    bool by_rows;
 } cm_page_call;
 
-/* Make the call for all of the buffers, which stay where they are meanwhile: free() of
- * another thread has to fail, since the pages may have the pool's next owner then,
- * whose bytes a discard would take. A discard leaves out pages that lie in the buffer
- * only in part, and comes after all work on the buffer. Nothing is done for buffers
- * without bytes. 0, or -1: ValueError where a buffer is closed, CudaError (some may be
- * moving by then), MemoryError. */
+/* Make the call for all of the buffers, which are pinned meanwhile: free() of another
+ * thread has to fail, since the pages could belong to the pool's next owner then, whose
+ * bytes a discard would take. A discard leaves out pages that lie only partly in the
+ * buffer, and comes after all work on the buffer. Nothing is done for buffers without
+ * bytes. 0; or -1 with ValueError where a buffer is closed, CudaError (some pages may
+ * be moving by then), or MemoryError. */
 int cm_pages_submit(cm_state *state, const cm_page_call *call,
                     cm_buffer *const *buffers, Py_ssize_t buffer_count);
 
-/* Address and size of the span. 0, or -1 with ValueError where the buffer is closed. */
+/* The address and the size of the span. 0, or -1 with ValueError where the buffer is
+ * closed. */
 int cm_pages_find_span(const cm_buffer *self, cm_address *address, uint64_t *nbytes);
 
-/* Ask the driver about bytes of the span from `begin` to `end`: `count` numbers for one
- * of CM_RANGE_…. Without bytes nobody is asked and `out` stays as it is. 0, or -1:
- * ValueError, CudaError. */
+/* Ask the driver about the bytes of the span from `begin` to `end`: `count` numbers for
+ * one of CM_RANGE_…. Without bytes nobody is asked, and `out` stays as it is. 0, or -1
+ * with ValueError or CudaError. */
 int cm_pages_ask(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute,
                  int *out, int count);

@@ -1,29 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_residency(): what is known of where the pages of managed memory are. The driver
- * tells of any range where it was last sent if all of it was sent there, and nothing
- * else. So a range of which it does not know that is halved until it does, or until the
- * range is as short as pages are told apart. */
+/* page_residency(): what is known of where the pages of managed memory are.
+ *
+ * The driver tells of a range where it was last sent, if all of it was sent to the same
+ * place, and nothing otherwise. So a range of which it does not know that is halved
+ * until it does, or until the range is too short to be told apart.
+ *
+ * Example: 8 MiB, of which the first 2 MiB were sent to device 0.
+ *
+ *   0-8      not known: halve
+ *   0-4      not known: halve
+ *   0-2      device 0
+ *   2-4      nowhere, not known: halved down to 64 KiB, each of them nowhere
+ *   4-8      likewise
+ *
+ * Neighbours with the same answer are joined: (0, 2 MiB, device 0), (2, 8 MiB,
+ * None). */
 #include "base/page_table.h"
 #include "python/buffer/managed.h"
 #include "python/buffer/page_calls.h"
 
 enum {
-    MOST_RANGES = 1024,     /* steps in which all of the memory is looked at */
-    STEP_NBYTES = 64 << 10, /* the least of them */
-    MOST_WAITING = 64, /* ranges that wait to be asked about: two for each halving */
+    /* All of the memory is looked at in at most so many steps. */
+    MOST_RANGES = 1024,
+    STEP_NBYTES = 64 << 10, /* the least step */
+    MOST_WAITING = 64, /* ranges that wait to be asked about; each halving adds two */
 };
 
 typedef struct range {
-    uint64_t begin; /* bytes of the span */
+    uint64_t begin; /* in bytes of the span */
     uint64_t end;
 } range;
 
-/* The answer as it grows: ranges of one place that follow each other are one. */
+/* The answer as it grows. Ranges that follow each other and have one location are
+ * joined. */
 typedef struct sent_list {
     cm_state *state;
     PyObject *list; /* owned; NULL: an exception is set */
     range last;     /* not in the list yet; empty: there is none */
-    int location;   /* of it */
+    int location;   /* the location of `last` */
 } sent_list;
 
 static void
@@ -50,7 +64,7 @@ add_range(sent_list *sent, range next, int location)
     sent->location = location;
 }
 
-/* The middle of a range on a multiple of `step`, as an address. */
+/* The middle of a range, as an address on a multiple of `step`. */
 static uint64_t
 middle_of(cm_address address, range whole, uint64_t step)
 {
@@ -58,7 +72,7 @@ middle_of(cm_address address, range whole, uint64_t step)
     return (middle + step - 1) / step * step - address;
 }
 
-/* Where each range was last sent: a new tuple of (begin, end, place). */
+/* Find where each range was last sent: a new tuple of (begin, end, place). */
 static PyObject *
 find_sent(const cm_buffer *self, cm_address address, uint64_t nbytes)
 {
@@ -96,7 +110,7 @@ find_sent(const cm_buffer *self, cm_address address, uint64_t nbytes)
     return answer;
 }
 
-/* Bytes on pages of the host, or None where the system does not tell. */
+/* The bytes on pages that are on the host, or None where the system does not tell. */
 static PyObject *
 find_host_nbytes(cm_address address, uint64_t nbytes, bool *sampled)
 {
@@ -151,7 +165,7 @@ fail:
     return answer;
 }
 
-/* Pinned, so that all answers are of the same memory. */
+/* Pins the memory, so that all answers are about the same memory. */
 PyObject *
 cm_buffer_page_residency(PyObject *object, PyObject *unused CM_UNUSED)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `for row in buf` and reversed(buf): views of one index of the first axis after the
+/* `for row in buf` and reversed(buf): views for one index of the first axis after the
  * other, each made when it is asked for. The iterator holds the buffer. It is a type of
- * its own since buffers have no sequence slots, by which others would take them for
+ * its own because buffers have no sequence slots, by which others would take them for
  * lists, and Python's iterator over sequences needs those. */
 #include "python/buffer/methods.h"
 #include "python/core/types.h"
@@ -21,7 +21,8 @@ row_of(cm_buffer *self, int64_t index)
         return NULL;
     }
     int64_t offset = self->offset;
-    if (cm_buffer_size(self) > 0) { /* else nobody steps, and it need not fit */
+    /* Without elements nobody steps, and the step need not fit. */
+    if (cm_buffer_size(self) > 0) {
         offset += index * cm_buffer_strides(self)[0];
     }
     return cm_buffer_new_view(self, NULL, offset, self->dtype, self->ndim - 1,

@@ -23,14 +23,14 @@
 
 /* -- strides ------------------------------------------------------------------------------ */
 
-/* The fastest axis first: place 0, 1, … of `ndim` axes in either order. */
+/* The axis at a place, where place 0 is the fastest of `ndim` axes in either order. */
 static int
 axis_at(int place, int ndim, bool fortran)
 {
     return fortran ? place : ndim - 1 - place;
 }
 
-/* Old axes, the fastest first, without those of length 1. */
+/* The old axes, the fastest first, without those of length 1. */
 typedef struct old_axes {
     int count;
     int64_t lengths[CM_MAX_NDIM];
@@ -51,7 +51,7 @@ collect_axes(const cm_buffer *self, bool fortran, old_axes *out)
     }
 }
 
-/* Does the axis step as the one before it would, were that one longer? */
+/* True if the axis steps as the one before it would if that were longer. */
 static bool
 goes_on(const old_axes *old, int axis)
 {
@@ -60,9 +60,9 @@ goes_on(const old_axes *old, int axis)
            && reach == old->strides[axis];
 }
 
-/* The strides of as many elements in `lengths`, the fastest first. There is one element
- * at least, and the two shapes have as many, so that neither runs out of axes before
- * the other: what looks for its end only makes sure of that. False where that takes a
+/* Find strides for the same elements in `lengths`, the fastest axis first. There is at
+ * least one element, and both shapes have the same number, so neither runs out of axes
+ * before the other; the tests for their ends only make sure of that. False: it takes a
  * copy. */
 static bool
 match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t itemsize,
@@ -99,13 +99,15 @@ match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t it
         step = old->strides[first_old];
         for (int i = first; i < next; i++) {
             strides[i] = step;
-            (void)cm_mul_i64(step, lengths[i], &step); /* nobody takes the last step */
+            /* Nobody takes the last step, so it need not fit. */
+            (void)cm_mul_i64(step, lengths[i], &step);
         }
     }
     return true;
 }
 
-/* Strides without gaps of what has no elements. Where they do not fit, nobody steps. */
+/* Strides without gaps, for a shape without elements. If a stride does not fit nobody
+ * notices, since nobody steps. */
 static void
 set_dense(int count, const int64_t *lengths, int64_t itemsize, int64_t *strides)
 {
@@ -116,7 +118,7 @@ set_dense(int count, const int64_t *lengths, int64_t itemsize, int64_t *strides)
     }
 }
 
-/* Strides of the new shape over the buffer's memory; false where that takes a copy. */
+/* Find strides of the new shape over the buffer's memory. False: it takes a copy. */
 static bool
 find_strides(const cm_buffer *self, bool fortran, int ndim, const int64_t *shape,
              int64_t *strides)
@@ -169,8 +171,8 @@ refuse_count(const cm_buffer *self, int ndim, const int64_t *shape)
     return -1;
 }
 
-/* Put what is left for it in the place of the -1, if there is one; the elements must be
- * as many as before. 0, or -1 with ValueError. */
+/* Replace the -1, if there is one, by the length that is left for it, and check that
+ * there are as many elements as before. 0, or -1 with ValueError. */
 static int
 complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
 {
@@ -196,7 +198,7 @@ complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
             fits = true;
         }
         else if (known > 0 && !cm_mul_i64(known, shape[i], &known)) {
-            known = 1; /* so that a length of 0 can still come */
+            known = 1; /* a length of 0 can still come */
             fits = false;
         }
     }
@@ -210,7 +212,7 @@ complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
     if (!fits || known != size) {
         return refuse_count(self, ndim, shape);
     }
-    /* Where there are no elements the other lengths may be any that have strides. */
+    /* Without elements the other lengths may be any that have strides. */
     uint64_t nbytes;
     return size > 0 ? 0 : cm_arg_nbytes(ndim, shape, self->itemsize, &nbytes);
 }

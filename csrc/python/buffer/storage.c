@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that buffers share: how it is made, counted, closed and given back, and what
- * puts that off: exports, pins and transfers. */
+/* Storages: how they are made, counted, closed and given back, and what puts that off:
+ * exports, pins and transfers. */
 #include "python/buffer/storage.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
                 bool fresh)
 {
     CM_NEEDS_GIL();
-    if (fresh) { /* what no use changes */
+    if (fresh) { /* fields that no use changes */
         memset(storage, 0, sizeof(*storage));
         atomic_init(&storage->refs, 1);
         storage->state = state;
@@ -54,7 +54,7 @@ cm_storage_new(cm_state *state, cm_kind kind, int device)
 
 /* -- giving back --------------------------------------------------------------------- */
 
-/* And the streams that it was used on. */
+/* Forget the block and the streams that it was used on. */
 static inline void
 forget_block(cm_storage *storage)
 {
@@ -81,7 +81,7 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
     CM_NEEDS_GIL();
     memcpy((void *)out, storage, sizeof(*out));
-    out->spans = NULL; /* what goes is ordered after all uses alike */
+    out->spans = NULL; /* what goes back is ordered after all uses alike */
     out->span_count = out->span_capacity = 0;
     if (storage->uses == &storage->first_use) {
         out->uses = &out->first_use;
@@ -99,8 +99,9 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
     storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
 }
 
-/* Nothing is given back: what blocks, streams and registrations are of is not here. The
- * unfinished transfers stay, which tell that nobody knows what they have written. */
+/* Gives nothing back, since the blocks, streams and registrations belong to a driver
+ * that is not here. The unfinished transfers stay, because they say that nobody knows
+ * what they have written. */
 void
 cm_storage_inherit(cm_storage *storage)
 {
@@ -139,7 +140,7 @@ unlocks(const cm_storage *detached)
     return detached->unlocks || detached->registration != NULL;
 }
 
-/* True when giving back may make runtime calls: release the GIL for it. */
+/* True when giving back may make runtime calls, for which the GIL is released. */
 static bool
 may_wait(const cm_storage *detached)
 {
@@ -151,8 +152,9 @@ may_wait(const cm_storage *detached)
                : !cm_pool_free_is_quick(detached->pool, NULL, 0, free_flags(detached));
 }
 
-/* Pages must not be unlocked under work that uses them: our transfers hold the storage,
- * but streams that were recorded, and those of a consumer that nobody knows, do not. */
+/* Wait for work on pages that are about to be unlocked. Transfers of ours hold the
+ * storage, but streams that were recorded, and those of a consumer whom nobody knows,
+ * do not. */
 static cm_status
 settle(const cm_storage *detached, cm_runtime *runtime)
 {
@@ -160,7 +162,8 @@ settle(const cm_storage *detached, cm_runtime *runtime)
     bool fence = detached->was_exported;
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
-        fence |= use->handle == CM_STREAM_PER_THREAD; /* perhaps another thread's */
+        /* It may mean another thread's stream. */
+        fence |= use->handle == CM_STREAM_PER_THREAD;
         first = cm_first_failure(
             first, CM_ASKING(use->rt, use->device,
                              cm_rt_stream_synchronize(use->rt, use->handle)));
@@ -175,7 +178,7 @@ settle(const cm_storage *detached, cm_runtime *runtime)
     return first;
 }
 
-/* What is to have the block next was not told so. */
+/* Take back what was advised: whoever has the block next did not ask for it. */
 static cm_status
 forget_advice(const cm_storage *detached, cm_runtime *rt)
 {
@@ -188,7 +191,7 @@ forget_advice(const cm_storage *detached, cm_runtime *rt)
         cm_status status = CM_IN_SCOPE(
             rt, detached->device,
             cm_rt_advise(rt, detached->address, detached->nbytes, advice, location));
-        /* that no device accesses it which cannot: no need to say so */
+        /* a device that cannot access it need not be told that it does not */
         if (location < 0 || status.code != CM_CUDA_INVALID_DEVICE) {
             first = cm_first_failure(first, status);
         }
@@ -251,17 +254,19 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
 void
 cm_storage_drop_foreign(cm_storage *detached)
 {
-    cm_kept_error kept = cm_error_keep(); /* a deleter may be Python code, which must
-                                             not see our exception */
-    Py_XDECREF(detached->foreign); /* and with it locked pages, before the unmapping */
+    /* A deleter may be Python code, which must not see our exception. */
+    cm_kept_error kept = cm_error_keep();
+    /* This also unlocks pages, before they are unmapped. */
+    Py_XDECREF(detached->foreign);
     if (detached->foreign_drop != NULL) {
         detached->foreign_drop(detached->foreign_argument);
     }
-    Py_XDECREF(detached->memory); /* last: the others may still unlock its pages */
+    /* Last, since the others may still unlock its pages. */
+    Py_XDECREF(detached->memory);
     cm_error_restore(kept);
 }
 
-/* The GIL released where that may wait. */
+/* Give everything back, with the GIL released where that may wait. */
 static cm_status
 give_detached(cm_storage *detached)
 {
@@ -288,8 +293,8 @@ give_parts(cm_storage *storage)
     return give_detached(&detached);
 }
 
-/* What most storages end with: a block that goes back without a call of the runtime,
- * and nothing else. False: nothing was done. */
+/* Try the usual end of a storage: a block that goes back without a runtime call, and
+ * nothing else. False: nothing was done. */
 static bool
 try_give_back(cm_storage *storage)
 {
@@ -310,7 +315,8 @@ try_give_back(cm_storage *storage)
     return true;
 }
 
-/* Failures go to the unraisable hook: nobody is there to raise to. */
+/* Give everything back. Failures go to the unraisable hook, since nobody is there to
+ * raise to. */
 static void
 give_back(cm_storage *storage)
 {
@@ -347,8 +353,8 @@ storage_destroy(cm_storage *storage)
     storage->free_struct(storage);
 }
 
-/* What was let go without the GIL: the last reference, or the last hold of a closed
- * storage, which came with a reference. */
+/* Ends what was dropped without the GIL: the last reference, or the last hold of a
+ * closed storage, which came with a reference. */
 static void
 end_deferred(cm_deferred *deferred)
 {
@@ -372,8 +378,8 @@ cm_storage_hold(cm_storage *storage)
 void
 cm_storage_release(cm_storage *storage, bool have_gil)
 {
-    /* The holder of the only reference need not count it down, except for deferred
-     * decrefs: nobody else can count. */
+    /* The holder of the only reference need not count it down, since nobody else can
+     * count. Deferred decrefs are the exception. */
     bool only =
         have_gil && atomic_load_explicit(&storage->refs, memory_order_acquire) == 1;
     if (!only
@@ -406,7 +412,7 @@ cm_storage_close(cm_storage *storage)
     if (cm_storage_check_not_exported(storage, "free a buffer") < 0) {
         return -1;
     }
-    storage->closed = true; /* first: a transfer that ends now looks at it */
+    storage->closed = true; /* set first: a transfer that ends now looks at it */
     if (!is_idle(storage) || try_give_back(storage)) {
         return 0;
     }
@@ -445,7 +451,8 @@ cm_storage_unlock(cm_storage *storage)
 int
 cm_storage_look_closer(const cm_storage *storage)
 {
-    /* First, as it may run Python code of another library, which may close it. */
+    /* This comes first, since it may run Python code of another library, which may
+     * close the storage. */
     if (storage->is_watched && !storage->closed && cm_memory_check(storage) < 0) {
         return -1;
     }
@@ -470,8 +477,9 @@ add_hold(cm_storage *storage, uint64_t hold)
     atomic_fetch_add_explicit(&storage->holds, hold, memory_order_relaxed);
 }
 
-/* True when it was the last one of a closed storage. Sequentially consistent, as is
- * closing: of two threads that end and close at least one sees both. */
+/* True when this was the last hold of a closed storage. Both this and closing are
+ * sequentially consistent, so of two threads of which one ends a hold and the other
+ * closes, at least one sees both. */
 static bool
 end_hold(cm_storage *storage, uint64_t hold)
 {
@@ -517,7 +525,7 @@ void
 cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs)
 {
     if (storage->state == NULL) {
-        return; /* the module is gone: nothing will be given back */
+        return; /* the module is gone, and nothing will be given back */
     }
     cm_numpy_call call = cm_numpy_call_now();
     storage->only_view = call.frame == 0 ? NULL : view;

@@ -1,6 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What works on a storage: the streams and unfinished transfers it remembers, waiting
- * for them, and ordering a consumer's stream after them. */
+/* What works on a storage: the streams and unfinished transfers that it remembers,
+ * waiting for them, and ordering other streams after them.
+ *
+ * The question
+ * ------------
+ * Whoever is about to read or write a storage has to come after the work on it that
+ * conflicts. Work conflicts if both touch a byte and one of them writes it. Work that
+ * does not conflict should not wait: four GPUs that read rows of one page-locked batch,
+ * or write rows of their own to it, do so at the same time.
+ *
+ * Two kinds of work are remembered:
+ *
+ *   uses      streams that were given work on the memory, each with the spans of bytes
+ *             that it reads and writes (cm_use_span), because nobody else remembers it
+ *   pending   transfers of ours that have a ticket and have not ended (cm_writer)
+ *
+ * Uses
+ * ----
+ * A copy of ours says which bytes it reads and writes (cm_storage_add_use_of()).
+ * Streams of others, as record_stream() names them, may do anything for as long as the
+ * memory lives: they are lasting uses, come first in the list, are in everybody's way
+ * and are never forgotten. The stream for which device memory was allocated is one of
+ * them.
+ *
+ * Forgetting
+ * ----------
+ * A list that only grows would make each copy slower than the one before. A use can be
+ * forgotten when every later call that would have to wait for it also has to wait for
+ * something newer, which itself waited for it. Example, all on bytes 0 to 99 of one
+ * storage:
+ *
+ *   W writes on stream 1    uses: W
+ *   A reads on stream 2     waits for W. W cannot be forgotten: another reader has to
+ *                           wait for W, and not for A. uses: W, A
+ *   A reads once more       does not wait for W again: A's span says that it followed W
+ *   B reads on stream 3     waits for W, but not for A. uses: W, A, B
+ *   C writes on stream 4    waits for W, A and B. Whatever has to wait for one of them
+ *                           has to wait for C, which covers their bytes. uses: C
+ *
+ * is_in_the_way() and is_covered() are these two rules; `followed` is the third line. A
+ * call that waited on the host for a use just forgets it.
+ *
+ * Besides, idle streams are looked for when eight or more have gathered
+ * (cm_storage_prune_uses()), and with more than CM_MOST_USES a call waits for all of
+ * them.
+ *
+ * Pending transfers
+ * -----------------
+ * A ticket says itself when it is done, so finished ones are dropped from time to time:
+ * the list is looked through again when it has doubled, or when some transfer has
+ * failed. A transfer is `covered` when a later one that contains its bytes, and writes,
+ * came after it. A failure undoes this: a transfer that failed may have ended before
+ * those that it covers.
+ *
+ * Consumers
+ * ---------
+ * A library that takes the memory by DLPack or __cuda_array_interface__ names the
+ * stream that it will use. cm_storage_order_handle() makes that stream wait, on the
+ * device, for all that is remembered: a snapshot is taken under the GIL
+ * (cm_pending_take()), what has finished is removed without it, and the stream is
+ * ordered after the rest. */
 #include <stdlib.h>
 
 #include "base/backoff.h"
@@ -39,15 +98,15 @@ widen(cm_extent *extent, cm_extent by)
     }
 }
 
-/* Borrowed, or NULL: nothing is known of that use. */
+/* The span of a use, borrowed; NULL: nothing is known of that use. */
 static cm_use_span *
 span_of(const cm_storage *storage, uint32_t index)
 {
     return index < storage->span_count ? &storage->spans[index] : NULL;
 }
 
-/* Have a span for each use, of which nothing is known yet. 0, or -1 with MemoryError.
- */
+/* Make a span for each use that has none, of which nothing is known. 0, or -1 with
+ * MemoryError. */
 static int
 fill_spans(cm_storage *storage)
 {
@@ -55,7 +114,7 @@ fill_spans(cm_storage *storage)
         if (cm_reserve(&storage->spans, sizeof(*storage->spans), &storage->first_span,
                        1, storage->span_count, &storage->span_capacity)
             < 0) {
-            storage->span_count = 0; /* nothing is known of any */
+            storage->span_count = 0; /* then nothing is known of any use */
             return -1;
         }
         storage->spans[storage->span_count++] = (cm_use_span){.is_known = false};
@@ -74,7 +133,8 @@ find_use(const cm_storage *storage, const cm_stream *stream)
     return -1;
 }
 
-/* Its index, after which *is_new says whether it was not remembered before; or -1. */
+/* Find the stream among the uses, or add it; *is_new says which. Returns its index, or
+ * -1 with MemoryError. */
 static int64_t
 name_use(cm_storage *storage, cm_stream *stream, bool *is_new)
 {
@@ -149,7 +209,7 @@ cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream)
     return index < 0 ? -1 : 0;
 }
 
-/* Did the work of `own` come after all that `span`, in its way, was given? */
+/* True if the work of `own` came after everything of `span` that is in its way. */
 static bool
 was_followed(const cm_use_span *own, const cm_use_span *span, cm_extent extent)
 {
@@ -175,8 +235,8 @@ cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index, cm_extent ex
     return own < 0 || !was_followed(span_of(storage, (uint32_t)own), span, extent);
 }
 
-/* Does whatever uses[index] is in the way of have to come after uses[own] too? That
- * came after it: so nobody needs to know of it any more. */
+/* True if whatever uses[index] is in the way of has to come after uses[own] too, which
+ * came after uses[index]. Nobody needs to know of uses[index] any more then. */
 static bool
 is_covered(const cm_storage *storage, uint32_t index, int64_t own)
 {
@@ -186,7 +246,7 @@ is_covered(const cm_storage *storage, uint32_t index, int64_t own)
         return false;
     }
     if (own < storage->lasting_count || by == NULL || !by->is_known) {
-        return true; /* everybody comes after that */
+        return true; /* everybody has to come after uses[own] */
     }
     if (span == NULL || !span->is_known) {
         return by->writes.low == 0 && by->writes.high >= storage->nbytes;
@@ -195,14 +255,14 @@ is_covered(const cm_storage *storage, uint32_t index, int64_t own)
            && (contains(by->writes, span->reads) || contains(by->reads, span->reads));
 }
 
-/* `by` stands for it from now on, as it comes after it. */
+/* Let the use `by`, which came after the use `index`, stand for both from now on. */
 static void
 absorb(const cm_storage *storage, int64_t by, uint32_t index)
 {
     cm_use_span *own = by < 0 ? NULL : span_of(storage, (uint32_t)by);
     const cm_use_span *span = span_of(storage, index);
     if (own == NULL || !own->is_known) {
-        return; /* it stands for everything */
+        return; /* it stands for everything already */
     }
     if (span == NULL || !span->is_known) {
         own->is_known = false;
@@ -220,7 +280,7 @@ remove_use(cm_storage *storage, uint32_t index)
     storage->span_count -= storage->span_count > 0;
 }
 
-/* These let others in. */
+/* Release streams that were forgotten. This may let other threads run. */
 static void
 give_streams(const cm_storage *storage, cm_stream *const *streams, uint32_t count)
 {
@@ -234,7 +294,7 @@ void
 cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
                        bool all, uint64_t use_calls)
 {
-    enum { SOME = 16 }; /* the others another time */
+    enum { SOME = 16 }; /* any others are forgotten another time */
     cm_stream *gone[SOME];
     uint32_t count = 0;
     if (storage->use_calls != use_calls || storage->was_captured) {
@@ -255,7 +315,7 @@ cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent exten
         }
         remove_use(storage, i - 1);
         gone[count++] = use;
-        own = by == NULL ? -1 : find_use(storage, by); /* it may have been moved */
+        own = by == NULL ? -1 : find_use(storage, by); /* removing may have moved it */
     }
     cm_use_span *span = own < 0 ? NULL : span_of(storage, (uint32_t)own);
     if (span != NULL) {
@@ -268,7 +328,7 @@ cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent exten
 static cm_status
 query_stream(const cm_stream *stream, bool *done, bool *capturing)
 {
-    if (cm_stream_is_here(stream)) { /* nobody else can ask */
+    if (cm_stream_is_here(stream)) { /* only this thread can ask it */
         CM_TRY(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
                                        capturing));
     }
@@ -293,7 +353,7 @@ cm_storage_prune_uses(cm_storage *storage)
         cm_stream *use = storage->uses[i - 1];
         bool done = false;
         bool capturing = false;
-        /* another thread's own default stream cannot be asked without more calls */
+        /* another thread's default stream cannot be asked without more calls */
         cm_status status =
             cm_stream_is_here(use) ? query_stream(use, &done, &capturing) : cm_ok();
         if (cm_is_ok(status) && done && !capturing) {
@@ -307,7 +367,8 @@ cm_storage_prune_uses(cm_storage *storage)
 
 /* -- the transfers of it ------------------------------------------------------------------ */
 
-/* One that failed or was cancelled may have ended before those it covers. */
+/* Called when a transfer failed or was cancelled: it may have ended before those that
+ * it covers. */
 static void
 uncover_all(cm_storage *storage)
 {
@@ -341,8 +402,9 @@ forget_finished_pending(cm_storage *storage)
     }
 }
 
-/* Asking all of them each time would cost as much as there are. A failure is forgotten
- * at once, so that nobody who came later is told of it. */
+/* Drop some finished transfers. Asking all of them each time would cost as much as
+ * there are. A failure is forgotten at once, so that it is not reported to anybody who
+ * comes later. */
 static void
 forget_some_pending(cm_storage *storage)
 {
@@ -372,7 +434,7 @@ cm_storage_extent(const cm_storage *storage, const cm_region *region, bool write
         first = region->address - storage->address;
     }
     if (first > storage->nbytes || !cm_is_ok(cm_region_bounds(region, &low, &high))) {
-        return CM_EXTENT_ALL(writes); /* it is seen through another address */
+        return CM_EXTENT_ALL(writes); /* the region is seen through another address */
     }
     uint64_t from = first + (uint64_t)low;
     uint64_t to = first + (uint64_t)high;
@@ -380,8 +442,9 @@ cm_storage_extent(const cm_storage *storage, const cm_region *region, bool write
                                                : CM_EXTENT_ALL(writes);
 }
 
-/* What would have to wait for those that it contains, and came after, has to wait for
- * it; unless it only reads: then others that read pass it by. */
+/* Mark transfers that a new one covers: it contains their bytes and came after them, so
+ * whatever would have to wait for them has to wait for it. If the new one only reads it
+ * covers none, since other readers pass it by. */
 static void
 cover_others(cm_storage *storage, cm_extent extent, uint64_t seen)
 {
@@ -406,7 +469,7 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
         return -1;
     }
     cm_ticket_look(ticket, &info);
-    if (!info.done) { /* else it may have had nothing to wait for */
+    if (!info.done) { /* a transfer that is done may have had nothing to wait for */
         cover_others(storage, extent, seen);
     }
     storage->pending[storage->writer_count++] =
@@ -427,7 +490,8 @@ cm_storage_note_written(cm_storage *storage)
     }
 }
 
-/* 0, or -1 with KeyboardInterrupt or the transfer's failure. */
+/* Wait for a transfer, and forget it. 0, or -1 with KeyboardInterrupt or the transfer's
+ * failure. */
 static int
 wait_for_writer(cm_storage *storage, cm_ticket *ticket)
 {
@@ -436,7 +500,8 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
     if (!cm_wait_for_ticket(ticket, cm_ticket_wait, UINT64_MAX, NULL, 0, &status)) {
         return -1;
     }
-    if (status.code != CM_EFORKED) { /* a child never learns how it ends */
+    /* A child never learns how a transfer of its parent ended. */
+    if (status.code != CM_EFORKED) {
         for (uint32_t i = storage->writer_count; i > 0; i--) {
             if (storage->pending[i - 1].ticket == ticket) {
                 remove_writer(storage, i - 1);
@@ -453,7 +518,8 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
     return 0;
 }
 
-/* Another thread's default stream cannot be asked: an event stands for it. No GIL. */
+/* Record an event on another thread's default stream, which cannot be asked; *event is
+ * 0 for other streams. Called without the GIL. */
 static cm_status
 mark_stream(const cm_stream *stream, uint64_t *event)
 {
@@ -493,7 +559,8 @@ wait_for_stream(cm_storage *storage, cm_stream *stream)
                        "while waiting for a stream that uses the buffer");
 }
 
-/* With naps that grow, until signals are to be seen. No GIL. */
+/* Poll with growing naps, until it is time to look for signals. Called without the
+ * GIL. */
 static void
 poll_transfers(const cm_storage *storage, cm_engine *engine)
 {
@@ -515,9 +582,10 @@ cm_storage_wait_transfers(cm_storage *storage)
         }
         cm_engine *engine = storage->state->engine;
         if (engine == NULL) {
-            return 0; /* the interpreter ends, and nothing is given back any more */
+            /* The interpreter is ending, and nothing is given back any more. */
+            return 0;
         }
-        cm_state_enter(storage->state); /* so that shutdown() leaves the engine */
+        cm_state_enter(storage->state); /* so that shutdown() leaves the engine alone */
         Py_BEGIN_ALLOW_THREADS
         poll_transfers(storage, engine);
         Py_END_ALLOW_THREADS
@@ -552,7 +620,7 @@ cm_storage_wait(cm_storage *storage, bool streams)
     if (!streams && !cm_storage_is_late(storage)) {
         return 0;
     }
-    /* Other threads may leave more fills while we wait, and must wait for ours too. */
+    /* Other threads may add fills while we wait, and must wait for those themselves. */
     uint64_t late_count = storage->late_count;
     cm_pending pending;
     int result = cm_pending_take(storage, &pending);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who used managed memory last, the host or a device, and a warning where they keep
- * taking the same bytes from each other: each turn moves pages by faults, which is slow
- * and looks like slow code. What is seen are the calls that hand the memory to one
- * side; what was made of it before, such as an array, touches it unseen.
+/* Finds thrashing: the host and a device keep taking the same bytes of managed memory
+ * from each other. Each turn moves pages by faults, which is slow and looks like slow
+ * code, so it is worth a warning. Only calls that hand the memory to one side are seen;
+ * what was made of it before, such as an array, touches the memory unseen.
  *
- * The storage remembers the last use: which side, and which bytes of it. A use of the
- * other side that has some of these bytes is a turn. Sixteen of them within ten seconds
- * of the first are thrashing, and are told of once. A use of other bytes begins anew,
- * so that a loop which moves one part after the other there and back is none. */
+ * The storage remembers the last use: which side, and which bytes. A use by the other
+ * side of some of these bytes is a turn. Sixteen turns within ten seconds of the first
+ * are thrashing, which is warned of once. A use of other bytes starts anew, so a loop
+ * that moves one part after another there and back does not count. */
 #include "base/thread.h"
 #include "python/buffer/methods.h"
 #include "python/buffer/page_calls.h"
@@ -15,8 +15,8 @@
 enum { MANY_TURNS = 16 };
 #define WINDOW_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-/* Did the user say where the memory is to be, so that its moves are meant? 1, 0, or -1
- * with an exception. */
+/* Whether the user said where the memory is to be, so that its moves are meant. 1; 0;
+ * or -1 with an exception. */
 static int
 is_steered(const cm_buffer *self)
 {
@@ -56,7 +56,7 @@ cm_buffer_note_side(cm_buffer *self, bool on_device)
     bool is_first = storage->side_high == 0;
     bool is_same = low < storage->side_high && storage->side_low < high;
     if (is_same && storage->side_is_device == on_device) {
-        return 0; /* as most uses are */
+        return 0; /* most uses are like this */
     }
     if (is_first) {
         storage->side_was_told = false;

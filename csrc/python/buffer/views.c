@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views of a buffer: basic indexing, other dtypes, as a plain device buffer. For other
- * shapes see shapes.c, for axes in another order axes.c. */
+/* Views of a buffer: basic indexing, views as other dtypes, and as_device(). Other
+ * shapes are in shapes.c, axes in another order in axes.c. */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
-/* -- indexing: integers, slices, Ellipsis and None. What is wrong with an index, the
- * package says; these answer false for it
- * ------------------------------------------------- */
+/* -- indexing ----------------------------------------------------------------------------- */
+
+/* By integers, slices, Ellipsis and None. These functions answer false for an index
+ * that is wrong, and the package says what is wrong with it. */
 
 typedef struct cursor {
     const cm_buffer *self;
-    int axis; /* next axis of self to be indexed */
+    int axis; /* the next axis of `self` to be indexed */
     int64_t offset;
-    int ndim; /* of the view so far */
+    int ndim; /* axes of the view so far */
     int64_t shape[CM_MAX_NDIM];
     int64_t strides[CM_MAX_NDIM];
 } cursor;
@@ -30,7 +31,8 @@ push_axis(cursor *at, int64_t length, int64_t stride)
     return true;
 }
 
-/* What does not fit is in a view without elements, whose offset nobody uses. */
+/* Move the offset. What does not fit belongs to a view without elements, whose offset
+ * nobody uses. */
 static void
 move_cursor(cursor *at, int64_t steps, int64_t stride)
 {
@@ -39,7 +41,8 @@ move_cursor(cursor *at, int64_t steps, int64_t stride)
     (void)cm_add_i64(at->offset, reach, &at->offset);
 }
 
-/* Also false with the exception of its __index__(). */
+/* Index an axis by an integer. False for anything else; also with the exception of its
+ * __index__(). */
 static bool
 apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
 {
@@ -48,7 +51,7 @@ apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
     }
     Py_ssize_t i = PyNumber_AsSsize_t(item, NULL);
     if (i == -1 && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        PyErr_Clear(); /* an array of many elements has an index and no value */
+        PyErr_Clear(); /* an array of many elements has __index__() and no value */
         return false;
     }
     if (i < -length || i >= length || PyErr_Occurred()) {
@@ -58,7 +61,7 @@ apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
     return true;
 }
 
-/* False with an exception. */
+/* Index an axis by a slice. False with an exception, or if there are too many axes. */
 static bool
 apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
 {
@@ -74,12 +77,13 @@ apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
     }
     int64_t new_stride;
     if (!cm_mul_i64(stride, (int64_t)step, &new_stride)) {
-        new_stride = stride; /* such a step leaves one element at most: any will do */
+        /* Such a step leaves at most one element, so any stride will do. */
+        new_stride = stride;
     }
     return push_axis(at, (int64_t)count, new_stride);
 }
 
-/* The axes before `end` as they are. */
+/* Take the axes before `end` as they are. */
 static bool
 keep_axes(cursor *at, int end)
 {
@@ -101,7 +105,7 @@ static bool
 apply(cursor *at, PyObject *index)
 {
     Py_ssize_t count = PyTuple_Check(index) ? PyTuple_Size(index) : 1;
-    Py_ssize_t axes_left = count; /* that the items still to come index */
+    Py_ssize_t axes_left = count; /* axes that the items still to come will index */
     Py_ssize_t ellipses = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = item_of(index, i);
@@ -233,7 +237,7 @@ cm_buffer_view(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     cm_buffer *self = (cm_buffer *)object;
     PyObject *given = NULL;
     bool is_shape = nargs > 0 && PyLong_Check(args[0]) && !PyBool_Check(args[0]);
-    if (is_shape || nargs > 1) { /* as PyTorch's view() takes lengths */
+    if (is_shape || nargs > 1) { /* PyTorch's view() takes lengths */
         PyErr_SetString(PyExc_TypeError,
                         "view() takes a dtype and nothing else; for another shape use "
                         "reshape()");
