@@ -179,7 +179,8 @@ check-cuda: build/cuda12/.stamp build/cuda13/.stamp ## compile cuda.c with CUDA 
 	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA12) -c -o /dev/null $$file; \
 	$(CC) $(C_FLAGS) $(WARNINGS) -O2 $(CUDA13) -c -o /dev/null $$file; done
 
-$(MADE): csrc/headers.py cumem/_core.pyi $(wildcard csrc/transfer/device/*.ptx)
+$(MADE): csrc/headers.py csrc/base/dtypes.h cumem/_core.pyi \
+		$(wildcard csrc/transfer/device/*.ptx)
 	@$(PYTHON) $< $(@D)
 
 warnings: $(MADE) ## compile csrc/python with warnings as errors, limited API and full API

@@ -4,9 +4,9 @@
 docstrings.h is made of the stub, which holds the docstrings of the extension too, so that
 editors show them: a macro CM_DOC_Type_method for each, with the signature that
 `inspect.signature` reads. ptx.h is made of the kernels: a macro CM_PTX_name for each
-name.ptx, without comments. gil_checks.h is made of the sources: a macro for each function
-of Python's that they call, which ends the process where the caller does not have the GIL;
-debug builds include it.
+name.ptx, without comments, and with the numbers of dtypes in place of their names.
+gil_checks.h is made of the sources: a macro for each function of Python's that they call,
+which ends the process where the caller does not have the GIL; debug builds include it.
 """
 
 import ast
@@ -83,24 +83,48 @@ def docstrings(stub: str) -> dict[str, str]:
     }
 
 
-def kernel(text: str) -> str:
-    """PTX without its comments."""
+def dtypes(listed: str) -> dict[str, int]:
+    """The number that C gives to each dtype of the list, by its name there.
+
+    They count from 1 in the order of the rows, as enumerators do; ptx.h has the compiler
+    check that.
+    """
+    rows = re.findall(r"^ +X\(to, (\w+), \"", listed, re.MULTILINE)
+    names = ["CM_NUMBER_NONE", *(f"CM_{row}" for row in rows)]
+    return {name: number for number, name in enumerate(names)}
+
+
+def kernel(text: str, numbers: dict[str, int]) -> str:
+    """PTX without its comments, and with these numbers for their names."""
     lines = [line.split("//")[0].rstrip() for line in text.splitlines()]
-    return "".join(f"{line}\n" for line in lines if line)
+    bare = "".join(f"{line}\n" for line in lines if line)
+    return re.sub(r"\bCM_\w+", lambda name: str(numbers[name[0]]), bare)
 
 
-def replace(header: Path, prefix: str, texts: dict[str, str]) -> None:
-    """Make it define these macros; where it does, its time stays."""
+def ptx(kernels: dict[str, str], listed: str) -> str:
+    """The kernels as macros, and what makes sure that C has the numbers in them too."""
+    numbers = dtypes(listed)
+    texts = {name: kernel(text, numbers) for name, text in kernels.items()}
+    checks = [
+        f'_Static_assert({name} == {number}, "as the kernels have it");\n'
+        for name, number in numbers.items()
+    ]
+    head = '#include "base/dtypes.h"\n'
+    return macros("CM_PTX_", texts) + head + "".join(checks)
+
+
+def macros(prefix: str, texts: dict[str, str]) -> str:
+    """A header that defines a macro for each of the texts."""
     lines = ["/* Made by csrc/headers.py. */"]
     for name, text in texts.items():
         quoted = [
             json.dumps(line, ensure_ascii=False) for line in text.splitlines(True)
         ]
         lines.append(" \\\n    ".join([f"#define {prefix}{name}", *quoted]))
-    replace_text(header, "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
-def replace_text(header: Path, made: str) -> None:
+def replace(header: Path, made: str) -> None:
     """Make it hold this text; where it does, its time stays."""
     if not header.exists() or header.read_text() != made:
         header.parent.mkdir(parents=True, exist_ok=True)
@@ -148,14 +172,12 @@ def gil_checks(sources: list[str]) -> str:
 def write(folder: Path) -> None:
     """All three, from the root of the tree."""
     stub = Path("cumem/_core.pyi").read_text()
-    replace(folder / "docstrings.h", "CM_DOC_", docstrings(stub))
+    replace(folder / "docstrings.h", macros("CM_DOC_", docstrings(stub)))
     kernels = sorted(Path("csrc/transfer/device").glob("*.ptx"))
-    texts = {path.stem: kernel(path.read_text()) for path in kernels}
-    replace(folder / "ptx.h", "CM_PTX_", texts)
+    texts = {path.stem: path.read_text() for path in kernels}
+    replace(folder / "ptx.h", ptx(texts, Path("csrc/base/dtypes.h").read_text()))
     sources = sorted(Path("csrc/python").rglob("*.[ch]"))
-    replace_text(
-        folder / "gil_checks.h", gil_checks([path.read_text() for path in sources])
-    )
+    replace(folder / "gil_checks.h", gil_checks([path.read_text() for path in sources]))
 
 
 if __name__ == "__main__":

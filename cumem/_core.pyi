@@ -25,6 +25,7 @@ from typing import (
 )
 
 import numpy as np
+from _typeshed import structseq
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import CapsuleType, TypeVar
 
@@ -3033,6 +3034,46 @@ def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
 
 _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
 """Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
+
+@final
+class _Dtype(
+    structseq[str | int | bool | None],
+    tuple[str, str, int, int | None, str | None, int, str | None, bool, bool],
+):
+    """A row of the list of dtypes that cumem knows by name (``csrc/base/dtypes.h``)."""
+
+    __match_args__: Final = (
+        "name",
+        "kind",
+        "bits",
+        "dlpack_code",
+        "file_name",
+        "file_rank",
+        "torch_name",
+        "converts",
+        "scales",
+    )
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def dlpack_code(self) -> int | None: ...
+    @property
+    def file_name(self) -> str | None: ...
+    @property
+    def file_rank(self) -> int: ...
+    @property
+    def torch_name(self) -> str | None: ...
+    @property
+    def converts(self) -> bool: ...
+    @property
+    def scales(self) -> bool: ...
+
+_DTYPES: Final[dict[str, _Dtype]]
+"""Each dtype of the list by its name, those that the copy threads convert first."""
 _BUILT_RUNTIME: Final[int]
 _TRACE_DOMAIN: Final[int]
 _out_of_memory_callbacks: list[Any]

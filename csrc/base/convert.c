@@ -300,9 +300,10 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
         }                                                                              \
     }
 
+/* The way of each real number of the list to each middle type. */
 #define ALL_STEPS(X, isa)                                                              \
-    CM_REALS(X, isa, F32, float)                                                       \
-    CM_REALS(X, isa, F64, double)
+    CM_REALS(X##_F32, isa)                                                             \
+    CM_REALS(X##_F64, isa)
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
@@ -310,39 +311,30 @@ typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
  * shorter, or as whether it is not zero. */
 typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
-#define DEFINE_WIDTHS(isa_unused, name, type, value)                                   \
-    static inline uint8_t name##_to_W8(type x)                                         \
+#define INTEGER_OF_BOOL(x) ((x) != 0)
+#define INTEGER_OF_PLAIN(x) (x)
+#define DEFINE_WIDTHS(to, id, name, type, reads, ...)                                  \
+    static inline uint8_t id##_to_W8(type x)                                           \
     {                                                                                  \
-        return (uint8_t)(value);                                                       \
+        return (uint8_t)INTEGER_OF_##reads(x);                                         \
     }                                                                                  \
-    static inline uint16_t name##_to_W16(type x)                                       \
+    static inline uint16_t id##_to_W16(type x)                                         \
     {                                                                                  \
-        return (uint16_t)(value);                                                      \
+        return (uint16_t)INTEGER_OF_##reads(x);                                        \
     }                                                                                  \
-    static inline uint32_t name##_to_W32(type x)                                       \
+    static inline uint32_t id##_to_W32(type x)                                         \
     {                                                                                  \
-        return (uint32_t)(value);                                                      \
+        return (uint32_t)INTEGER_OF_##reads(x);                                        \
     }                                                                                  \
-    static inline uint64_t name##_to_W64(type x)                                       \
+    static inline uint64_t id##_to_W64(type x)                                         \
     {                                                                                  \
-        return (uint64_t)(value);                                                      \
+        return (uint64_t)INTEGER_OF_##reads(x);                                        \
     }                                                                                  \
-    static inline uint8_t name##_to_WBOOL(type x)                                      \
+    static inline uint8_t id##_to_WBOOL(type x)                                        \
     {                                                                                  \
-        return (uint8_t)(x != 0);                                                      \
+        return (uint8_t)((x) != 0);                                                    \
     }
-/* X(…, name of the source, its type in C, its value x as a number). UINT64 is missing
- * because INT64 has the same bits. */
-#define INTEGER_SOURCES(X, isa)                                                        \
-    X(isa, BOOL, uint8_t, x != 0)                                                      \
-    X(isa, INT8, int8_t, x)                                                            \
-    X(isa, UINT8, uint8_t, x)                                                          \
-    X(isa, INT16, int16_t, x)                                                          \
-    X(isa, UINT16, uint16_t, x)                                                        \
-    X(isa, INT32, int32_t, x)                                                          \
-    X(isa, UINT32, uint32_t, x)                                                        \
-    X(isa, INT64, int64_t, x)
-INTEGER_SOURCES(DEFINE_WIDTHS, )
+CM_INTEGERS(DEFINE_WIDTHS, )
 
 /* The loops for one set of instructions. `load` takes each type to each middle type,
  * and `store` takes it back. An entry is NULL where numbers of that type never go by
@@ -352,7 +344,7 @@ typedef struct step_table {
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
     /* From integer to integer, in one step. */
-    convert_step integer[CM_UINT64 + 1][WIDTH_COUNT];
+    convert_step integer[CM_NUMBER_COUNT][WIDTH_COUNT];
     /* Take every second number of the middle type, as the real parts of complex numbers
      * lie. */
     convert_step pairs[MIDDLE_COUNT];
@@ -362,12 +354,18 @@ typedef struct step_table {
     convert_step swap[4]; /* reverse the bytes of elements of 1 << i bytes */
 } step_table;
 
-#define DEFINE_BOTH(name, text, type, read_as, isa, mid, mid_type)                     \
-    DEFINE_STEP(isa, load_##mid##_##name, type, mid_type, mid##_##read_as)             \
-    DEFINE_STEP(isa, store_##mid##_##name, mid_type, type, name##_##mid)
-#define STEP_ENTRIES(name, text, type, read_as, isa, mid, mid_type)                    \
-    .load[mid][CM_##name] = load_##mid##_##name##_##isa,                               \
-    .store[mid][CM_##name] = store_##mid##_##name##_##isa,
+#define DEFINE_BOTH(isa, id, type, reads, mid, mid_type)                               \
+    DEFINE_STEP(isa, load_##mid##_##id, type, mid_type, mid##_##reads)                 \
+    DEFINE_STEP(isa, store_##mid##_##id, mid_type, type, id##_##mid)
+#define DEFINE_BOTH_F32(isa, id, name, type, reads, ...)                               \
+    DEFINE_BOTH(isa, id, type, reads, F32, float)
+#define DEFINE_BOTH_F64(isa, id, name, type, reads, ...)                               \
+    DEFINE_BOTH(isa, id, type, reads, F64, double)
+#define STEP_ENTRIES(isa, id, mid)                                                     \
+    .load[mid][CM_##id] = load_##mid##_##id##_##isa,                                   \
+    .store[mid][CM_##id] = store_##mid##_##id##_##isa,
+#define STEP_ENTRIES_F32(isa, id, ...) STEP_ENTRIES(isa, id, F32)
+#define STEP_ENTRIES_F64(isa, id, ...) STEP_ENTRIES(isa, id, F64)
 #define DEFINE_PAIRS(isa, mid, type)                                                   \
     CM_ISA_##isa static void pairs_##mid##_##isa(char *restrict dst, int64_t dst_step, \
                                                  const char *restrict src,             \
@@ -427,21 +425,19 @@ typedef struct step_table {
             *at = product + offset;                                                    \
         }                                                                              \
     }
-#define DEFINE_INTEGER(isa, name, type, value)                                         \
-    DEFINE_STEP(isa, integer_##name##_W8, type, uint8_t, name##_to_W8)                 \
-    DEFINE_STEP(isa, integer_##name##_W16, type, uint16_t, name##_to_W16)              \
-    DEFINE_STEP(isa, integer_##name##_W32, type, uint32_t, name##_to_W32)              \
-    DEFINE_STEP(isa, integer_##name##_W64, type, uint64_t, name##_to_W64)              \
-    DEFINE_STEP(isa, integer_##name##_WBOOL, type, uint8_t, name##_to_WBOOL)
-#define WIDTH_ENTRIES(isa, name)                                                       \
-    {integer_##name##_W8_##isa, integer_##name##_W16_##isa,                            \
-     integer_##name##_W32_##isa, integer_##name##_W64_##isa,                           \
-     integer_##name##_WBOOL_##isa}
-#define INTEGER_ENTRIES(isa, name, type, before)                                       \
-    .integer[CM_##name] = WIDTH_ENTRIES(isa, name),
+#define DEFINE_INTEGER(isa, id, name, type, ...)                                       \
+    DEFINE_STEP(isa, integer_##id##_W8, type, uint8_t, id##_to_W8)                     \
+    DEFINE_STEP(isa, integer_##id##_W16, type, uint16_t, id##_to_W16)                  \
+    DEFINE_STEP(isa, integer_##id##_W32, type, uint32_t, id##_to_W32)                  \
+    DEFINE_STEP(isa, integer_##id##_W64, type, uint64_t, id##_to_W64)                  \
+    DEFINE_STEP(isa, integer_##id##_WBOOL, type, uint8_t, id##_to_WBOOL)
+#define INTEGER_ENTRIES(isa, id, ...)                                                  \
+    .integer[CM_##id] = {integer_##id##_W8_##isa, integer_##id##_W16_##isa,            \
+                         integer_##id##_W32_##isa, integer_##id##_W64_##isa,           \
+                         integer_##id##_WBOOL_##isa},
 #define DEFINE_ALL(isa)                                                                \
     ALL_STEPS(DEFINE_BOTH, isa)                                                        \
-    INTEGER_SOURCES(DEFINE_INTEGER, isa)                                               \
+    CM_INTEGERS(DEFINE_INTEGER, isa)                                                   \
     DEFINE_STEP(isa, swap_2, uint16_t, uint16_t, __builtin_bswap16)                    \
     DEFINE_STEP(isa, swap_4, uint32_t, uint32_t, __builtin_bswap32)                    \
     DEFINE_STEP(isa, swap_8, uint64_t, uint64_t, __builtin_bswap64)                    \
@@ -452,9 +448,8 @@ typedef struct step_table {
     DEFINE_SPREAD(isa, F32, float)                                                     \
     DEFINE_SPREAD(isa, F64, double)                                                    \
     static const step_table steps_##isa = {                                            \
-        ALL_STEPS(STEP_ENTRIES, isa) INTEGER_SOURCES(INTEGER_ENTRIES, isa)             \
-            .integer[CM_UINT64] = WIDTH_ENTRIES(isa, INT64),                           \
-        .swap = {NULL, swap_2_##isa, swap_4_##isa, swap_8_##isa},                      \
+        ALL_STEPS(STEP_ENTRIES, isa) CM_INTEGERS(INTEGER_ENTRIES, isa)                 \
+            .swap = {NULL, swap_2_##isa, swap_4_##isa, swap_8_##isa},                  \
         .pairs = {pairs_F32_##isa, pairs_F64_##isa},                                   \
         .spread = {spread_F32_##isa, spread_F64_##isa},                                \
         .scale = {scale_F32_##isa, scale_F64_##isa}};
@@ -515,71 +510,35 @@ set_mode(uint64_t mode)
 
 /* -- all of it ------------------------------------------------------------------------------ */
 
-typedef struct number_row {
-    const char *text;
-    int64_t nbytes;
-    cm_number_class class_of;
-    /* The type of each part of a complex number; a real number itself. */
-    cm_number part;
-} number_row;
-
-static const number_row numbers[CM_NUMBER_COUNT] = {
-#define INTEGER_ROW(name, text, type, ...)                                             \
-    [CM_##name] = {text, sizeof(type), CM_CLASS_INTEGER, CM_##name},
-#define FLOAT_ROW(name, text, type, ...)                                               \
-    [CM_##name] = {text, sizeof(type), CM_CLASS_FLOAT, CM_##name},
-#define COMPLEX_ROW(name, text, type, part, ...)                                       \
-    [CM_##name] = {text, sizeof(type), CM_CLASS_COMPLEX, CM_##part},
-    CM_INTEGERS(INTEGER_ROW) CM_FLOATS(FLOAT_ROW) CM_COMPLEX_NUMBERS(COMPLEX_ROW)
-#undef INTEGER_ROW
-#undef FLOAT_ROW
-#undef COMPLEX_ROW
+/* The type of each part of a complex number; a real number itself. */
+static const cm_number parts_of[CM_NUMBER_COUNT] = {
+#define OWN_PART(to, id, ...) [CM_##id] = CM_##id,
+#define COMPLEX_PARTS(to, id, name, type, part, ...) [CM_##id] = CM_##part,
+    CM_REALS(OWN_PART, ) CM_COMPLEX_NUMBERS(COMPLEX_PARTS, )
+#undef OWN_PART
+#undef COMPLEX_PARTS
 };
+
+#define CHECK_SIZE(to, id, name, type, reads, widener, kind, bits, ...)                \
+    _Static_assert(8 * sizeof(type) == (bits), "bits of " name);
+CM_NUMBERS(CHECK_SIZE, )
+#undef CHECK_SIZE
 
 static bool
 is_complex(cm_number number)
 {
-    return numbers[number].class_of == CM_CLASS_COMPLEX;
-}
-
-const char *
-cm_number_text(cm_number number)
-{
-    return numbers[number].text;
-}
-
-uint64_t
-cm_number_nbytes(cm_number number)
-{
-    return (uint64_t)numbers[number].nbytes;
-}
-
-cm_number_class
-cm_number_class_of(cm_number number)
-{
-    return numbers[number].class_of;
-}
-
-cm_number
-cm_number_find(const char *text)
-{
-    cm_number found = CM_NUMBER_COUNT - 1;
-    while (found != CM_NUMBER_NONE && strcmp(numbers[found].text, text) != 0) {
-        found--;
-    }
-    return found;
+    return cm_dtypes[number].class_of == CM_CLASS_COMPLEX;
 }
 
 bool
 cm_convert_widens(const cm_convert *convert)
 {
-    bool is_integer = numbers[convert->from].class_of == CM_CLASS_INTEGER;
+    const cm_dtype_row *from = &cm_dtypes[convert->from];
+    bool is_integer = from->class_of == CM_CLASS_INTEGER;
     bool is_finite =
         fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
-    return convert->to == CM_FLOAT32 && convert->from != CM_NUMBER_NONE
-           && !convert->from_swapped && !convert->to_swapped
-           && numbers[convert->from].nbytes < (int64_t)sizeof(float)
-           && (!convert->scales || (is_finite && is_integer));
+    return convert->to == CM_FLOAT32 && from->widens_on_device && !convert->from_swapped
+           && !convert->to_swapped && (!convert->scales || (is_finite && is_integer));
 }
 
 bool
@@ -599,9 +558,15 @@ choose_middle(const cm_convert *convert)
 }
 
 static bool
+is_integer(cm_number number)
+{
+    return cm_dtypes[number].class_of == CM_CLASS_INTEGER;
+}
+
+static bool
 is_between_integers(const cm_convert *convert)
 {
-    return convert->from < CM_FLOAT16 && convert->to < CM_FLOAT16 && !convert->scales;
+    return is_integer(convert->from) && is_integer(convert->to) && !convert->scales;
 }
 
 static convert_step
@@ -615,7 +580,7 @@ width_of(cm_number number)
 {
     return number == CM_BOOL
                ? WBOOL
-               : (int_width)__builtin_ctzll((uint64_t)numbers[number].nbytes);
+               : (int_width)__builtin_ctzll((uint64_t)cm_dtypes[number].nbytes);
 }
 
 /* Convert numbers in this processor's byte order. */
@@ -631,7 +596,7 @@ run_native(const step_table *steps, const cm_convert *convert, char *dst,
         return;
     }
     middle mid = choose_middle(convert);
-    int64_t mid_nbytes = numbers[own[mid]].nbytes;
+    int64_t mid_nbytes = cm_dtypes[own[mid]].nbytes;
     convert_step load = steps->load[mid][convert->from];
     if (convert->from == own[mid] && src_step == 2 * mid_nbytes) {
         load = steps->pairs[mid];
@@ -668,8 +633,8 @@ run_swapped(const step_table *steps, const cm_convert *convert, char *dst,
 {
     char in[BLOCK * sizeof(double)];
     char out[BLOCK * sizeof(double)];
-    int64_t from_nbytes = numbers[convert->from].nbytes;
-    int64_t to_nbytes = numbers[convert->to].nbytes;
+    int64_t from_nbytes = cm_dtypes[convert->from].nbytes;
+    int64_t to_nbytes = cm_dtypes[convert->to].nbytes;
     bool same_order = convert->from_swapped == convert->to_swapped;
     if (convert->from == convert->to && !convert->scales && !same_order) {
         find_swap(steps, from_nbytes)(dst, dst_step, src, src_step, count);
@@ -727,8 +692,8 @@ run_complex_to_complex(const step_table *steps, const cm_convert *parts, char *d
                        int64_t dst_step, const char *src, int64_t src_step,
                        int64_t count)
 {
-    int64_t from_nbytes = numbers[parts->from].nbytes;
-    int64_t to_nbytes = numbers[parts->to].nbytes;
+    int64_t from_nbytes = cm_dtypes[parts->from].nbytes;
+    int64_t to_nbytes = cm_dtypes[parts->to].nbytes;
     if (src_step == 2 * from_nbytes && dst_step == 2 * to_nbytes) {
         run_reals(steps, parts, dst, to_nbytes, src, from_nbytes, 2 * count);
         return;
@@ -751,7 +716,7 @@ run_real_to_complex(const step_table *steps, const cm_convert *parts, char *dst,
                     int64_t dst_step, const char *src, int64_t src_step, int64_t count)
 {
     char room[BLOCK * sizeof(double)];
-    int64_t nbytes = numbers[parts->to].nbytes;
+    int64_t nbytes = cm_dtypes[parts->to].nbytes;
     convert_step spread = steps->spread[middle_of(parts->to)];
     bool is_packed = dst_step == 2 * nbytes;
     bool is_made = parts->from == parts->to && parts->from_swapped == parts->to_swapped
@@ -785,7 +750,7 @@ run_complex_to_real(const step_table *steps, const cm_convert *parts, char *dst,
                     int64_t dst_step, const char *src, int64_t src_step, int64_t count)
 {
     char room[BLOCK * sizeof(double)];
-    int64_t nbytes = numbers[parts->from].nbytes;
+    int64_t nbytes = cm_dtypes[parts->from].nbytes;
     convert_step take_parts = steps->pairs[middle_of(parts->from)];
     bool is_made = parts->from == parts->to && parts->from_swapped == parts->to_swapped
                    && dst_step == nbytes;
@@ -814,7 +779,7 @@ run_complex_to_bool(const step_table *steps, const cm_convert *parts, char *dst,
                     int64_t dst_step, const char *src, int64_t src_step, int64_t count)
 {
     char room[2 * BLOCK];
-    int64_t nbytes = numbers[parts->from].nbytes;
+    int64_t nbytes = cm_dtypes[parts->from].nbytes;
     while (count > 0) {
         int64_t now = count < BLOCK ? count : BLOCK;
         if (src_step == 2 * nbytes) {
@@ -858,8 +823,8 @@ cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step, const voi
 {
     run_numbers run = choose_run(convert);
     cm_convert parts = *convert;
-    parts.from = numbers[convert->from].part;
-    parts.to = numbers[convert->to].part;
+    parts.from = parts_of[convert->from];
+    parts.to = parts_of[convert->to];
     assert(run == run_reals || !convert->scales);
     uint64_t mode = get_mode();
     if (mode != USUAL_MODE) {

@@ -3,68 +3,11 @@
  * them. This file knows the processor and nothing else. */
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
-/* The lists of number types: X(name, its text, its type in C, how it is read, what the
- * caller adds). The names are those of NumPy's dtypes. A complex number is two real
- * numbers, the real part before the imaginary one; in place of how it is read stands
- * the type of its parts. */
-/* clang-format off */
-#define CM_INTEGERS(X, ...)                                                              \
-    X(BOOL, "bool", uint8_t, BOOL, __VA_ARGS__)                                          \
-    X(INT8, "int8", int8_t, PLAIN, __VA_ARGS__)                                          \
-    X(UINT8, "uint8", uint8_t, PLAIN, __VA_ARGS__)                                       \
-    X(INT16, "int16", int16_t, PLAIN, __VA_ARGS__)                                       \
-    X(UINT16, "uint16", uint16_t, PLAIN, __VA_ARGS__)                                    \
-    X(INT32, "int32", int32_t, PLAIN, __VA_ARGS__)                                       \
-    X(UINT32, "uint32", uint32_t, PLAIN, __VA_ARGS__)                                    \
-    X(INT64, "int64", int64_t, PLAIN, __VA_ARGS__)                                       \
-    X(UINT64, "uint64", uint64_t, PLAIN, __VA_ARGS__)
-#define CM_FLOATS(X, ...)                                                                \
-    X(FLOAT16, "float16", uint16_t, FLOAT16, __VA_ARGS__)                                \
-    X(BFLOAT16, "bfloat16", uint16_t, BFLOAT16, __VA_ARGS__)                             \
-    X(FLOAT32, "float32", float, PLAIN, __VA_ARGS__)                                     \
-    X(FLOAT64, "float64", double, PLAIN, __VA_ARGS__)
-#define CM_REALS(X, ...)                                                                 \
-    CM_INTEGERS(X, __VA_ARGS__)                                                          \
-    CM_FLOATS(X, __VA_ARGS__)
-#define CM_COMPLEX_NUMBERS(X, ...)                                                       \
-    X(COMPLEX64, "complex64", cm_complex64, FLOAT32, __VA_ARGS__)                        \
-    X(COMPLEX128, "complex128", cm_complex128, FLOAT64, __VA_ARGS__)
-#define CM_NUMBERS(X, ...)                                                               \
-    CM_REALS(X, __VA_ARGS__)                                                             \
-    CM_COMPLEX_NUMBERS(X, __VA_ARGS__)
-/* clang-format on */
+#include "base/dtypes.h"
 
-typedef struct cm_complex64 {
-    float real;
-    float imaginary;
-} cm_complex64;
-
-typedef struct cm_complex128 {
-    double real;
-    double imaginary;
-} cm_complex128;
-
-typedef enum cm_number {
-    CM_NUMBER_NONE,
-#define CM_NUMBER_NAME(name, ...) CM_##name,
-    CM_NUMBERS(CM_NUMBER_NAME)
-#undef CM_NUMBER_NAME
-        CM_NUMBER_COUNT
-} cm_number;
-
-/* The classes of numbers. A number can be converted to its own class and to those after
- * it without losing its meaning. */
-typedef enum cm_number_class {
-    CM_CLASS_INTEGER, /* bool too */
-    CM_CLASS_FLOAT,
-    CM_CLASS_COMPLEX,
-} cm_number_class;
-
-/* Converts elements whose types are not among the numbers above. Whoever knows the
+/* Converts elements whose types are not among CM_NUMBERS. Whoever knows the
  * types has a struct that begins with this one, and sees to it that it outlives the
  * copy. `run` takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1]
  * + ... to the same place of the target; the two do not overlap. It is called from any
@@ -100,19 +43,14 @@ cm_convert_is_on(const cm_convert *convert)
     return convert->from != CM_NUMBER_NONE || convert->cast != NULL;
 }
 
-/* True if a shorter number becomes a float32, in a way that has one answer on every
- * processor: no NaN comes out that was not in it. */
+/* True if the kernel of the device can do this as well: it makes a float32 of each
+ * number whose row says so, with the same bits as here. No NaN comes out that was not
+ * in it. */
 bool cm_convert_widens(const cm_convert *convert);
 
 /* True if only the real parts of complex numbers are read, because they become real. A
  * bool is made of both parts. */
 bool cm_convert_drops_imaginary(const cm_convert *convert);
-
-const char *cm_number_text(cm_number number);
-uint64_t cm_number_nbytes(cm_number number);
-cm_number_class cm_number_class_of(cm_number number);
-/* The number with that text; NONE: there is no such number. */
-cm_number cm_number_find(const char *text);
 
 /* Convert `count` numbers that lie so many bytes apart, at any addresses; source and
  * target must not overlap. Floats round to the nearest, ties to even, whatever the

@@ -8,18 +8,14 @@ from typing import Any, Literal, NoReturn, SupportsFloat, get_args
 
 import numpy as np
 
+from cumem import _core
 from cumem.base.errors import warn_caller
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 _RULES: tuple[Casting, ...] = get_args(Casting)
-#: What the copy threads convert and scale.
-REALS = (
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "bfloat16", "float32", "float64"),
-)
-#: What the copy threads convert: the rows of CM_NUMBERS in csrc/base/convert.h.
-NUMBERS = (*REALS, "complex64", "complex128")
-
+#: Names of what the copy threads convert, and of what they scale as well.
+NUMBERS = tuple(row.name for row in _core._DTYPES.values() if row.converts)
+REALS = tuple(row.name for row in _core._DTYPES.values() if row.scales)
 
 #: The elements of an array of integers whose dtype says so are numbers for which NumPy
 #: has no dtype without another package.

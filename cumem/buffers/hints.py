@@ -172,8 +172,10 @@ def nearest(keyword: str, names: Iterable[str]) -> str | None:
     return f"did you mean '{near[0]}'?" if near else None
 
 
-#: Names of types that ml_dtypes adds to NumPy.
-_ML_DTYPES = re.compile(r"bfloat16|bcomplex32|complex32|float[468]_\w+|u?int[1248]")
+#: Dtypes of cumem's list that NumPy has only with ml_dtypes.
+_LISTED = frozenset(row.name for row in _core._DTYPES.values() if not row.kind)
+#: How ml_dtypes names its types; newer ones may not be in the list yet.
+_ML_DTYPES = re.compile(r"bcomplex32|float[468]_\w+|u?int[124]")
 #: What people write for dtypes whose name NumPy has in full.
 _SHORT_NAMES = {
     "bf16": "bfloat16",
@@ -183,9 +185,13 @@ _SHORT_NAMES = {
 }
 
 
+def _may_be_of_ml_dtypes(name: str) -> bool:
+    return name in _LISTED or _ML_DTYPES.fullmatch(name) is not None
+
+
 def is_named_by_ml_dtypes(name: str) -> bool:
     """Is it the name of one of its types? Then NumPy reads the name from now on."""
-    if _ML_DTYPES.fullmatch(name) is None:
+    if not _may_be_of_ml_dtypes(name):
         return False
     try:
         return hasattr(import_module("ml_dtypes"), name)
@@ -215,7 +221,7 @@ def dtype_hint(dtype: object) -> str | None:
     if isinstance(dtype, str):
         short = dtype.removeprefix("torch.")
         name = _SHORT_NAMES.get(short, short)
-        if _ML_DTYPES.fullmatch(name) is not None and name == dtype:
+        if name == dtype and _may_be_of_ml_dtypes(name):
             return (
                 "is a type of the ml_dtypes package, which is not installed or too old: "
                 "pip install -U ml_dtypes"
@@ -243,7 +249,7 @@ def dtype_hint(dtype: object) -> str | None:
     if library not in ("numba", "torch"):
         return None
     name = str(dtype).rpartition(".")[2]
-    if name.startswith(("bfloat16", "float8")):
+    if name in _LISTED:
         return f"is one of {library}: use ml_dtypes.{name}"
     if name in np.sctypeDict and np.dtype(name).isbuiltin == 1:
         return f'is one of {library}: use "{name}"'

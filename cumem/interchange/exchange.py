@@ -13,10 +13,9 @@ from cumem import _core
 from cumem.base.kinds import is_on_device
 from cumem.buffers.arguments import read_flag
 from cumem.devices.device import device_count
-from cumem.interchange.foreign_memory import find_dtype, refuse_device, refuse_export
+from cumem.interchange.foreign_memory import refuse_device, refuse_export
 
-#: By DLPack's codes: letters of NumPy's own types; kinds of the memory of devices.
-PLAIN_TYPES: Final = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+#: By DLPack's codes: kinds of the memory of devices.
 KINDS: Final[dict[int, Literal["pinned", "managed", "device"]]] = {
     1: "pinned",
     2: "device",
@@ -41,22 +40,13 @@ def current_stream(kind: int, index: int) -> int:
 
 
 def allocate(
-    shape: tuple[int, ...], dtype: tuple[int, int, int], device: tuple[int, int]
+    shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int]
 ) -> object:
-    """A capsule over pooled memory of the device, or an exception's name and text."""
-    try:
-        check_device(*device)
-        code, bits, lanes = dtype
-        try:
-            found = np.dtype(f"{PLAIN_TYPES[code]}{bits / 8:g}" if lanes == 1 else "")
-        except (KeyError, TypeError):
-            found = find_dtype(*dtype)
-        index = device[1] if device[0] == 2 else None
-        buffer = _core.empty(shape, found, KINDS[device[0]], device=index)
-        return buffer.__dlpack__(stream=-1, max_version=(1, 3), dl_device=device)
-    except BaseException as error:
-        kind = MemoryError if isinstance(error, MemoryError) else type(error)
-        return kind.__name__, str(error)
+    """A capsule over pooled memory of the device."""
+    check_device(*device)
+    index = device[1] if device[0] == 2 else None
+    buffer = _core.empty(shape, dtype, KINDS[device[0]], device=index)
+    return buffer.__dlpack__(stream=-1, max_version=(1, 3), dl_device=device)
 
 
 def export(

@@ -4,27 +4,11 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
-from importlib import import_module
 from typing import Any, NoReturn
 
 import numpy as np
 
 from cumem.interchange.structures import is_functional
-
-#: DLPack's codes and bits of types of the ml_dtypes package, a byte or more an element.
-NAMED_TYPES = {
-    "bfloat16": (4, 16),
-    "complex32": (5, 32),
-    "float8_e3m4": (7, 8),
-    "float8_e4m3": (8, 8),
-    "float8_e4m3b11fnuz": (9, 8),
-    "float8_e4m3fn": (10, 8),
-    "float8_e4m3fnuz": (11, 8),
-    "float8_e5m2": (12, 8),
-    "float8_e5m2fnuz": (13, 8),
-    "float8_e8m0fnu": (14, 8),
-}
 
 
 def refuse_object(obj: object, what: str) -> NoReturn:
@@ -182,14 +166,12 @@ def refuse_moved(
     )
 
 
-def find_code(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """DLPack's code and bits of a dtype that is not plain, or why it has none."""
-    if dtype.num >= 256:  # registered by another package
-        if dtype.name in NAMED_TYPES:
-            return NAMED_TYPES[dtype.name]
-        why = "it has no code for this type"
-    elif not dtype.isnative:
+def refuse_dlpack_dtype(dtype: np.dtype[Any]) -> NoReturn:
+    """BufferError: DLPack has no type for the elements of a dtype."""
+    if not dtype.isnative:
         why = "the bytes are not in this machine's order"
+    elif dtype.num >= 256:  # registered by another package
+        why = "it has no code for this type"
     elif dtype.char in "gG":
         why = "extended precision has no code"
     elif dtype.kind in "mM":
@@ -200,19 +182,16 @@ def find_code(dtype: np.dtype[Any]) -> tuple[int, int]:
     raise BufferError(f"DLPack cannot describe dtype {dtype!r}: {why}")
 
 
-@cache  # as often as there are tensors
-def find_dtype(code: int, bits: int, lanes: int) -> np.dtype[Any]:
-    """The dtype of an element type that is not plain, or why there is none."""
+def refuse_dlpack_type(code: int, bits: int, lanes: int, name: str | None) -> NoReturn:
+    """BufferError: NumPy has no dtype for a type of DLPack.
+
+    It may be one that ml_dtypes adds, whose name is given.
+    """
     if lanes != 1:
         raise BufferError(f"DLPack element type has {lanes} lanes, not 1")
-    name = next((name for name, it in NAMED_TYPES.items() if it == (code, bits)), None)
     if name is not None:
-        try:
-            found: np.dtype[Any] = np.dtype(getattr(import_module("ml_dtypes"), name))
-            return found
-        except (ImportError, AttributeError):
-            why = "NumPy has this type only with the ml_dtypes package, which is not "
-            why += "installed or too old"
+        why = "NumPy has this type only with the ml_dtypes package, which is not "
+        why += "installed or too old"
     elif bits == 0 or bits % 8 != 0:
         why = "elements must fill whole bytes"
     else:

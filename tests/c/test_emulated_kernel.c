@@ -21,9 +21,6 @@ static_assert(offsetof(cm_strided_job, src_strides) == 168, "ptx");
 static_assert(offsetof(cm_strided_job, scale) == 232, "ptx");
 static_assert(offsetof(cm_strided_job, offset) == 236, "ptx");
 static_assert(sizeof(cm_strided_job) == 240, "ptx");
-/* ... and these numbers. */
-static_assert(CM_BOOL == 1 && CM_INT8 == 2 && CM_UINT8 == 3 && CM_INT16 == 4, "ptx");
-static_assert(CM_UINT16 == 5 && CM_FLOAT16 == 10 && CM_BFLOAT16 == 11, "ptx");
 static_assert(offsetof(cm_table_job, count) == 0, "ptx");
 static_assert(offsetof(cm_table_job, team_shift) == 4, "ptx");
 static_assert(offsetof(cm_table_job, dst) == 16, "ptx");

@@ -60,8 +60,8 @@ read_plan(cm_call *call, PyObject *plan, bool scales, cm_convert *out)
     out->scales = scales;
     out->from_swapped = *from == '>';
     out->to_swapped = *to == '>';
-    out->from = cm_number_find(from + out->from_swapped);
-    out->to = cm_number_find(to + out->to_swapped);
+    out->from = cm_dtype_named(from + out->from_swapped);
+    out->to = cm_dtype_named(to + out->to_swapped);
     return 0;
 }
 

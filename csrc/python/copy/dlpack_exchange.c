@@ -15,31 +15,50 @@ open_own(PyObject *capsule, cm_dl_versioned **out)
     return result;
 }
 
+/* Tell the caller which exception was raised and what it says, and clear it. Callers
+ * know Python's exceptions by name, so each that means a lack of memory is a
+ * MemoryError. */
+static void
+tell_exception(void *context, cm_dl_tell tell)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    bool is_memory = PyErr_GivenExceptionMatches(type, PyExc_MemoryError) != 0;
+    PyObject *name =
+        PyType_GetName((PyTypeObject *)(void *)(is_memory ? PyExc_MemoryError : type));
+    PyObject *text = value == NULL ? NULL : PyObject_Str(value);
+    const char *kind = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
+    const char *message = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, NULL);
+    PyErr_Clear();
+    tell(context, kind == NULL ? "RuntimeError" : kind,
+         message == NULL ? "cumem could not allocate this" : message);
+    Py_XDECREF(name);
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+}
+
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
             cm_dl_tell tell)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    const char *kind = "RuntimeError", *message = "cumem could not allocate this";
-    PyObject *answer = cm_package_call(
-        "interchange.exchange", "allocate",
-        Py_BuildValue("(N(iii)(ii))", cm_tuple_from(like->shape, like->ndim),
-                      like->dtype.code, like->dtype.bits, like->dtype.lanes,
-                      (int)like->device.type, (int)like->device.id));
-    *out = NULL;
-    if (answer != NULL && PyTuple_Check(answer)) {
-        (void)PyArg_ParseTuple(answer, "ss", &kind, &message);
+    PyObject *capsule = NULL;
+    PyObject *dtype = cm_dlpack_to_dtype(like->dtype);
+    if (dtype != NULL) {
+        capsule = cm_package_call(
+            "interchange.exchange", "allocate",
+            Py_BuildValue("(NN(ii))", cm_tuple_from(like->shape, like->ndim), dtype,
+                          (int)like->device.type, (int)like->device.id));
     }
-    else {
-        (void)open_own(Py_XNewRef(answer), out);
+    int result = open_own(capsule, out);
+    if (result < 0) {
+        tell_exception(context, tell);
     }
-    PyErr_Clear();
-    if (*out == NULL) {
-        tell(context, kind, message);
-    }
-    Py_XDECREF(answer);
     PyGILState_Release(gil);
-    return *out == NULL ? -1 : 0;
+    return result;
 }
 
 static int

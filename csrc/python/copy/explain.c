@@ -41,7 +41,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         "staged_down_nbytes", (unsigned long long)e->tuning.staged_down_nbytes, "dst",
         describe_end(&request->dst, e->dst_facts), "src",
         describe_end(&request->src, e->src_facts), "from",
-        cm_number_text(convert->from), "to", cm_number_text(convert->to), "casts",
+        cm_dtypes[convert->from].name, "to", cm_dtypes[convert->to].name, "casts",
         convert->cast != NULL);
 }
 

@@ -48,10 +48,39 @@ find_mmap_type(void)
     return NULL;
 }
 
+/* The rows that NumPy's own dtypes have in the list of base/dtypes.h, by their type
+ * numbers, and the first type number of each row: C has several integers of one size,
+ * and NumPy a dtype for each. Filled in once, when the module is loaded. */
+static uint8_t rows_of_types[NPY_NTYPES_LEGACY];
+static int types_of_rows[CM_NUMBER_COUNT];
+
+static int
+learn_own_types(void)
+{
+    for (int type = NPY_NTYPES_LEGACY - 1; type >= 0; type--) {
+        PyArray_Descr *descr = PyArray_DescrFromType(type);
+        if (descr == NULL) {
+            return -1;
+        }
+        for (int row = CM_NUMBER_NONE + 1; row < CM_NUMBER_COUNT; row++) {
+            if (cm_dtypes[row].kind == descr->kind
+                && cm_dtypes[row].nbytes == (int64_t)PyDataType_ELSIZE(descr)) {
+                rows_of_types[type] = (uint8_t)row;
+                types_of_rows[row] = type;
+            }
+        }
+        Py_DECREF((PyObject *)descr);
+    }
+    return 0;
+}
+
 int
 cm_numpy_import(void)
 {
     if (PyArray_API == NULL && _import_array() < 0) {
+        return -1;
+    }
+    if (learn_own_types() < 0) {
         return -1;
     }
     if (format_cache == NULL) {
@@ -203,28 +232,6 @@ cm_numpy_plain_kind(PyObject *dtype)
                     && descr->type_num != NPY_LONGDOUBLE
                     && descr->type_num != NPY_CLONGDOUBLE;
     return is_plain ? descr->kind : 0;
-}
-
-PyObject *
-cm_numpy_dtype_of_kind(char kind, int64_t itemsize)
-{
-    static const struct {
-        char kind;
-        int8_t itemsize;
-        int8_t number;
-    } table[] = {
-        {'b', 1, NPY_BOOL},      {'i', 1, NPY_INT8},        {'i', 2, NPY_INT16},
-        {'i', 4, NPY_INT32},     {'i', 8, NPY_INT64},       {'u', 1, NPY_UINT8},
-        {'u', 2, NPY_UINT16},    {'u', 4, NPY_UINT32},      {'u', 8, NPY_UINT64},
-        {'f', 2, NPY_FLOAT16},   {'f', 4, NPY_FLOAT32},     {'f', 8, NPY_FLOAT64},
-        {'c', 8, NPY_COMPLEX64}, {'c', 16, NPY_COMPLEX128},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (table[i].kind == kind && table[i].itemsize == itemsize) {
-            return (PyObject *)PyArray_DescrFromType(table[i].number);
-        }
-    }
-    return NULL;
 }
 
 /* -- buffer formats ----------------------------------------------------------------------- */
@@ -433,55 +440,98 @@ cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes)
     *nbytes = (uint64_t)PyArray_NBYTES((PyArrayObject *)array);
 }
 
-/* -- numbers ------------------------------------------------------------------------ */
+/* -- which row of the list of dtypes ----------------------------------------------------- */
 
-/* The type number that NumPy gave to the bfloat16 of ml_dtypes, which registers it when
- * it is loaded; 0: none was met yet. It never changes, so nothing guards it. */
-static int bfloat16_number;
+/* The type numbers under which ml_dtypes has registered its dtypes with NumPy, as far
+ * as they were met; 0: not yet. Packages register dtypes while they are loaded, and a
+ * number never changes its meaning, so nothing guards these. */
+static int registered[CM_DTYPE_COUNT];
 
-/* True if this dtype, which another package has registered, is the bfloat16 of
- * ml_dtypes. */
-static bool
-is_bfloat16(const PyArray_Descr *descr)
+/* A dtype that another package has registered is told by the name of its type. */
+static cm_dtype
+find_registered(const PyArray_Descr *descr)
 {
-    if (bfloat16_number != 0) {
-        return descr->type_num == bfloat16_number;
+    for (int dtype = CM_NUMBER_NONE + 1; dtype < CM_DTYPE_COUNT; dtype++) {
+        if (registered[dtype] == descr->type_num) {
+            return (cm_dtype)dtype;
+        }
     }
+    cm_dtype found = CM_NUMBER_NONE;
     PyObject *name = PyObject_GetAttrString((PyObject *)descr->typeobj, "__name__");
-    bool is = name != NULL && PyUnicode_Check(name)
-              && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+    const char *text = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
+    if (text != NULL) {
+        found = cm_dtype_named(text);
+    }
     PyErr_Clear();
     Py_XDECREF(name);
-    if (is) {
-        bfloat16_number = descr->type_num;
+    if (cm_dtypes[found].kind != 0) {
+        return CM_NUMBER_NONE; /* it only has the name of one of NumPy's own */
     }
-    return is;
+    if (found != CM_NUMBER_NONE) {
+        registered[found] = descr->type_num;
+    }
+    return found;
 }
 
+/* The row of the list that a dtype has, in either byte order. */
+static cm_dtype
+find_row(const PyArray_Descr *descr)
+{
+    if (descr->type_num >= NPY_USERDEF) {
+        return find_registered(descr);
+    }
+    return descr->type_num < NPY_NTYPES_LEGACY
+               ? (cm_dtype)rows_of_types[descr->type_num]
+               : CM_NUMBER_NONE;
+}
+
+/* The same, if it is a dtype that the copy threads convert. */
 static cm_number
 number_of(const PyArray_Descr *descr)
 {
-    static const struct {
-        char kind;
-        int8_t itemsize;
-        int8_t number;
-    } table[] = {
-        {'f', 4, CM_FLOAT32},   {'f', 8, CM_FLOAT64},     {'i', 4, CM_INT32},
-        {'i', 8, CM_INT64},     {'u', 1, CM_UINT8},       {'b', 1, CM_BOOL},
-        {'f', 2, CM_FLOAT16},   {'i', 1, CM_INT8},        {'i', 2, CM_INT16},
-        {'u', 2, CM_UINT16},    {'u', 4, CM_UINT32},      {'u', 8, CM_UINT64},
-        {'c', 8, CM_COMPLEX64}, {'c', 16, CM_COMPLEX128},
-    };
-    if (descr->type_num >= NPY_USERDEF) {
-        return is_bfloat16(descr) ? CM_BFLOAT16 : CM_NUMBER_NONE;
+    cm_dtype dtype = find_row(descr);
+    return dtype < CM_NUMBER_COUNT ? dtype : CM_NUMBER_NONE;
+}
+
+cm_dtype
+cm_numpy_listed(PyObject *dtype)
+{
+    const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
+    bool is_plain = PyArray_ISNBO(descr->byteorder) && !PyDataType_HASFIELDS(descr);
+    return is_plain ? find_row(descr) : CM_NUMBER_NONE;
+}
+
+/* ml_dtypes, a new reference, as quickly as it can be had. While another thread still
+ * imports it, the module may lack the type, and then the import below waits for that.
+ */
+static PyObject *
+find_type(const char *name)
+{
+    PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "ml_dtypes");
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    if (type != NULL) {
+        return type;
     }
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (table[i].kind == descr->kind
-            && table[i].itemsize == PyDataType_ELSIZE(descr)) {
-            return (cm_number)table[i].number;
-        }
+    PyErr_Clear();
+    module = PyImport_ImportModule("ml_dtypes");
+    type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    Py_XDECREF(module);
+    return type;
+}
+
+PyObject *
+cm_numpy_dtype_listed(cm_dtype dtype)
+{
+    if (cm_dtypes[dtype].kind != 0) {
+        return (PyObject *)PyArray_DescrFromType(types_of_rows[dtype]);
     }
-    return CM_NUMBER_NONE;
+    PyArray_Descr *descr = NULL;
+    PyObject *type = find_type(cm_dtypes[dtype].name);
+    if (type != NULL) {
+        (void)PyArray_DescrConverter(type, &descr);
+        Py_DECREF(type);
+    }
+    return (PyObject *)descr;
 }
 
 cm_number
@@ -502,7 +552,8 @@ cm_numpy_read_scalar(PyObject *scalar, void *out)
     }
     cm_number number = number_of(descr);
     Py_DECREF(descr);
-    if (number == CM_BFLOAT16) { /* only ml_dtypes knows where its bytes are */
+    if (number != CM_NUMBER_NONE && cm_dtypes[number].kind == 0) {
+        /* Only ml_dtypes knows where in its object the bytes are. */
         double real = PyFloat_AsDouble(scalar);
         memcpy(out, &real, sizeof(real));
         number = CM_FLOAT64;

@@ -35,9 +35,14 @@ PyObject *cm_numpy_format(PyObject *dtype);
  * say everything about the dtype. 0 for dtypes in the other byte order, with fields, or
  * of another package, and for long double and a complex of two. */
 char cm_numpy_plain_kind(PyObject *dtype);
-/* The native dtype of kind 'b', 'i', 'u', 'f' or 'c' with `itemsize` bytes. A new
- * reference; NULL without an exception if there is none. */
-PyObject *cm_numpy_dtype_of_kind(char kind, int64_t itemsize);
+/* The row that a dtype has in the list of base/dtypes.h. CM_NUMBER_NONE: it is in none,
+ * its bytes are in the other order, or it has fields. A dtype of another package may be
+ * asked for its name, which may run Python code. */
+cm_dtype cm_numpy_listed(PyObject *dtype);
+/* The dtype of a row, which is not CM_NUMBER_NONE. New reference; or NULL with
+ * ImportError or AttributeError where it takes ml_dtypes, which is not there or too
+ * old. */
+PyObject *cm_numpy_dtype_listed(cm_dtype dtype);
 
 /* A new array over host memory, which holds `owner` as its base. */
 PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,

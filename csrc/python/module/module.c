@@ -135,7 +135,7 @@ core_exec(PyObject *module)
         || cm_register_transfer_type(module, state) < 0
         || cm_register_pool_type(module, state) < 0 || add_functions(module) < 0
         || PyModule_AddIntConstant(module, "_TRACE_DOMAIN", CM_TRACE_DOMAIN) < 0
-        || add_constants(module) < 0) {
+        || cm_add_dtypes(module) < 0 || add_constants(module) < 0) {
         return -1;
     }
     return 0;

@@ -16,5 +16,8 @@ void cm_state_fini(cm_state *state);
 /* Makes the types; 0 or -1. */
 int cm_register_buffer_types(PyObject *module, cm_state *state);
 
+/* Adds the list of dtypes; 0 or -1. */
+int cm_add_dtypes(PyObject *module);
+
 /* For cumem/tools/_testing.py; METH_NOARGS. */
 PyObject *cm_addresses(PyObject *module, PyObject *unused);

@@ -16,15 +16,6 @@ enum { CM_DL_MAJOR = 1, CM_DL_MINOR = 3 };
 /* device types that cumem knows */
 enum { CM_DL_CPU = 1, CM_DL_CUDA = 2, CM_DL_CUDA_HOST = 3, CM_DL_CUDA_MANAGED = 13 };
 
-/* element type codes of what NumPy has; the package knows the others */
-enum {
-    CM_DL_INT = 0,
-    CM_DL_UINT = 1,
-    CM_DL_FLOAT = 2,
-    CM_DL_COMPLEX = 5,
-    CM_DL_BOOL = 6,
-};
-
 enum { CM_DL_FLAG_READ_ONLY = 1, CM_DL_FLAG_IS_COPIED = 2 };
 
 typedef struct cm_dl_version {

@@ -323,7 +323,7 @@ ask_stream(const cm_dl_exchange *table, const cm_dl_tensor *tensor, uint64_t *ha
 {
     void *stream = NULL;
     *handle = 0;
-    if (tensor == NULL || tensor->dtype.code == CM_DL_COMPLEX) {
+    if (tensor == NULL || tensor->dtype.code == cm_dtypes[CM_COMPLEX64].code) {
         return 1;
     }
     if (tensor->device.type == CM_DL_CPU) {

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from cumem import _core
 from cumem.base.answer import Answer, plain
 from cumem.base.carried import remember
 from cumem.buffers.arguments import hinting
@@ -237,32 +238,26 @@ class ElementType(NamedTuple):
         return self.ml is None and self.bits >= 8
 
 
-_ROWS: tuple[tuple[str, int, str, str | None, str | None], ...] = (
-    ("BOOL", 8, "?", None, "bool"),
-    ("F4", 4, "u1", None, "float4_e2m1fn_x2"),
-    ("F6_E2M3", 6, "u1", None, None),
-    ("F6_E3M2", 6, "u1", None, None),
-    ("U8", 8, "u1", None, "uint8"),
-    ("I8", 8, "i1", None, "int8"),
-    ("F8_E5M2", 8, "u1", "float8_e5m2", "float8_e5m2"),
-    ("F8_E4M3", 8, "u1", "float8_e4m3fn", "float8_e4m3fn"),
-    ("F8_E8M0", 8, "u1", "float8_e8m0fnu", "float8_e8m0fnu"),
-    ("F8_E4M3FNUZ", 8, "u1", "float8_e4m3fnuz", "float8_e4m3fnuz"),
-    ("F8_E5M2FNUZ", 8, "u1", "float8_e5m2fnuz", "float8_e5m2fnuz"),
-    ("I16", 16, "i2", None, "int16"),
-    ("U16", 16, "u2", None, "uint16"),
-    ("F16", 16, "f2", None, "float16"),
-    ("BF16", 16, "u2", "bfloat16", "bfloat16"),
-    ("I32", 32, "i4", None, "int32"),
-    ("U32", 32, "u4", None, "uint32"),
-    ("F32", 32, "f4", None, "float32"),
-    ("C64", 64, "c8", None, "complex64"),
-    ("F64", 64, "f8", None, "float64"),
-    ("I64", 64, "i8", None, "int64"),
-    ("U64", 64, "u8", None, "uint64"),
-)
+def _element_type(row: _core._Dtype, name: str) -> ElementType:
+    """The type of elements that files call `name`."""
+    is_whole = row.bits % 8 == 0
+    return ElementType(
+        name,
+        row.bits,
+        # bytes hold what is packed, and integers of its size what NumPy has no dtype for
+        row.name if row.kind else f"uint{row.bits if is_whole else 8}",
+        row.name if is_whole and not row.kind else None,
+        row.torch_name,
+        row.file_rank,
+    )
+
+
 #: every element type of the format by name
-TYPES = {row[0]: ElementType(*row, rank) for rank, row in enumerate(_ROWS)}
+TYPES = {
+    row.file_name: _element_type(row, row.file_name)
+    for row in sorted(_core._DTYPES.values(), key=lambda row: row.file_rank)
+    if row.file_name is not None
+}
 
 _BY_NUMPY = {np.dtype(t.numpy): t for t in TYPES.values() if t.native}
 _BY_ML = {t.ml: t for t in TYPES.values() if t.ml is not None}
@@ -273,7 +268,7 @@ _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 TORCH_CARRIED = {
     element.name: _CARRIERS[max(element.bits // 8, 1)]
     for element in TYPES.values()
-    if not element.native or element.numpy in ("?", "u2", "u4", "u8")
+    if not element.native or element.numpy in ("bool", "uint16", "uint32", "uint64")
 }
 
 
@@ -296,7 +291,7 @@ def dtype_for_casts(name: str) -> np.dtype[Any]:
     kind, dtype = TYPES[name], dtype_of(name)
     if kind.native or (kind.ml is not None and dtype.name == kind.ml):
         return dtype
-    if kind.ml == "bfloat16":
+    if kind.ml is not None and _core._DTYPES[kind.ml].converts:
         return np.dtype(kind.numpy, metadata={STANDS_FOR: kind.ml})
     if kind.ml is not None:
         raise TypeError(

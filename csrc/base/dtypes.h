@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one list of the dtypes that cumem knows by name.
+ *
+ * Everything else that has to tell one dtype from another is made from this list, or is
+ * checked against it: the loops that convert numbers (base/convert.c), the kernel that
+ * widens them on a device (transfer/device/strided.ptx, whose numbers csrc/headers.py
+ * puts in) and its emulation, the element types of DLPack (python/protocols/dlpack.c),
+ * NumPy's type numbers (python/core/numpy_bridge.c), and, by way of `_core._DTYPES`,
+ * the package: the types of safetensors files and the texts of errors.
+ *
+ * To add a dtype, add a row. If the copy threads are to convert it as well, put the row
+ * among the numbers, and say in base/convert.c how one value of it is read and written
+ * (`F32_…`, `F64_…` and `…_F32`, `…_F64`). Nothing else has to change. Buffers may have
+ * many other dtypes, such as times and records, which NumPy handles by itself. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(context, id, name, type, reads, widener, kind, bits, code, file, rank, torch)
+ *
+ * context   what the user of the list passes on to X
+ * id        CM_… is the dtype in C, and in PTX
+ * name      what NumPy calls it, or ml_dtypes where NumPy has no such dtype
+ * type      what C holds an element in
+ * reads     the converter that makes a float of an element (convert.c); for a complex
+ *           number the id of each of its two parts, of which the real one comes first
+ * widener   DEVICE: the kernel makes a float32 of it too; HOST: only copy threads do
+ * kind      numpy.dtype.kind of NumPy's own dtypes, and 0 of those of ml_dtypes
+ * bits      of one element
+ * code      DLPack's type code (DLDataTypeCode), or NO_CODE
+ * file      what safetensors files call it, or NULL
+ * rank      its place among the types of such files: tensors of higher ranks are
+ *           written first
+ * torch     what PyTorch calls it, or NULL
+ *
+ * csrc/headers.py reads the ids from this text, in their order. */
+/* clang-format off */
+#define CM_INTEGERS(X, to)                                                                    \
+    X(to, BOOL, "bool", uint8_t, BOOL, DEVICE, 'b', 8, 6, "BOOL", 0, "bool")                  \
+    X(to, INT8, "int8", int8_t, PLAIN, DEVICE, 'i', 8, 0, "I8", 5, "int8")                    \
+    X(to, UINT8, "uint8", uint8_t, PLAIN, DEVICE, 'u', 8, 1, "U8", 4, "uint8")                \
+    X(to, INT16, "int16", int16_t, PLAIN, DEVICE, 'i', 16, 0, "I16", 11, "int16")             \
+    X(to, UINT16, "uint16", uint16_t, PLAIN, DEVICE, 'u', 16, 1, "U16", 12, "uint16")         \
+    X(to, INT32, "int32", int32_t, PLAIN, HOST, 'i', 32, 0, "I32", 15, "int32")               \
+    X(to, UINT32, "uint32", uint32_t, PLAIN, HOST, 'u', 32, 1, "U32", 16, "uint32")           \
+    X(to, INT64, "int64", int64_t, PLAIN, HOST, 'i', 64, 0, "I64", 20, "int64")               \
+    X(to, UINT64, "uint64", uint64_t, PLAIN, HOST, 'u', 64, 1, "U64", 21, "uint64")
+#define CM_FLOATS(X, to)                                                                      \
+    X(to, FLOAT16, "float16", uint16_t, FLOAT16, DEVICE, 'f', 16, 2, "F16", 13, "float16")    \
+    X(to, BFLOAT16, "bfloat16", uint16_t, BFLOAT16, DEVICE, 0, 16, 4, "BF16", 14, "bfloat16") \
+    X(to, FLOAT32, "float32", float, PLAIN, HOST, 'f', 32, 2, "F32", 17, "float32")           \
+    X(to, FLOAT64, "float64", double, PLAIN, HOST, 'f', 64, 2, "F64", 19, "float64")
+#define CM_COMPLEX_NUMBERS(X, to)                                                             \
+    X(to, COMPLEX64, "complex64", cm_complex64, FLOAT32, HOST, 'c', 64, 5, "C64", 18, "complex64") \
+    X(to, COMPLEX128, "complex128", cm_complex128, FLOAT64, HOST, 'c', 128, 5, NULL, 0, "complex128")
+/* The copy threads leave these to NumPy, which asks ml_dtypes. */
+#define CM_FOREIGN_DTYPES(X, to)                                                              \
+    X(to, COMPLEX32, "complex32", void, NONE, HOST, 0, 32, 5, NULL, 0, "complex32")           \
+    X(to, FLOAT8_E3M4, "float8_e3m4", void, NONE, HOST, 0, 8, 7, NULL, 0, NULL)               \
+    X(to, FLOAT8_E4M3, "float8_e4m3", void, NONE, HOST, 0, 8, 8, NULL, 0, NULL)               \
+    X(to, FLOAT8_E4M3B11FNUZ, "float8_e4m3b11fnuz", void, NONE, HOST, 0, 8, 9, NULL, 0, NULL) \
+    X(to, FLOAT8_E4M3FN, "float8_e4m3fn", void, NONE, HOST, 0, 8, 10, "F8_E4M3", 7, "float8_e4m3fn") \
+    X(to, FLOAT8_E4M3FNUZ, "float8_e4m3fnuz", void, NONE, HOST, 0, 8, 11, "F8_E4M3FNUZ", 9, "float8_e4m3fnuz") \
+    X(to, FLOAT8_E5M2, "float8_e5m2", void, NONE, HOST, 0, 8, 12, "F8_E5M2", 6, "float8_e5m2") \
+    X(to, FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", void, NONE, HOST, 0, 8, 13, "F8_E5M2FNUZ", 10, "float8_e5m2fnuz") \
+    X(to, FLOAT8_E8M0FNU, "float8_e8m0fnu", void, NONE, HOST, 0, 8, 14, "F8_E8M0", 8, "float8_e8m0fnu")
+/* Files pack several of these into a byte, and an array holds such bytes. In arrays of
+ * ml_dtypes each has a byte of its own, which is another thing, so DLPack's codes for
+ * packed elements belong to neither. */
+#define CM_PACKED_DTYPES(X, to)                                                               \
+    X(to, FLOAT4_E2M1FN, "float4_e2m1fn", void, NONE, HOST, 0, 4, NO_CODE, "F4", 1, "float4_e2m1fn_x2") \
+    X(to, FLOAT6_E2M3FN, "float6_e2m3fn", void, NONE, HOST, 0, 6, NO_CODE, "F6_E2M3", 2, NULL) \
+    X(to, FLOAT6_E3M2FN, "float6_e3m2fn", void, NONE, HOST, 0, 6, NO_CODE, "F6_E3M2", 3, NULL)
+
+/* What the copy threads convert: without an imaginary part, and all of it. */
+#define CM_REALS(X, to)                                                                       \
+    CM_INTEGERS(X, to)                                                                        \
+    CM_FLOATS(X, to)
+#define CM_NUMBERS(X, to)                                                                     \
+    CM_REALS(X, to)                                                                           \
+    CM_COMPLEX_NUMBERS(X, to)
+#define CM_OTHER_DTYPES(X, to)                                                                \
+    CM_FOREIGN_DTYPES(X, to)                                                                  \
+    CM_PACKED_DTYPES(X, to)
+#define CM_DTYPES(X, to)                                                                      \
+    CM_NUMBERS(X, to)                                                                         \
+    CM_OTHER_DTYPES(X, to)
+/* clang-format on */
+
+typedef struct cm_complex64 {
+    float real;
+    float imaginary;
+} cm_complex64;
+
+typedef struct cm_complex128 {
+    double real;
+    double imaginary;
+} cm_complex128;
+
+/* The numbers come first: CM_BOOL up to CM_NUMBER_COUNT - 1. */
+typedef enum cm_dtype {
+    CM_NUMBER_NONE,
+#define CM_DTYPE_ID(to, id, ...) CM_##id,
+    CM_NUMBERS(CM_DTYPE_ID, ) CM_NUMBER_COUNT,
+    CM_LAST_NUMBER = CM_NUMBER_COUNT - 1,
+    CM_OTHER_DTYPES(CM_DTYPE_ID, ) CM_DTYPE_COUNT
+#undef CM_DTYPE_ID
+} cm_dtype;
+
+/* A dtype that the copy threads convert, or CM_NUMBER_NONE. */
+typedef cm_dtype cm_number;
+
+/* A number keeps its meaning in its own class and in those after it. */
+typedef enum cm_number_class {
+    CM_CLASS_INTEGER, /* bool as well */
+    CM_CLASS_FLOAT,
+    CM_CLASS_COMPLEX,
+    CM_CLASS_OF_OTHER_DTYPES, /* they are no numbers of the copy threads */
+} cm_number_class;
+
+/* A row of the list, without what only the compiler needs. */
+typedef struct cm_dtype_row {
+    const char *name;
+    const char *file;
+    const char *torch;
+    int64_t nbytes; /* of one element; 0 where several share a byte */
+    uint8_t bits;
+    char kind;
+    int8_t code; /* -1: DLPack has none */
+    uint8_t rank;
+    cm_number_class class_of;
+    bool widens_on_device;
+} cm_dtype_row;
+
+/* By cm_dtype. The row of CM_NUMBER_NONE is all zero. */
+extern const cm_dtype_row cm_dtypes[CM_DTYPE_COUNT];
+
+static inline uint64_t
+cm_number_nbytes(cm_number number)
+{
+    return (uint64_t)cm_dtypes[number].nbytes;
+}
+
+static inline cm_number_class
+cm_number_class_of(cm_number number)
+{
+    return cm_dtypes[number].class_of;
+}
+
+/* Each of these answers CM_NUMBER_NONE where the list has no such dtype. */
+cm_dtype cm_dtype_named(const char *name);
+cm_dtype cm_dtype_of_code(int code, int bits); /* DLPack's code */
