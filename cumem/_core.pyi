@@ -3027,6 +3027,13 @@ def _order_import(
     exporter's stream.
     """
 
+def _check_casting(
+    before: str, source: np.dtype[Any], target: np.dtype[Any], casting: object, /
+) -> None:
+    """TypeError or ValueError, whose text begins with `before`, unless `casting` names a
+    rule of NumPy's that allows elements of the one dtype to become those of the other.
+    """
+
 def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
     """Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between
     addresses.

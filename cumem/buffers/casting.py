@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Literal, NoReturn, SupportsFloat, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -37,35 +36,13 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     return name if dtype.isnative else f">{name}"
 
 
-#: ``numpy.can_cast`` of plain dtypes without metadata, which equality does not look at.
-_can_cast = functools.lru_cache(maxsize=1024)(np.can_cast)
-
-
-def allows(casting: Casting, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether the rule lets the one dtype become the other, as NumPy says.
-
-    The only numbers that integers stand for are bfloat16. Of these ml_dtypes says that they
-    become what holds all of them, or anything by "unsafe", and that they are made of what
-    float16 is made of.
-    """
-    if (
-        source.isbuiltin
-        and target.isbuiltin
-        and not (source.metadata or target.metadata)
-    ):
-        return bool(_can_cast(source, target, casting))
-    if _stand_in(source) is not None and _stand_in(target) is None:
-        source = np.dtype("f4")
-        casting = "safe" if casting == "same_kind" else casting
-    if _stand_in(target) is not None:
-        source = np.dtype("f4") if source == "f2" else source
-        target = np.dtype("f2")
-    return bool(np.can_cast(source, target, casting))
+#: TypeError or ValueError unless a rule allows one dtype to become the other.
+check = _core._check_casting
 
 
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     """What to do about two dtypes that differ."""
-    rule = "same_kind" if allows("same_kind", source, target) else "unsafe"
+    rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
     return f'convert first, or pass casting="{rule}", as to copy()'
 
 
@@ -79,61 +56,46 @@ def refuse_dtypes(
     )
 
 
-def check(
-    before: str, source: np.dtype[Any], target: np.dtype[Any], casting: Any
-) -> None:
-    """TypeError or ValueError unless `casting` allows it."""
-    if casting not in _RULES:
-        words = ", ".join(map(repr, _RULES))
-        error = ValueError if isinstance(casting, str) else TypeError
-        raise error(f"casting must be one of {words}, not {casting!r}")
-    if not allows(casting, source, target):
-        widest = next((rule for rule in _RULES if allows(rule, source, target)), "")
-        raise TypeError(
-            f"{before}casting={casting!r} does not allow dtype {source} to become dtype "
-            f"{target}" + (f"; casting={widest!r} does" if widest else "")
-        )
+def refuse_rule(casting: object) -> NoReturn:
+    """TypeError or ValueError: `casting` names no rule."""
+    words = ", ".join(map(repr, _RULES))
+    error = ValueError if isinstance(casting, str) else TypeError
+    raise error(f"casting must be one of {words}, not {casting!r}")
 
 
-def real(value: Any, name: str, default: float) -> float:
-    """What `scale` and `offset` are."""
-    if value is None:
-        return default
-    if isinstance(value, (str, bytes)) or not isinstance(value, SupportsFloat):
-        raise TypeError(f"{name} must be a real number, not {type(value).__name__}")
-    return float(value)
+def refuse_casting(
+    before: str,
+    source: np.dtype[Any],
+    target: np.dtype[Any],
+    casting: str,
+    enough: str,
+) -> NoReturn:
+    """TypeError: the rule does not allow it. The rule `enough`, if there is one, does."""
+    raise TypeError(
+        f"{before}casting={casting!r} does not allow dtype {source} to become dtype "
+        f"{target}" + (f"; casting={enough!r} does" if enough else "")
+    )
 
 
-@functools.lru_cache(maxsize=256)
-def _refusal(source: np.dtype[Any], target: np.dtype[Any]) -> str:
-    """Why NumPy has no way from the one dtype to the other; empty: it has one.
-
-    It says so of a first element: whether that one can be converted is another matter.
-    """
-    try:
-        cast(np.zeros(1, target), np.zeros(1, source))
-    except TypeError as error:
-        return str(error)
-    except Exception:  # the value's fault, as of an empty text that is to be a number
-        return ""
-    return ""
+def refuse_scale_alone(before: str) -> NoReturn:
+    """TypeError: elements are to be scaled, and no rule says that they may change."""
+    raise TypeError(f'{before}scale= and offset= need casting=, as "same_kind"')
 
 
-def cast(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
-    """Convert elements as NumPy does. The rule was looked at before, and what becomes
-    infinite is no reason to warn, which the engine's own numbers do not either."""
-    with np.errstate(all="ignore"):
-        np.copyto(target, source, casting="unsafe")
+def refuse_scale(before: str, dtype: np.dtype[Any]) -> NoReturn:
+    """TypeError: elements of this dtype are not scaled."""
+    raise TypeError(
+        f"{before}scale= and offset= are for {', '.join(REALS)}, not for dtype {dtype}"
+    )
 
 
-def _drops_imaginary(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether only the real parts of complex numbers are converted, as in NumPy.
-
-    ml_dtypes has complex dtypes beside its real ones, and only the name tells which.
-    """
-    is_foreign = target.type.__module__ == "ml_dtypes"
-    is_real = target.kind in "iuf" or (is_foreign and "complex" not in target.name)
-    return is_real and (source.kind == "c" or "complex" in source.name)
+def refuse_conversion(
+    before: str, source: np.dtype[Any], target: np.dtype[Any], why: TypeError
+) -> NoReturn:
+    """TypeError: NumPy has no way from one dtype to the other, for a reason of its own."""
+    raise TypeError(
+        f"{before}NumPy converts no dtype {source} to dtype {target}: {why}"
+    )
 
 
 def warn_of_imaginary() -> None:
@@ -142,47 +104,3 @@ def warn_of_imaginary() -> None:
         "Casting complex values to real discards the imaginary part",
         np.exceptions.ComplexWarning,
     )
-
-
-def plan(
-    before: str,
-    source: np.dtype[Any],
-    target: np.dtype[Any],
-    casting: object,
-    scale: object,
-    offset: object,
-) -> tuple[str, str, float, float] | tuple[Any, np.dtype[Any], np.dtype[Any]] | None:
-    """What becomes of the elements of a copy; None: they stay as they are.
-
-    The names of two numbers that the copy threads convert, and what they are multiplied
-    by and moved by; or a function by which NumPy converts them, and its two dtypes.
-    """
-    scales = scale is not None or offset is not None
-    if casting is None:
-        raise TypeError(f'{before}scale= and offset= need casting=, as "same_kind"')
-    check(before, source, target, casting)
-    factor, term = real(scale, "scale", 1.0), real(offset, "offset", 0.0)
-    is_same = source == target and _stand_in(source) == _stand_in(target)
-    if is_same and not scales:
-        return None
-    names = name_of(source), name_of(target)
-    if scales:
-        for dtype, name in zip((source, target), names, strict=True):
-            if name is None or name.lstrip(">") not in REALS:
-                raise TypeError(
-                    f"{before}scale= and offset= are for {', '.join(REALS)}, not for "
-                    f"dtype {dtype}"
-                )
-    part = source
-    if _drops_imaginary(source, target):
-        warn_of_imaginary()
-        if source.kind == "c":  # by the real parts alone NumPy does not warn again
-            part = np.dtype(f"f{source.itemsize // 2}").newbyteorder(source.byteorder)
-    if names[0] is not None and names[1] is not None:
-        return names[0], names[1], factor, term
-    refusal = _refusal(part, target)
-    if refusal:
-        raise TypeError(
-            f"{before}NumPy converts no dtype {source} to dtype {target}: {refusal}"
-        )
-    return cast, part, target

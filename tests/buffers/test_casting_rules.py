@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any, get_args
 
 import ml_dtypes
@@ -19,12 +22,13 @@ import pytest
 from support import values
 
 import cumem
-from cumem.buffers.casting import Casting
+from cumem.buffers.casting import STANDS_FOR, Casting
 
 # Its rules come from one table in C, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 RULES = get_args(Casting)
+PACKAGE = Path(cumem.__file__).parent
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 #: Pairs of which each rule allows some: numbers that the copy threads convert, and others.
 PAIRS = [
@@ -490,3 +494,98 @@ def test_plain_files_convert_by_rule(runtime, tmp_path, kind) -> None:
     with pytest.raises(TypeError, match="'safe' does not allow"):
         cumem.fromfile(path, "i4", out=short, casting="safe")
     assert not values.get(short).any()
+
+
+# -- who is asked ----------------------------------------------------------------------
+
+
+def functions_of_the_package(run: Callable[[], object]) -> list[str]:
+    """Which functions of cumem's Python code a call passes on its own thread."""
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+            found.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "how"),
+    [
+        ("f4", "f8", {"casting": "same_kind"}),
+        ("f4", ">f8", {"casting": "same_kind"}),
+        ("f4", "u1", {"casting": "safe", "scale": 0.5, "offset": -1}),
+        (BF16, "f4", {"casting": "unsafe"}),
+        ("M8[s]", "M8[ms]", {"casting": "same_kind"}),  # NumPy converts it
+    ],
+    ids=str,
+)
+def test_conversion_passes_no_python_of_the_package(
+    runtime, target, source, how
+) -> None:
+    """Plans are remembered, but not those of ">f8", which is a new object each time."""
+    there = cumem.empty(3, target, "pinned")
+    given = np.arange(3, dtype="u1").astype(source)
+    assert functions_of_the_package(lambda: cumem.copy(there, given, **how)) == []
+    wanted = given.astype(target)
+    if "scale" in how:
+        wanted = wanted * how["scale"] + how["offset"]
+    assert np.array_equal(there.to_numpy(), wanted)
+    buffer = cumem.array(given)
+    rule = how["casting"]
+    convert = lambda: buffer.astype(target, casting=rule)  # noqa: E731
+    assert functions_of_the_package(convert) == []
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=IDS)
+def test_rule_that_is_refused_names_the_strictest_that_is_not(runtime, pair) -> None:
+    source, target = pair
+    allowed = [rule for rule in RULES if np.can_cast(source, target, rule)]
+    for rule in RULES:
+        if rule in allowed:
+            cumem._core._check_casting("", source, target, rule)
+            continue
+        with pytest.raises(TypeError, match=f"; casting='{allowed[0]}' does$"):
+            cumem._core._check_casting("", source, target, rule)
+
+
+def allows(source: np.dtype, target: np.dtype, rule: str) -> bool:
+    try:
+        cumem._core._check_casting("", source, target, rule)
+    except TypeError:
+        return False
+    return True
+
+
+def test_integers_that_stand_for_bfloat16_are_judged_as_it(runtime) -> None:
+    """ml_dtypes allows bfloat16 what these rules allow."""
+    stands = np.dtype("u2", metadata={STANDS_FOR: "bfloat16"})
+    for other in map(np.dtype, ("?", "i1", "u2", "i8", "f2", "f4", "f8", "c8", "g")):
+        for rule in ("safe", "unsafe"):
+            assert allows(stands, other, rule) == np.can_cast(BF16, other, rule)
+            assert allows(other, stands, rule) == np.can_cast(other, BF16, rule)
+
+
+def test_plan_that_is_remembered_still_warns_of_imaginary_parts(runtime) -> None:
+    for source, target in [("c8", "f4"), ("c8", "f2"), ("G", "f4")]:
+        ends = np.zeros(2, target), np.ones(2, source)
+        for _ in range(3):
+            with pytest.warns(np.exceptions.ComplexWarning, match="imaginary"):
+                cumem.copy(*ends, casting="unsafe")
+            assert (ends[0] == 1).all()
+
+
+@pytest.mark.parametrize("scale", ["3", b"3", 1j, [1.0], None.__class__])
+def test_scale_that_is_no_real_number_is_a_type_error(runtime, scale) -> None:
+    ends = np.zeros(2, "f4"), np.ones(2, "f4")
+    name = type(scale).__name__
+    with pytest.raises(TypeError, match=f"scale must be a real number, not {name}$"):
+        cumem.copy(*ends, casting="unsafe", scale=scale)
+    with pytest.raises(TypeError, match="need casting="):
+        cumem.copy(*ends, scale=2)

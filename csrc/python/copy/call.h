@@ -79,11 +79,14 @@ typedef struct cm_call {
 /* 0; or -1 with ValueError "{before}the target (…) is read-only", or where elements of
  * it share memory, and several threads or a kernel would write there in any order. */
 int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
-/* 0, or -1 with TypeError. */
+/* casting.c: 0, or -1 with TypeError where the dtypes differ. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
-/* What `casting`, `scale` and `offset` (NULL, None: not given) ask for where those are
- * given or the dtypes differ. The call keeps what converts. 0, -1 with TypeError or
- * ValueError, or 1 where elements are converted. */
+/* casting.c: 0 if `casting`, which must name a rule of NumPy's, allows that elements of
+ * the dtype `from` become those of `to`; or -1 with TypeError or ValueError. */
+int cm_check_rule(const char *before, PyObject *from, PyObject *to, PyObject *casting);
+/* casting.c: what `casting`, `scale` and `offset` (NULL, None: not given) ask for where
+ * those are given or the dtypes differ. The call keeps what converts. 0, -1 with
+ * TypeError or ValueError, or 1 where elements are converted. */
 typedef struct cm_casting {
     PyObject *casting; /* all borrowed */
     PyObject *scale;

@@ -125,6 +125,7 @@ PyMethodDef cm_copy_methods[] = {
     {"copy", CM_METHOD(copy_function), CM_KEYWORDS, CM_DOC_copy},
     {"copy_async", CM_METHOD(copy_async_function), CM_KEYWORDS, CM_DOC_copy_async},
     {"asnumpy", CM_METHOD(asnumpy), CM_KEYWORDS, CM_DOC_asnumpy},
+    {"_check_casting", cm_check_casting_of, METH_VARARGS, CM_DOC__check_casting},
     {"_explain", cm_explain, METH_VARARGS, CM_DOC__explain},
     {"_export", cm_export, METH_VARARGS, CM_DOC__export},
     {"_flush_cache", cm_flush_cache, METH_O, CM_DOC__flush_cache},

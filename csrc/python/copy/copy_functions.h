@@ -13,6 +13,7 @@ extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
                                                cumem/transfers/multi_device.py */
 
 /* Hidden, for the package; METH_VARARGS, but for _flush_cache(), which is METH_O. */
+PyObject *cm_check_casting_of(PyObject *module, PyObject *args);
 PyObject *cm_explain(PyObject *module, PyObject *args);
 PyObject *cm_export(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);

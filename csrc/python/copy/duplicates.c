@@ -229,10 +229,7 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
     }
     /* Without casting= every dtype may be converted, so there is nothing to check. */
     if (values[2] != NULL
-        && cm_package_do(
-               "buffers.casting", "check",
-               Py_BuildValue("(sOOO)", "astype: ", self->dtype, dtype, values[2]))
-               < 0) {
+        && cm_check_rule("astype: ", self->dtype, dtype, values[2]) < 0) {
         return NULL;
     }
     int is_self = is_answer(self, dtype, order, values[3]);

@@ -568,12 +568,235 @@ cm_numpy_read_scalar(PyObject *scalar, void *out)
     return number;
 }
 
-/* -- casts ------------------------------------------------------------------------- */
+/* -- from one dtype to another ----------------------------------------------------------- */
+
+_Static_assert(CM_RULE_NO == (int)NPY_NO_CASTING
+                   && CM_RULE_EQUIV == (int)NPY_EQUIV_CASTING
+                   && CM_RULE_SAFE == (int)NPY_SAFE_CASTING
+                   && CM_RULE_SAME_KIND == (int)NPY_SAME_KIND_CASTING
+                   && CM_RULE_UNSAFE == (int)NPY_UNSAFE_CASTING,
+               "the rules are NumPy's");
+
+cm_number
+cm_numpy_stands_for(PyObject *dtype)
+{
+    PyObject *noted = PyDataType_METADATA((PyArray_Descr *)dtype);
+    if (noted == NULL) {
+        return CM_NUMBER_NONE;
+    }
+    PyObject *name = PyDict_GetItemString(noted, "cumem.stands_for");
+    const char *text = name != NULL && PyUnicode_Check(name)
+                           ? PyUnicode_AsUTF8AndSize(name, NULL)
+                           : NULL;
+    PyErr_Clear();
+    cm_dtype found = text == NULL ? CM_NUMBER_NONE : cm_dtype_named(text);
+    return found < CM_NUMBER_COUNT ? found : CM_NUMBER_NONE;
+}
+
+cm_number
+cm_numpy_number_meant(PyObject *dtype, bool *swapped)
+{
+    cm_number number = cm_numpy_number(dtype, swapped);
+    cm_number meant = cm_numpy_stands_for(dtype);
+    return meant == CM_NUMBER_NONE ? number : meant;
+}
+
+/* bfloat16 is the only number that integers stand for. ml_dtypes says of it that it
+ * becomes whatever holds all float32, or anything by "unsafe", and that it is made of
+ * what float16 is made of. */
+static bool
+can_cast_meant(PyArray_Descr *from, PyArray_Descr *to, bool is_from_meant,
+               bool is_to_meant, NPY_CASTING rule)
+{
+    PyArray_Descr *single = PyArray_DescrFromType(NPY_FLOAT32);
+    PyArray_Descr *half = PyArray_DescrFromType(NPY_FLOAT16);
+    if (is_from_meant && !is_to_meant) {
+        from = single;
+        rule = rule == NPY_SAME_KIND_CASTING ? NPY_SAFE_CASTING : rule;
+    }
+    if (is_to_meant) {
+        from = PyArray_EquivTypes(from, half) ? single : from;
+        to = half;
+    }
+    bool can = PyArray_CanCastTypeTo(from, to, rule);
+    Py_DECREF((PyObject *)single);
+    Py_DECREF((PyObject *)half);
+    return can;
+}
+
+bool
+cm_numpy_can_cast(PyObject *from, PyObject *to, cm_casting_rule rule)
+{
+    bool is_from_meant = cm_numpy_stands_for(from) != CM_NUMBER_NONE;
+    bool is_to_meant = cm_numpy_stands_for(to) != CM_NUMBER_NONE;
+    PyArray_Descr *source = (PyArray_Descr *)from;
+    PyArray_Descr *target = (PyArray_Descr *)to;
+    if (is_from_meant || is_to_meant) {
+        return can_cast_meant(source, target, is_from_meant, is_to_meant,
+                              (NPY_CASTING)rule);
+    }
+    return PyArray_CanCastTypeTo(source, target, (NPY_CASTING)rule);
+}
+
+/* True if an attribute of a dtype's type is a text that contains `part`. */
+static bool
+type_says(const PyArray_Descr *descr, const char *attribute, const char *part)
+{
+    PyObject *said = PyObject_GetAttrString((PyObject *)descr->typeobj, attribute);
+    const char *text = said != NULL && PyUnicode_Check(said)
+                           ? PyUnicode_AsUTF8AndSize(said, NULL)
+                           : NULL;
+    bool does = text != NULL && strstr(text, part) != NULL;
+    PyErr_Clear();
+    Py_XDECREF(said);
+    return does;
+}
+
+/* ml_dtypes has complex dtypes beside its real ones, of any `kind`, and only the name
+ * tells which are which. */
+static bool
+is_complex(const PyArray_Descr *descr)
+{
+    return descr->kind == 'c'
+           || (descr->type_num >= NPY_USERDEF
+               && type_says(descr, "__name__", "complex"));
+}
+
+static bool
+is_real(const PyArray_Descr *descr)
+{
+    if (descr->kind == 'i' || descr->kind == 'u' || descr->kind == 'f') {
+        return true;
+    }
+    return descr->type_num >= NPY_USERDEF && type_says(descr, "__module__", "ml_dtypes")
+           && !is_complex(descr);
+}
+
+bool
+cm_numpy_drops_imaginary(PyObject *from, PyObject *to)
+{
+    return is_complex((const PyArray_Descr *)from)
+           && is_real((const PyArray_Descr *)to);
+}
+
+PyObject *
+cm_numpy_part_read(PyObject *from, bool drops_imaginary)
+{
+    PyArray_Descr *descr = (PyArray_Descr *)from;
+    int part;
+    if (!drops_imaginary) {
+        return Py_NewRef(from);
+    }
+    switch (descr->type_num) {
+    case NPY_CFLOAT:
+        part = NPY_FLOAT;
+        break;
+    case NPY_CDOUBLE:
+        part = NPY_DOUBLE;
+        break;
+    case NPY_CLONGDOUBLE:
+        part = NPY_LONGDOUBLE;
+        break;
+    default:
+        return Py_NewRef(from);
+    }
+    PyArray_Descr *native = PyArray_DescrFromType(part);
+    if (PyArray_ISNBO(descr->byteorder)) {
+        return (PyObject *)native;
+    }
+    PyArray_Descr *swapped = PyArray_DescrNewByteorder(native, NPY_SWAP);
+    Py_DECREF((PyObject *)native);
+    return (PyObject *)swapped;
+}
+
+/* A block of numpy.errstate(all="ignore"), entered: the rule was checked before, and
+ * numbers that become infinite are no reason to warn, as the engine's own are not. A
+ * new reference, or NULL with an exception. */
+static PyObject *
+enter_quiet_block(void)
+{
+    PyObject *block = NULL;
+    PyObject *entered = NULL;
+    PyObject *arguments = PyTuple_New(0);
+    PyObject *keywords = Py_BuildValue("{ss}", "all", "ignore");
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    PyObject *make = numpy == NULL ? NULL : PyObject_GetAttrString(numpy, "errstate");
+    if (make != NULL && arguments != NULL && keywords != NULL) {
+        block = PyObject_Call(make, arguments, keywords);
+    }
+    if (block != NULL) {
+        entered = PyObject_CallMethod(block, "__enter__", NULL);
+    }
+    if (entered == NULL) {
+        Py_CLEAR(block);
+    }
+    Py_XDECREF(entered);
+    Py_XDECREF(make);
+    Py_XDECREF(numpy);
+    Py_XDECREF(keywords);
+    Py_XDECREF(arguments);
+    return block;
+}
+
+/* Leave it, and keep the exception that is set. Takes the block over. */
+static void
+leave_quiet_block(PyObject *block)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *left =
+        PyObject_CallMethod(block, "__exit__", "OOO", Py_None, Py_None, Py_None);
+    if (left == NULL) {
+        PyErr_WriteUnraisable(block);
+    }
+    Py_XDECREF(left);
+    Py_DECREF(block);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* Have NumPy convert the elements of one array into another. 0, or -1 with what it
+ * raises. */
+static int
+convert_by_numpy(PyObject *to, PyObject *from)
+{
+    PyObject *block = enter_quiet_block();
+    if (block == NULL) {
+        return -1;
+    }
+    int result = PyArray_CopyInto((PyArrayObject *)to, (PyArrayObject *)from);
+    leave_quiet_block(block);
+    return result;
+}
+
+/* An array of one element, which is zero. A new reference. */
+static PyObject *
+array_of_zero(PyObject *dtype)
+{
+    npy_intp length = 1;
+    Py_INCREF(dtype); /* stolen */
+    return PyArray_Zeros(1, &length, (PyArray_Descr *)dtype, 0);
+}
+
+/* NumPy says so of a first element. Whether that one can be converted is another
+ * matter: an empty text, say, cannot become a number, but others can. */
+int
+cm_numpy_try_cast(PyObject *from, PyObject *to)
+{
+    PyObject *source = array_of_zero(from);
+    PyObject *target = source == NULL ? NULL : array_of_zero(to);
+    int result = target == NULL ? -1 : convert_by_numpy(target, source);
+    Py_XDECREF(source);
+    Py_XDECREF(target);
+    if (result < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        return 0;
+    }
+    return result;
+}
 
 typedef struct numpy_cast {
     cm_cast cast;
-    PyObject *function; /* owned, and so are the next two */
-    PyObject *from;
+    PyObject *from; /* owned, as is the next */
     PyObject *to;
 } numpy_cast;
 
@@ -618,19 +841,14 @@ run_cast(const cm_cast *cast, int ndim, const int64_t *shape, void *dst,
          const int64_t *dst_strides, const void *src, const int64_t *src_strides)
 {
     const numpy_cast *self = (const numpy_cast *)(const void *)cast;
-    PyObject *done = NULL;
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *to =
         array_over(self->to, ndim, shape, dst_strides, dst, NPY_ARRAY_WRITEABLE);
     PyObject *from = array_over(self->from, ndim, shape, src_strides, src, 0);
-    if (to != NULL && from != NULL) {
-        done = PyObject_CallFunctionObjArgs(self->function, to, from, NULL);
-    }
-    bool is_done = done != NULL;
+    bool is_done = to != NULL && from != NULL && convert_by_numpy(to, from) == 0;
     if (!is_done) {
         note_failure(cast);
     }
-    Py_XDECREF(done);
     Py_XDECREF(to);
     Py_XDECREF(from);
     PyGILState_Release(gil);
@@ -641,20 +859,15 @@ static void
 cast_free(PyObject *capsule)
 {
     numpy_cast *self = PyCapsule_GetPointer(capsule, cast_name);
-    Py_XDECREF(self->function);
     Py_XDECREF(self->from);
     Py_XDECREF(self->to);
     PyMem_Free(self);
 }
 
 PyObject *
-cm_numpy_cast_new(PyObject *function, PyObject *from, PyObject *to, const cm_cast **out)
+cm_numpy_cast_new(PyObject *from, PyObject *to, const cm_cast **out)
 {
     static _Atomic uint64_t count;
-    if (!PyArray_DescrCheck(from) || !PyArray_DescrCheck(to)) {
-        PyErr_SetString(PyExc_TypeError, "a cast is between two dtypes");
-        return NULL;
-    }
     numpy_cast *self = PyMem_Calloc(1, sizeof(*self));
     PyObject *capsule =
         self == NULL ? PyErr_NoMemory() : PyCapsule_New(self, cast_name, cast_free);
@@ -663,7 +876,6 @@ cm_numpy_cast_new(PyObject *function, PyObject *from, PyObject *to, const cm_cas
         return NULL;
     }
     self->cast = (cm_cast){.run = run_cast, .number = ++count};
-    self->function = Py_NewRef(function);
     self->from = Py_NewRef(from);
     self->to = Py_NewRef(to);
     *out = &self->cast;

@@ -87,11 +87,38 @@ cm_number cm_numpy_number(PyObject *dtype, bool *swapped);
  * and nothing was written. */
 cm_number cm_numpy_read_scalar(PyObject *scalar, void *out);
 
-/* Make a cast that converts elements of dtype `from` to `to` in copies: it calls
- * `function` with an array over the target's memory and one over the source's. A new
+/* -- from one dtype to another ----------------------------------------------------------- */
+
+/* What a conversion may do to elements, from the strictest rule on. */
+typedef enum cm_casting_rule {
+    CM_RULE_NO,
+    CM_RULE_EQUIV,
+    CM_RULE_SAFE,
+    CM_RULE_SAME_KIND,
+    CM_RULE_UNSAFE,
+    CM_RULE_COUNT
+} cm_casting_rule;
+
+/* The number that the integers of a dtype stand for, where the package has noted one in
+ * its metadata because NumPy has no dtype for it without ml_dtypes. NONE: they stand
+ * for themselves. */
+cm_number cm_numpy_stands_for(PyObject *dtype);
+/* As cm_numpy_number(), but what integers stand for goes before what they are. */
+cm_number cm_numpy_number_meant(PyObject *dtype, bool *swapped);
+/* True if the rule allows it, as numpy.can_cast() says. Integers that stand for numbers
+ * are judged as those numbers. */
+bool cm_numpy_can_cast(PyObject *from, PyObject *to, cm_casting_rule rule);
+/* True if only the real parts of complex elements are converted. */
+bool cm_numpy_drops_imaginary(PyObject *from, PyObject *to);
+/* The dtype that NumPy is to read elements of `from` as: with `drops_imaginary` that of
+ * the real parts of NumPy's own complex numbers, so that NumPy does not warn again. A
+ * new reference. */
+PyObject *cm_numpy_part_read(PyObject *from, bool drops_imaginary);
+/* 0 if NumPy converts such elements; or -1 with its TypeError. */
+int cm_numpy_try_cast(PyObject *from, PyObject *to);
+/* Make a cast by which NumPy converts elements of dtype `from` to `to` in copies. A new
  * object, for as long as which *out is valid. */
-PyObject *cm_numpy_cast_new(PyObject *function, PyObject *from, PyObject *to,
-                            const cm_cast **out);
+PyObject *cm_numpy_cast_new(PyObject *from, PyObject *to, const cm_cast **out);
 
 /* -- where the bytes of new arrays come from (NEP 49) --------------------------------- */
 
