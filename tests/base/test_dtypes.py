@@ -81,6 +81,14 @@ def test_dlpack_gives_the_rows_code_and_takes_it(runtime, row) -> None:
     assert cumem.asbuffer(capsule).dtype == dtype
 
 
+@pytest.mark.parametrize("row", [r for r in ROWS if r.bits > 8], ids=lambda r: r.name)
+def test_dlpack_refuses_rows_in_the_other_byte_order(runtime, row) -> None:
+    """It has no codes for them. A consumer would take the bytes for other numbers."""
+    buffer = cumem.zeros(3, dtype_of(row).newbyteorder(), "pinned")
+    with pytest.raises(BufferError, match="not in this machine's order"):
+        buffer.__dlpack__()
+
+
 def test_dlpack_codes_are_told_apart() -> None:
     codes = [(r.dlpack_code, r.bits) for r in ROWS if r.dlpack_code is not None]
     assert len(set(codes)) == len(codes)

@@ -808,6 +808,40 @@ FAULTS = [
         ],
     ),
     Fault(
+        "dtype in the other byte order",
+        "csrc/python/core/numpy_bridge.c",
+        "numbers of ml_dtypes in the other byte order go to DLPack as if in this one",
+        "bool is_plain = PyArray_ISNBO(descr->byteorder) && !PyDataType_HASFIELDS(descr); "
+        "return is_plain ? find_row(descr)",
+        "bool is_plain = !PyDataType_HASFIELDS(descr); return is_plain ? find_row(descr)",
+        [
+            "tests/base/test_dtypes.py::"
+            "test_dlpack_refuses_rows_in_the_other_byte_order[emulated-bfloat16]",
+        ],
+    ),
+    Fault(
+        "rule of a conversion unchecked",
+        "csrc/python/copy/casting.c",
+        "copies convert by a rule that does not allow it",
+        "if (cm_numpy_can_cast(from, to, rule)) {",
+        "if (cm_numpy_can_cast(from, to, CM_RULE_UNSAFE)) {",
+        [
+            "tests/buffers/test_casting_rules.py::"
+            "test_rule_that_is_refused_names_the_strictest_that_is_not[emulated-float64-float32]",
+        ],
+    ),
+    Fault(
+        "imaginary parts lost without a word",
+        "csrc/python/copy/casting.c",
+        "a plan that is remembered does not warn of imaginary parts",
+        "if (warn_of_imaginary(&made) < 0) { goto leave; } result",
+        "result",
+        [
+            "tests/buffers/test_casting_rules.py::"
+            "test_plan_that_is_remembered_still_warns_of_imaginary_parts[emulated]",
+        ],
+    ),
+    Fault(
         "hole between locked pages",
         "csrc/pool/registry.c",
         "an array of which only the ends are page-locked is taken for locked",
