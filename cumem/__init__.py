@@ -36,10 +36,11 @@ if TYPE_CHECKING:
         array, asarray, ascontiguousarray, empty_like, full, full_like, zeros,
         zeros_like,
     )
-    from cumem.devices.device import (
-        Device, backend, device_count, driver_version, emulation_reason, is_available,
-        runtime_version, shutdown, synchronize,
+    from cumem.base.driver import (
+        backend, device_count, driver_version, emulation_reason, is_available,
+        runtime_version,
     )
+    from cumem.devices.device import Device, shutdown, synchronize
     from cumem.base.errors import (
         CancelledError, CudaError, EmulationWarning, OutOfMemoryError,
     )
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
         Holder, Holders, Living, LivingBuffers, live, report_leaks_at_exit, who_holds,
     )
     from cumem.recording.record import Record, diff, load_record, record, tag
-    from cumem.interchange.registering import Registration, register
+    from cumem.pools.registering import Registration, register
     from cumem.files.safetensors import SafetensorsDict, load_safetensors
     from cumem.files.safetensors.format import (
         SafetensorsError, SafetensorsHeader, SafetensorsInfo, read_safetensors_header,
@@ -330,17 +331,15 @@ _LATER: dict[str, tuple[str, ...]] = {
         "zeros_like",
     ),
     "base.control_groups": (),
-    "devices.device": (
-        "Device",
+    "base.driver": (
         "backend",
         "device_count",
         "driver_version",
         "emulation_reason",
         "is_available",
         "runtime_version",
-        "shutdown",
-        "synchronize",
     ),
+    "devices.device": ("Device", "shutdown", "synchronize"),
     "base.errors": (
         "CancelledError",
         "CudaError",
@@ -355,6 +354,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "interchange.foreign_stream": (),
     "buffers.hints": (),
     "interchange.importing": (),
+    "interchange.listing": (),
     "transfers.loading": ("prefetch",),
     "tools.notebook.objects": (),
     "transfers.managed": ("ManagedThrashWarning", "Residency", "tiles"),
@@ -399,7 +399,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "pool_counters",
         "stats",
     ),
-    "base.progress": (),
+    "buffers.progress": (),
     "recording.live_buffers": (
         "Holder",
         "Holders",
@@ -410,7 +410,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "who_holds",
     ),
     "recording.record": ("Record", "diff", "load_record", "record", "tag"),
-    "interchange.registering": ("Registration", "register"),
+    "pools.registering": ("Registration", "register"),
     "buffers.texts": (),
     "pools.limits": (),
     "base.kinds": ("Kind",),

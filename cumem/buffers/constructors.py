@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -22,7 +22,9 @@ from cumem.buffers.filling import (
     read_source,
     read_value,
 )
-from cumem.pools.pool import Pool
+
+if TYPE_CHECKING:
+    from cumem.pools.pool import Pool
 
 # Reads as "device", but tells those who give no kind, whose pool may say it, apart.
 _DEVICE: Any = str(b"device", "ascii")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from cumem.buffers.casting import name_of
-from cumem.interchange.foreign_memory import refuse_masked
 
 #: Numbers of the dtypes of other packages, e.g. ml_dtypes, begin here.
 USER_DTYPES = 256
@@ -46,6 +45,16 @@ KIND_OF_LETTER = {
     "m": Kind.SPAN,
     "V": Kind.RAW,
 }
+
+
+def refuse_masked(array: Any) -> None:
+    """TypeError for an array with masked elements; one whose mask hides none is plain."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise TypeError(
+            "an array with masked elements: the mask would get lost; pass "
+            "array.filled(value) with a value in their place, or array.data to take them "
+            "as they are in memory"
+        )
 
 
 def as_value(value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

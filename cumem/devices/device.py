@@ -7,21 +7,19 @@ import operator
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal, Self, SupportsIndex, final
+from typing import Any, Self, SupportsIndex, final
 
 import numpy as np
 
 from cumem import _core
-from cumem.base.errors import CudaError, EmulationWarning, warn_caller
+from cumem.base.driver import backend
+from cumem.base.errors import EmulationWarning, warn_caller
 from cumem.base.units import format_count, read_size
 from cumem.base.variables import SWITCH_WORDS, advice, misspelt, read_switch
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.devices.gpus import gpus_hidden, visible
 from cumem.interchange.structures import is_tensor
-
-_Backend = Literal["cuda", "emulated"]
 
 
 @final
@@ -265,146 +263,6 @@ def synchronize(device: object = None) -> None:
     >>> cumem.synchronize()  # the fill is done
     """
     _core._device(device, "device").synchronize()
-
-
-def is_available() -> bool:
-    """Is there a GPU that cumem works on?
-
-    Returns
-    -------
-    bool
-        False where devices are emulated, where a driver or GPU is missing or does not
-        work, and in a child made by ``fork``; it never raises and never warns.
-
-    Notes
-    -----
-    Opens what cumem works on, as the first use of anything else does, and so decides
-    between a GPU and emulation; it creates no context.
-
-    Examples
-    --------
-    >>> cumem.is_available() == (cumem.emulation_reason() is None)
-    True
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EmulationWarning)  # the answer says it
-            works = backend() == "cuda" and device_count() > 0
-            return works and not _core._is_host_only()
-    except Exception:
-        return False
-
-
-def device_count() -> int:
-    """Number of devices, real or emulated.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    CudaError
-        If the driver cannot answer.
-
-    Examples
-    --------
-    >>> cumem.device_count() >= 1
-    True
-    """
-    try:
-        return _core._driver_device_count()
-    except CudaError as error:
-        if error.name == "cudaErrorNoDevice":  # how the driver says 0
-            return 0
-        raise
-
-
-def backend() -> _Backend:
-    """What cumem works on: "cuda", or "emulated" where there is no GPU.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    CudaError
-        If there is a driver that cannot be opened.
-
-    Examples
-    --------
-    >>> cumem.backend() in ("cuda", "emulated")
-    True
-    """
-    return _core._read_backend()[0]
-
-
-def emulation_reason() -> str | None:
-    """Why devices are emulated.
-
-    Returns
-    -------
-    str or None
-        None on a real GPU.
-
-    Raises
-    ------
-    CudaError
-        If there is a driver that cannot be opened.
-
-    Examples
-    --------
-    >>> (cumem.emulation_reason() is None) == (cumem.backend() == "cuda")
-    True
-    """
-    return _core._read_backend()[1]
-
-
-def driver_version() -> tuple[int, int]:
-    """Newest CUDA version that the driver serves.
-
-    Returns
-    -------
-    tuple of int
-        Major and minor number, e.g. (13, 0).
-
-    Raises
-    ------
-    CudaError
-        If the driver cannot answer.
-
-    Examples
-    --------
-    >>> cumem.driver_version() >= (12, 0)
-    True
-    """
-    return _pair(_core._driver_version())
-
-
-def runtime_version() -> tuple[int, int]:
-    """CUDA version of the runtime library that is built in.
-
-    Returns
-    -------
-    tuple of int
-        Major and minor number, e.g. (12, 9).
-
-    Raises
-    ------
-    CudaError
-        If the driver cannot be opened.
-
-    Examples
-    --------
-    >>> cumem.runtime_version() >= (12, 0)
-    True
-    """
-    return _pair(_core._runtime_version())
-
-
-def _pair(version: int) -> tuple[int, int]:
-    return version // 1000, version % 1000 // 10
 
 
 # -- what is opened --------------------------------------------------------------------

@@ -36,11 +36,11 @@ from cumem import _core
 from cumem.base.carried import find
 from cumem.base.errors import warn_caller
 from cumem.base.kinds import is_on_device
-from cumem.base.progress import Parts, Progress
 from cumem.buffers.arguments import hinting, read_dtype, read_flag
 from cumem.buffers.casting import Casting
 from cumem.buffers.casting import check as check_casting
 from cumem.buffers.filling import as_array, copy_as
+from cumem.buffers.progress import Parts, Progress
 from cumem.files.converting import Item, read_as
 from cumem.files.file_hints import (
     HEAD_NBYTES,

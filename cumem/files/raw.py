@@ -30,13 +30,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.base.progress import Parts, Progress
 from cumem.base.units import read_integer
 from cumem.base.variables import SWITCH_WORDS, read_switch
 from cumem.buffers.arguments import hinting, read_dtype, read_flag
 from cumem.buffers.casting import Casting
 from cumem.buffers.casting import check as check_casting
 from cumem.buffers.filling import copy_as
+from cumem.buffers.progress import Parts, Progress
 from cumem.files.converting import Item, read_as, write_as
 from cumem.files.file_hints import (
     HEAD_NBYTES,

@@ -22,7 +22,7 @@ from cumem import _core
 from cumem.base import errors
 from cumem.devices.device import Device
 from cumem.integrations.serving import Pools, made_as, need_gpu
-from cumem.interchange.registering import register
+from cumem.pools.registering import register
 
 __all__ = ["CumemMemoryManager", "OutOfMemoryError", "enable"]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from cumem.base.driver import backend
 from cumem.buffers.arguments import wrong_type
-from cumem.devices.device import backend
 from cumem.pools.pool import Pool, default_pool
 
 

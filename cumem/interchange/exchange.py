@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from cumem import _core
+from cumem.base.driver import device_count
 from cumem.base.kinds import is_on_device
 from cumem.buffers.arguments import read_flag
-from cumem.devices.device import device_count
 from cumem.interchange.foreign_memory import refuse_device, refuse_export
 
 #: By DLPack's codes: kinds of the memory of devices.

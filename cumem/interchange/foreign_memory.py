@@ -23,16 +23,6 @@ def refuse_object(obj: object, what: str) -> NoReturn:
     )
 
 
-def refuse_masked(array: Any) -> None:
-    """TypeError for an array with masked elements; one whose mask hides none is plain."""
-    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
-        raise TypeError(
-            "an array with masked elements: the mask would get lost; pass "
-            "array.filled(value) with a value in their place, or array.data to take them "
-            "as they are in memory"
-        )
-
-
 def refuse_shapes(before: str, dst: tuple[int, ...], src: tuple[int, ...]) -> NoReturn:
     """Raise that a copy's ends do not fit."""
     raise ValueError(

@@ -8,10 +8,11 @@ import threading
 from typing import Any
 
 from cumem import _core
+from cumem.base.driver import device_count
 from cumem.base.kinds import KINDS, PAGE_LOCKED, check_kind
 from cumem.base.locks import make_lock
 from cumem.base.units import read_size
-from cumem.devices.device import Device, device_count
+from cumem.devices.device import Device
 
 #: A limit that is a share of a device's memory is this and so many parts of the second,
 #: as in csrc/pool/budget.h, until the driver is started: only that knows how much it is.

@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem import _core
+from cumem.base.driver import backend, device_count
 from cumem.base.errors import warn_caller
 from cumem.base.locks import make_lock
 from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting
-from cumem.devices.device import Device, backend, device_count
+from cumem.devices.device import Device
 from cumem.files.raw import open_export, open_regular
 from cumem.recording import summary as answers
 from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Log, checked

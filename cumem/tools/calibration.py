@@ -13,10 +13,11 @@ from typing import Any
 
 from cumem import _core
 from cumem.base.answer import Answer
+from cumem.base.driver import driver_version
 from cumem.base.units import format_nbytes, format_rate, format_seconds
 from cumem.base.variables import read_switch
 from cumem.buffers.arguments import hinting, read_flag
-from cumem.devices.device import Device, driver_version
+from cumem.devices.device import Device
 from cumem.files.raw import open_regular, replacing
 from cumem.tools import measuring
 

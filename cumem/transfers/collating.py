@@ -17,7 +17,7 @@ from cumem import _core
 from cumem.base.errors import is_of_fork
 from cumem.base.units import read_count, read_size
 from cumem.buffers.arguments import hinting
-from cumem.interchange.foreign_memory import refuse_masked
+from cumem.buffers.values import refuse_masked
 from cumem.interchange.structures import (
     has_own_memory,
     is_record,

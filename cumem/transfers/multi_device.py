@@ -15,11 +15,11 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.kinds import is_on_device
-from cumem.base.progress import Parts, Progress
 from cumem.base.units import read_integer
 from cumem.buffers.arguments import hinting
 from cumem.buffers.casting import Casting, hint
 from cumem.buffers.casting import check as check_casting
+from cumem.buffers.progress import Parts, Progress
 
 #: Of NumPy, to find out whether views share bytes: some milliseconds. Views of one array
 #: take a few steps for each axis.

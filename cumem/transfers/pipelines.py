@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from cumem import _core
-from cumem.base.progress import Parts, Progress
 from cumem.base.units import format_nbytes, read_count, read_size
 from cumem.buffers.arguments import hinting, read_dtype
+from cumem.buffers.progress import Parts, Progress
 from cumem.devices.device import Device
 from cumem.interchange.structures import Untyped
 from cumem.pools.memory import get_limit, memory_info

@@ -18,8 +18,8 @@ import numpy as np
 from cumem import _core
 from cumem.base.errors import CudaError, OutOfMemoryError, warn_caller
 from cumem.base.locks import make_lock
-from cumem.interchange.registering import Registration, register
 from cumem.pools.out_of_memory import is_refused
+from cumem.pools.registering import Registration, register
 
 #: What slots begin at, and pages are locked by: the largest page of any machine.
 _PAGE = 1 << 16

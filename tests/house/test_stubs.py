@@ -57,7 +57,7 @@ def test_stubs_match_the_extension() -> None:
 #: what `Unpack` stands for, and nothing else sees a keyword that an overload leaves out.
 WITH_OVERLOADS = (
     *("buffers.constructors", "files.npy", "files.raw", "files.safetensors"),
-    *("interchange.registering", "pools.memory", "pools.pool", "pools.workspace"),
+    *("pools.registering", "pools.memory", "pools.pool", "pools.workspace"),
     *("transfers.loading", "transfers.managed", "transfers.trees"),
 )
 

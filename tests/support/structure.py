@@ -302,7 +302,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "gpus.judge_failure",
     ),
     "what an object shows of itself": (
-        *("texts.*_repr", "texts.*_text", "texts.list_names", "texts.buffer_flags"),
+        *("texts.*_repr", "texts.*_text", "listing.list_names", "texts.buffer_flags"),
         *("objects._repr_html_", "answer.to_dict", "managed.Residency"),
     ),
     "what the process may use, which is read once": (

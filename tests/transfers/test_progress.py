@@ -193,7 +193,7 @@ def bars(monkeypatch) -> list[Any]:
         def close(self) -> None:
             self.closed += 1
 
-    monkeypatch.setattr("cumem.base.progress.Bar", Recorder)
+    monkeypatch.setattr("cumem.buffers.progress.Bar", Recorder)
     return made
 
 

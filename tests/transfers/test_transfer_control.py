@@ -18,7 +18,7 @@ import pytest
 from support import programs, session, values
 
 import cumem
-from cumem.base.progress import Bar
+from cumem.buffers.progress import Bar
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python
@@ -382,7 +382,7 @@ def test_short_copy_shows_no_bar(emulated, bars) -> None:
 
 def test_long_copy_shows_a_bar(emulated, bars, monkeypatch) -> None:
     pytest.importorskip("tqdm")
-    monkeypatch.setattr("cumem.base.progress.DELAY", 0)
+    monkeypatch.setattr("cumem.buffers.progress.DELAY", 0)
 
     stream = cumem.Stream()
     source = cumem.full(NBYTES, 7, "u1", "device")
@@ -408,7 +408,7 @@ def test_bar_follows_what_it_is_told(bars, monkeypatch) -> None:
     bar = Bar()
     bar(10, 100)
     assert bars == []  # not yet worth it
-    monkeypatch.setattr("cumem.base.progress.DELAY", 0)
+    monkeypatch.setattr("cumem.buffers.progress.DELAY", 0)
     for done in (20, 20, 70, 100):
         bar(done, 100)
     bar.close()
@@ -418,7 +418,7 @@ def test_bar_follows_what_it_is_told(bars, monkeypatch) -> None:
 
 def test_bar_of_tqdm_itself(capsys, monkeypatch) -> None:
     pytest.importorskip("tqdm")
-    monkeypatch.setattr("cumem.base.progress.DELAY", 0)
+    monkeypatch.setattr("cumem.buffers.progress.DELAY", 0)
     bar = Bar()
     bar(1 << 20, 4 << 20)
     bar(4 << 20, 4 << 20)

@@ -13,7 +13,7 @@ cm_progress_open(PyObject *object, const char *title, cm_progress *out)
         return 0;
     }
     out->tell =
-        cm_package_call("base.progress", "begin", Py_BuildValue("(Os)", object, title));
+        cm_package_call("buffers.progress", "begin", Py_BuildValue("(Os)", object, title));
     return out->tell == NULL ? -1 : 0;
 }
 
@@ -35,7 +35,7 @@ cm_progress_close(cm_progress *progress)
     int result =
         progress->tell == NULL
             ? 0
-            : cm_package_do("base.progress", "end", PyTuple_Pack(1, progress->tell));
+            : cm_package_do("buffers.progress", "end", PyTuple_Pack(1, progress->tell));
     Py_CLEAR(progress->tell);
     if (kept.type != NULL) {
         cm_error_restore(kept);

@@ -455,7 +455,7 @@ event_repr(PyObject *op)
         Py_BuildValue("(Oi)", op, self->rt == NULL || self->closing));
 }
 
-CM_PACKAGED(Event, "buffers.texts", list_names)
+CM_PACKAGED(Event, "interchange.listing", list_names)
 
 /* -- tables ------------------------------------------------------------------------ */
 

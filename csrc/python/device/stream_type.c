@@ -361,7 +361,7 @@ stream_get_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(((cm_stream_object *)(void *)op)->stream == NULL);
 }
 
-CM_PACKAGED(Stream, "buffers.texts", list_names)
+CM_PACKAGED(Stream, "interchange.listing", list_names)
 
 /* -- comparison and text ----------------------------------------------------------- */
 

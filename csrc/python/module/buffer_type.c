@@ -194,7 +194,7 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 /* -- tables --------------------------------------------------------------------------- */
 
-CM_PACKAGED(Buffer, "buffers.texts", list_names)
+CM_PACKAGED(Buffer, "interchange.listing", list_names)
 CM_PACKAGED(Buffer, "tools.notebook.objects", _repr_html_)
 
 #define KEYWORDED(name)                                                                \

@@ -41,7 +41,7 @@ PyObject *cm_on_dlpack_device(PyObject *module, PyObject *args);
 PyObject *cm_import_entries(PyObject *module, PyObject *args);
 PyObject *cm_order_import(PyObject *module, PyObject *args);
 
-/* For cumem/interchange/registering.py; METH_VARARGS. */
+/* For cumem/pools/registering.py; METH_VARARGS. */
 PyObject *cm_register_memory(PyObject *module, PyObject *args);
 PyObject *cm_unregister_memory(PyObject *module, PyObject *args);
 

@@ -48,7 +48,7 @@ static int
 refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
 {
     unsigned long long offset = status.arg - (uint64_t)(uintptr_t)storage->host;
-    return cm_package_refuse("interchange.registering", "refuse_mapping",
+    return cm_package_refuse("pools.registering", "refuse_mapping",
                              Py_BuildValue("(NiK)",
                                            cm_py_exception_new(state, status, NULL),
                                            status.code == CM_ENOTSUP, offset));

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from cumem import _core
 from cumem.base.carried import remember
 from cumem.base.kinds import DEVICE_FIRST, is_on_device, kind_hint
-from cumem.base.progress import Parts, Progress
 from cumem.buffers.arguments import hinting, read_dtype
 from cumem.buffers.casting import Casting
 from cumem.buffers.casting import check as check_casting
 from cumem.buffers.hints import framework_hint
+from cumem.buffers.progress import Parts, Progress
 from cumem.files.converting import Item, read_as
 from cumem.files.raw import open_regular, read_ranges
 from cumem.files.safetensors.format import (

@@ -15,9 +15,9 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.carried import Note, find
-from cumem.base.progress import Parts, Progress
 from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting, read_flag
+from cumem.buffers.progress import Parts, Progress
 from cumem.buffers.values import read_array
 from cumem.files.raw import Replacement, replacing, sync_folder, write_ranges
 from cumem.files.safetensors.format import (
