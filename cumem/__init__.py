@@ -331,6 +331,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "zeros_like",
     ),
     "base.control_groups": (),
+    "base.displays": (),
     "base.driver": (
         "backend",
         "device_count",
@@ -431,6 +432,8 @@ _LATER: dict[str, tuple[str, ...]] = {
 }
 
 
+#: The tools that show objects, by the way in which they do.
+_DISPLAYS = {"html": "notebook.objects", "plot": "plots"}
 #: Modules that are there without an import of their own.
 _MODULES = ("doctor", "info", "units")
 #: What other libraries have by a name that is not here, and what to type.
@@ -468,12 +471,20 @@ _ELSEWHERE = {
 @cache
 def _load(module: str) -> "ModuleType":
     """Load one of these modules; its public names are then this package's."""
+    if module != "base.displays":
+        _load("base.displays").load_with(_load_display)
     loaded = import_module(f"cumem.{module}")
     for name in _LATER[module]:
         value = getattr(loaded, name)
         value.__module__ = "cumem"  # what help() and a pickle name
         globals()[name] = value
     return loaded
+
+
+@cache
+def _load_display(way: str) -> None:
+    """Load the tools that show objects in one of the ways of `cumem.base.displays`."""
+    import_module(f"cumem.tools.{_DISPLAYS[way]}")
 
 
 def _look_up(name: str) -> object:

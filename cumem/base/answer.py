@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, SupportsIndex
 
 from cumem import _core
+from cumem.base.displays import show
 
 _UNITS = ("_nbytes", "_seconds")
 
@@ -39,10 +40,9 @@ class Answer:
             self, *(key for base in each for key in vars(base).get("_keys", ()))
         )
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.html import answer
-
-        return answer(self)
+    def _repr_html_(self) -> str | None:
+        shown: str | None = show("html", self)
+        return shown
 
 
 def plain(answer: Any, *more: str) -> dict[str, Any]:

@@ -148,11 +148,6 @@ class OutOfMemoryError(CudaError, MemoryError):
         *("outside_nbytes", "available_nbytes", "tried", "advice"),
     )
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.objects import out_of_memory
-
-        return out_of_memory(self)
-
 
 class CancelledError(RuntimeError):
     """A transfer was cancelled before it began: nothing was read or written.

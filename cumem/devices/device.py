@@ -13,6 +13,7 @@ from typing import Any, Self, SupportsIndex, final
 import numpy as np
 
 from cumem import _core
+from cumem.base.displays import show
 from cumem.base.driver import backend
 from cumem.base.errors import EmulationWarning, warn_caller
 from cumem.base.units import format_count, read_size
@@ -207,10 +208,9 @@ class Device(_core._DeviceBlocks):
         emulated = ", emulated" if _core._is_emulated() else ""
         return f"<cumem.Device {self._index}{emulated}>"
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.objects import device
-
-        return device(self)
+    def _repr_html_(self) -> str | None:
+        shown: str | None = show("html", self)
+        return shown
 
 
 def make(index: int) -> Device:

@@ -90,11 +90,6 @@ class DeviceMemory(tuple[int, int], Answer):
         names = ("free", "total", "reserved", "live", "staging", "outside")
         return _shown(self, names)
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.objects import memory
-
-        return memory(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class HostMemory(Answer):

@@ -17,6 +17,7 @@ from typing import (
 )
 
 from cumem import _core
+from cumem.base.displays import show
 from cumem.base.errors import warn_caller
 from cumem.base.kinds import (
     ATTACH_HOST,
@@ -304,9 +305,7 @@ class Pool(_core._Pool[_B_co]):
         ValueError
             If the pool is closed.
         """
-        from cumem.tools.plots import plot_pool
-
-        return plot_pool(self.snapshot(), ax)
+        return self.snapshot().plot(ax)
 
     @hinting
     def trim(self, keep: int | str = 0, wait: bool = True) -> int:
@@ -379,15 +378,14 @@ class Pool(_core._Pool[_B_co]):
             f"{format_nbytes(stats.reserved_nbytes)} reserved>"
         )
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         from cumem.pools.statistics import pool_name
-        from cumem.tools.notebook.html import page
-        from cumem.tools.notebook.objects import pool
 
         kind, device, flags, *_, number = self._config
         name = pool_name(number, flags, kind)
         title = f"cumem.Pool {name!r} of {kind} memory, device {device.index}"
-        return page(f"{title}, closed") if self.closed else pool(self.stats(), title)
+        shown: str | None = show("html", self, title)
+        return shown
 
 
 _core._set_pool_type(Pool)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cumem.base.answer import Answer
+from cumem.base.displays import show
 from cumem.base.kinds import Kind
 from cumem.base.units import (
     fit,
@@ -170,19 +171,13 @@ class Snapshot(Answer):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw it, as `Pool.plot` does."""
-        from cumem.tools.plots import plot_pool
-
-        return plot_pool(self, ax)
+        axes: Axes = show("plot", self, ax)
+        return axes
 
     def __repr__(self) -> str:
         return fit(self.map(min(64, terminal_width())))
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.objects import snapshot
-
-        return snapshot(self)
 
 
 def _read_unit(unit: Any) -> int:

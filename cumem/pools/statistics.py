@@ -8,10 +8,11 @@ import time
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from cumem import _core
 from cumem.base.answer import Answer
+from cumem.base.displays import show
 from cumem.base.kinds import (
     ATTACH_GLOBAL,
     DEVICE_FIRST,
@@ -21,11 +22,8 @@ from cumem.base.kinds import (
     Kind,
 )
 from cumem.base.locks import make_lock
-from cumem.base.units import fit, format_nbytes, format_seconds, format_table
+from cumem.base.units import fit, format_nbytes, format_table
 from cumem.pools.limits import is_share
-
-if TYPE_CHECKING:
-    from cumem.tools.notebook.html import Raw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +181,6 @@ class PoolStats(Counters):
     def __repr__(self) -> str:
         return _table([(f"{self.kind} {self.device} {self.name}", self)], _lines(self))
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.objects import pool
-
-        return pool(self, f"cumem.PoolStats of {self.kind} {self.device} {self.name}")
-
 
 @dataclasses.dataclass(frozen=True)
 class Stats(Answer):
@@ -241,12 +234,7 @@ class Stats(Answer):
         return {kind: self[kind] for kind in DEVICE_FIRST if kind in present}
 
     def __repr__(self) -> str:
-        return _table(_rows(self))
-
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.html import page
-
-        return page(f"cumem.{type(self).__name__}", show(self))
+        return _table(rows_of(self))
 
 
 def stats() -> Stats:
@@ -355,11 +343,6 @@ class Measurement(Stats):
 
     seconds: float = 0.0
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.html import page
-
-        return page(f"measured: {format_seconds(self.seconds)}", show(self))
-
 
 #: Of a `Measure`, once its block has ended.
 _FIGURES = ("kinds", "pools", "result", "seconds", "staging", "total")
@@ -465,12 +448,9 @@ class Measure:
     def __repr__(self) -> str:
         return "<cumem.Measure, running>" if self._result is None else repr(self.result)
 
-    def _repr_html_(self) -> str:
-        if self._result is None:
-            from cumem.tools.notebook.html import page
-
-            return page("cumem.Measure, running")
-        return self._result._repr_html_()
+    def _repr_html_(self) -> str | None:
+        shown: str | None = show("html", self if self._result is None else self._result)
+        return shown
 
 
 def measure() -> Measure:
@@ -520,7 +500,7 @@ def _fold() -> dict[int, PoolStats]:
 
 # -- text ------------------------------------------------------------------------------
 
-_COLUMNS = {
+COLUMNS = {
     "live": "live_nbytes",
     "in flight": "in_flight_nbytes",
     "cached": "cached_nbytes",
@@ -528,7 +508,7 @@ _COLUMNS = {
     "peak live": "peak_live_nbytes",
     "peak reserved": "peak_reserved_nbytes",
 }
-_MORE_COLUMNS = {  # where there is room for them
+MORE_COLUMNS = {  # where there is room for them
     "peak in flight": "peak_in_flight_nbytes",
     "peak cached": "peak_cached_nbytes",
     "waste": "waste_nbytes",
@@ -536,7 +516,7 @@ _MORE_COLUMNS = {  # where there is room for them
 }
 
 
-def _rows(found: Stats) -> list[tuple[str, Counters]]:
+def rows_of(found: Stats) -> list[tuple[str, Counters]]:
     """Each pool, and the sum of each kind that has more than one; then those that copies
     go through."""
     rows: list[tuple[str, Counters]] = []
@@ -553,7 +533,7 @@ def _rows(found: Stats) -> list[tuple[str, Counters]]:
     return rows
 
 
-def _cells(label: str, counters: Counters, columns: dict[str, str]) -> list[str]:
+def cells_of(label: str, counters: Counters, columns: dict[str, str]) -> list[str]:
     asked = counters.allocation_count
     hits = f"{counters.hit_count / asked:.1%}" if asked else "-"
     sizes = [format_nbytes(getattr(counters, field)) for field in columns.values()]
@@ -563,39 +543,13 @@ def _cells(label: str, counters: Counters, columns: dict[str, str]) -> list[str]
 def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
     if not rows:
         return "no pool yet"
-    cells = [["pool", *_COLUMNS, "allocations", "hits"]]
-    cells += [_cells(*row, _COLUMNS) for row in rows]
+    cells = [["pool", *COLUMNS, "allocations", "hits"]]
+    cells += [cells_of(*row, COLUMNS) for row in rows]
     return "\n".join(format_table(cells)) + fit(more)
 
 
 def _lines(pool: PoolStats) -> str:
     """Whatever the table leaves out and is not 0."""
-    told = {*_COLUMNS.values(), "allocation_count", "hit_count"}
+    told = {*COLUMNS.values(), "allocation_count", "hit_count"}
     rest = {n: getattr(pool, n) for n in _COUNTERS if n not in told}
     return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)
-
-
-def show(found: Stats, brief: bool = False) -> Raw:
-    """As a table for a notebook, with a bar for each pool; `brief`: of those that have
-    held memory, what they hold."""
-    from cumem.tools.notebook.html import STATE_COLOURS, Raw, bar, keys, parts_of, table
-
-    rows = _rows(found)
-    if not rows:
-        return Raw("<div>no pool yet</div>")
-    columns = _COLUMNS if brief else _COLUMNS | _MORE_COLUMNS
-    if brief:
-        rows = [row for row in rows if row[1].peak_reserved_nbytes] or rows
-    most = max(counters.reserved_nbytes for _, counters in rows)
-    lines = []
-    for row in rows:
-        live, in_flight, cached = (
-            max(0, getattr(row[1], f"{state}_nbytes"))  # differences may be negative
-            for state in ("live", "in_flight", "cached")
-        )
-        name, *cells = _cells(*row, columns)
-        parts = parts_of(live, in_flight, cached)
-        lines.append([name, bar(parts, most, 120 if brief else 80), *cells])
-    states = {k: STATE_COLOURS[k] for k in ("live", "in flight", "cached")}
-    head = ["pool", "", *columns, "allocations", "hits"]
-    return Raw(keys(states) + table("", head, lines))

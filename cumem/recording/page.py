@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cumem.base.colours import KIND_COLOURS
 from cumem.files.raw import open_export
 from cumem.recording.events import KINDS, OPS, TRANSFER, Log
 from cumem.recording.pairing import (
@@ -31,7 +32,6 @@ from cumem.recording.pairing import (
     sites,
     thread_name,
 )
-from cumem.tools.notebook.html import KIND_COLOURS
 
 __all__ = ["data", "render", "write"]
 

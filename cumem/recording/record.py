@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem import _core
+from cumem.base.displays import show
 from cumem.base.driver import backend, device_count
 from cumem.base.errors import warn_caller
 from cumem.base.locks import make_lock
@@ -335,13 +336,11 @@ class Record:
         -------
         matplotlib.axes.Axes
         """
-        return import_module("cumem.tools.plots").plot_record(self.log, ax)
+        return show("plot", self, ax)
 
-    def _repr_html_(self) -> str:
-        text: str = (
-            import_module("cumem.tools.notebook.cell").Report(self.log)._repr_html_()
-        )
-        return text
+    def _repr_html_(self) -> str | None:
+        shown: str | None = show("html", self)
+        return shown
 
 
 def _export(module: str, log: Log, path: str | os.PathLike[str]) -> None:

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cumem import _core
+from cumem.base.colours import KIND_COLOURS, STATE_COLOURS
+from cumem.base.displays import shows
 from cumem.base.units import format_nbytes
 from cumem.devices.device import Device
+from cumem.pools.snapshot import Snapshot
 from cumem.recording import reading
 from cumem.recording.events import KINDS, OUT_OF_MEMORY, TRANSFER, Log
 from cumem.recording.pairing import lanes
-from cumem.tools.notebook.html import KIND_COLOURS, STATE_COLOURS
+from cumem.recording.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,6 +48,7 @@ _LINE: Final[dict[str, Any]] = {
 }
 
 
+@shows("plot", Record)
 def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     """Draw a record: bytes alive over time by kind, and transfers as lanes below.
 
@@ -135,6 +139,7 @@ def _draw_lanes(
     return below
 
 
+@shows("plot", Snapshot)
 def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
     """Draw the segments of a pool, a row each, and the blocks in them by state.
 

@@ -94,12 +94,6 @@ class Explanation(Answer):
         title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
         return title + "\n" + "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.html import facts, page
-
-        title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
-        return page(title, facts(self._rows()))
-
 
 @hinting
 def explain(

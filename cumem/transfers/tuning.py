@@ -106,12 +106,6 @@ class Configuration(Answer):
         lines = (f"  {name:<18} {text:>{wide}}  {where}" for name, text, where in rows)
         return "cumem.Configuration\n" + "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        from cumem.tools.notebook.html import page, table
-
-        columns = ["setting", "value", "by"]
-        return page("cumem.Configuration", table("", columns, self._rows()))
-
 
 def _text(name: str, value: int) -> str:
     if not name.endswith("_nbytes"):

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import session
+from support import programs, session
 from support.logs import made
 
 import cumem
 from cumem.base import answer as answers
+from cumem.base import displays
 from cumem.recording import reading
 from cumem.recording.events import TRANSFER, Frame
 from cumem.recording.pairing import lanes
@@ -470,3 +471,31 @@ def test_variables_of_closed_and_changing_things_are_passed_over(emulated) -> No
     assert found.at(buf.ptr) == "b, d[0]"
     assert found.buffer_at(buf.ptr + 7) is buf
     assert found.at(buf.ptr + 8) == ""
+
+
+def test_tools_are_loaded_by_the_first_display_and_not_before() -> None:
+    done = programs.run(
+        "-c",
+        "import sys, cumem\n"
+        "pool = cumem.default_pool('pinned')\n"
+        "found = cumem.stats(), repr(pool)\n"
+        "assert not [name for name in sys.modules if name.startswith('cumem.tools')]\n"
+        "assert '<table>' in found[0]._repr_html_() and 'cumem.Pool' in pool._repr_html_()",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_display_is_that_of_the_nearest_type_or_none() -> None:
+    class Thing:
+        pass
+
+    class Special(Thing):
+        pass
+
+    assert displays.show("html", Thing()) is None
+    displays.shows("html", Thing)(lambda thing, *more: ("thing", *more))
+    assert displays.show("html", Special(), 3) == ("thing", 3)
+    displays.shows("html", Special)(lambda thing: "special")
+    assert displays.show("html", Special()) == "special"
+    assert displays.show("html", Thing()) == ("thing",)
+    assert displays.show("plot", Special()) is None

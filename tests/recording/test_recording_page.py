@@ -16,10 +16,10 @@ import pytest
 from support.browser import CHROMIUM, DRAWN, FRAME, Browser
 from support.records import MIB, by_hand, event, log_of, random_log
 
+from cumem.base.colours import KIND_COLOURS
 from cumem.recording import page
 from cumem.recording.events import KINDS, OPS, Frame, Log
 from cumem.recording.pairing import pair
-from cumem.tools.notebook.html import KIND_COLOURS
 
 # What is tested are programs of their own, which no version of Python changes.
 pytestmark = pytest.mark.any_python

@@ -13,9 +13,9 @@ from support.logs import made
 
 import cumem
 from cumem import plots
+from cumem.base.colours import KIND_COLOURS, STATE_COLOURS
 from cumem.recording.events import KINDS
 from cumem.tools.bench.cases import COPY_KINDS
-from cumem.tools.notebook.html import KIND_COLOURS, STATE_COLOURS
 
 # Plain Python of ours, in which the versions do not differ, makes all of this.
 pytestmark = pytest.mark.any_python

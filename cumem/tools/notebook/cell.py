@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cumem.base.colours import KIND_COLOURS
 from cumem.base.units import (
     format_count,
     format_nbytes,
@@ -29,7 +30,6 @@ from cumem.recording.reading import (
     way,
 )
 from cumem.tools.notebook.html import (
-    KIND_COLOURS,
     Raw,
     beside,
     escape,

@@ -15,25 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from cumem import _core
+from cumem.base.colours import KIND_COLOURS, STATE_COLOURS
 from cumem.base.units import format_nbytes, format_rate, format_seconds
-
-#: Of Okabe and Ito, told apart by colour-blind readers, as `python -m cumem bench` draws.
-KIND_COLOURS: Final = {
-    "device": "#d55e00",
-    "managed": "#cc79a7",
-    "pinned": "#0072b2",
-    "mapped": "#009e73",
-    "registered": "#56b4e9",
-    "staging": "#e69f00",
-    "pageable": "#7f7f7f",
-}
-STATE_COLOURS: Final = {
-    "live": "#0072b2",
-    "in flight": "#e69f00",
-    "cached": "#56b4e9",
-    "free": "",  # the page's own
-    "gap": "",
-}
 
 _STYLE: Final = """
 .cumem{--cm-line:var(--jp-border-color1,color-mix(in srgb,currentColor 25%,transparent));

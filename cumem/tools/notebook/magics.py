@@ -20,10 +20,11 @@ from cumem import _core
 from cumem.base.errors import OutOfMemoryError
 from cumem.base.kinds import KINDS
 from cumem.base.units import format_count, format_nbytes, format_table
-from cumem.pools.statistics import Stats, show, stats
+from cumem.pools.statistics import Stats, stats
 from cumem.recording.events import Log
 from cumem.tools.notebook.cell import Report
 from cumem.tools.notebook.html import Raw, escape, in_cell, key, page, table
+from cumem.tools.notebook.objects import statistics
 
 _PERIOD_S: Final = 1.0  #: between two looks while a cell runs
 _MOST_BUFFERS: Final = 10
@@ -389,7 +390,7 @@ class Overview:
         return "\n".join([*lines, self._note()])
 
     def _repr_html_(self) -> str:
-        parts = [show(self.stats, brief=True)]
+        parts = [statistics(self.stats, brief=True)]
         if self._limits:
             rows = [[key(kind), *rest] for kind, *rest in self._limits]
             parts.append(table("", self._LIMITS, rows))

@@ -9,17 +9,36 @@ or move pages of managed memory. ``print(buf)`` shows them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from cumem import _core
+from cumem.base.answer import Answer
+from cumem.base.colours import KIND_COLOURS, STATE_COLOURS
+from cumem.base.displays import shows
+from cumem.base.errors import OutOfMemoryError
 from cumem.base.units import format_count, format_nbytes, format_rate, format_seconds
+from cumem.devices.device import Device
+from cumem.pools.memory import DeviceMemory
+from cumem.pools.pool import Pool
+from cumem.pools.snapshot import Snapshot
+from cumem.pools.statistics import (
+    COLUMNS,
+    MORE_COLUMNS,
+    Measure,
+    Measurement,
+    PoolStats,
+    Stats,
+    cells_of,
+    rows_of,
+)
+from cumem.recording.record import Record
+from cumem.tools.notebook.cell import Report
 from cumem.tools.notebook.html import (
-    KIND_COLOURS,
-    STATE_COLOURS,
     Part,
     Raw,
     alert,
+    answer,
     bar,
     data,
     details,
@@ -32,7 +51,10 @@ from cumem.tools.notebook.html import (
     parts_of,
     rect,
     svg,
+    table,
 )
+from cumem.transfers.explanation import Explanation
+from cumem.transfers.tuning import Configuration
 
 
 def size(nbytes: int) -> str:
@@ -99,7 +121,20 @@ def transfer(handle: _core.Transfer) -> str:
 # -- pools -----------------------------------------------------------------------------
 
 
-def pool(stats: Any, title: str) -> str:
+@shows("html", Pool)
+def pool(found: Pool[Any], title: str) -> str:
+    """What a pool holds, unless it is closed."""
+    return page(f"{title}, closed") if found.closed else _figures(found.stats(), title)
+
+
+@shows("html", PoolStats)
+def pool_statistics(found: PoolStats) -> str:
+    """What a pool held when it was asked."""
+    where = f"{found.kind} {found.device} {found.name}"
+    return _figures(found, f"cumem.PoolStats of {where}")
+
+
+def _figures(stats: PoolStats, title: str) -> str:
     """What a pool holds, and all its counters on request."""
     limit = stats.limit
     parts = parts_of(stats.live_nbytes, stats.in_flight_nbytes, stats.cached_nbytes)
@@ -127,6 +162,48 @@ def pool(stats: Any, title: str) -> str:
     return page(title, bar(parts, limit or 0), legend(parts), facts(rows), counters)
 
 
+@shows("html", Stats)
+def all_statistics(found: Stats) -> str:
+    """A row for each pool."""
+    return page(f"cumem.{type(found).__name__}", statistics(found))
+
+
+@shows("html", Measurement)
+def measurement(found: Measurement) -> str:
+    """What a block of code did to each pool."""
+    return page(f"measured: {format_seconds(found.seconds)}", statistics(found))
+
+
+@shows("html", Measure)
+def measure(_: Measure) -> str:
+    """A measurement whose block has not ended, which has no figures yet."""
+    return page("cumem.Measure, running")
+
+
+def statistics(found: Stats, brief: bool = False) -> Raw:
+    """As a table for a notebook, with a bar for each pool; `brief`: of those that have
+    held memory, what they hold."""
+    rows = rows_of(found)
+    if not rows:
+        return Raw("<div>no pool yet</div>")
+    columns = COLUMNS if brief else COLUMNS | MORE_COLUMNS
+    if brief:
+        rows = [row for row in rows if row[1].peak_reserved_nbytes] or rows
+    most = max(counters.reserved_nbytes for _, counters in rows)
+    lines = []
+    for row in rows:
+        live, in_flight, cached = (
+            max(0, getattr(row[1], f"{state}_nbytes"))  # differences may be negative
+            for state in ("live", "in_flight", "cached")
+        )
+        name, *cells = cells_of(*row, columns)
+        parts = parts_of(live, in_flight, cached)
+        lines.append([name, bar(parts, most, 120 if brief else 80), *cells])
+    states = {k: STATE_COLOURS[k] for k in ("live", "in flight", "cached")}
+    head = ["pool", "", *columns, "allocations", "hits"]
+    return Raw(keys(states) + table("", head, lines))
+
+
 _WIDTH: Final = 520  # of a map, in pixels
 _LABEL: Final = 170  # before it
 _HEIGHT: Final = 17  # of a segment
@@ -134,7 +211,8 @@ _ROWS: Final = 32  # segments that are drawn
 _SHAPES: Final = 4000  # of a map, at most about so many
 
 
-def snapshot(found: Any) -> str:
+@shows("html", Snapshot)
+def snapshot(found: Snapshot) -> str:
     """A map of segments and blocks."""
     reserved = sum(segment.reserved_nbytes for segment in found.segments)
     title = (
@@ -212,22 +290,25 @@ def _run(blocks: Sequence[Any], x: float, width: float, y: float) -> str:
 # -- devices and their memory ----------------------------------------------------------
 
 
-def device(unit: Any) -> str:
+@shows("html", Device)
+def device(unit: Device) -> str:
     """Name, size and place; what the driver does not tell is left out."""
     rows: list[tuple[str, object]] = []
-    for name, ask in (
+    questions: tuple[tuple[str, Callable[[], object]], ...] = (
         ("name", lambda: unit.name),
         ("memory", lambda: size(unit.total_nbytes)),
         ("compute capability", lambda: "{}.{}".format(*unit.compute_capability)),
         ("bus", lambda: unit.pci_bus_id),
         ("uuid", lambda: unit.uuid),
-    ):
+    )
+    for name, ask in questions:
         with contextlib.suppress(Exception):
             rows.append((name, ask()))
     return page(f"cumem.Device {unit.index}", facts(rows))
 
 
-def memory(info: Any) -> str:
+@shows("html", DeviceMemory)
+def memory(info: DeviceMemory) -> str:
     """Who has the memory of a device."""
     parts = [
         Part("live", info.live, STATE_COLOURS["live"]),
@@ -246,7 +327,8 @@ def memory(info: Any) -> str:
 # -- errors ----------------------------------------------------------------------------
 
 
-def out_of_memory(error: Any) -> str:
+@shows("html", OutOfMemoryError)
+def out_of_memory(error: OutOfMemoryError) -> str:
     """What was asked for, what there is, and what to do."""
     if error.requested is None:  # in a copy, which has no such numbers
         told = {k: v for k, v in error.to_dict().items() if v and k != "message"}
@@ -283,3 +365,29 @@ def out_of_memory(error: Any) -> str:
 def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
     """Numbered from 1."""
     return [(str(i), text) for i, text in enumerate(texts, 1)]
+
+
+# -- copies and records ----------------------------------------------------------------
+
+
+@shows("html", Explanation)
+def explanation(found: Explanation) -> str:
+    """The way of a copy, and why it goes that way."""
+    title = f"cumem.Explanation of {format_nbytes(found.nbytes)}"
+    return page(title, facts(found._rows()))
+
+
+@shows("html", Configuration)
+def configuration(found: Configuration) -> str:
+    """Each setting, with what has set it."""
+    columns = ["setting", "value", "by"]
+    return page("cumem.Configuration", table("", columns, found._rows()))
+
+
+@shows("html", Record)
+def record(found: Record) -> str:
+    """The report of what was recorded."""
+    return Report(found.log)._repr_html_()
+
+
+shows("html", Answer)(answer)
