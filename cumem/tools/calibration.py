@@ -16,6 +16,7 @@ from cumem.base.answer import Answer
 from cumem.base.driver import driver_version
 from cumem.base.units import format_nbytes, format_rate, format_seconds
 from cumem.base.variables import read_switch
+from cumem.base.version import __version__
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.devices.device import Device
 from cumem.files.raw import open_regular, replacing
@@ -204,15 +205,13 @@ def _kept_folder() -> pathlib.Path | None:
 def machine_key(unit: Device) -> dict[str, str]:
     """What the figures depend on. Not the device's UUID: another card of the same make
     on the same link does the same."""
-    import cumem
-
     return {
         "processor": _processor(),
         "threads": str(_core._processors()[0]),
         "device": unit.name,
         "link": _link(unit.pci_bus_id),
         "driver": str(driver_version()),
-        "cumem": cumem.__version__,
+        "cumem": __version__,
     }
 
 

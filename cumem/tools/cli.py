@@ -14,9 +14,11 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
-import cumem
+from cumem.base.driver import backend
+from cumem.base.errors import CudaError, EmulationWarning
 from cumem.base.kinds import DEVICE_FIRST
 from cumem.base.units import fit, parse_nbytes
+from cumem.base.version import __version__
 
 __all__ = ["main"]
 
@@ -50,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with warnings.catch_warnings():
             # each command says itself, in its own text, that the device is emulated
-            warnings.simplefilter("ignore", cumem.EmulationWarning)
+            warnings.simplefilter("ignore", EmulationWarning)
             code = _COMMANDS[options.command](options)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -60,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
         # whoever read us has left; keep the interpreter from complaining at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except (cumem.CudaError, OSError, MemoryError) as error:
+    except (CudaError, OSError, MemoryError) as error:
         print(f"cumem: {error or 'out of ordinary memory'}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
@@ -107,7 +109,7 @@ def _interrupts_held() -> Iterator[None]:
 def _opens() -> bool:
     """Open the runtime, which reads the CUMEM_… variables; False if one is wrong."""
     try:
-        cumem.backend()
+        backend()
     except ValueError as error:
         print(f"cumem: {error}", file=sys.stderr)
         return False
@@ -184,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m cumem",
         description="Memory that feeds GPUs: what there is here and how fast it is.",
     )
-    parser.add_argument("--version", action="version", version=cumem.__version__)
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     info = commands.add_parser("info", help="print versions, devices and limits")
     info.add_argument(

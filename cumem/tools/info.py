@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-import cumem
 from cumem.base.control_groups import folders, is_number
+from cumem.base.driver import backend, device_count, driver_version, emulation_reason
+from cumem.base.errors import CudaError
 from cumem.base.units import format_nbytes
+from cumem.base.version import BUILT_RUNTIME, OLDEST_DRIVER, __version__
+from cumem.devices.device import Device
 from cumem.pools.memory import get_limit
 
 __all__ = ["collect", "commit", "render", "save"]
@@ -51,11 +54,10 @@ def collect() -> dict[str, Any]:
     **Blocks** while the driver is opened at its first use; creates no context on a GPU
     beyond those that reading free memory needs.
     """
-    backend = cumem.backend()
     return {
-        "versions": versions() | {"driver": _dotted(cumem.driver_version())},
-        "backend": {"name": backend, "reason": cumem.emulation_reason()},
-        "devices": [_device(index) for index in range(cumem.device_count())],
+        "versions": versions() | {"driver": _dotted(driver_version())},
+        "backend": {"name": backend(), "reason": emulation_reason()},
+        "devices": [_device(index) for index in range(device_count())],
         "machine": machine(),
     }
 
@@ -63,12 +65,12 @@ def collect() -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """What is known without a driver; its own version is None."""
     return {
-        "cumem": cumem.__version__,
+        "cumem": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "driver": None,
-        "runtime": _dotted(cumem.BUILT_RUNTIME),
-        "oldest_driver": _dotted(cumem.OLDEST_DRIVER),
+        "runtime": _dotted(BUILT_RUNTIME),
+        "oldest_driver": _dotted(OLDEST_DRIVER),
     }
 
 
@@ -108,7 +110,7 @@ def commit() -> str | None:
     """
     if told := os.environ.get("CUMEM_COMMIT"):
         return told
-    root = Path(cumem.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None  # an environment inside somebody's checkout is not ours
     commands = (
@@ -140,7 +142,7 @@ def save(results: dict[str, Any], path: str | Path) -> None:
 
 def check_device(index: int) -> None:
     """ValueError where the command line names a device that there is not."""
-    count = cumem.device_count()
+    count = device_count()
     if not 0 <= index < count:
         there = "there is 1" if count == 1 else f"there are {count or 'none'}"
         raise ValueError(f"there is no device {index}; {there}")
@@ -201,7 +203,7 @@ def render(facts: dict[str, Any]) -> str:
 
 
 def _device(index: int) -> dict[str, Any]:
-    device = cumem.Device(index)
+    device = Device(index)
     free, total = device.memory_info()
     bus = device.pci_bus_id
     return {
@@ -217,7 +219,7 @@ def _device(index: int) -> dict[str, Any]:
         "attributes": dict(device.attributes()),
         "peers": [
             other
-            for other in range(cumem.device_count())
+            for other in range(device_count())
             if other != index and device.can_access_peer(other)
         ],
     }
@@ -372,7 +374,7 @@ def _pinned_limit() -> int | None:
     """None as well where the driver does not open, which `collect` says first."""
     try:
         return get_limit("pinned")
-    except cumem.CudaError:
+    except CudaError:
         return None
 
 

@@ -430,7 +430,7 @@ def test_table_lists_what_lives_with_its_line_and_its_variables(
         )
     ]
     living = types.SimpleNamespace(buffers=alive)
-    monkeypatch.setattr(cumem, "live", lambda: living, raising=False)
+    monkeypatch.setattr(magics, "live", lambda: living)
     table = magics.Overview(shell_of(_1=buf, Out={1: buf}, array=buf.numpy()[1:]))
     lines = [re.split("  +", line) for line in repr(table).splitlines()]
     assert ["-", "device", "-", "-", "0", "3 MiB", "b.py:2 (g)"] in lines

@@ -98,7 +98,7 @@ def test_run_with_a_copy_that_loses_a_byte_is_not_verified(
         if isinstance(dst, np.ndarray) and dst.nbytes:
             dst[dst.size // 2] ^= 1
 
-    monkeypatch.setattr(cumem, "copy", lossy)
+    monkeypatch.setattr(cumem._core, "copy", lossy)
     results = list(bench_cases.run(TINY))
     wrong = {(r.group, r.what) for r in results if not r.verified}
     assert {("copy", "h2d"), ("both", "both"), ("allocate", "first")} <= wrong
@@ -108,7 +108,7 @@ def test_run_with_a_copy_that_loses_a_byte_is_not_verified(
 def test_run_with_a_copy_that_does_nothing_is_not_verified(
     emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cumem, "copy", lambda dst, src, *, stream=None: None)
+    monkeypatch.setattr(cumem._core, "copy", lambda dst, src, *, stream=None: None)
     results = [r for r in bench_cases.run(TINY) if r.group == "copy"]
     assert [r for r in results if r.verified] == []
 
@@ -119,7 +119,7 @@ def test_run_where_a_kind_cannot_be_had_says_why_and_goes_on(
     def refuse(*args: object, **keywords: object) -> None:
         raise cumem.CudaError("no managed memory here\nsecond line")
 
-    monkeypatch.setattr(cumem, "empty_managed", refuse)
+    monkeypatch.setattr(cumem._core, "empty_managed", refuse)
     results = list(bench_cases.run(TINY))
     assert len(results) == bench_cases.count(TINY)
     skipped = [result for result in results if result.skipped is not None]
@@ -439,7 +439,7 @@ def test_benchmark_where_most_figures_are_missing_fails_and_says_so(
         raise MemoryError("cumem: out of ordinary host memory")
 
     for kind in ("pinned", "mapped", "managed"):
-        monkeypatch.setattr(cumem, f"empty_{kind}", refuse)
+        monkeypatch.setattr(cumem._core, f"empty_{kind}", refuse)
     assert bench.main(bench.Options(quick=True, max_nbytes=64 * KIB)) == 1
     said = capsys.readouterr()
     assert "figures are missing" in said.out
@@ -448,7 +448,7 @@ def test_benchmark_where_most_figures_are_missing_fails_and_says_so(
 
 
 def test_benchmark_in_little_address_space_names_the_limit() -> None:
-    limit = "import resource, sys; from cumem import cli\n"
+    limit = "import resource, sys; from cumem.tools import cli\n"
     limit += "resource.setrlimit(resource.RLIMIT_AS, (500 << 20, 500 << 20))\n"
     limit += "sys.exit(cli.main(['bench', '--quick']))"
     done = programs.run("-c", limit, OPENBLAS_NUM_THREADS="1")
@@ -520,7 +520,7 @@ def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     package = tmp_path / "checkout" / "cumem" / "__init__.py"
     package.parent.mkdir(parents=True)
     package.write_text("")
-    monkeypatch.setattr(cumem, "__file__", str(package))
+    monkeypatch.setattr(info, "__file__", str(package.parent / "tools" / "info.py"))
     assert info.commit() is None
     root = package.parent.parent
     git(root, "init", "-q")
@@ -534,7 +534,7 @@ def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     package.write_text("changed = 1\n")
     assert info.commit() == head + "-dirty"
     inner = root / "venv" / "cumem" / "__init__.py"  # a package in another's checkout
-    monkeypatch.setattr(cumem, "__file__", str(inner))
+    monkeypatch.setattr(info, "__file__", str(inner.parent / "tools" / "info.py"))
     assert info.commit() is None
 
 

@@ -85,6 +85,7 @@ raise LookupError("here")
     "ends": "%%cumem\nnext(iter(()))",
     "recorder": """
 from support.logs import made
+from cumem.tools.notebook import magics
 from cumem.recording.events import Frame
 class Record:
     def __init__(self, stacks):
@@ -99,7 +100,7 @@ def note(buf):
     noted.stacks.append((Frame(frame.f_code.co_filename, frame.f_lineno, "<module>"),))
     noted.events.append({"op": "allocate", "kind": buf.kind, "address": buf.ptr,
         "nbytes": buf.nbytes, "time_ns": 5, "stack": len(noted.stacks)})
-cumem.record = Record
+magics.record = Record
 """,
     "recorded": """%%cumem
 

@@ -311,7 +311,7 @@ def replayed_elsewhere(
     commands: list[list[str]] = []
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(cumem, "backend", lambda: "cuda")
+    monkeypatch.setattr(replay, "backend", lambda: "cuda")
     monkeypatch.setattr(replay_allocators, "is_installed", lambda name: True)
     monkeypatch.setenv("CUMEM_BACKEND", "emulated")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

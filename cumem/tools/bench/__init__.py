@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import resource
@@ -15,21 +16,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-import cumem
-import cumem.base.errors  # which cumem would import when it opens, as the next
-import cumem.buffers.casting  # which copies and buffers import at their first use
-import cumem.buffers.values
-import cumem.buffers.views
-import cumem.interchange.foreign_stream  # which a growth asks for captures
-import cumem.pools.out_of_memory  # as pools that wait do
-import cumem.pools.pool
+from cumem.base.driver import backend, emulation_reason
 from cumem.base.units import fit, format_nbytes
+from cumem.base.version import __version__
+from cumem.devices.device import Device
 from cumem.tools import calibration, info
 from cumem.tools.bench import cases
 from cumem.tools.bench.cases import KIB, MIB, Plan, Result
 from cumem.tools.bench.report import PLOT_FORMATS, Report, save_plot
 
 __all__ = ["Options", "UsageError", "main", "make_plan"]
+
+# The package loads these at their first use, which would be within a measurement.
+for _module in (
+    "base.errors",
+    "buffers.casting",
+    "buffers.values",
+    "buffers.views",
+    "interchange.foreign_stream",
+    "pools.out_of_memory",
+    "pools.pool",
+):
+    importlib.import_module(f"cumem.{_module}")
 
 QUICK_SIZES: Final = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
 FULL_SIZES: Final = tuple(4 * KIB * 4**step for step in range(9))  # 4 KiB … 256 MiB
@@ -136,7 +144,7 @@ def main(options: Options) -> int:
         If the device cannot be used at all.
     """
     _check(options)
-    device = cumem.Device(options.device)
+    device = Device(options.device)
     facts = info.collect()
     plan = make_plan(options, _room(facts, device))
     with _said_to_be_emulated():
@@ -144,7 +152,7 @@ def main(options: Options) -> int:
 
 
 def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
-    device = cumem.Device(options.device)
+    device = Device(options.device)
     print(fit(_title(device, facts)))
     if plan.sizes[-1] < max(_sizes(options)):
         print(f"copies end at {format_nbytes(plan.sizes[-1])}: not enough free memory")
@@ -190,7 +198,7 @@ def _check(options: Options) -> None:
     if options.json is not None and options.plot is not None:
         if os.path.realpath(options.json) == os.path.realpath(options.plot):
             raise UsageError(f"{options.plot}: --json and --plot name the same file")
-    device = cumem.Device(options.device)
+    device = Device(options.device)
     if options.keep and device.emulated:
         raise UsageError("--keep: figures of the emulated device say nothing of a GPU")
     kept = _kept_path(device) if options.keep else None
@@ -209,7 +217,7 @@ def _sizes(options: Options) -> tuple[int, ...]:
     return sizes if most is None else tuple(n for n in sizes if n <= most)
 
 
-def _room(facts: dict[str, Any], device: cumem.Device) -> int:
+def _room(facts: dict[str, Any], device: Device) -> int:
     """Bytes one buffer may take, when what is free must hold all that live at once."""
     host = facts["machine"]
     room = [device.memory_info()[0] // 3]  # two, and managed memory
@@ -240,10 +248,10 @@ def _address_space() -> int:
 @contextlib.contextmanager
 def _said_to_be_emulated() -> Iterator[None]:
     """Say so in the first and the last line, also of a run that is cut short."""
-    if cumem.backend() != "emulated":
+    if backend() != "emulated":
         yield
         return
-    reason = cumem.emulation_reason() or "asked for by CUMEM_BACKEND=emulated"
+    reason = emulation_reason() or "asked for by CUMEM_BACKEND=emulated"
     warning = (
         f"EMULATED DEVICE: no GPU took part, these figures are not a GPU's ({reason})"
     )
@@ -258,7 +266,7 @@ def _said_to_be_emulated() -> Iterator[None]:
     print(fit(warning))
 
 
-def _title(device: cumem.Device, facts: dict[str, Any]) -> str:
+def _title(device: Device, facts: dict[str, Any]) -> str:
     versions = facts["versions"]
     return (
         f"{device.name} (device {device.index}), driver CUDA {versions['driver']}, "
@@ -269,11 +277,11 @@ def _title(device: cumem.Device, facts: dict[str, Any]) -> str:
 def _save(
     options: Options, report: Report, facts: dict[str, Any], plan: Plan, when: datetime
 ) -> None:
-    device = cumem.Device(options.device)
+    device = Device(options.device)
     if options.json is not None or options.keep:
         data = {
             "schema": 2,
-            "cumem": cumem.__version__,
+            "cumem": __version__,
             "commit": info.commit(),
             "started": when.isoformat(timespec="seconds"),
             "emulated": device.emulated,
@@ -298,7 +306,7 @@ def _save(
         print(f"wrote {options.plot}")
 
 
-def _kept_path(device: cumem.Device) -> str:
+def _kept_path(device: Device) -> str:
     """Makes the directory."""
     path = calibration.kept_path(device, "bench")
     if path is None:

@@ -18,7 +18,10 @@ import numpy as np
 from numpy.random import default_rng  # NumPy itself would import it at first use
 from numpy.typing import NDArray
 
-import cumem
+from cumem import _core
+from cumem.base.errors import CudaError
+from cumem.devices.device import Device
+from cumem.pools.pool import trim
 from cumem.tools.measuring import raw_copies
 
 __all__ = ["COPY_KINDS", "Plan", "Result", "count", "run"]
@@ -38,7 +41,7 @@ BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
 
 #: Why a case has no figure: the device cannot do it, or memory is short. The interpreter
 #: too may find none, where its address space is limited (``ulimit -v``).
-REFUSALS: Final = (cumem.CudaError, MemoryError)
+REFUSALS: Final = (CudaError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,8 @@ class _Bench:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.device = cumem.Device(plan.device)
-        self.stream = cumem.Stream(device=self.device)
+        self.device = Device(plan.device)
+        self.stream = _core.Stream(device=self.device)
         generator = default_rng(plan.seed)
         self._shift = 4099  # so that each draw from the store differs from the last
         self._draws = 0
@@ -225,23 +228,23 @@ class _Bench:
             case "pageable":
                 return np.empty(nbytes, np.uint8)
             case "pinned":
-                return cumem.empty_pinned(nbytes, np.uint8, device=device)
+                return _core.empty_pinned(nbytes, np.uint8, device=device)
             case "write-combined":
-                return cumem.empty_pinned(
+                return _core.empty_pinned(
                     nbytes, np.uint8, write_combined=True, device=device
                 )
             case "mapped":
-                return cumem.empty_mapped(nbytes, np.uint8, device=device)
+                return _core.empty_mapped(nbytes, np.uint8, device=device)
             case "managed":
-                return cumem.empty_managed(nbytes, np.uint8, device=device)
+                return _core.empty_managed(nbytes, np.uint8, device=device)
             case _:
-                return cumem.empty_device(nbytes, np.uint8, device=device)
+                return _core.empty_device(nbytes, np.uint8, device=device)
 
     def empty_pools(self) -> None:
         """Give back all that was dropped, so that the next allocation is a first one."""
-        cumem.trim()  # looks what the dropped blocks still have to wait for
+        trim()  # looks what the dropped blocks still have to wait for
         self.device.synchronize()
-        cumem.trim()
+        trim()
 
     # -- groups ------------------------------------------------------------------------
 
@@ -286,7 +289,7 @@ class _Bench:
                 (self.allocate(kind, sizes[-1]), self.allocate("device", sizes[-1]))
                 for _ in range(2)
             ]
-            other = cumem.Stream(device=self.device)
+            other = _core.Stream(device=self.device)
         except REFUSALS as error:
             yield from self._skip("both", kind, ("both",), sizes, error)
             return
@@ -329,23 +332,23 @@ class _Bench:
         def verify() -> bool:
             fresh = self.random(target.nbytes)
             _host_view(host)[:] = fresh
-            cumem.copy(target, host)
+            _core.copy(target, host)
             return self._holds(target, fresh)
 
-        return _Trial(lambda: cumem.copy(target, host), verify)
+        return _Trial(lambda: _core.copy(target, host), verify)
 
     def _copy_out(self, host: Any, source: Any) -> _Trial:
         def verify() -> bool:
             fresh = self.random(source.nbytes)
-            cumem.copy(source, fresh)
-            cumem.copy(host, source)
+            _core.copy(source, fresh)
+            _core.copy(host, source)
             return np.array_equal(_host_view(host), fresh)
 
-        return _Trial(lambda: cumem.copy(host, source), verify)
+        return _Trial(lambda: _core.copy(host, source), verify)
 
     def _prefetch(self, managed: Any, where: object) -> None:
         # prefetch() would warn of memory that goes to and fro
-        cumem.prefetch_many((managed,), where, self.stream)
+        _core.prefetch_many((managed,), where, self.stream)
         self.stream.synchronize()
 
     def _prefetch_in(self, managed: Any, target: Any) -> _Trial:
@@ -354,7 +357,7 @@ class _Bench:
             self._prefetch(managed, "host")
             managed.numpy()[:] = fresh
             self._prefetch(managed, self.device)
-            cumem.copy(target, managed.as_device())
+            _core.copy(target, managed.as_device())
             return self._holds(target, fresh)
 
         return _Trial(
@@ -366,9 +369,9 @@ class _Bench:
     def _prefetch_out(self, managed: Any, source: Any) -> _Trial:
         def verify() -> bool:
             fresh = self.random(source.nbytes)
-            cumem.copy(source, fresh)
+            _core.copy(source, fresh)
             self._prefetch(managed, self.device)
-            cumem.copy(managed.as_device(), source)
+            _core.copy(managed.as_device(), source)
             self._prefetch(managed, "host")
             return np.array_equal(managed.numpy(), fresh)
 
@@ -379,11 +382,11 @@ class _Bench:
         )
 
     def _both(
-        self, into: tuple[Any, Any], out: tuple[Any, Any], other: cumem.Stream
+        self, into: tuple[Any, Any], out: tuple[Any, Any], other: _core.Stream
     ) -> _Trial:
         def action() -> None:
-            first = cumem.copy_async(into[1], into[0], stream=self.stream)
-            second = cumem.copy_async(out[0], out[1], stream=other)
+            first = _core.copy_async(into[1], into[0], stream=self.stream)
+            second = _core.copy_async(out[0], out[1], stream=other)
             first.wait()
             second.wait()
 
@@ -391,7 +394,7 @@ class _Bench:
             nbytes = into[1].nbytes
             up, down = self.random(nbytes), self.random(nbytes)
             _host_view(into[0])[:] = up
-            cumem.copy(out[1], down)
+            _core.copy(out[1], down)
             action()
             return self._holds(into[1], up) and np.array_equal(_host_view(out[0]), down)
 
@@ -425,14 +428,14 @@ class _Bench:
     def _holds(self, device: Any, expected: Bytes) -> bool:
         """Whether device memory holds the bytes expected."""
         found = np.zeros(device.nbytes, np.uint8)
-        cumem.copy(found, device)
+        _core.copy(found, device)
         return np.array_equal(found, expected)
 
     def _keeps_data(self, kind: str, nbytes: int) -> bool:
         """Whether fresh memory gives back what was written to it."""
         memory, fresh = self.allocate(kind, nbytes), self.random(nbytes)
         if kind == "device":
-            cumem.copy(memory, fresh)
+            _core.copy(memory, fresh)
             return self._holds(memory, fresh)
         _host_view(memory)[:] = fresh
         return np.array_equal(_host_view(memory), fresh)
@@ -456,10 +459,10 @@ class _Bench:
         nbytes = source.nbytes
         fresh = self.random(nbytes)
         try:
-            cumem.copy(source, fresh)
+            _core.copy(source, fresh)
             times = raw_copies(target, source, self.stream, self.plan.budget)
             found = np.zeros(nbytes, np.uint8)
-            cumem.copy(found, target)
+            _core.copy(found, target)
         except REFUSALS as error:
             return Result("ceiling", what, kind, nbytes, skipped=_first_line(error))
         low, median, high = _quartiles(times)

@@ -8,9 +8,9 @@ import json
 import textwrap
 from typing import Any, Final
 
-import cumem
 from cumem.base.answer import Answer
 from cumem.base.units import fit, terminal_width
+from cumem.base.version import __version__
 from cumem.tools.doctor import facts as _facts
 from cumem.tools.doctor.checks import CHECKS, Finding
 
@@ -136,7 +136,7 @@ def judge(facts: dict[str, Any]) -> Diagnosis:
     version = facts["versions"]["driver"]
     driver = f"driver CUDA {version}" if is_real else "no GPU"
     return Diagnosis(
-        tuple(found), f"{device}, {driver}, cumem {cumem.__version__}", not is_real
+        tuple(found), f"{device}, {driver}, cumem {__version__}", not is_real
     )
 
 

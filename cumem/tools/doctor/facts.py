@@ -11,15 +11,19 @@ import statistics
 from pathlib import Path
 from typing import Any, Final
 
-import cumem
 from cumem import _core
 from cumem.base import nvtx, variables
 from cumem.base.control_groups import folders
+from cumem.base.driver import driver_version
+from cumem.base.errors import CudaError, OutOfMemoryError
+from cumem.base.version import OLDEST_DRIVER
 from cumem.devices import device as devices
 from cumem.devices.gpus import pci_gpus
 from cumem.pools.out_of_memory import is_refused
+from cumem.pools.pool import Pool
 from cumem.tools import _testing, info
 from cumem.tools.measuring import raw_copies
+from cumem.transfers.tuning import configure
 
 __all__ = ["collect"]
 
@@ -101,7 +105,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
 def _from_info() -> dict[str, Any]:
     try:
         return info.collect()
-    except cumem.CudaError as error:
+    except CudaError as error:
         return {
             "versions": info.versions(),
             "backend": {"name": None, "reason": str(error)},
@@ -178,12 +182,12 @@ def bandwidth(
     """
     with contextlib.ExitStack() as opened:
         try:
-            pools = [cumem.Pool(kind, device=index) for kind in ("pinned", "device")]
+            pools = [Pool(kind, device=index) for kind in ("pinned", "device")]
             for pool in pools:
                 opened.callback(pool.close)
             return _rates(index, seconds, nbytes, *pools)
-        except cumem.CudaError as error:
-            is_short = isinstance(error, cumem.OutOfMemoryError)
+        except CudaError as error:
+            is_short = isinstance(error, OutOfMemoryError)
             said = str(error).splitlines()[:2]  # what failed, and what was asked for
             text = "; ".join(line.strip() for line in said)
             return {"error": text, "is_short": is_short}
@@ -191,10 +195,10 @@ def bandwidth(
 
 def page_locking(nbytes: int = _PROBE_NBYTES) -> dict[str, Any]:
     """Whether so much can be page-locked, in a pool of its own; if not, why."""
-    with contextlib.closing(cumem.Pool("pinned")) as pool:
+    with contextlib.closing(Pool("pinned")) as pool:
         try:
-            cumem.empty_pinned(nbytes, "u1", pool=pool)
-        except cumem.CudaError as error:
+            _core.empty_pinned(nbytes, "u1", pool=pool)
+        except CudaError as error:
             reason = str(error).splitlines()[0].partition(";")[0]
             refused = is_refused(error)
             return {"nbytes": nbytes, "error": reason, "is_refused": refused}
@@ -202,11 +206,11 @@ def page_locking(nbytes: int = _PROBE_NBYTES) -> dict[str, Any]:
 
 
 def _rates(
-    index: int, seconds: float, nbytes: int, pinned: cumem.Pool, device: cumem.Pool
+    index: int, seconds: float, nbytes: int, pinned: Pool, device: Pool
 ) -> dict[str, float]:
-    stream = cumem.Stream(device=index)
-    host = cumem.empty_pinned(nbytes, "u1", pool=pinned)
-    there = cumem.empty_device(nbytes, "u1", stream=stream, pool=device)
+    stream = _core.Stream(device=index)
+    host = _core.empty_pinned(nbytes, "u1", pool=pinned)
+    there = _core.empty_device(nbytes, "u1", stream=stream, pool=device)
     up = raw_copies(there, host, stream, seconds / 2)
     down = raw_copies(host, there, stream, seconds / 2)
     return {
@@ -247,11 +251,11 @@ def _calls(facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Those of CUDA that came after the oldest driver, and whether this one has them."""
     if facts["versions"]["driver"] is None:
         return []
-    driver = cumem.driver_version()
+    driver = driver_version()
     newer = [
         (cuda_name, (oldest // 1000, oldest % 1000 // 10))
         for _, cuda_name, oldest in _testing.op_names()
-        if oldest > 1000 * cumem.OLDEST_DRIVER[0]
+        if oldest > 1000 * OLDEST_DRIVER[0]
     ]
     return [
         {"name": name, "since": f"{since[0]}.{since[1]}", "there": driver >= since}
@@ -261,7 +265,7 @@ def _calls(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _copies() -> dict[str, Any]:
     """How ordinary memory goes to a device now."""
-    now = cumem.configure()
+    now = configure()
     return {
         "threads": now.threads,
         "staged_up_nbytes": now.staged_up_nbytes,

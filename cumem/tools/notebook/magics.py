@@ -22,6 +22,8 @@ from cumem.base.kinds import KINDS
 from cumem.base.units import format_count, format_nbytes, format_table
 from cumem.pools.statistics import Stats, stats
 from cumem.recording.events import Log
+from cumem.recording.live_buffers import live
+from cumem.recording.record import record
 from cumem.tools.notebook.cell import Report
 from cumem.tools.notebook.html import Raw, escape, in_cell, key, page, table
 from cumem.tools.notebook.objects import statistics
@@ -223,10 +225,8 @@ class _Measured:
     """Records what a cell does, and shows it at the cell's end, however that comes."""
 
     def __init__(self, shell: _Shell) -> None:
-        import cumem
-
         self._shell = shell
-        self._record = cumem.record(stacks=True)
+        self._record = record(stacks=True)
 
     def __enter__(self) -> None:
         self._record.__enter__()
@@ -322,11 +322,9 @@ class _Alive(NamedTuple):
 
 def _alive() -> list[_Alive]:
     """What is alive, the largest first."""
-    import cumem
-
     found = [
         _Alive(each.kind, each.device, each.address, each.requested_nbytes, each.line)
-        for each in cumem.live().buffers
+        for each in live().buffers
         if each.kind != "staging"
     ]
     return sorted(found, key=lambda each: -each.nbytes)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import cumem
+from cumem.base.driver import backend
 from cumem.base.units import fit, format_nbytes
 from cumem.tools import info
 from cumem.tools.replay import allocators
@@ -200,7 +200,7 @@ def _walk(
 
 def _out_of_memory_note(row: int, size: int) -> str:
     note = f"while replaying row {row}, an allocation of {format_nbytes(size)}"
-    if cumem.backend() == "emulated":
+    if backend() == "emulated":
         note += "; CUMEM_EMULATED_MEMORY sets the size of the emulated device"
     return note
 
@@ -317,7 +317,7 @@ def replay(
         trace=trace.name,
         allocator=allocator.name,
         version=allocator.version,
-        backend=cumem.backend(),
+        backend=backend(),
         kind=kind,
         pool=pool,
         events=trace.events,
@@ -437,7 +437,7 @@ def main(options: Options, trace: Trace) -> int:
         If the device is too small for the trace.
     """
     info.check_device(options.device)
-    if cumem.backend() == "emulated" and trace.peak_live > MOST_EMULATED:
+    if backend() == "emulated" and trace.peak_live > MOST_EMULATED:
         raise ValueError(
             f"{trace.name}: {format_nbytes(trace.peak_live)} live at once, more than the "
             f"{format_nbytes(MOST_EMULATED)} that an emulated device can have"
@@ -483,7 +483,7 @@ def _compare(options: Options) -> dict[str, dict[str, Any]]:
 
 
 def _replay_elsewhere(options: Options) -> dict[str, Any]:
-    if cumem.backend() == "emulated":
+    if backend() == "emulated":
         return {"error": "needs a GPU"}
     if options.kind != "device":
         return {"error": "is replayed for device memory only"}

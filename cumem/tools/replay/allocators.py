@@ -15,8 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import cumem
+from cumem import _core
+from cumem.base.driver import backend
 from cumem.base.kinds import DEVICE_FIRST
+from cumem.base.version import __version__
+from cumem.devices.device import Device
+from cumem.pools.pool import Pool
 
 __all__ = ["ALLOCATORS", "POOLS", "Allocator", "Held", "is_installed", "make"]
 
@@ -110,7 +114,7 @@ class CumemAllocator(Allocator):
     """cumem's pools, as a program uses them."""
 
     name = "cumem"
-    version: str = cumem.__version__
+    version: str = __version__
 
     def __init__(self, kind: str, pool: str, device: int, stream_count: int) -> None:
         if kind not in DEVICE_FIRST:
@@ -119,15 +123,15 @@ class CumemAllocator(Allocator):
             raise ValueError(f"pool {pool!r} is none of {', '.join(POOLS)}")
         if kind != "device" and pool != "default":
             raise ValueError(f"pool {pool!r} is for device memory")
-        self._pool = cumem.Pool(
+        self._pool = Pool(
             cast("Any", kind), device=device, segments=cast("Any", POOLS[pool])
         )
         self._device = device
         self._growths_before = 0
         self.streams: list[Any] = [
-            cumem.Stream(device=device) for _ in range(stream_count)
+            _core.Stream(device=device) for _ in range(stream_count)
         ]
-        self.side: Any = cumem.Stream(device=device)
+        self.side: Any = _core.Stream(device=device)
         allocate = self._pool.allocate
         self.allocate: Callable[[int], object] = allocate
         # host memory is allocated on no stream
@@ -159,7 +163,7 @@ class CumemAllocator(Allocator):
 
     def empty(self) -> None:
         for _ in range(_TRIMS):
-            cumem.Device(self._device).synchronize()
+            Device(self._device).synchronize()
             self._pool.trim()
             if self.reserved() == 0:
                 break
@@ -277,9 +281,9 @@ class RmmAllocator(Allocator):
         self._device = device
         wrap = rmm.pylibrmm.stream.Stream
         self.streams: list[Any] = [
-            wrap(cumem.Stream(device=device)) for _ in range(stream_count)
+            wrap(_core.Stream(device=device)) for _ in range(stream_count)
         ]
-        self.side: Any = wrap(cumem.Stream(device=device))
+        self.side: Any = wrap(_core.Stream(device=device))
         make = rmm.DeviceBuffer
         self.allocate: Callable[[int], object] = lambda size: make(size=size)
         self.allocate_on: Callable[[int, Any], object] = lambda size, stream: make(
@@ -297,7 +301,7 @@ class RmmAllocator(Allocator):
         return int(self._counts.allocation_counts.total_count)
 
     def empty(self) -> None:
-        cumem.Device(self._device).synchronize()
+        Device(self._device).synchronize()
         self._mr.set_current_device_resource(self._mr.CudaMemoryResource())
         gc.collect()  # the last holder of the old pool gives its memory back
         self._counts = self._mr.StatisticsResourceAdaptor(self._mr.CudaMemoryResource())
@@ -341,7 +345,7 @@ def make(name: str, kind: str, pool: str, device: int, stream_count: int) -> All
         raise ValueError(f"allocator {name!r} is none of {', '.join(ALLOCATORS)}")
     if kind != "device":
         raise ValueError(f"{name} is replayed for device memory only, not {kind}")
-    if cumem.backend() == "emulated":
+    if backend() == "emulated":
         raise ValueError(f"{name} needs a GPU; the emulated device is cumem's own")
     if not is_installed(name):
         raise ValueError(f"{name} is not installed")

@@ -17,7 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-import cumem
+from cumem import _core
+from cumem.base.driver import backend
+from cumem.devices.device import Device
+from cumem.pools.registering import register
 from cumem.tools import _testing
 from cumem.tools.replay.trace import Hold
 
@@ -102,8 +105,8 @@ class _EmulatedGates(Gates):
     """One gate stream for each window that is held at once, used in turn."""
 
     def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
-        self._streams = [s for s in streams if isinstance(s, cumem.Stream)]
-        self._gates = [cumem.Stream(device=device) for _ in range(hold.windows + 1)]
+        self._streams = [s for s in streams if isinstance(s, _core.Stream)]
+        self._gates = [_core.Stream(device=device) for _ in range(hold.windows + 1)]
         self._closed: set[int] = set()
         self._lock = threading.Lock()  # of the gates: the watcher opens them as well
         super().__init__(hold)
@@ -139,9 +142,9 @@ class _CudaGates(Gates):
         self._device = device
         self._number = np.zeros(1024, np.uint32)
         # not from a pool: the pools are what is looked at
-        self._registration = cumem.register(self._number, mapped=True, device=device)
+        self._registration = register(self._number, mapped=True, device=device)
         flag = self._registration.buffer
-        assert isinstance(flag, cumem.MappedBuffer)
+        assert isinstance(flag, _core.MappedBuffer)
         self._address = flag.device_ptr
         self._driver = ctypes.CDLL("libcuda.so.1")
         context = ctypes.c_void_p()
@@ -175,7 +178,7 @@ class _CudaGates(Gates):
 
     def close(self) -> None:
         super().close()
-        cumem.Device(self._device).synchronize()  # nobody looks at the number any more
+        Device(self._device).synchronize()  # nobody looks at the number any more
         self._undo.close()
 
 
@@ -201,5 +204,5 @@ def open_gates(hold: Hold, streams: Sequence[object], device: int) -> Gates:
     OSError
         If the driver cannot make a stream wait.
     """
-    kind = _EmulatedGates if cumem.backend() == "emulated" else _CudaGates
+    kind = _EmulatedGates if backend() == "emulated" else _CudaGates
     return kind(hold, streams, device)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import cumem
 from cumem.base.units import format_nbytes
+from cumem.devices.device import Device
 from cumem.tools import info
 
 __all__ = ["Replayed", "Waste", "as_data", "render", "render_comparison"]
@@ -128,7 +128,7 @@ def render(result: Replayed, device: int) -> str:
         lines.append(f"{result.skipped:,} rows of the file are left out")
     lines += [
         f"{result.allocator} {result.version}, {result.kind} memory, pool "
-        f"{result.pool}, {cumem.Device(device).name}{emulated}",
+        f"{result.pool}, {Device(device).name}{emulated}",
         "",
         _row("peak live", _bytes(result.peak_live)),
     ]
