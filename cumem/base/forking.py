@@ -13,17 +13,17 @@ import os
 import sys
 import time
 from _thread import get_ident
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 #: What a fork waits for a thread that is loading one of our modules. Loading takes
 #: milliseconds; a thread that takes longer may be waiting for the one that forks.
 _PATIENCE_S = 1.0
-#: Before these a child has nothing to gain: they measure devices, or draw.
-_NOT_FOR_CHILDREN = (
-    "tools.calibration",
-    "tools.recommendation",
-    "tools.notebook.objects",
+#: The rooms whose modules a child may need. The tools measure devices or draw, and the
+#: integrations import other libraries; whoever uses one of those has loaded it before.
+_ROOMS = (
+    *("base", "buffers", "interchange", "devices", "pools", "files", "transfers"),
+    "recording",
 )
 #: What functions of the package import where they need it.
 _WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
@@ -35,8 +35,8 @@ _fork_count = 0
 _registered_late: list[dict[str, Callable[..., object]]] = []
 
 
-def before_fork(load: Callable[[str], object], modules: Iterable[str]) -> None:
-    """Load `modules` of the package by `load`, once, if there are threads that might be
+def before_fork(load: Callable[[str], object]) -> None:
+    """Load the modules of the package by `load`, once, if there are threads that might be
     loading one when the process forks.
     """
     global _is_loaded, _fork_count
@@ -53,14 +53,26 @@ def before_fork(load: Callable[[str], object], modules: Iterable[str]) -> None:
     register = os.register_at_fork
     vars(os)["register_at_fork"] = _register_late
     try:
-        for module in modules:
-            if module not in _NOT_FOR_CHILDREN:
-                _try(load, module)
+        for module in _modules():
+            _try(load, module)
         for module in _WITHIN_FUNCTIONS:
             _try(__import__, module)
     finally:
         vars(os)["register_at_fork"] = register
     _is_loaded = True
+
+
+def _modules() -> Iterator[str]:
+    """The extension, whose names the face takes over, and every module of the rooms."""
+    yield "_core"
+    home = os.path.dirname(os.path.dirname(__file__))
+    for room in _ROOMS:
+        for file in sorted(os.listdir(os.path.join(home, room))):
+            name, ending = os.path.splitext(file)
+            if ending == ".py" and name != "__init__":
+                yield f"{room}.{name}"
+            elif os.path.exists(os.path.join(home, room, file, "__init__.py")):
+                yield f"{room}.{file}"
 
 
 def _register_late(**hooks: Callable[..., object]) -> None:

@@ -160,6 +160,43 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 }
 
 
+#: What other libraries have by a name that ``cumem`` has not, and what to type.
+NAMES_OF_CUMEM: dict[str, str] = {
+    "arange": "use cumem.array(np.arange(n))",
+    "as_tensor": "use cumem.asarray(obj)",
+    "concatenate": "use cumem.copy(out[part], buf) for each part",
+    "device_array": "use cumem.empty(shape)",
+    "empty_cache": "use cumem.trim()",
+    "from_dlpack": "use cumem.asbuffer(obj)",
+    "from_numpy": "use cumem.asbuffer(obj)",
+    "frombuffer": "use cumem.asbuffer(obj)",
+    "get_default_memory_pool": "use cumem.default_pool(kind)",
+    "integrations": "import cumem.integrations.torch, .cupy, .numba or .cuda_core",
+    "load_file": "use cumem.load_safetensors(path)",
+    "managed_array": "use cumem.empty_managed(shape)",
+    "mapped_array": "use cumem.empty_mapped(shape)",
+    "mem_get_info": "use cumem.memory_info()",
+    "memory_allocated": "use cumem.stats()",
+    "MemoryPool": "use cumem.Pool(kind)",
+    "ones": "use cumem.full(shape, 1)",
+    "ones_like": "use cumem.full_like(buf, 1)",
+    "pin_memory": "use cumem.register(array) in place, or cumem.empty_pinned(shape)",
+    "pinned_array": "use cumem.empty_pinned(shape)",
+    "safe_open": "use cumem.load_safetensors(path, names=[...]) for some of the tensors, "
+    "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",
+    "save_file": "use cumem.save_safetensors(path, tensors)",
+    "savez_compressed": "use cumem.savez(file), which does not compress",
+    "stack": "use cumem.copy(out[index], buf) for each index",
+    "tensor": "use cumem.array(obj)",
+    "to_gpu": "use cumem.array(obj)",
+}
+
+
+def name_hint(name: str) -> str | None:
+    """What to type for a name that ``cumem`` does not have; None: no idea."""
+    return NAMES_OF_CUMEM.get(name)
+
+
 def argument_hint(function: str, keyword: str) -> str | None:
     """What to type for an argument that a function does not take; None: no idea."""
     return ARGUMENTS_OF.get(function, ARGUMENTS).get(keyword)

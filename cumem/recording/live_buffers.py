@@ -17,7 +17,9 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.answer import Answer
+from cumem.base.errors import warn_caller
 from cumem.base.units import fit, format_count, format_nbytes, format_seconds
+from cumem.base.variables import SWITCH_WORDS, read_switch
 from cumem.recording import record as records
 from cumem.recording.events import ALLOCATE, KINDS, Log
 from cumem.recording.pairing import address_keys
@@ -204,6 +206,23 @@ def report_leaks_at_exit() -> None:
     rec = records.record()
     rec.start()
     atexit.register(_report, rec, os.getpid(), older)
+
+
+def report_leaks_if_asked(text: str) -> None:
+    """Do what ``CUMEM_LEAKS`` says. A word that it does not know is a warning and reports
+    nothing: an error would keep the program from importing cumem.
+    """
+    try:
+        is_asked = read_switch(text)
+    except ValueError:
+        is_asked = False
+        warn_caller(
+            f"CUMEM_LEAKS must be {SWITCH_WORDS}, not '{text:.100}': leaks are "
+            "not reported",
+            UserWarning,
+        )
+    if is_asked:
+        report_leaks_at_exit()
 
 
 def _report(

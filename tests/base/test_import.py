@@ -71,7 +71,8 @@ def test_modules_of_the_package_are_loaded_at_first_use() -> None:
         assert names <= set(dir(cumem))
         for name in names:
             value = getattr(cumem, name)
-            assert value.__module__ in ("cumem", "typing", "collections.abc"), name
+            home = getattr(value, "__module__", "cumem")
+            assert home in ("cumem", "typing", "collections.abc"), name
             if isinstance(value, type):
                 assert pickle.loads(pickle.dumps(value)) is value
         try:
@@ -80,6 +81,30 @@ def test_modules_of_the_package_are_loaded_at_first_use() -> None:
             assert "'nonsense'" in str(error)
         else:
             raise SystemExit("found")
+        """
+    )
+
+
+def test_names_are_those_that_type_checkers_are_told() -> None:
+    run(
+        """
+        import ast
+        import cumem
+        with open(cumem.__file__ + "i", encoding="utf-8") as file:
+            stub = ast.parse(file.read())
+        told = [
+            (node.module, alias.name, alias.asname)
+            for node in stub.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        ]
+        assert all(name == shown for _, name, shown in told)
+        assert [n for m, n, _ in told if m == "cumem"] == ["doctor", "info", "units"]
+        names = sorted(name for module, name, _ in told if module != "cumem")
+        assert len(set(names)) == len(names) and names == cumem.__all__
+        space = {}
+        exec("from cumem import *", space)
+        assert {*names} == {*space} - {"__builtins__"}
         """
     )
 

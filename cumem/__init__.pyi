@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of ``cumem``, each with the module that has it.
+
+Type checkers read this file, and so does ``__init__.py``, which loads a module at the first
+use of one of its names: a name that is added here is there. What is imported from ``cumem``
+itself is a module.
+"""
+
+# isort: off
+from cumem import doctor as doctor, info as info, units as units
+from cumem._core import (
+    Buffer as Buffer,
+    DeviceBuffer as DeviceBuffer,
+    Event as Event,
+    HostBuffer as HostBuffer,
+    ManagedBuffer as ManagedBuffer,
+    MappedBuffer as MappedBuffer,
+    PinnedBuffer as PinnedBuffer,
+    Stream as Stream,
+    Transfer as Transfer,
+    asbuffer as asbuffer,
+    asnumpy as asnumpy,
+    copy as copy,
+    copy_async as copy_async,
+    copy_many as copy_many,
+    copy_many_async as copy_many_async,
+    current_device as current_device,
+    current_stream as current_stream,
+    empty as empty,
+    empty_device as empty_device,
+    empty_managed as empty_managed,
+    empty_mapped as empty_mapped,
+    empty_pinned as empty_pinned,
+    prefetch_many as prefetch_many,
+    set_current_device as set_current_device,
+)
+from cumem.base.driver import (
+    backend as backend,
+    device_count as device_count,
+    driver_version as driver_version,
+    emulation_reason as emulation_reason,
+    is_available as is_available,
+    runtime_version as runtime_version,
+)
+from cumem.base.errors import (
+    CancelledError as CancelledError,
+    CudaError as CudaError,
+    EmulationWarning as EmulationWarning,
+    OutOfMemoryError as OutOfMemoryError,
+)
+from cumem.base.kinds import Kind as Kind
+from cumem.base.version import (
+    BUILT_RUNTIME as BUILT_RUNTIME,
+    OLDEST_DRIVER as OLDEST_DRIVER,
+    TRACEMALLOC_DOMAIN as TRACEMALLOC_DOMAIN,
+    __version__ as __version__,
+)
+from cumem.buffers.constructors import (
+    array as array,
+    asarray as asarray,
+    ascontiguousarray as ascontiguousarray,
+    empty_like as empty_like,
+    full as full,
+    full_like as full_like,
+    zeros as zeros,
+    zeros_like as zeros_like,
+)
+from cumem.devices.device import (
+    Device as Device,
+    shutdown as shutdown,
+    synchronize as synchronize,
+)
+from cumem.files.npy import (
+    NpzDict as NpzDict,
+    load as load,
+    save as save,
+    savez as savez,
+)
+from cumem.files.raw import (
+    fromfile as fromfile,
+    read_ranges as read_ranges,
+    tofile as tofile,
+    write_ranges as write_ranges,
+)
+from cumem.files.safetensors import (
+    SafetensorsDict as SafetensorsDict,
+    load_safetensors as load_safetensors,
+)
+from cumem.files.safetensors.format import (
+    SafetensorsError as SafetensorsError,
+    SafetensorsHeader as SafetensorsHeader,
+    SafetensorsInfo as SafetensorsInfo,
+    read_safetensors_header as read_safetensors_header,
+)
+from cumem.files.safetensors.save import save_safetensors as save_safetensors
+from cumem.pools.memory import (
+    DeviceMemory as DeviceMemory,
+    HostMemory as HostMemory,
+    LimitBlock as LimitBlock,
+    OutOfMemoryHook as OutOfMemoryHook,
+    get_limit as get_limit,
+    limit as limit,
+    memory_info as memory_info,
+    on_out_of_memory as on_out_of_memory,
+    set_limit as set_limit,
+)
+from cumem.pools.numpy_memory import numpy_pinned as numpy_pinned
+from cumem.pools.pool import Pool as Pool, default_pool as default_pool, trim as trim
+from cumem.pools.registering import Registration as Registration, register as register
+from cumem.pools.snapshot import (
+    Block as Block,
+    Segment as Segment,
+    Snapshot as Snapshot,
+)
+from cumem.pools.statistics import (
+    Counters as Counters,
+    Measure as Measure,
+    Measurement as Measurement,
+    PoolStats as PoolStats,
+    Stats as Stats,
+    measure as measure,
+    pool_counters as pool_counters,
+    stats as stats,
+)
+from cumem.pools.workspace import Workspace as Workspace
+from cumem.recording.live_buffers import (
+    Holder as Holder,
+    Holders as Holders,
+    Living as Living,
+    LivingBuffers as LivingBuffers,
+    live as live,
+    report_leaks_at_exit as report_leaks_at_exit,
+    who_holds as who_holds,
+)
+from cumem.recording.record import (
+    Record as Record,
+    diff as diff,
+    load_record as load_record,
+    record as record,
+    tag as tag,
+)
+from cumem.tools.calibration import Calibration as Calibration, calibrate as calibrate
+from cumem.tools.recommendation import (
+    Recommendation as Recommendation,
+    recommend as recommend,
+)
+from cumem.transfers.collating import (
+    PinnedCollate as PinnedCollate,
+    collate_pinned as collate_pinned,
+)
+from cumem.transfers.explanation import Explanation as Explanation, explain as explain
+from cumem.transfers.loading import prefetch as prefetch
+from cumem.transfers.managed import (
+    ManagedThrashWarning as ManagedThrashWarning,
+    Residency as Residency,
+    tiles as tiles,
+)
+from cumem.transfers.multi_device import (
+    broadcast as broadcast,
+    broadcast_async as broadcast_async,
+    gather as gather,
+    gather_async as gather_async,
+    scatter as scatter,
+    scatter_async as scatter_async,
+)
+from cumem.transfers.offloading import (
+    ActivationOffload as ActivationOffload,
+    offload as offload,
+    offload_activations as offload_activations,
+    restore as restore,
+)
+from cumem.transfers.pipelines import (
+    chunk_size as chunk_size,
+    chunks as chunks,
+    pipeline as pipeline,
+)
+from cumem.transfers.trees import to_device as to_device, to_host as to_host
+from cumem.transfers.tuning import (
+    Configuration as Configuration,
+    configure as configure,
+)
+# isort: on
+
+def load_ipython_extension(shell: object) -> None: ...
+def unload_ipython_extension(shell: object) -> None: ...
