@@ -2970,6 +2970,14 @@ def _allocate(
 ) -> Buffer:
     """A buffer of that shape, or of the layout of `like`; with the flags of a buffer."""
 
+def _attach_nvtx(path: str, /) -> str | None:
+    """Let the tool `path` see ranges from now on, once a process. Returns None, or the
+    reason why it sees none.
+    """
+
+def _nvtx_listens() -> bool:
+    """Whether a tool that sees ranges is attached."""
+
 def _recorder_open(capacity: int, least_nbytes: int, tags: object, /) -> None:
     """Note what happens to memory from now on, in room for so many rows at least; with
     stacks from so many bytes on. `tags`: None, or the ContextVar of their numbers.

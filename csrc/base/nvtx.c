@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of a range and the call of the tool. */
+/* The text of a range, the calls of the tool, and how a tool is attached.
+ *
+ * This is a client of NVTX 3. A tool is a library that exports
+ * InitializeInjectionNvtx2. That function asks its client for a table of slots for each
+ * module of NVTX, and writes the addresses of its own functions into the slots. The
+ * structs below are laid out as nvtxTypes.h declares them, which is the same in all
+ * versions 3, so that neither the build nor the wheel needs NVTX. Ranges need three
+ * functions of one module; whatever a tool writes for the others goes to one slot that
+ * nobody reads. */
 #include "base/nvtx.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 
 _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now;
@@ -32,4 +41,127 @@ cm_nvtx_pop(const cm_nvtx_tool *const *tool)
     if (*tool != NULL) {
         (void)(*tool)->pop((*tool)->domain);
     }
+}
+
+/* ---- attaching a tool ---------------------------------------------------------------- */
+
+typedef void (*any_function)(void);
+
+enum {
+    MODULE_CORE2 = 5, /* the module with the functions of domains */
+    MODULE_LAST = 6,
+    SLOT_PUSH = 4,    /* nvtxDomainRangePushEx */
+    SLOT_POP = 5,     /* nvtxDomainRangePop */
+    SLOT_CREATE = 12, /* nvtxDomainCreateA */
+    SLOT_COUNT = 16,  /* each module has fewer */
+    EXPORT_CALLBACKS = 1,
+    EXPORT_VERSION_INFO = 3,
+};
+
+/* What the tool writes: its functions of the core's second module, and all others. */
+static any_function core2_functions[SLOT_COUNT];
+static any_function unused_function;
+
+/* Of a module the tool gets pointers to its slots. The list begins and ends with NULL.
+ */
+static any_function *core2_slots[SLOT_COUNT + 1];
+static any_function *unused_slots[SLOT_COUNT + 1];
+
+static int
+give_table(int module, any_function ***table, unsigned *count)
+{
+    if (module < 1 || module > MODULE_LAST) {
+        return 0;
+    }
+    if (table != NULL) {
+        *table = module == MODULE_CORE2 ? core2_slots : unused_slots;
+    }
+    if (count != NULL) {
+        *count = SLOT_COUNT;
+    }
+    return 1;
+}
+
+static void
+set_version(uint32_t version)
+{
+    (void)version; /* all that say that they are of version 3 have the slots above */
+}
+
+/* By the number of an export: what a tool asks for before anything else. */
+static const void *
+give_export(uint32_t number)
+{
+    static const struct {
+        size_t nbytes;
+        int (*give_table)(int module, any_function ***table, unsigned *count);
+    } callbacks = {sizeof(callbacks), give_table};
+    static const struct {
+        size_t nbytes;
+        uint32_t version, reserved;
+        void (*set_version)(uint32_t version);
+    } version_info = {sizeof(version_info), 3, 0, set_version};
+    switch (number) {
+    case EXPORT_CALLBACKS:
+        return &callbacks;
+    case EXPORT_VERSION_INFO:
+        return &version_info;
+    default:
+        return NULL;
+    }
+}
+
+static void
+fill_slots(void)
+{
+    for (int i = 1; i < SLOT_COUNT; i++) {
+        core2_slots[i] = &core2_functions[i];
+        unused_slots[i] = &unused_function;
+    }
+}
+
+/* Let the loaded tool fill the slots, and listen to it if it did. */
+static bool
+listen_to(int (*initialize)(const void *(*give)(uint32_t)))
+{
+    static cm_nvtx_tool tool;
+    fill_slots();
+    if (initialize(give_export) == 0 || core2_functions[SLOT_PUSH] == NULL
+        || core2_functions[SLOT_POP] == NULL) {
+        return false;
+    }
+    any_function create = core2_functions[SLOT_CREATE];
+    tool.push = (int (*)(void *, const void *))core2_functions[SLOT_PUSH];
+    tool.pop = (int (*)(void *))core2_functions[SLOT_POP];
+    tool.domain = create == NULL ? NULL : ((void *(*)(const char *))create)("cumem");
+    atomic_store(&cm_nvtx_tool_now, &tool);
+    return true;
+}
+
+bool
+cm_nvtx_attach(const char *path, char *reason, size_t capacity)
+{
+    static atomic_bool is_loaded;
+    if (atomic_exchange(&is_loaded, true)) {
+        return true;
+    }
+    void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    if (library == NULL) {
+        (void)snprintf(reason, capacity, "%s", dlerror());
+        atomic_store(&is_loaded, false);
+        return false;
+    }
+    union { /* dlsym() gives functions as pointers to data */
+        void *symbol;
+        int (*initialize)(const void *(*give)(uint32_t));
+    } found = {dlsym(library, "InitializeInjectionNvtx2")};
+    if (found.symbol == NULL) {
+        (void)snprintf(reason, capacity, "%s", dlerror());
+        return false;
+    }
+    if (!listen_to(found.initialize)) {
+        (void)snprintf(reason, capacity, "it refused");
+        return false;
+    }
+    return true;
 }

@@ -252,12 +252,12 @@ def test_without_a_tool_nothing_happens(tool: Path, tmp_path: Path) -> None:
 def test_tool_stays_after_a_shutdown(tool: Path, tmp_path: Path) -> None:
     code = """
         import cumem
-        from cumem.base import nvtx
-        assert not nvtx.listens()
+        from cumem import _core
+        assert not _core._nvtx_listens()
         cumem.backend()
         cumem.shutdown()
         cumem.empty_device(1000, "u1").copy()
-        assert nvtx.listens()
+        assert _core._nvtx_listens()
     """
     lines = seen(code, tool, tmp_path)
     assert [what for what, *_ in lines].count("domain") == 1

@@ -273,8 +273,9 @@ def test_core_has_no_mutable_globals() -> None:
         for path in SOURCES
         if layer_of(path) != "python"
         and path.suffix == ".c"
-        # of the process, as each says: what is recorded, and what forks wipe
-        and name_of(path) not in ("base/recorder.c", "runtime/runtime.c")
+        # of the process, as each says: what is recorded, what forks wipe, and the slots
+        # that a profiler's tool fills, whose callback gets no pointer of ours
+        and name_of(path) not in ("base/recorder.c", "runtime/runtime.c", "base/nvtx.c")
         for line in mutable_globals(CODES[path])
     )
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks and tags of events, moments, and the recorder's functions for the package. */
+/* Stacks and tags of events, moments, and the functions for the package of the recorder
+ * and of the tool that sees ranges. */
 #include "python/core/recording.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 
 #include "base/address_map.h"
+#include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/core/errors.h"
 
@@ -313,7 +315,37 @@ recorder_stacks(PyObject *Py_UNUSED(module), PyObject *begin)
     return list;
 }
 
+/* -- ranges of a profiler's tool -------------------------------------------------------- */
+
+/* Returns None, or why the tool sees no ranges. */
+static PyObject *
+attach_nvtx(PyObject *Py_UNUSED(module), PyObject *path)
+{
+    PyObject *bytes;
+    char reason[512];
+    if (!PyUnicode_FSConverter(path, &bytes)) {
+        return NULL;
+    }
+    const char *text = PyBytes_AsString(bytes);
+    bool attached = CM_WITHOUT_GIL(cm_nvtx_attach(text, reason, sizeof(reason)));
+    Py_DECREF(bytes);
+    if (attached) {
+        Py_RETURN_NONE;
+    }
+    return PyUnicode_DecodeFSDefault(reason);
+}
+
+static PyObject *
+nvtx_listens(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(atomic_load(&cm_nvtx_tool_now) != NULL);
+}
+
+/* -- table ------------------------------------------------------------------------------ */
+
 PyMethodDef cm_recording_methods[] = {
+    {"_attach_nvtx", attach_nvtx, METH_O, CM_DOC__attach_nvtx},
+    {"_nvtx_listens", nvtx_listens, METH_NOARGS, CM_DOC__nvtx_listens},
     {"_recorder_open", recorder_open, METH_VARARGS, CM_DOC__recorder_open},
     {"_recorder_close", recorder_close, METH_NOARGS, CM_DOC__recorder_close},
     {"_recorder_count", recorder_count, METH_NOARGS, CM_DOC__recorder_count},

@@ -3,7 +3,6 @@
  * functions of the core by their addresses. Not part of the public interface. */
 #include <stddef.h>
 
-#include "base/nvtx.h"
 #include "python/core/errors.h"
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"
@@ -62,7 +61,6 @@ cm_addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         {"tunes_as_real", (uintptr_t)&state->tuning.as_real},
         {"storage_of_buffer", offsetof(cm_buffer, storage)},
         {"file_faults", (uintptr_t)&state->file_faults},
-        {"nvtx_tool", (uintptr_t)&cm_nvtx_tool_now},
         {"op_count", CM_OP_COUNT},
         {"route_count", CM_ROUTE_COUNT},
         {"route_size", sizeof(cm_route_row)}, /* begins with its name */

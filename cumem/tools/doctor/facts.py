@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cumem import _core
-from cumem.base import nvtx, variables
+from cumem.base import variables
 from cumem.base.control_groups import folders
 from cumem.base.driver import driver_version
 from cumem.base.errors import CudaError, OutOfMemoryError
@@ -80,7 +80,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     facts["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
     facts["visible_at_opening"] = devices.opened_with
     facts["misspelt"] = variables.misspelt()
-    facts["tool_listens"] = nvtx.listens()
+    facts["tool_listens"] = _core._nvtx_listens()
     facts["kernel"] = kernel(base)
     facts["container"] = _container(base)
     is_real = facts["backend"]["name"] == "cuda"
