@@ -2752,6 +2752,24 @@ def _is_emulated() -> bool:
 def _addresses() -> list[tuple[str, int]]:
     """By name, where functions and objects of the core are, for cumem/tools/_testing.py."""
 
+def _hold_stream(stream: object, /) -> None:
+    """Hold an emulated stream shut: what is queued on it waits.
+
+    Raises
+    ------
+    RuntimeError
+        If no emulated device is open.
+    """
+
+def _release_stream(stream: object, /) -> None:
+    """Let an emulated stream that was held shut go on.
+
+    Raises
+    ------
+    RuntimeError
+        If no emulated device is open.
+    """
+
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
     """What is open, and why it is emulated."""
 
@@ -2768,6 +2786,11 @@ def _driver_version() -> int:
 
 def _runtime_version() -> int:
     """The version of the CUDA runtime that is linked, as 12090 for 12.9."""
+
+def _oldest_drivers() -> dict[str, int]:
+    """By the name of each call of CUDA that the core makes, the oldest driver that has
+    it, as 12020 for 12.2.
+    """
 
 def _device_attribute_names() -> tuple[str, ...]:
     """The names that `_device_attribute` knows."""

@@ -285,12 +285,12 @@ def _act_on(stream: object, name: str, *more: tuple[Any, Any]) -> None:
 
 def gate_close(stream: object) -> None:
     """Hold a stream shut."""
-    _act_on(stream, "cm_emulated_gate_close")
+    _core._hold_stream(stream)
 
 
 def gate_open(stream: object) -> None:
     """Let it go on."""
-    _act_on(stream, "cm_emulated_gate_open")
+    _core._release_stream(stream)
 
 
 def set_capturing(stream: object, on: bool) -> None:

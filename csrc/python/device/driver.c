@@ -89,6 +89,22 @@ runtime_version(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(version);
 }
 
+/* By the name of each call of CUDA, the oldest driver that has it. */
+static PyObject *
+oldest_drivers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *found = PyDict_New();
+    for (int op = CM_OP_none + 1; found != NULL && op < CM_OP_COUNT; op++) {
+        PyObject *oldest = PyLong_FromLong(cm_op_facts[op].min_driver);
+        if (oldest == NULL
+            || PyDict_SetItemString(found, cm_op_facts[op].cuda_name, oldest) < 0) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(oldest);
+    }
+    return found;
+}
+
 /* -- a device ------------------------------------------------------------------------- */
 
 #define ATTRIBUTE_ROW(name, number, cuda) {#name, number},
@@ -243,6 +259,7 @@ PyMethodDef cm_driver_methods[] = {
      CM_DOC__driver_device_count},
     {"_driver_version", driver_version, METH_NOARGS, CM_DOC__driver_version},
     {"_runtime_version", runtime_version, METH_NOARGS, CM_DOC__runtime_version},
+    {"_oldest_drivers", oldest_drivers, METH_NOARGS, CM_DOC__oldest_drivers},
     {"_device_attribute_names", device_attribute_names, METH_NOARGS,
      CM_DOC__device_attribute_names},
     {"_device_attribute", device_attribute, METH_VARARGS, CM_DOC__device_attribute},

@@ -81,6 +81,14 @@ cm_stream_lent(const cm_state *state, int device)
 cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);
 void cm_stream_give(cm_state *state, cm_stream *stream); /* does nothing for NULL */
 
+/* Call `act` with the handle of an emulated stream whose device is current, without the
+ * GIL. `object` is any stream argument. None, or NULL with RuntimeError where no
+ * emulated device is open, or with another exception. */
+PyObject *cm_emulated_stream_act(cm_state *state, PyObject *object,
+                                 cm_status (*act)(cm_runtime *rt, uint64_t handle));
+/* _hold_stream() and _release_stream(); ends with an empty row. */
+extern PyMethodDef cm_emulated_stream_methods[];
+
 /* -- events ------------------------------------------------------------------------------- */
 
 /* What an Event had: a handle that is still to be destroyed. */

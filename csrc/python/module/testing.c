@@ -28,8 +28,6 @@ cm_addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         NAMED(cm_device_enter),
         NAMED(cm_device_leave),
         NAMED(cm_devices_in_use),
-        NAMED(cm_emulated_gate_close),
-        NAMED(cm_emulated_gate_open),
         NAMED(cm_emulated_host_pages),
         NAMED(cm_emulated_read_counts),
         NAMED(cm_emulated_set_capturing),

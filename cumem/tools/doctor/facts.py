@@ -21,7 +21,7 @@ from cumem.devices import device as devices
 from cumem.devices.gpus import pci_gpus
 from cumem.pools.out_of_memory import is_refused
 from cumem.pools.pool import Pool
-from cumem.tools import _testing, info
+from cumem.tools import info
 from cumem.tools.measuring import raw_copies
 from cumem.transfers.tuning import configure
 
@@ -254,7 +254,7 @@ def _calls(facts: dict[str, Any]) -> list[dict[str, Any]]:
     driver = driver_version()
     newer = [
         (cuda_name, (oldest // 1000, oldest % 1000 // 10))
-        for _, cuda_name, oldest in _testing.op_names()
+        for cuda_name, oldest in _core._oldest_drivers().items()
         if oldest > 1000 * OLDEST_DRIVER[0]
     ]
     return [

@@ -21,7 +21,6 @@ from cumem import _core
 from cumem.base.driver import backend
 from cumem.devices.device import Device
 from cumem.pools.registering import register
-from cumem.tools import _testing
 from cumem.tools.replay.trace import Hold
 
 __all__ = ["Gates", "open_gates", "stream_handle"]
@@ -116,7 +115,7 @@ class _EmulatedGates(Gates):
             self._open((window - self.hold.windows) % len(self._gates))
             index = window % len(self._gates)
             gate = self._gates[index]
-            _testing.gate_close(gate)
+            _core._hold_stream(gate)
             self._closed.add(index)
             event = gate.record()
         for stream in self._streams:
@@ -125,7 +124,7 @@ class _EmulatedGates(Gates):
     def _open(self, index: int) -> None:
         if index in self._closed:
             self._closed.discard(index)
-            _testing.gate_open(self._gates[index])
+            _core._release_stream(self._gates[index])
             self._gates[index].synchronize()
 
     def _open_all(self) -> None:
