@@ -302,6 +302,7 @@ CLOCKS_ALLOWED = {
 }
 CLOCKS_BY_DESIGN = (
     "isolated/",
+    "torture/",
     "mutants/",
     "c/stress_",
     "fuzz_",

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of every kind with what must be in it, and how it is looked at.
+
+A `Box` is memory as bytes beside the array of the bytes that it has to hold. `Raw` reads
+those bytes at their address, so that no copy of cumem's vouches for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import cumem
+from cumem.tools import _testing as testing
+
+Make = Callable[[Any], Any]  # from the bytes of a box, array or buffer, to a view
+
+
+def in_own_pages(content: np.ndarray) -> np.ndarray:
+    """A copy that shares no page. The driver itself refuses to copy to and from memory
+    over the edge of a registration, so other libraries meet none on a GPU."""
+    if content.size == 0:
+        return content.copy()
+    memory = np.frombuffer(mmap.mmap(-1, content.size), "u1")
+    memory[...] = content
+    return memory
+
+
+class Raw:
+    """Bytes at an address, read by no copy of cumem's."""
+
+    def __init__(self, emulated: bool) -> None:
+        self.emulated = emulated
+        self.contexts: list[ctypes.c_void_p] = []
+        if emulated:
+            return
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        for index in range(cumem.device_count()):
+            context = ctypes.c_void_p()
+            self.check(self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
+            self.contexts.append(context)
+
+    @staticmethod
+    def check(code: int) -> None:
+        if code != 0:
+            raise RuntimeError(f"the driver answered {code}")
+
+    @contextlib.contextmanager
+    def entered(self, device: int) -> Iterator[None]:
+        self.check(self.lib.cuCtxPushCurrent_v2(self.contexts[device]))
+        try:
+            yield
+        finally:
+            self.check(self.lib.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
+
+    def read(self, box: Box) -> np.ndarray:
+        if box.nbytes == 0:
+            return np.empty(0, "u1")
+        out = in_own_pages(np.empty(box.nbytes, "u1"))
+        address = box.address
+        if box.kind == "device" and not self.emulated:
+            with self.entered(box.device):
+                self.check(
+                    self.lib.cuMemcpyDtoH_v2(
+                        ctypes.c_void_p(out.ctypes.data),
+                        ctypes.c_uint64(address),
+                        ctypes.c_size_t(box.nbytes),
+                    )
+                )
+            return out
+        if box.kind == "device":
+            address = testing.alias(address, box.nbytes)
+        ctypes.memmove(out.ctypes.data, address, box.nbytes)
+        return out
+
+    def synchronize(self, stream: cumem.Stream) -> None:
+        """As any other user of the driver waits for a stream."""
+        with self.entered(stream.device.index):
+            self.check(self.lib.cuStreamSynchronize(ctypes.c_void_p(stream.handle)))
+
+
+class Box:
+    """Memory of one kind, as bytes, and what must be in it."""
+
+    def __init__(
+        self, memory: Any, kind: str, device: int, expect: np.ndarray, keep: Any = None
+    ) -> None:
+        self.memory, self.kind, self.device = memory, kind, device
+        self.expect, self.keep = expect, keep
+        self.nbytes = expect.size
+        is_array = isinstance(memory, np.ndarray)
+        self.address = memory.ctypes.data if is_array else memory.ptr
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.nbytes} bytes on {self.device}>"
+
+
+def layout(
+    rng: random.Random, dtype: np.dtype, shape: tuple[int, ...], nbytes: int
+) -> Make:
+    """A view of that shape and dtype: turned, reversed, with gaps, or plain."""
+    axes = list(range(len(shape)))
+    steps, pads = [1] * len(shape), [0] * len(shape)
+    if rng.random() < 0.5:
+        rng.shuffle(axes)
+        steps = [rng.choice((1, 1, 1, 1, -1, 2, 3)) for _ in shape]
+        pads = [rng.choice((0, 0, 0, 1, 5)) for _ in shape]
+    big = tuple(
+        n * max(step, 1) + (0 if step < 0 else pad)
+        for n, step, pad in zip(shape, steps, pads, strict=True)
+    )
+    total = math.prod(big) * dtype.itemsize
+    if total > nbytes:
+        axes, big = list(range(len(shape))), shape
+        steps = [1] * len(shape)
+        total = math.prod(big) * dtype.itemsize
+    begin = rng.randrange((nbytes - total) // 16 + 1) * 16
+    inverse = tuple(axes.index(i) for i in range(len(axes)))
+    index = tuple(
+        slice(None, None, -1) if step < 0 else slice(0, n * step, step)
+        for n, step in zip(shape, steps, strict=True)
+    )
+    laid = tuple(big[axis] for axis in axes)
+
+    def make(memory: Any) -> Any:
+        view = memory[begin : begin + total].view(dtype).reshape(laid)
+        return view.transpose(*inverse)[index]
+
+    return make
+
+
+def registered(memory: np.ndarray, device: int, mapped: bool) -> cumem.Registration:
+    """Mapped where its pages are not page-locked already, as a neighbour's."""
+    try:
+        return cumem.register(memory, mapped=mapped, device=device)
+    except cumem.CudaError as error:
+        if not mapped or "were page-locked before" not in error.__notes__[0]:
+            raise
+        return cumem.register(memory, device=device)
+
+
+def bytes_of(values: np.ndarray) -> np.ndarray:
+    """In C order, as bytes."""
+    return np.frombuffer(values.tobytes(), "u1")

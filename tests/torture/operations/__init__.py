@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What threads do at random, by the rooms of the package.
+
+Each module adds its functions to `torture.registry.OPERATIONS`. A seed chooses an operation
+by its position there, so the modules are imported in an order of their own: another order
+would make other runs of the seeds that are written down.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from torture.registry import OPERATIONS
+
+__all__ = ["OPERATIONS"]
+
+for room in (
+    *("transfers", "buffers", "interchange", "lifetimes"),
+    *("pools", "devices", "files", "processes"),
+):
+    importlib.import_module(f"{__name__}.{room}")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of memory: freed, in flight or not, closed by a block, unregistered."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import cumem
+from torture.boxes import registered
+from torture.registry import operation
+from torture.settings import POOLED, WrongError
+
+if TYPE_CHECKING:
+    from torture.worker import Worker
+
+
+@operation(2)
+def freed(worker: Worker) -> None:
+    box = worker.take(POOLED)
+    view = box.memory[: box.nbytes // 2]
+    box.memory.free()
+    for memory in (box.memory, view):
+        with contextlib.suppress(ValueError):
+            memory.fill(0)
+            raise WrongError("freed memory was filled")
+
+
+@operation(2)
+def freed_in_flight(worker: Worker) -> None:
+    target, source = worker.take(POOLED), worker.take(POOLED)
+    to, of = worker.ends(target.nbytes, source.nbytes)
+    stream = worker.rng.choice((None, worker.stream_of(target, source)))
+    transfer = cumem.copy_async(to(target.memory), of(source.memory), stream=stream)
+    source.memory.free()
+    if worker.rng.random() < 0.5:
+        target.memory.free()
+        transfer.wait()
+        return
+    del transfer
+    found = cumem.asnumpy(target.memory)
+    if worker.world.options.faults:
+        return
+    to(target.expect)[...] = of(source.expect)
+    worker.compare(found, target.expect, f"{target!r}, its source freed")
+
+
+@operation(2)
+def closed_by_block(worker: Worker) -> None:
+    box = worker.take(("pinned", "mapped", "managed"))
+    with box.memory as memory:
+        held = memory.numpy()
+    if not memory.closed:
+        raise WrongError("not closed at the end of its block")
+    worker.compare(held, box.expect, f"{box!r}, closed")
+
+
+@operation(2)
+def registration_ends(worker: Worker) -> None:
+    """Copies of the same array, or of its neighbour, while a registration ends."""
+    rng = worker.rng
+    size = rng.randrange(1, 200_000)
+    content = worker.world.content(rng, size)
+    held = worker.world.to_register(content)
+    cut = rng.randrange(size)
+    part = held[cut:] if rng.random() < 0.5 else held
+    target = cumem.empty_device(size, "u1", device=worker.device())
+    with contextlib.ExitStack() as stack:
+        first = registered(part, 0, mapped=rng.random() < 0.5)
+        if rng.random() < 0.5:
+            stack.enter_context(cumem.register(held[: cut + 1], device=0))
+        if rng.random() < 0.5:
+            transfer = cumem.copy_async(target, held)
+        else:
+            cuts = slice(0, size // 3), slice(size // 3, size)
+            transfer = cumem.copy_many_async((target[i], held[i]) for i in cuts)
+        del part
+        if rng.random() < 0.5:
+            first.close()
+        else:
+            del first
+        transfer.wait()
+    worker.compare(cumem.asnumpy(target), content, "a registration ended")
+    cumem.copy(held, target)
+    worker.compare(held, content, "back into what was registered")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools, limits and what is told of them, and the settings of copies."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import cumem
+from torture.boxes import Box
+from torture.operations.transfers import copy_blocking
+from torture.registry import operation
+from torture.settings import MIB, POOLED, WrongError
+
+if TYPE_CHECKING:
+    from torture.worker import Worker
+
+
+@operation(2)
+def own_pool(worker: Worker) -> None:
+    rng = worker.rng
+    kind, device = worker.kind(), worker.device()
+    options: dict[str, Any] = {"limit": rng.choice((None, "4MiB", "50%"))}
+    options["idle_trim"] = rng.choice((None, 0.001, 1))
+    if kind != "managed":
+        options["segments"] = rng.choice(("auto", "malloc"))
+    pool = cumem.Pool(kind, device=device, **options)
+    if rng.random() < 0.5:
+        with pool.device, pool:
+            memory = cumem.empty(worker.size(), "u1", kind, device=device)
+    else:
+        memory = pool.allocate(worker.size())
+    content = worker.world.content(rng, memory.nbytes)
+    memory[...] = content
+    worker.give(Box(memory, kind, device, content.copy()))
+    repr(pool.stats()), repr(pool), pool.limit, pool.numa_node, pool.closed
+    snapshot = pool.snapshot()
+    if not snapshot.blocks and memory.nbytes > 0:
+        raise WrongError("a pool in use has no blocks")
+    str(snapshot)
+    pool.reset_peaks()
+    pool.limit = rng.choice((None, "64MiB"))
+    if rng.random() < 0.5:
+        pool.trim(wait=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        pool.close()
+
+
+@operation(1, main=False)  # a block that Ctrl-C keeps from beginning never ends
+def with_limit(worker: Worker) -> None:
+    nbytes = worker.rng.choice(("2MiB", "30%", None))
+    kind = worker.kind()
+    device = worker.device() if kind in ("device", "managed") else None
+    with worker.world.limit_lock, cumem.limit(kind, nbytes, device):
+        worker.give(worker.make(kind))
+
+
+@operation(1)
+def trim(worker: Worker) -> None:
+    kind = worker.rng.choice((None, *POOLED))
+    keep = worker.rng.choice((0, "1MiB"))
+    cumem.trim(kind, keep=keep, wait=worker.rng.random() < 0.5)
+
+
+@operation(1)
+def short_of_memory(worker: Worker) -> None:
+    """A callback that makes room, or fails, while everything is held."""
+    called = []
+
+    def make_room(kind: str, device: int, nbytes: int) -> None:
+        called.append(kind)
+        if worker.boxes:
+            worker.boxes.pop()
+
+    device = worker.device()
+    nbytes = 24 * MIB if worker.world.emulated else 7 << 30
+    with cumem.on_out_of_memory(make_room):
+        cumem.empty_device(nbytes, "u1", device=device)
+
+
+@operation(2)
+def reads(worker: Worker) -> None:
+    device = worker.device()
+    repr(cumem.stats()), repr(cumem.memory_info(device))
+    cumem.memory_info("host"), cumem.pool_counters(), cumem.get_limit("pinned")
+    str(cumem.default_pool(worker.kind(), device).snapshot())
+    repr(cumem.stats()[worker.kind()]), cumem.stats().total
+    cumem.backend(), cumem.emulation_reason(), cumem.driver_version()
+    cumem.runtime_version(), cumem.device_count()
+    one = cumem.Device(device)
+    repr(one), one.name, one.uuid, one.pci_bus_id, one.total_nbytes
+    one.compute_capability, one.emulated, one.attributes(), one.memory_info()
+    one.can_access_peer(worker.device()), hash(one), pickle.loads(pickle.dumps(one))
+    repr(cumem.configure()), repr(cumem.current_stream(device))
+
+
+@operation(1)
+def measured(worker: Worker) -> None:
+    with cumem.measure() as measure:
+        box = worker.make(worker.kind())
+    repr(measure), measure.total, measure.seconds, measure.result.kinds
+    worker.give(box)
+
+
+@operation(1, main=False)
+def configured(worker: Worker) -> None:
+    rng = worker.rng
+    settings: dict[str, Any] = {
+        "threads": rng.choice((1, 2, 5, "auto")),
+        "chunk_nbytes": rng.choice(("64KiB", "1MiB", "auto")),
+        "depth": rng.choice((2, 8, "auto")),
+        "staged_up_nbytes": rng.choice((0, "64KiB", "auto")),
+        "staged_down_nbytes": rng.choice((0, "64KiB", "auto")),
+        "quick_nbytes": rng.choice((0, "4KiB", "auto")),
+        "bounce_nbytes": rng.choice((0, "1KiB", "auto")),
+        "ring_nbytes": rng.choice(("1MiB", "8MiB", "auto")),
+    }
+    chosen = rng.sample(sorted(settings), rng.randrange(1, 4))
+    with cumem.configure(**{name: settings[name] for name in chosen}):
+        copy_blocking(worker)
+
+
+@operation(1)
+def explained(worker: Worker) -> None:
+    target, source = worker.take(), worker.take()
+    to, of = worker.ends(target.nbytes, source.nbytes)
+    blocking = worker.rng.random() < 0.5
+    ends = to(target.memory), of(source.memory)
+    repr(cumem.explain(*ends, blocking=blocking))
+    worker.give(target, source)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the threads share: options, the noise that contents are cut from, and failures."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import cumem
+from torture.boxes import Box, Raw, in_own_pages
+from torture.settings import FAULT, KINDS, MIB, POOLED
+
+if TYPE_CHECKING:
+    from torture.worker import Worker
+
+
+class World:
+    """What the threads share."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.emulated = cumem.backend() == "emulated"
+        self.devices = cumem.device_count()
+        self.raw = Raw(self.emulated)
+        rng = np.random.default_rng(options.seed)
+        self.noise = rng.integers(0, 256, 16 * options.largest + MIB, "u1")
+        self.noise.flags.writeable = False
+        self.failures: list[str] = []
+        self.workers: list[Worker] = []
+        self.deadline = 0.0
+        self.epoch = 0  # shutdowns so far
+        self.shutting = False
+        self.calm = False  # nothing is exported, so that shutdown() has a chance
+        self.shared: list[Box] = []
+        self.stack_lock = threading.Lock()
+        self.fork_lock = threading.Lock()
+        self.limit_lock = threading.Lock()  # two who put back would keep a low one
+        self.peaks: Counter[str] = Counter()
+        self.stuck_children = 0
+
+    def to_register(self, content: np.ndarray) -> np.ndarray:
+        return content.copy() if self.emulated else in_own_pages(content)
+
+    def fail(self, text: str) -> None:
+        doing = ", ".join(worker.now for worker in self.workers)
+        self.failures.append(f"{text}Meanwhile: {doing}")
+        self.deadline = 0.0
+
+    def planned(self, error: BaseException | None) -> bool:
+        """Whether it is a fault that was put into a call of the driver."""
+        return (
+            self.options.faults
+            and isinstance(error, cumem.CudaError)
+            and error.code == FAULT
+        )
+
+    def content(self, rng: random.Random, nbytes: int) -> np.ndarray:
+        begin = rng.randrange(self.noise.size - nbytes + 1)
+        return self.noise[begin : begin + nbytes]
+
+    def share(self) -> None:
+        """Sources that all threads read and none writes."""
+        rng = random.Random(self.options.seed)
+        shared = []
+        for kind in KINDS:
+            content = self.content(rng, self.options.largest // 4)
+            memory = content.copy()
+            keep = None
+            if kind in POOLED:
+                memory = cumem.empty(memory.size, "u1", kind, device=0)
+                cumem.copy(memory, content)
+            elif kind == "host":
+                memory = cumem.asbuffer(memory)
+            elif kind == "registered":
+                keep = cumem.register(self.to_register(content), device=0)
+                memory = keep.buffer
+            shared.append(Box(memory, kind, 0, content, keep))
+        self.shared = shared
