@@ -253,7 +253,7 @@ FAULTS = [
         "run = edge < nbytes ? edge : nbytes;",
         "run = nbytes;",
         [
-            "tests/pools/test_register_lifetime.py::"
+            "tests/interchange/test_register_lifetime.py::"
             "test_copy_of_a_neighbour_on_a_locked_page",
             "tests/c/test_engine.c::test_engine_copies_are_split_at_registration_edges",
         ],
@@ -547,7 +547,7 @@ FAULTS = [
         "a pool's next buffer is advised as the one before it",
         "status = forget_advice(detached, runtime);",
         "status = runtime == NULL ? forget_advice(detached, runtime) : cm_ok();",
-        ["tests/pools/test_managed.py::test_memory_goes_back_without_its_advice"],
+        ["tests/transfers/test_managed.py::test_memory_goes_back_without_its_advice"],
     ),
     Fault(
         "discard of shared pages",
@@ -555,7 +555,7 @@ FAULTS = [
         "what lies beside a slice on its first and last page is lost with it",
         "            keep_whole_pages(&address, &nbytes);",
         "",
-        ["tests/pools/test_managed.py::test_discard_takes_no_byte_of_others"],
+        ["tests/transfers/test_managed.py::test_discard_takes_no_byte_of_others"],
     ),
     Fault(
         "discard before its place",
@@ -564,7 +564,7 @@ FAULTS = [
         "status = CM_WITHOUT_GIL(cm_stream_follow(legacy, side));",
         "status = cm_ok();",
         [
-            "tests/pools/test_managed.py::"
+            "tests/transfers/test_managed.py::"
             "test_discard_on_the_default_stream_comes_before_what_is_queued_later"
         ],
     ),
@@ -575,7 +575,7 @@ FAULTS = [
         "if (discard_on(self, side, legacy) < 0) {",
         "if (discard_on(self, side, NULL) < 0) {",
         [
-            "tests/pools/test_managed.py::"
+            "tests/transfers/test_managed.py::"
             "test_discard_on_the_default_stream_keeps_no_stream"
         ],
     ),
@@ -586,7 +586,7 @@ FAULTS = [
         "stream > CM_STREAM_LEGACY",
         "stream < UINT64_MAX",
         [
-            "tests/pools/test_managed.py::"
+            "tests/transfers/test_managed.py::"
             "test_prefetch_many_moves_all_in_one_call_or_several"
         ],
     ),
@@ -596,7 +596,7 @@ FAULTS = [
         "tiles that are moved by hand, each once, are taken for thrashing",
         "    low += self->offset;",
         "",
-        ["tests/pools/test_managed.py::test_what_is_no_thrashing_is_not_warned_of"],
+        ["tests/transfers/test_managed.py::test_what_is_no_thrashing_is_not_warned_of"],
     ),
     Fault(
         "nothing for the unraisable hook",
@@ -848,7 +848,7 @@ FAULTS = [
         "if (any_ours && covered < address + nbytes) {",
         "if (any_ours && covered < address) {",
         [
-            "tests/pools/test_register.py::"
+            "tests/interchange/test_register.py::"
             "test_array_with_a_hole_between_locked_pages_is_ordinary_memory[emulated]",
         ],
     ),
