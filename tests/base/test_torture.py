@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import programs
+from torture.boxes import Box
+from torture.settings import WrongError
+from torture.worker import Worker
+from torture.world import World
 
 # What is tested are programs of their own, which no version of Python changes.
 pytestmark = pytest.mark.any_python
@@ -50,3 +56,57 @@ def test_torture_sees_wrong_bytes(tmp_path: Path) -> None:
     code, result, said = run(path, "-c", BROKEN, str(SCRIPT), "--seconds", "60")
     assert code == 1, said
     assert "bytes are wrong" in "".join(result["failures"])
+
+
+# -- copies whose handles nobody keeps ---------------------------------------------------
+
+
+@pytest.fixture
+def worker(emulated, tmp_path: Path) -> Worker:
+    options = argparse.Namespace(seed=1, largest=4096, faults=False)
+    world = World(options, tmp_path)
+    found = Worker(world, 0, 0)
+    world.workers = [found]
+    return found
+
+
+def dropped(worker: Worker, found: np.ndarray, untold: int) -> list[str]:
+    """What a round says in which a copy left that in place of ones where zeros were."""
+    zeros, ones = np.zeros(found.size, "u1"), np.ones(found.size, "u1")
+    world = worker.world
+    target = Box(found, "numpy", 0, zeros)
+    assert worker.arrived(found, target, ones, "dropped") == (found == 1).all()
+    world.untold += ["no memory"] * untold
+    world.balance()
+    return world.failures
+
+
+PART = np.repeat(np.array([1, 0], "u1"), 50)
+
+
+def test_copy_that_did_not_arrive_is_excused_by_a_failure_that_was_told(worker) -> None:
+    assert dropped(worker, PART, untold=1) == []
+
+
+def test_copy_that_did_not_arrive_fails_the_round_where_none_was_told(worker) -> None:
+    (said,) = dropped(worker, PART, untold=0)
+    assert said.startswith("1 copies did not arrive, but 0 failures were told")
+
+
+def test_failure_that_was_told_excuses_one_copy(worker) -> None:
+    world = worker.world
+    world.unwritten.append("another")
+    (said,) = dropped(worker, PART, untold=1)
+    assert said.startswith("2 copies did not arrive, but 1 failures were told")
+
+
+def test_failure_of_one_round_excuses_no_copy_of_the_next(worker) -> None:
+    assert dropped(worker, np.ones(100, "u1"), untold=1) == []
+    assert len(dropped(worker, PART, untold=0)) == 1
+
+
+def test_byte_that_no_copy_wrote_is_wrong_whatever_was_told(worker) -> None:
+    wrong = PART.copy()
+    wrong[70] = 2
+    with pytest.raises(WrongError, match="1 bytes are wrong, from 70 to 70"):
+        dropped(worker, wrong, untold=1)

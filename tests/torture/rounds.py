@@ -83,6 +83,8 @@ def run_round(world: World, number: int) -> list[Worker]:
         settle(world)
     except Exception:
         world.fail(f"at the end of round {number}: {traceback.format_exc()}")
+    if not world.failures:
+        world.balance()
     over.set()
     watcher.join()
     return everybody
@@ -139,6 +141,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "verified_nbytes": nbytes,
         "exceptions": dict(sorted(raised.items())),
         "shutdowns": world.epoch,
+        "copies_excused": world.excused,
         "children_stuck_in_the_sanitizer": world.stuck_children,
         "begin": begin,
         "peaks": dict(world.peaks),
@@ -150,11 +153,17 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def set_hooks(world: World, unread: list[str]) -> None:
-    """Note what nobody could be told of, but for Ctrl-C in a finaliser."""
+    """Note what nobody could be told of, but for Ctrl-C in a finaliser.
+
+    A copy whose handle nobody kept may fail as any call may, and is counted for
+    `World.balance`.
+    """
 
     def hook(args: Any) -> None:
         error = args.exc_value
-        if not (isinstance(error, KeyboardInterrupt) or world.planned(error)):
+        if getattr(args, "object", None) is cumem.Transfer and world.may_fail(error):
+            world.untold.append(str(error))
+        elif not (isinstance(error, KeyboardInterrupt) or world.planned(error)):
             unread.append("".join(traceback.format_exception(error)))
 
     sys.unraisablehook = hook

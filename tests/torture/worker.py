@@ -233,6 +233,25 @@ class Worker(threading.Thread):
             f"{different[-1]}: {found[different[:8]]} for {expect[different[:8]]}"
         )
 
+    def arrived(
+        self, found: np.ndarray, target: Box, written: np.ndarray, where: str
+    ) -> bool:
+        """Whether a copy whose handle nobody kept has written what it had to.
+
+        Such a copy can fail without a word to this thread: only the unraisable hook is
+        told, and maybe later. It may have written a part by then, so that each byte is what
+        it was or what it had to become. Any other byte is wrong, whatever the hook was
+        told. The copy counts among those whose failures must have been told by the end of
+        the round.
+        """
+        self.nbytes += written.size
+        if np.array_equal(found, written):
+            return True
+        mixed = np.where(found == target.expect, target.expect, written)
+        self.compare(found, mixed, f"{target!r} {where}")
+        self.world.unwritten.append(f"{self.name}, {self.now}: {target!r} {where}")
+        return False
+
     def shape(self, dtype: np.dtype, nbytes: int) -> tuple[int, ...]:
         rng = self.rng
         most = nbytes // dtype.itemsize // rng.choice((1, 1, 2, 4, 9))

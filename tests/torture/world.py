@@ -32,6 +32,8 @@ class World:
         self.noise = rng.integers(0, 256, 16 * options.largest + MIB, "u1")
         self.noise.flags.writeable = False
         self.failures: list[str] = []
+        self.unwritten: list[str] = []  # copies without a handle that did not arrive
+        self.untold: list[str] = []  # their failures, which only the hook was told
         self.workers: list[Worker] = []
         self.deadline = 0.0
         self.epoch = 0  # shutdowns so far
@@ -43,6 +45,7 @@ class World:
         self.limit_lock = threading.Lock()  # two who put back would keep a low one
         self.peaks: Counter[str] = Counter()
         self.stuck_children = 0
+        self.excused = 0  # copies without a handle whose failures were told
 
     def to_register(self, content: np.ndarray) -> np.ndarray:
         return content.copy() if self.emulated else in_own_pages(content)
@@ -51,6 +54,27 @@ class World:
         doing = ", ".join(worker.now for worker in self.workers)
         self.failures.append(f"{text}Meanwhile: {doing}")
         self.deadline = 0.0
+
+    def may_fail(self, error: BaseException | None) -> bool:
+        """Whether any copy may fail so: for want of memory, or by a planned fault."""
+        return isinstance(error, cumem.OutOfMemoryError) or self.planned(error)
+
+    def balance(self) -> None:
+        """Fail if more copies without a handle did not arrive than failures were told.
+
+        The hook is told which type a handle was of, and not which handle. So a failure does
+        not excuse a copy, but the numbers have to agree at the end of a round, when every
+        failure has been told.
+        """
+        if len(self.unwritten) > len(self.untold):
+            copies = "; ".join(self.unwritten)
+            self.fail(
+                f"{len(self.unwritten)} copies did not arrive, but {len(self.untold)} "
+                f"failures were told. The copies: {copies}. "
+            )
+        self.excused += len(self.unwritten)
+        self.unwritten.clear()
+        self.untold.clear()
 
     def planned(self, error: BaseException | None) -> bool:
         """Whether it is a fault that was put into a call of the driver."""
