@@ -12,7 +12,7 @@ end_at(const memory *m, uint64_t offset)
                           .address = m->address == 0 ? 0 : m->address + offset,
                           .owner = m,
                           .kind = m->kind,
-                          .device = m->device};
+                          .device = (int16_t)m->device};
 }
 
 CM_UNUSED static cm_piece
