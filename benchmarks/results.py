@@ -77,6 +77,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "recording": ("csrc/base/recorder*", "csrc/pool", "csrc/python/core/recording*"),
     "recording-page": ("cumem/recording/page*", "cumem/recording/pairing.py"),
     "safetensors": ("cumem/files/safetensors", "csrc/transfer/file"),
+    "settings": ("csrc/transfer/plan/tuning.[ch]", "csrc/transfer/routes"),
     "stress-transfers": ("csrc/transfer",),
     "training": (
         "cumem/integrations/torch*",

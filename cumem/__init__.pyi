@@ -139,7 +139,6 @@ from cumem.recording.record import (
     record as record,
     tag as tag,
 )
-from cumem.tools.calibration import Calibration as Calibration, calibrate as calibrate
 from cumem.tools.recommendation import (
     Recommendation as Recommendation,
     recommend as recommend,

@@ -2881,12 +2881,12 @@ def _export(
     Of a copy that nobody else knows nothing is waited for.
     """
 
-def _set_tuning(values: dict[str, int], is_measured: bool, /) -> None:
+def _set_tuning(values: dict[str, int], /) -> None:
     """Have these values, or none of them, and the defaults of the others."""
 
-def _read_tuning(look: bool, /) -> list[tuple[str, tuple[int, int, int]]]:
+def _read_tuning(opens: bool, /) -> list[tuple[str, tuple[int, int, int]]]:
     """Rows of name and (value, least, most), as for copies that begin now;
-    `look`: once the environment was read and figures that are kept were taken.
+    `opens`: once the environment was read.
     """
 
 def _flush_cache(obj: object, /) -> None:

@@ -196,11 +196,6 @@ def deny_peers(denied: bool) -> None:
     _call("cm_engine_deny_peers", None, (c_void_p, engine), (c_bool, denied))
 
 
-def calibrate_emulated() -> None:
-    """Copies ask for figures as on a real device, until shutdown()."""
-    c_bool.from_address(dict(_core._addresses())["tunes_as_real"]).value = True
-
-
 # -- calls of the runtime: counted, failed, delayed ---------------------------------
 
 

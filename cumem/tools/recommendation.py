@@ -19,7 +19,7 @@ from cumem.files.raw import open_regular
 from cumem.pools.memory import get_limit, memory_info
 from cumem.tools.bench.cases import Result
 from cumem.tools.bench.report import Report
-from cumem.tools.calibration import has_kept, kept_path, machine_key
+from cumem.tools.kept import has_kept, kept_path, machine_key
 
 _Reuse = Literal["once", "many"]
 _Access = Literal["host", "host-writes", "host-reads", "device", "both"]

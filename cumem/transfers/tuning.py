@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How copies are made: threads, chunks and thresholds, and what they are now."""
+"""How copies are made: what users may set of it, and what holds now.
+
+The extension has more values than users may set. Tests set those by `change`, under the
+names of the extension (`cm_tuning` in ``csrc/transfer/plan/tuning.h``).
+"""
 
 from __future__ import annotations
 
@@ -20,23 +24,14 @@ _Count = SupportsIndex | Literal["auto"]
 #: What users may set: the value of the extension and the variable that it is.
 _SETTINGS = {
     "threads": ("thread_count", "CUMEM_TRANSFER_THREADS"),
-    "chunk_nbytes": ("chunk_nbytes", "CUMEM_TRANSFER_CHUNK"),
-    "depth": ("slot_count", "CUMEM_TRANSFER_DEPTH"),
     "ring_nbytes": ("ring_nbytes", "CUMEM_TRANSFER_RING"),
-    "staged_up_nbytes": ("staged_up_nbytes", "CUMEM_TRANSFER_STAGED_UP"),
-    "staged_down_nbytes": ("staged_down_nbytes", "CUMEM_TRANSFER_STAGED_DOWN"),
-    "quick_nbytes": ("quick_nbytes", "CUMEM_TRANSFER_QUICK"),
-    "bounce_nbytes": ("bounce_nbytes", "CUMEM_TRANSFER_BOUNCE"),
 }
-#: What was measured, is set in the environment and was chosen: values of the extension,
-#: of which a later layer's come before an earlier one's.
-layers: list[dict[str, int]] = [{}, {}, {}]
-CALIBRATION, _ENVIRONMENT, _CHOSEN = range(3)
-#: While a machine is measured, what holds in place of all layers.
-_alone: dict[str, int] | None = None
+#: Values of the extension that the environment sets, and those that were chosen in this
+#: process, which come first.
+layers: list[dict[str, int]] = [{}, {}]
+_ENVIRONMENT, CHOSEN = range(2)
 _lock = make_lock()
-_SOURCES = ("calibration", "environment", "configure", "default")
-NEVER = 1 << 40
+_SOURCES = ("environment", "configure", "default")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -50,24 +45,12 @@ class Configuration(Answer):
     ----------
     threads : int
         Threads that pack and unpack ordinary memory, the one that runs the copy among them.
-    chunk_nbytes : int
-        Most bytes of one piece of a copy that goes through page-locked memory.
-    depth : int
-        Most pieces of one such copy in flight.
     ring_nbytes : int
-        Most bytes of page-locked memory that all copies together use for it; each copy
-        has one piece in any case.
-    staged_up_nbytes, staged_down_nbytes : int
-        Ordinary memory that lies together is left to the driver below that size, to the
-        device and from it.
-    quick_nbytes : int
-        Most bytes of a copy that the calling thread makes by itself, in a few calls.
-    bounce_nbytes : int
-        Of those, ordinary memory goes up through a page-locked block from that size on;
-        what is shorter goes as part of the driver's command.
+        Most bytes of page-locked memory that all copies together use for the pieces in
+        which ordinary memory goes; each copy has one piece in any case.
     sources : Mapping of str to str
-        Where each of them comes from: ``"default"``, ``"calibration"``,
-        ``"environment"`` or ``"configure"``.
+        Where each of them comes from: ``"default"``, ``"environment"`` or
+        ``"configure"``.
 
     Examples
     --------
@@ -76,13 +59,7 @@ class Configuration(Answer):
     """
 
     threads: int
-    chunk_nbytes: int
-    depth: int
     ring_nbytes: int
-    staged_up_nbytes: int
-    staged_down_nbytes: int
-    quick_nbytes: int
-    bounce_nbytes: int
     sources: Mapping[str, str]
     _before: Mapping[str, int | None] = dataclasses.field(
         default_factory=dict, compare=False, hash=False
@@ -92,7 +69,7 @@ class Configuration(Answer):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        change(_CHOSEN, self._before)
+        change(CHOSEN, self._before)
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [
@@ -108,45 +85,31 @@ class Configuration(Answer):
 
 
 def _text(name: str, value: int) -> str:
-    if not name.endswith("_nbytes"):
-        return str(value)
-    return "never" if value >= NEVER else format_nbytes(value)
+    return format_nbytes(value) if name.endswith("_nbytes") else str(value)
 
 
 @hinting
 def configure(
     *,
     threads: _Count | None = None,
-    chunk_nbytes: int | str | None = None,
-    depth: _Count | None = None,
     ring_nbytes: int | str | None = None,
-    staged_up_nbytes: int | str | None = None,
-    staged_down_nbytes: int | str | None = None,
-    quick_nbytes: int | str | None = None,
-    bounce_nbytes: int | str | None = None,
 ) -> Configuration:
     """Change, or only read, how copies are made in this process.
 
-    What is set here comes before the variables ``CUMEM_TRANSFER_THREADS``, ``_CHUNK``,
-    ``_DEPTH``, ``_RING``, ``_STAGED_UP``, ``_STAGED_DOWN``, ``_QUICK`` and ``_BOUNCE``,
-    these before what `calibrate` measured, and that before defaults. ``"auto"`` takes back
-    what was set here. Copies that have begun go on as they are, but for the number of
-    threads, which follows at once. Reading opens no driver: before the first use of a
-    device it shows defaults where a kept measurement will then count.
+    What is set here comes before the variables ``CUMEM_TRANSFER_THREADS`` and
+    ``CUMEM_TRANSFER_RING``, and these before defaults. ``"auto"`` takes back what was set
+    here. Copies that have begun go on as they are, but for the number of threads, which
+    follows at once. Reading opens no driver.
 
     Parameters
     ----------
     threads : int, optional
-        From 1 to 16; by default as many as the process may use, by its CPU affinity and
-        the quota of its control group, eight at most.
-    chunk_nbytes, ring_nbytes : int or str, optional
-        Bytes, or a text such as ``"4MiB"``: from 64 KiB to 1 GiB, and from 1 MiB to 1 TiB.
-    depth : int, optional
-        From 2 to 32.
-    staged_up_nbytes, staged_down_nbytes : int or str, optional
-        Up to 1 TiB, which is never; what no driver takes goes in pieces all the same.
-    quick_nbytes, bounce_nbytes : int or str, optional
-        Up to 256 MiB, and up to 1 GiB.
+        Threads that pack and unpack ordinary memory, the one that runs the copy among
+        them: from 1 to 16. By default as many as the process may use, by its CPU affinity
+        and the quota of its control group, eight at most.
+    ring_nbytes : int or str, optional
+        Most bytes of page-locked memory of all copies together, or a text such as
+        ``"64MiB"``: from 1 MiB to 1 TiB, by default 256 MiB.
 
     Returns
     -------
@@ -165,29 +128,20 @@ def configure(
     Examples
     --------
     >>> import cumem
-    >>> with cumem.configure(threads=2, chunk_nbytes="1MiB") as now:
-    ...     now.threads, now.chunk_nbytes
-    (2, 1048576)
+    >>> with cumem.configure(threads=2, ring_nbytes="64MiB") as now:
+    ...     now.threads, now.ring_nbytes
+    (2, 67108864)
     """
-    given = {
-        "threads": threads,
-        "chunk_nbytes": chunk_nbytes,
-        "depth": depth,
-        "ring_nbytes": ring_nbytes,
-        "staged_up_nbytes": staged_up_nbytes,
-        "staged_down_nbytes": staged_down_nbytes,
-        "quick_nbytes": quick_nbytes,
-        "bounce_nbytes": bounce_nbytes,
-    }
+    given = {"threads": threads, "ring_nbytes": ring_nbytes}
     rows = dict(_core._read_tuning(True))
     changes = {
         _SETTINGS[name][0]: _read(name, value, rows)
         for name, value in given.items()
         if value is not None
     }
-    before = {field: layers[_CHOSEN].get(field) for field in changes}
+    before = {field: layers[CHOSEN].get(field) for field in changes}
     if changes:
-        change(_CHOSEN, changes)
+        change(CHOSEN, changes)
         rows = dict(_core._read_tuning(True))
     now: dict[str, Any] = {
         name: rows[field][0] for name, (field, _) in _SETTINGS.items()
@@ -207,28 +161,14 @@ def change(layer: int, changes: Mapping[str, int | None]) -> None:
         changed = layers.copy()
         values = {**layers[layer], **changes}
         changed[layer] = {name: n for name, n in values.items() if n is not None}
-        _install(changed, layer == CALIBRATION)
+        _install(changed)
 
 
-def stand_alone(values: dict[str, int] | None) -> None:
-    """Have these values, and the defaults of the others, in place of all layers, which
-    may change meanwhile; None: the layers again."""
-    global _alone
-    with _lock:
-        before, _alone = _alone, values
-        try:
-            _install(layers, True)
-        except BaseException:
-            _alone = before
-            raise
-
-
-def _install(new: list[dict[str, int]], is_measured: bool) -> None:
-    asked_for = new[_ENVIRONMENT] | new[_CHOSEN]
-    values = new[CALIBRATION] | asked_for
-    if "thread_count" in asked_for:  # few threads: no more for fresh pages either
+def _install(new: list[dict[str, int]]) -> None:
+    values = new[_ENVIRONMENT] | new[CHOSEN]
+    if "thread_count" in values:  # few threads: no more for fresh pages either
         values["fresh_thread_count"] = values["thread_count"]
-    _core._set_tuning(values if _alone is None else _alone, is_measured)
+    _core._set_tuning(values)
     layers[:] = new
 
 
@@ -257,10 +197,10 @@ def _in_range(name: str, said: str, number: int, rows: Mapping[str, Any]) -> int
 
 
 def begin() -> None:
-    """By the extension, when it opens and there may be values; nothing is measured yet."""
+    """Read the environment. The extension calls this when it opens."""
     found = _read_environment()
     with _lock:
-        _install([{}, found, layers[_CHOSEN]], False)
+        _install([found, layers[CHOSEN]])
 
 
 def _read_environment() -> dict[str, int]:

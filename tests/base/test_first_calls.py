@@ -32,7 +32,6 @@ CALLS = {
     "backend": "cumem.backend()",
     "broadcast": "cumem.broadcast([n()], a)",
     "broadcast_async": "[each.wait() for each in cumem.broadcast_async([n()], a)]",
-    "calibrate": "cumem.calibrate",  # takes seconds; it begins with a device's question
     "chunk_size": "cumem.chunk_size(1000, '1MiB')",
     "chunks": "list(cumem.chunks(a))",
     "collate_pinned": "cumem.collate_pinned([a, a])",

@@ -15,7 +15,6 @@ from cumem.base import variables
 from cumem.devices import device as devices
 from cumem.doctor import checks
 from cumem.files import raw as files
-from cumem.tools import calibration
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -107,8 +106,6 @@ def test_switches_know_the_same_words(clean, text: str, is_on: bool) -> None:
     assert peers is concurrent is is_on
     clean.setenv("CUMEM_DIRECT", text)
     assert files._direct_number(None) == 1 + is_on
-    clean.setenv("CUMEM_CALIBRATION", text)
-    assert calibration._switch(text) is is_on
     assert (
         bool(list(checks.check_nvtx(NVTX | {"environment": environment(text)})))
         is is_on

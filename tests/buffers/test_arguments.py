@@ -340,7 +340,6 @@ FLAGS: dict[str, Callable[[Path], object]] = {
     "mapped": lambda _: cumem.register(np.ones(3), mapped=NO),
     "read_only": lambda _: cumem.register(np.ones(3), read_only=NO),
     "reset_devices": lambda _: cumem.shutdown(reset_devices=NO),
-    "again": lambda _: cumem.calibrate(again=NO),
     "copy": lambda _: cumem.asarray(np.ones(3), copy=NO),
     "copy of dlpack": lambda _: cumem.zeros(3).__dlpack__(copy=NO),
     "fresh": lambda _: list(cumem.chunks(np.ones(3), fresh=NO)),

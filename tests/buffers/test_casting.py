@@ -20,6 +20,7 @@ from support import session, values
 from support.faults import sweep
 from support.session import testing
 from support.strategies import KINDS, as_view, basic_indices, places, same_bytes, shapes
+from support.tuning import tuned
 
 import cumem
 from cumem.buffers.casting import NUMBERS, REALS, STANDS_FOR
@@ -256,7 +257,7 @@ def test_cast_of_any_views_equals_numpy_assignment(backend: str) -> None:
 @pytest.fixture
 def in_pieces() -> Iterator[None]:
     """By four threads, in pieces of 64 KiB."""
-    with cumem.configure(chunk_nbytes="64 KiB", threads=4):
+    with tuned(chunk_nbytes="64 KiB", threads=4):
         yield
 
 

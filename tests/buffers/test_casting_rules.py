@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import values
+from support.tuning import tuned
 
 import cumem
 from cumem.buffers.casting import STANDS_FOR, Casting
@@ -319,7 +320,7 @@ OTHERS = [("f8", ">f4"), (">f8", "f4"), ("f4", F8), (F8, BF16), ("f4", "c8")]
 @pytest.fixture
 def in_pieces() -> Iterator[None]:
     """By four threads, in pieces of 64 KiB."""
-    with cumem.configure(chunk_nbytes="64 KiB", threads=4):
+    with tuned(chunk_nbytes="64 KiB", threads=4):
         yield
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support import session, values
 from support.session import testing
+from support.tuning import tuned
 
 import cumem
 
@@ -25,7 +26,7 @@ ROW_NBYTES = 6400
 
 @pytest.fixture(autouse=True)
 def small_blocks(runtime) -> Iterator[None]:
-    with cumem.configure(chunk_nbytes=BLOCK_NBYTES, ring_nbytes="2MiB", threads=2):
+    with tuned(chunk_nbytes=BLOCK_NBYTES, ring_nbytes="2MiB", threads=2):
         yield
 
 
@@ -101,7 +102,7 @@ def shut(emulated) -> Iterator[cumem.Stream]:
     of it."""
     stream = cumem.Stream()
     session.shut(stream)
-    with cumem.configure(ring_nbytes="256MiB", depth=32):
+    with tuned(ring_nbytes="256MiB", depth=32):
         yield stream
     session.testing.gate_open(stream)
     stream.synchronize()
@@ -211,7 +212,7 @@ def test_copy_that_cannot_order_its_second_stream_fails(emulated, code: int) -> 
         except cumem.CudaError as error:
             failed.append(error)
 
-    with cumem.configure(chunk_nbytes="1 MiB", ring_nbytes="64 MiB", depth=32):
+    with tuned(chunk_nbytes="1 MiB", ring_nbytes="64 MiB", depth=32):
         session.shut(stream)
         done = cumem.copy_async(there, first, stream=stream)
         testing.plan_fault("stream_wait_event", 1, code)

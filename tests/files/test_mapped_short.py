@@ -195,7 +195,8 @@ for nbytes in (700 * KIB, 40 * MIB):
 """,
     "copies in pieces, cut behind those under way": """
 os.environ["CUMEM_EMULATED_DELAY_US"] = "1000"  # so that somebody is told
-cumem.configure(chunk_nbytes=64 * KIB, depth=2)
+from cumem.transfers import tuning
+tuning.change(tuning.CHOSEN, {"chunk_nbytes": 64 * KIB, "slot_count": 2})
 nbytes = 40 * MIB
 device = cumem.full(nbytes, 1, "u1", kind="device")
 for upload in (True, False):

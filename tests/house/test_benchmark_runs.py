@@ -168,11 +168,11 @@ def test_run_that_is_cut_off_leaves_what_it_came_to(
     assert (results["complete"], results["schema"], results["link"]) == (False, 7, 5)
     assert results["cases"] == [{"seconds": 1.0}, {"seconds": 2.0}]
     run.note(7, link=6)
-    with cumem.configure(depth=5):
+    with cumem.configure(ring_nbytes="32MiB"):
         run.end()
     results = json.loads(path.read_text(encoding="utf-8"))
     assert (results["complete"], results["link"]) == (True, 6)
-    assert results["tuning"]["depth"] == {"value": 5, "from": "configure"}
+    assert results["tuning"]["ring_nbytes"] == {"value": 32 << 20, "from": "configure"}
     assert results["tuning"]["threads"]["value"] == cumem.configure().threads
     assert capsys.readouterr().out.endswith("1.0 s\n2.0 s\n")
 
@@ -228,7 +228,8 @@ def test_benchmark_of_loading_has_the_same_losses_by_each_way(tmp_path: Path) ->
     results = run_quick("loading.py", tmp_path, "--dir", str(tmp_path))
     assert results["missing"] == {"pin_memory": "needs a GPU"}
     (case,) = results["cases"]
-    assert set(case["rates"]) == {"cuda", "prefetch", "collate_pinned"}
+    ways = {"cuda", "prefetch", "prefetch_waiting", "collate_pinned"}
+    assert set(case["rates"]) == ways
     assert len(case["losses"]) == len(set(case["sums"])) == 2
     assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
 

@@ -208,7 +208,7 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
 
 
 #: Those that need what is not there, or change the process.
-NOT_RUN = {"Calibration", "ManagedThrashWarning", "calibrate", "report_leaks_at_exit"}
+NOT_RUN = {"ManagedThrashWarning", "report_leaks_at_exit"}
 NOT_RUN |= {"shutdown"}
 CONSTANTS = {"BUILT_RUNTIME", "OLDEST_DRIVER", "TRACEMALLOC_DOMAIN", "__version__"}
 
@@ -238,12 +238,7 @@ VARIABLES = {
         *("BACKEND", "EMULATED_DEVICES", "EMULATED_MEMORY", "EMULATED_DRIVER"),
         *("EMULATED_DELAY_US", "EMULATED_SEED"),
     ),
-    "tuning": (
-        *(f"TRANSFER_{name}" for name in ("THREADS", "CHUNK", "DEPTH", "RING")),
-        *(f"TRANSFER_STAGED_{way}" for way in ("UP", "DOWN")),
-        *(f"TRANSFER_{name}" for name in ("QUICK", "BOUNCE")),
-        *("CALIBRATION", "NVTX"),
-    ),
+    "tuning": ("TRANSFER_THREADS", "TRANSFER_RING", "NVTX"),
     "recording": ("RECORD", "LEAKS"),
 }
 

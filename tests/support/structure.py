@@ -314,7 +314,6 @@ WORDS: dict[str, tuple[str, ...]] = {
         *(
             "limits.begin",
             "tuning.begin",
-            "calibration.take_kept",
         ),
     ),
     "types of the package, made once": ("device.make", "pool.*"),

@@ -91,7 +91,6 @@ def header(folder: Path) -> cumem.SafetensorsHeader:
 
 MAKES: dict[str, Callable[[Path], Any]] = {
     "Block": lambda _: snapshot().blocks[0],
-    "Calibration": lambda _: cumem.calibrate(),
     "Configuration": lambda _: cumem.configure(),
     "Counters": lambda _: cumem.stats().total,
     "CudaError": lambda _: failure(),

@@ -110,7 +110,7 @@ HEALTHY: Facts = {
         "threads": 8,
         "staged_up_nbytes": 4 << 20,
         "ring_nbytes": 256 << 20,
-        "sources": {"threads": "calibration"},
+        "sources": {"threads": "default"},
     },
     "frameworks": [{"name": "torch", "version": "2.11.0+cu130", "cuda": "13.0"}],
 }
@@ -530,13 +530,6 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "note",
         "older than cuMemPrefetchBatchAsync (13.0)",
         "CUDA 13.0",
-    ),
-    (
-        "copies",
-        (("copies.sources", {"threads": "default"}),),
-        "note",
-        "by figures of an H200",
-        "calibrate()",
     ),
     (
         "nvtx",

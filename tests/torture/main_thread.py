@@ -56,13 +56,6 @@ class Main(Worker):
         elif what < 0.95:
             self.note("set_current_device")
             cumem.set_current_device(self.device())
-        elif what < 0.96:
-            self.note("calibrate")
-            try:
-                repr(cumem.calibrate(self.device()))
-            except cumem.OutOfMemoryError:
-                # Another thread's limit may be below what lives.
-                self.raised["calibrate: OutOfMemoryError"] += 1
         elif what < 0.993 or world.options.seconds < 4:
             self.refused_shutdown()
         else:

@@ -32,8 +32,7 @@ def settle(world: World) -> None:
     """Everything ended and given back."""
     world.shared = []
     gc.collect()
-    names = list(cumem.configure().sources)
-    cumem.configure(**dict.fromkeys(names, "auto"))  # type: ignore[arg-type]
+    cumem.configure(threads="auto", ring_nbytes="auto")
     cumem.set_current_device(0)
     stop = time.monotonic() + 30
     while testing.pending_transfers() and time.monotonic() < stop:

@@ -17,6 +17,7 @@ from support import programs, session, values
 from support.faults import sweep
 from support.session import testing
 from support.strategies import same_bytes
+from support.tuning import tuned
 
 import cumem
 
@@ -150,7 +151,7 @@ def test_numpys_warnings_and_its_state_of_errors_play_no_part(runtime) -> None:
 def test_elements_longer_than_a_piece_are_not_cut(runtime) -> None:
     array = np.array([b"a" * 200_000, b"b", b""] * 3, "S200000")
     target = cumem.zeros(9, "S300000")
-    with cumem.configure(chunk_nbytes="64 KiB"):
+    with tuned(chunk_nbytes="64 KiB"):
         cumem.copy(target, array, casting="safe")
         back = np.zeros(9, "S200001")
         cumem.copy(back, target, casting="same_kind")

@@ -7,18 +7,13 @@ import threading
 
 import numpy as np
 import pytest
+from support.tuning import tune, tuned
 
 import cumem
 
 VARIABLES = {
     "CUMEM_TRANSFER_THREADS": ("threads", "3", 3),
-    "CUMEM_TRANSFER_CHUNK": ("chunk_nbytes", "2MiB", 2 << 20),
-    "CUMEM_TRANSFER_DEPTH": ("depth", "12", 12),
     "CUMEM_TRANSFER_RING": ("ring_nbytes", "64 MiB", 64 << 20),
-    "CUMEM_TRANSFER_STAGED_UP": ("staged_up_nbytes", "0", 0),
-    "CUMEM_TRANSFER_STAGED_DOWN": ("staged_down_nbytes", "8388608", 8 << 20),
-    "CUMEM_TRANSFER_QUICK": ("quick_nbytes", "64KiB", 64 << 10),
-    "CUMEM_TRANSFER_BOUNCE": ("bounce_nbytes", "0", 0),
 }
 
 
@@ -37,30 +32,27 @@ def as_before(runtime, monkeypatch):
 def test_configure_without_arguments_only_reads():
     first = cumem.configure()
     assert first == cumem.configure()
-    assert set(first.sources.values()) <= {"default", "calibration"}
+    assert set(first.sources.values()) == {"default"}
     assert 1 <= first.threads <= 16
 
 
 def test_configure_sets_what_is_given_and_auto_takes_it_back():
     before = cumem.configure()
-    now = cumem.configure(threads=2, chunk_nbytes="1MiB", ring_nbytes=8 << 20)
-    assert (now.threads, now.chunk_nbytes, now.ring_nbytes) == (2, 1 << 20, 8 << 20)
-    assert now.sources["threads"] == "configure"
-    assert now.depth == before.depth
-    assert cumem.configure() == now
-    auto = cumem.configure(threads="auto", chunk_nbytes="auto", ring_nbytes="auto")
-    assert auto == before
+    now = cumem.configure(threads=2)
+    assert (now.threads, now.ring_nbytes) == (2, before.ring_nbytes)
+    assert now.sources == {"threads": "configure", "ring_nbytes": "default"}
+    assert cumem.configure(ring_nbytes=8 << 20).ring_nbytes == 8 << 20
+    assert cumem.configure(threads="auto", ring_nbytes="auto") == before
 
 
 def test_configure_as_a_block_takes_back_what_it_changed():
-    cumem.configure(depth=9)
-    with cumem.configure(threads=1, depth=4) as inside:
-        assert (inside.threads, inside.depth) == (1, 4)
-        cumem.configure(chunk_nbytes="2MiB")
+    cumem.configure(threads=9)
+    with cumem.configure(threads=1) as inside:
+        assert inside.threads == 1
+        cumem.configure(ring_nbytes="2MiB")
     after = cumem.configure()
-    assert after.depth == 9
-    assert after.sources["threads"] != "configure"
-    assert after.chunk_nbytes == 2 << 20  # not the block's to take back
+    assert after.threads == 9
+    assert after.ring_nbytes == 2 << 20  # not the block's to take back
 
 
 @pytest.mark.parametrize(
@@ -71,25 +63,26 @@ def test_configure_as_a_block_takes_back_what_it_changed():
         ({"threads": "many"}, TypeError, "threads must be an int"),
         ({"threads": 1.0}, TypeError, "threads must be an int"),
         ({"threads": True}, TypeError, "threads must be an int"),
-        ({"depth": True}, TypeError, "depth must be an int"),
         ({"ring_nbytes": "x"}, ValueError, r"'512 KiB' or '1\.5GB', not 'x'"),
         ({"ring_nbytes": 1.5}, TypeError, r"'512 KiB' or '1\.5GB', not float"),
-        ({"depth": 1}, ValueError, "depth must be from 2 to 32"),
-        ({"depth": -1}, ValueError, "depth must not be negative"),
-        ({"chunk_nbytes": "4 KiB"}, ValueError, "from 64 KiB to 1 GiB, not 4 KiB"),
-        ({"chunk_nbytes": "big"}, ValueError, "chunk_nbytes"),
-        ({"chunk_nbytes": "50%"}, ValueError, "chunk_nbytes"),
-        ({"chunk_nbytes": 1.5}, TypeError, "chunk_nbytes"),
+        ({"threads": -1}, ValueError, "threads must not be negative"),
+        ({"ring_nbytes": "50%"}, ValueError, "ring_nbytes"),
+        ({"ring_nbytes": -1}, ValueError, "ring_nbytes"),
+        ({"ring_nbytes": 1 << 50}, ValueError, "to 1 TiB, not 1 PiB"),
         ({"ring_nbytes": 1000}, ValueError, "ring_nbytes must be from 1 MiB"),
-        ({"quick_nbytes": -1}, ValueError, "quick_nbytes"),
-        ({"staged_up_nbytes": 1 << 50}, ValueError, "staged_up_nbytes"),
     ],
 )
 def test_configure_refuses_and_changes_nothing(arguments, error, says):
     before = cumem.configure()
     with pytest.raises(error, match=says):
-        cumem.configure(**{"bounce_nbytes": 5, **arguments})
+        cumem.configure(**{"threads": 3, "ring_nbytes": "4 MiB", **arguments})
     assert cumem.configure() == before
+
+
+@pytest.mark.parametrize("name", ["chunk_nbytes", "depth", "quick_nbytes"])
+def test_values_that_are_no_settings_are_refused(name):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        cumem.configure(**{name: 4})
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -101,7 +94,7 @@ def test_variable_is_read_at_opening_and_configure_comes_first(monkeypatch, vari
     now = cumem.configure()
     assert getattr(now, name) == value
     assert now.sources[name] == "environment"
-    low = {"depth": 5, "threads": 1}.get(name, 1 << 20)
+    low = {"threads": 1}.get(name, 1 << 20)
     assert getattr(cumem.configure(**{name: low}), name) == low
     assert getattr(cumem.configure(**{name: "auto"}), name) == value
 
@@ -121,17 +114,16 @@ def test_wrong_variable_is_an_error_that_names_it(monkeypatch, variable, text):
 
 
 def test_configuration_is_readable():
-    text = repr(cumem.configure(chunk_nbytes="2MiB", staged_up_nbytes=1 << 40))
-    assert "chunk_nbytes" in text
+    text = repr(cumem.configure(ring_nbytes="2MiB"))
+    assert "ring_nbytes" in text
     assert "2 MiB" in text
-    assert "never" in text
     assert "<table>" in cumem.configure()._repr_html_()
 
 
 def test_threshold_decides_the_route():
     src = np.arange(1 << 18, dtype=np.uint8)
     dst = cumem.empty_device(src.shape, src.dtype)
-    with cumem.configure(staged_up_nbytes=0):
+    with tuned(staged_up_nbytes=0):
         assert cumem.copy_async(dst, src).route == "staged"
 
 
@@ -154,7 +146,7 @@ def test_configure_while_copies_run_leaves_them_right():
     for thread in threads:
         thread.start()
     for i in range(60):
-        cumem.configure(
+        tune(
             threads=1 + i % 5,
             chunk_nbytes=(64 << 10) << (i % 4),
             depth=2 + i % 7,
@@ -163,4 +155,5 @@ def test_configure_while_copies_run_leaves_them_right():
     stop.set()
     for thread in threads:
         thread.join()
+    tune(threads=None, chunk_nbytes=None, depth=None, ring_nbytes=None)
     assert not failures

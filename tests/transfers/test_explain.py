@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import session
 from support.session import testing
+from support.tuning import tuned
 
 import cumem
 from cumem import _core
@@ -36,10 +37,8 @@ ROUTES = (
 def small_chunks(runtime):
     """Pieces of 64 KiB, so that there are many of them."""
     cumem.device_count()
-    names = ("chunk_nbytes", "ring_nbytes", "threads")
-    cumem.configure(chunk_nbytes="64KiB", ring_nbytes="1MiB", threads=2)
-    yield
-    cumem.configure(**dict.fromkeys(names, "auto"))
+    with tuned(chunk_nbytes="64KiB", ring_nbytes="1MiB", threads=2):
+        yield
 
 
 def make(kind, shape, stack):
@@ -212,7 +211,7 @@ def test_explain_counts_the_threads_that_copy_between_hosts(what, blocking):
 
 def test_explain_says_at_most_how_long_the_pieces_are():
     src = np.zeros(1 << 20, np.uint8)
-    with cumem.configure(chunk_nbytes="256KiB"):
+    with tuned(chunk_nbytes="256KiB"):
         said = cumem.explain(cumem.empty_device(src.shape, src.dtype), src[::-1])
     assert said.pieces > 1
     assert f"{said.pieces} of at most " in repr(said)
@@ -223,12 +222,12 @@ def test_explain_follows_the_configuration():
     dst = cumem.empty_device(src.shape, src.dtype)
     first = cumem.explain(dst, src, blocking=False)
     assert (first.pieces, first.threads, first.chunks) == (16, 2, 8)
-    with cumem.configure(threads=1, depth=3, chunk_nbytes="256KiB"):
+    with tuned(threads=1, depth=3, chunk_nbytes="256KiB"):
         said = check(dst, src, blocking=False)
         assert (said.pieces, said.threads, said.chunks) == (4, 1, 3)
-    with cumem.configure(staged_up_nbytes=0, quick_nbytes=0):
+    with tuned(staged_up_nbytes=0, quick_nbytes=0):
         assert check(dst, src, blocking=True).route == "staged"
-    with cumem.configure(staged_up_nbytes=1 << 40, quick_nbytes=0):
+    with tuned(staged_up_nbytes=1 << 40, quick_nbytes=0):
         said = check(dst, src, blocking=True)
         assert said.route == "direct"
         assert "at any size" in said.why
@@ -236,8 +235,8 @@ def test_explain_follows_the_configuration():
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_explain_of_devices_apart(step):
-    with session.opened("emulated", peers=0):
-        cumem.configure(chunk_nbytes="1MiB", ring_nbytes="8MiB")
+    small = tuned(chunk_nbytes="1MiB", ring_nbytes="8MiB")
+    with session.opened("emulated", peers=0), small:
         src = cumem.zeros((step, 10 << 20), np.uint8, "device", device=0)[0]
         dst = cumem.zeros((10 << 20) * step, np.uint8, "device", device=1)[::step]
         cumem.Device(1).synchronize()
@@ -248,7 +247,7 @@ def test_explain_of_devices_apart(step):
         assert "3, " in repr(said)
         cumem.configure(ring_nbytes="2MiB")
         assert check(dst, src, blocking=False).chunks == 2
-        cumem.configure(chunk_nbytes="auto", ring_nbytes="auto")
+        cumem.configure(ring_nbytes="auto")
         del src, dst
 
 
@@ -311,7 +310,7 @@ def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     src = cumem.full(12 << 20, 7, "u1", "device")
     sizes = {"quick_nbytes": 0, "chunk_nbytes": "8MiB", "ring_nbytes": "64MiB"}
-    with cumem.configure(staged_down_nbytes=1 << 40, threads=2, **sizes):
+    with tuned(staged_down_nbytes=1 << 40, threads=2, **sizes):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
         told = check(target, src, blocking=True)
         assert (told.route, told.piece_nbytes) == ("staged", 2 << 20)
@@ -320,7 +319,7 @@ def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
         told = check(target, src, blocking=True)
         assert told.route == "direct"
         assert "at any size" in told.why
-    with cumem.configure(staged_down_nbytes=1 << 40, threads=1):
+    with tuned(staged_down_nbytes=1 << 40, threads=1):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
         assert check(target, src, blocking=True).route == "direct"
 

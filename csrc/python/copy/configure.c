@@ -51,47 +51,17 @@ cm_configure_apply(cm_state *state)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
 }
 
-/* -- figures that calibrate() has kept: the package does the rest ------------------------ */
-
-int
-cm_configure_look(cm_state *state, int device)
-{
-    if (state->tuning.has_looked
-        || state->runtime == NULL
-        /* In a forked child nothing that is found could be put to use. */
-        || cm_runtime_is_forked(state->runtime)
-        || (state->runtime->backend == CM_BACKEND_EMULATED && !state->tuning.as_real)) {
-        return 0;
-    }
-    state->tuning.has_looked = true;
-    cm_state_enter(state);
-    int result = cm_package_do(
-        "tools.calibration", "take_kept",
-        Py_BuildValue("(i)", device < 0 ? cm_state_device(state) : device));
-    cm_state_leave(state);
-    if (result == 0) {
-        return 0;
-    }
-    /* Exceptions that are no errors, KeyboardInterrupt for one, end what is done. */
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyErr_WriteUnraisable(NULL);
-    return 0;
-}
-
 /* -- functions --------------------------------------------------------------------------- */
 
 /* What the dict leaves out is as by default. */
 static PyObject *
-set_tuning(PyObject *module, PyObject *args)
+set_tuning(PyObject *module, PyObject *values)
 {
     cm_state *state = cm_state_of_module(module);
     const cm_tuning_choice before = state->tuning;
     cm_tuning_choice next = before;
-    PyObject *values;
-    int is_measured;
-    if (!PyArg_ParseTuple(args, "O!p", &PyDict_Type, &values, &is_measured)) {
+    if (!PyDict_Check(values)) {
+        PyErr_SetString(PyExc_TypeError, "values must be a dict");
         return NULL;
     }
     for (int i = 0; i < CM_TUNING_COUNT; i++) {
@@ -112,18 +82,15 @@ set_tuning(PyObject *module, PyObject *args)
         return NULL;
     }
     state->tuning.was_set = true;
-    /* What is kept does not take the place of what was measured now. */
-    state->tuning.has_looked |= is_measured != 0;
     Py_RETURN_NONE;
 }
 
 static PyObject *
-read_tuning(PyObject *module, PyObject *look)
+read_tuning(PyObject *module, PyObject *opens)
 {
     cm_state *state = cm_state_of_module(module);
     cm_tuning tuning;
-    if (look == Py_True
-        && (cm_configure_open(state) < 0 || cm_configure_look(state, -1) < 0)) {
+    if (opens == Py_True && cm_configure_open(state) < 0) {
         return NULL;
     }
     unsigned cpu_count = cm_usable_cpu_count();
@@ -141,7 +108,7 @@ read_tuning(PyObject *module, PyObject *look)
 }
 
 PyMethodDef cm_configure_methods[] = {
-    {"_set_tuning", set_tuning, METH_VARARGS, CM_DOC__set_tuning},
+    {"_set_tuning", set_tuning, METH_O, CM_DOC__set_tuning},
     {"_read_tuning", read_tuning, METH_O, CM_DOC__read_tuning},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How copies are made: what cumem/transfers/tuning.py has put together of what
- * configure() said, the environment and what was measured, and defaults for the rest.
- * GIL held. */
+ * configure() and the environment say, and defaults for the rest. GIL held. */
 #pragma once
 
 #include "python/core/state.h"
@@ -15,11 +14,5 @@ int cm_configure_open(cm_state *state);
 /* Have the engine, if there is one, work as all of that says. 0, or -1 with
  * RuntimeError in a forked child. */
 int cm_configure_apply(cm_state *state);
-/* Take, once, what calibrate() has kept of this machine with that device (-1: the
- * current one). On a real device only. 0, or -1 with KeyboardInterrupt and the like:
- * nothing else ends a copy. */
-int cm_configure_look(cm_state *state, int device);
-/* Shorter copies do not notice, and need not look. */
-enum { CM_CONFIGURE_LOOK_NBYTES = 64 << 10 };
-/* Variables are read anew, and measured figures are forgotten. */
+/* Variables are read anew at the next opening. */
 void cm_configure_close(cm_state *state);

@@ -7,7 +7,6 @@
 #include "base/nvtx.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/call.h"
-#include "python/copy/configure.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -333,20 +332,6 @@ nbytes_of(const copy_call *call)
                : 0;
 }
 
-/* The first copy that is long enough to notice finds out whether this machine has been
- * measured. */
-static int
-look_for_figures(const copy_call *call)
-{
-    cm_state *state = call->call.state;
-    if (CM_LIKELY(state->tuning.has_looked)
-        || nbytes_of(call) < CM_CONFIGURE_LOOK_NBYTES) {
-        return 0;
-    }
-    int there = call->dst.region.device;
-    return cm_configure_look(state, there < 0 ? call->src.region.device : there);
-}
-
 static PyObject *
 run(copy_call *call)
 {
@@ -355,8 +340,7 @@ run(copy_call *call)
     bool tells = cm_call_tells(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
     cm_engine *engine = cm_call_engine(state, call->devices);
-    if (engine == NULL || look_for_figures(call) < 0
-        || cm_call_prepare(&call->call, &call->request) < 0) {
+    if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
     if (call->how.beside) { /* in the background, where nobody asks the call any more */

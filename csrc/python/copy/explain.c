@@ -3,7 +3,6 @@
 #include "transfer/run/explain.h"
 
 #include "python/copy/call.h"
-#include "python/copy/configure.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
@@ -49,7 +48,7 @@ static PyObject *
 look(cm_state *state, const cm_copy_request *request)
 {
     cm_engine *engine = cm_state_engine(state, -1);
-    if (engine == NULL || cm_configure_look(state, -1) < 0) {
+    if (engine == NULL) {
         return NULL;
     }
     cm_explanation *explanation = PyMem_Malloc(sizeof(*explanation));

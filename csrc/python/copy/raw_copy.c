@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* _raw_copy(): the runtime's own asynchronous copy, without cumem's engine. What
- * `python -m cumem bench` holds against cumem's copies, and calibrate() against pieces.
+/* _raw_copy(): the runtime's own asynchronous copy, without cumem's engine, which
+ * `python -m cumem bench` and the doctor hold cumem's copies against.
  * _flush_cache(): so that what is measured is memory. */
 #include "base/simd_copy.h"
 #include "base/thread.h"

@@ -61,8 +61,6 @@ typedef struct cm_tuning_choice {
     bool is_open; /* the package was asked for the values */
     /* A value was ever set, so the package may know more than the environment. */
     bool was_set;
-    bool has_looked; /* kept figures were looked for */
-    bool as_real;    /* for tests: treat the emulated device as a real one */
     bool is_set[CM_TUNING_COUNT];
     uint64_t values[CM_TUNING_COUNT];
 } cm_tuning_choice;

@@ -56,7 +56,6 @@ cm_addresses(PyObject *module, PyObject *Py_UNUSED(unused))
         {"engine", (uintptr_t)state->engine},
         {"storages", cm_list_count(&state->storages)},
         {"call_pending", (uintptr_t)&state->call_pending},
-        {"tunes_as_real", (uintptr_t)&state->tuning.as_real},
         {"storage_of_buffer", offsetof(cm_buffer, storage)},
         {"file_faults", (uintptr_t)&state->file_faults},
         {"op_count", CM_OP_COUNT},

@@ -20,7 +20,7 @@ from cumem.base.driver import backend, emulation_reason
 from cumem.base.units import fit, format_nbytes
 from cumem.base.version import __version__
 from cumem.devices.device import Device
-from cumem.tools import calibration, info
+from cumem.tools import info, kept
 from cumem.tools.bench import cases
 from cumem.tools.bench.cases import KIB, MIB, Plan, Result
 from cumem.tools.bench.report import PLOT_FORMATS, Report, save_plot
@@ -201,8 +201,8 @@ def _check(options: Options) -> None:
     device = Device(options.device)
     if options.keep and device.emulated:
         raise UsageError("--keep: figures of the emulated device say nothing of a GPU")
-    kept = _kept_path(device) if options.keep else None
-    for path in (options.json, options.plot, kept):
+    keep_at = _kept_path(device) if options.keep else None
+    for path in (options.json, options.plot, keep_at):
         if path is not None:
             try:
                 info.check_writable(path)
@@ -286,7 +286,7 @@ def _save(
             "started": when.isoformat(timespec="seconds"),
             "emulated": device.emulated,
             "device": device.index,
-            "key": calibration.machine_key(device),
+            "key": kept.machine_key(device),
             "plan": {
                 "sizes": plan.sizes,
                 "budget": plan.budget,
@@ -308,7 +308,7 @@ def _save(
 
 def _kept_path(device: Device) -> str:
     """Makes the directory."""
-    path = calibration.kept_path(device, "bench")
+    path = kept.kept_path(device, "bench")
     if path is None:
         raise UsageError("--keep: there is no home and no XDG_CACHE_HOME to keep it in")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

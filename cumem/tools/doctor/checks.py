@@ -868,7 +868,7 @@ def check_calls(facts: Facts) -> Findings:
 
 
 def check_copies(facts: Facts) -> Findings:
-    """How does ordinary memory go to a device, and by whose figures?"""
+    """How does ordinary memory go to a device?"""
     copies = facts["copies"]
     least = copies["staged_up_nbytes"]
     how = (
@@ -880,16 +880,9 @@ def check_copies(facts: Facts) -> Findings:
     sources = set(copies["sources"].values())
     text = f"ordinary memory that lies together goes to the device {how}"
     values = {name: copies[name] for name in ("threads", "staged_up_nbytes")}
-    if "calibration" in sources:
-        text += ", as measured by calibrate()"
-        yield Finding("fast paths", "copies", "ok", text, values=values)
-    elif not _real(facts) or sources & {"environment", "configure"}:
-        text += ", as set" if _real(facts) else ""
-        yield Finding("fast paths", "copies", "ok", text, values=values)
-    else:
-        text += ", by figures of an H200"
-        cure = "cumem.calibrate(), once, measures this machine in a quarter of a second"
-        yield Finding("fast paths", "copies", "note", text, cure, values=values)
+    if sources & {"environment", "configure"}:
+        text += ", as set"
+    yield Finding("fast paths", "copies", "ok", text, values=values)
 
 
 def check_variables(facts: Facts) -> Findings:

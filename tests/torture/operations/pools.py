@@ -6,6 +6,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from support.tuning import tuned
+
 import cumem
 from torture.boxes import Box
 from torture.operations.transfers import copy_blocking
@@ -106,17 +108,17 @@ def measured(worker: Worker) -> None:
 def configured(worker: Worker) -> None:
     rng = worker.rng
     settings: dict[str, Any] = {
-        "threads": rng.choice((1, 2, 5, "auto")),
-        "chunk_nbytes": rng.choice(("64KiB", "1MiB", "auto")),
-        "depth": rng.choice((2, 8, "auto")),
-        "staged_up_nbytes": rng.choice((0, "64KiB", "auto")),
-        "staged_down_nbytes": rng.choice((0, "64KiB", "auto")),
-        "quick_nbytes": rng.choice((0, "4KiB", "auto")),
-        "bounce_nbytes": rng.choice((0, "1KiB", "auto")),
-        "ring_nbytes": rng.choice(("1MiB", "8MiB", "auto")),
+        "threads": rng.choice((1, 2, 5, None)),
+        "chunk_nbytes": rng.choice(("64KiB", "1MiB", None)),
+        "depth": rng.choice((2, 8, None)),
+        "staged_up_nbytes": rng.choice((0, "64KiB", None)),
+        "staged_down_nbytes": rng.choice((0, "64KiB", None)),
+        "quick_nbytes": rng.choice((0, "4KiB", None)),
+        "bounce_nbytes": rng.choice((0, "1KiB", None)),
+        "ring_nbytes": rng.choice(("1MiB", "8MiB", None)),
     }
     chosen = rng.sample(sorted(settings), rng.randrange(1, 4))
-    with cumem.configure(**{name: settings[name] for name in chosen}):
+    with tuned(**{name: settings[name] for name in chosen}):
         copy_blocking(worker)
 
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where figures of this machine are kept, in the user's cache directory, and by what."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import zlib
+
+from cumem import _core
+from cumem.base.driver import driver_version
+from cumem.base.version import __version__
+from cumem.devices.device import Device
+
+
+def kept_path(unit: Device, name: str) -> pathlib.Path | None:
+    """Where such figures of this machine are kept; None where there is no place."""
+    folder = _kept_folder()
+    if folder is None:
+        return None
+    mark = zlib.crc32(repr(sorted(machine_key(unit).items())).encode())
+    return folder / f"{name}-{mark:08x}.json"
+
+
+def has_kept(name: str) -> bool:
+    """Whether such figures of any GPU are kept. To ask which GPU this one is starts the
+    driver."""
+    folder = _kept_folder()
+    return folder is not None and any(folder.glob(f"{name}-*.json"))
+
+
+def _kept_folder() -> pathlib.Path | None:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(root):  # as its specification says
+        root = os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(root):  # there is no home
+        return None
+    return pathlib.Path(root) / "cumem"
+
+
+def machine_key(unit: Device) -> dict[str, str]:
+    """What the figures depend on. Not the device's UUID: another card of the same make
+    on the same link does the same."""
+    return {
+        "processor": _processor(),
+        "threads": str(_core._processors()[0]),
+        "device": unit.name,
+        "link": _link(unit.pci_bus_id),
+        "driver": str(driver_version()),
+        "cumem": __version__,
+    }
+
+
+def _processor() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith(("model name", "CPU part")):
+            return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
+def _link(bus_id: str) -> str:
+    """The fastest that it can be: at rest it is slower."""
+    root = f"/sys/bus/pci/devices/{bus_id.lower()}/max_link_"
+    return f"{_read(root + 'speed').strip()} x{_read(root + 'width').strip()}"
+
+
+def _read(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
