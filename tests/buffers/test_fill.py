@@ -300,7 +300,7 @@ def test_fill_of_a_device_is_one_call_of_the_runtime(
     assert session.testing.fault_count(call) == 1
     for other in ("event_create", "event_record", "stream_wait_event", "stream_query"):
         assert session.testing.fault_count(other) == 0
-    assert session.testing.copy_counts()["fill"] == counts["fill"] + 1
+    assert session.testing.copy_counts()["quick"] == counts["quick"] + 1
     assert (values.get(buffer) == value).all()
 
 

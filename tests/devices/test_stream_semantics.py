@@ -979,3 +979,52 @@ def test_stream_named_while_a_copy_waits_is_not_forgotten_with_the_others(
     copies[1].join()
     assert (outs[0] == 7).all()
     assert (outs[1] == 8).all()
+
+
+def test_copy_on_a_stream_comes_after_another_stream(emulated) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    source = values.put(np.full(4096, 7, "u1"), "pinned")
+    target = cumem.zeros(4096, "u1", "device")
+    cumem.Device(0).synchronize()
+    with session.gate(first):
+        target.fill(1, stream=first)
+        transfer = cumem.copy_async(target, source, stream=second)
+        assert not transfer.done
+    second.synchronize()
+    first.synchronize()
+    assert transfer.route == "direct"
+    assert (values.get(target) == 7).all()
+
+
+def test_copy_on_a_stream_comes_after_a_transfer(emulated) -> None:
+    first, second = cumem.Stream(), cumem.Stream()
+    one, other = (values.put(np.full(4096, n, "u1"), "pinned") for n in (5, 7))
+    target = cumem.zeros(4096, "u1", "device")
+    cumem.Device(0).synchronize()
+    with session.gate(first):
+        before = cumem.copy_async(target, one, after=first)  # on a stream of its own
+        transfer = cumem.copy_async(target, other, stream=second)
+        assert not transfer.done
+    second.synchronize()
+    before.wait()
+    assert transfer.route == "direct"
+    assert (values.get(target) == 7).all()
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_copy_on_a_stream_may_overlap_within_a_device(emulated, shift: int) -> None:
+    data = np.random.default_rng(1).integers(0, 256, 1 << 16, "u1")
+    stream = cumem.Stream()
+    buf = cumem.array(data, kind="device")
+    ends = (buf[1:], buf[:-1]) if shift > 0 else (buf[:-1], buf[1:])
+    session.testing.plan_fault(None, 0)  # resets the counts
+    cumem.copy_async(*ends, stream=stream)
+    stream.synchronize()
+    # The driver promises nothing of ends that overlap: the source is read whole first.
+    assert session.testing.fault_count("copy_async") == 2
+    expected = data.copy()
+    if shift > 0:
+        expected[1:] = data[:-1]
+    else:
+        expected[:-1] = data[1:]
+    assert (values.get(buf) == expected).all()

@@ -376,6 +376,39 @@ FAULTS = [
         ],
     ),
     Fault(
+        "queued copy comes after no other stream",
+        "csrc/transfer/routes/queued_copy.c",
+        "a copy on a stream does not wait for the other streams that use its ends",
+        "CM_TRY(cm_cache_chain_streams(engine, other, stream));",
+        "",
+        [
+            "tests/devices/test_stream_semantics.py::"
+            "test_copy_on_a_stream_comes_after_another_stream"
+        ],
+    ),
+    Fault(
+        "queued copy comes after no transfer",
+        "csrc/transfer/routes/queued_copy.c",
+        "a copy on a stream does not wait for transfers that use its ends",
+        "CM_TRY(cm_ticket_depend(request->after_tickets[i], stream, 0));",
+        "",
+        [
+            "tests/devices/test_stream_semantics.py::"
+            "test_copy_on_a_stream_comes_after_a_transfer"
+        ],
+    ),
+    Fault(
+        "queued copy overlaps",
+        "csrc/transfer/routes/queued_copy.c",
+        "ends within a device that overlap go in one call of the runtime",
+        "return is_apart ? nbytes : 0;",
+        "return is_apart ? nbytes : nbytes;",
+        [
+            "tests/devices/test_stream_semantics.py::"
+            "test_copy_on_a_stream_may_overlap_within_a_device"
+        ],
+    ),
+    Fault(
         "short copy lets go",
         "csrc/transfer/routes/short_copy.c",
         "the caller gives the GIL up for any copy",

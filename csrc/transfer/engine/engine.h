@@ -180,7 +180,8 @@ cm_status cm_engine_take_unread(cm_engine *engine);
  * and benchmarks. */
 typedef struct cm_copy_counts {
     cm_route_counts routes; /* copies that ended, failed ones too */
-    _Atomic uint64_t quick; /* short ones made by the calling thread: not among these */
+    _Atomic uint64_t quick; /* short ones, and fills, made by the calling thread without
+                               a ticket: not among these */
     _Atomic uint64_t bounced; /* of them, through a page-locked block */
     _Atomic uint64_t pieces;  /* of all that were cut */
     _Atomic uint64_t failed;  /* transfers that did, or were cancelled */

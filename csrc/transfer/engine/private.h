@@ -134,6 +134,11 @@ void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothin
  * there do not pile up streams. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
+/* Let `waiter` wait for what `worker` has been given so far.
+ * Fails: event_create, event_record, stream_wait_event. */
+CM_NODISCARD cm_status cm_cache_chain_streams(cm_engine *engine,
+                                              const cm_stream *worker,
+                                              cm_stream *waiter);
 /* `nbytes` of page-locked memory are about to be used, where all together then use no
  * more than `most`. Returns their pool, borrowed; NULL: no room, or no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);

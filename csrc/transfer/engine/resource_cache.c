@@ -116,6 +116,19 @@ cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
     return cm_ok();
 }
 
+cm_status
+cm_cache_chain_streams(cm_engine *engine, const cm_stream *worker, cm_stream *waiter)
+{
+    uint64_t event;
+    CM_TRY(cm_cache_take_event(engine, worker->device, CM_WAITED, &event));
+    cm_status status = cm_stream_record(worker, event);
+    if (cm_is_ok(status)) {
+        status = cm_stream_wait_event(waiter, event);
+    }
+    cm_cache_give_event(engine, worker->device, CM_WAITED, event);
+    return status;
+}
+
 cm_pool *
 cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most)
 {

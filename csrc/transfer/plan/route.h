@@ -24,9 +24,10 @@
  * CM_ROUTES_OF_MANY has those for which nobody searches, because who asks for many runs
  * (batch/) or for a file (file/) says so; their rows have no `suits`.
  *
- * Two things that look like routes have no row. A short copy (routes/short_copy.c) is
- * made by its caller before there is a plan, since planning takes longer than the copy;
- * users see it as "host" or "direct". A broadcast (routes/broadcast.c) is not a way but
+ * Some things that look like routes have no row. A short copy (routes/short_copy.c) is
+ * made by its caller before there is a plan, since planning takes longer than the copy,
+ * and a copy that its stream takes as it is (routes/queued_copy.c) leaves nothing to be
+ * planned; users see them as "host" or "direct". A broadcast (routes/broadcast.c) is not a way but
  * more targets of one: it goes by the rows that pack, and sends each slot to each
  * device. */
 #pragma once

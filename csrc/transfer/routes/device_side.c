@@ -62,14 +62,7 @@ cm_job_copy_over_edges(cm_job *job, cm_address dst, cm_address src, uint64_t nby
 cm_status
 cm_job_chain_streams(cm_job *job, const cm_stream *worker, cm_stream *waiter)
 {
-    uint64_t event;
-    CM_TRY(cm_cache_take_event(job->engine, worker->device, CM_WAITED, &event));
-    cm_status status = cm_stream_record(worker, event);
-    if (cm_is_ok(status)) {
-        status = cm_stream_wait_event(waiter, event);
-    }
-    cm_cache_give_event(job->engine, worker->device, CM_WAITED, event);
-    return status;
+    return cm_cache_chain_streams(job->engine, worker, waiter);
 }
 
 /* -- more streams than one ------------------------------------------------------------- */

@@ -76,7 +76,7 @@ cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
     bool is_made = try_queue(rt, fill, period, out);
     cm_scope_leave(&scope);
     if (is_made) {
-        cm_route_count(&engine->counts.routes, &cm_routes[CM_ROUTE_FILL]);
+        atomic_fetch_add_explicit(&engine->counts.quick, 1, memory_order_relaxed);
     }
     return is_made;
 }

@@ -68,6 +68,13 @@ CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
                               const cm_tuning *tuning, cm_status *out, bool *kept);
 
+/* queued_copy.c: queue the copy here and now if its stream takes it as it is; false: a
+ * job has to do it. *status says how it went, *out is as that of cm_engine_copy(), and
+ * the keeps stay the caller's unless `*kept`. Blocks: as the runtime does while it has
+ * no room for another command. */
+bool cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
+                              cm_ticket **out, cm_status *status, bool *kept);
+
 /* Whether that would do it, now; *bounced: through a page-locked block. */
 bool cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
                              const cm_tuning *tuning, bool *bounced, cm_plan *plan);

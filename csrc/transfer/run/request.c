@@ -291,6 +291,19 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     return cm_ticket_hand_over(ticket, status, out);
 }
 
+/* What needs no job: a short copy that the caller waits for, or one that its stream
+ * takes as it is. */
+static bool
+try_without_job(cm_engine *engine, const cm_copy_request *request,
+                const cm_tuning *tuning, cm_ticket **out, cm_status *status, bool *kept)
+{
+    if (request->file != NULL) {
+        return false;
+    }
+    return out == NULL ? cm_engine_try_short_copy(engine, request, tuning, status, kept)
+                       : cm_engine_try_queue_copy(engine, request, out, status, kept);
+}
+
 cm_status
 cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **out)
 {
@@ -301,8 +314,7 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
         return status;
     }
     bool kept;
-    if (out == NULL && request->file == NULL
-        && cm_engine_try_short_copy(engine, request, &tuning, &status, &kept)) {
+    if (try_without_job(engine, request, &tuning, out, &status, &kept)) {
         if (!kept) {
             cm_request_drop_keeps(request);
         }

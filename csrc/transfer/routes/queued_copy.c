@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies that a stream takes as they are: one run of bytes to, from or within the
+ * device of a stream that somebody named, at whose other end nothing but page-locked
+ * memory of a pool may lie. One call of the runtime queues such a copy behind what the
+ * stream has, however long it is, and the host has no part in it. So there is nothing
+ * to plan, and no job that would have to wait or to be kept: what is left of the copy
+ * once it is queued is its ticket. A job would do the same by the route DIRECT, as
+ * which users see it.
+ *
+ * Whatever has to be waited for by the host is left to a job: transfers that are not
+ * submitted yet. So is whatever needs a second look: streams that are captured, memory
+ * that was page-locked by pieces, and ends that may overlap. */
+#include "runtime/scope.h"
+#include "transfer/engine/ticket.h"
+#include "transfer/routes/routes.h"
+
+/* -- is it one? ------------------------------------------------------------------------ */
+
+/* The device of the stream reaches it at any time, and moves it in the stream's order.
+ */
+static bool
+is_within_reach(const cm_region *end, const cm_stream *stream)
+{
+    if (!cm_region_is_c_contiguous(end) || cm_kind_migrates(end->kind)) {
+        return false;
+    }
+    return cm_region_is_on_device(end)
+               ? end->device == stream->device
+               : end->host != NULL && !cm_kind_is_pageable(end->kind);
+}
+
+/* Its bytes; 0: it is none. Asks nobody but the registry. */
+static uint64_t
+queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    const cm_stream *stream = request->stream;
+    bool is_plain = !request->blocking && stream != NULL && request->convert == NULL
+                    && request->broadcast == NULL && !request->is_fill;
+    if (!is_plain || dst->itemsize != src->itemsize || dst->ndim != src->ndim
+        || !is_within_reach(dst, stream) || !is_within_reach(src, stream)
+        || cm_registry_has_pieces(engine->registry)) {
+        return 0;
+    }
+    int64_t count;
+    for (int axis = 0; axis < dst->ndim; axis++) {
+        if (src->shape[axis] != dst->shape[axis]) {
+            return 0; /* the job says what is wrong */
+        }
+    }
+    if (!cm_is_ok(cm_region_count(dst, &count))) {
+        return 0;
+    }
+    uint64_t nbytes = (uint64_t)count * (uint64_t)dst->itemsize;
+    bool to_device = cm_region_is_on_device(dst);
+    bool from_device = cm_region_is_on_device(src);
+    if (to_device && from_device) {
+        bool is_apart = dst->address + nbytes <= src->address
+                        || src->address + nbytes <= dst->address;
+        return is_apart ? nbytes : 0;
+    }
+    return to_device || from_device ? nbytes : 0;
+}
+
+/* -- what comes before it -------------------------------------------------------------- */
+
+/* Make the stream wait for all of it. CM_ETIMEOUT: something is not queued yet, so that
+ * no stream can wait for it. */
+static cm_status
+come_after(cm_engine *engine, const cm_copy_request *request)
+{
+    cm_stream *stream = request->stream;
+    for (uint32_t i = 0; i < request->after_ticket_count; i++) {
+        CM_TRY(cm_ticket_depend(request->after_tickets[i], stream, 0));
+    }
+    for (uint32_t i = 0; i < request->after_count; i++) {
+        const cm_stream *other = request->after[i];
+        if (!cm_stream_same(other, stream)) {
+            /* its event would take ours into the graph */
+            CM_TRY(cm_stream_check_not_capturing(other));
+            CM_TRY(cm_cache_chain_streams(engine, other, stream));
+        }
+    }
+    return cm_ok();
+}
+
+/* -- the copy -------------------------------------------------------------------------- */
+
+/* Between two events, the second of which is the ticket's. After a failure nothing of
+ * it is in flight. The stream's device is current. */
+static cm_status
+submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
+{
+    cm_runtime *rt = engine->rt;
+    cm_stream *stream = request->stream;
+    uint64_t start_event;
+    bool is_queued = false;
+    CM_TRY(cm_engine_need_watcher(engine));
+    CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, &start_event));
+    cm_status status = cm_rt_event_record(rt, start_event, stream->handle);
+    if (cm_is_ok(status)) {
+        status = cm_rt_copy_async(rt, cm_region_copy_address(&request->dst),
+                                  cm_region_copy_address(&request->src), ticket->nbytes,
+                                  stream->handle);
+        is_queued = cm_is_ok(status);
+    }
+    if (is_queued) {
+        status =
+            cm_ticket_submit(ticket, stream, stream, start_event, NULL, NULL, cm_ok());
+    }
+    if (cm_is_ok(status)) {
+        return status; /* the ticket has the events now */
+    }
+    if (is_queued) {
+        cm_ignore(cm_rt_stream_synchronize(rt, stream->handle));
+    }
+    cm_cache_give_event(engine, stream->device, CM_WAITED, start_event);
+    return status;
+}
+
+static cm_status
+queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
+                    cm_ticket **out, bool *kept)
+{
+    cm_ticket *ticket = cm_ticket_create(engine, request);
+    if (ticket == NULL) {
+        return cm_fail(CM_ENOMEM, 0);
+    }
+    *kept = true;
+    if (request->ticket_seen != NULL) {
+        *request->ticket_seen = ticket;
+    }
+    ticket->nbytes = nbytes;
+    ticket->row = &cm_routes[CM_ROUTE_DIRECT];
+    ticket->started = true;
+    cm_status status = submit(engine, request, ticket);
+    cm_route_count(&engine->counts.routes, ticket->row); /* failed ones, too */
+    if (!cm_is_ok(status)) {
+        cm_ticket_finish(ticket, status, true);
+    }
+    return cm_ticket_hand_over(ticket, status, out);
+}
+
+/* In the scope of the stream's device. False: a job has to do it. */
+static bool
+try_queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
+          cm_ticket **out, cm_status *status, bool *kept)
+{
+    const cm_stream *stream = request->stream;
+    bool capturing = false;
+    *status =
+        cm_stream_ask_capturing(engine->rt, stream->device, stream->handle, &capturing);
+    if (cm_is_ok(*status) && !capturing) {
+        *status = come_after(engine, request);
+    }
+    if (capturing || status->code == CM_ETIMEOUT) {
+        return false;
+    }
+    if (cm_is_ok(*status)) {
+        *status = queue_behind_ticket(engine, request, nbytes, out, kept);
+    }
+    return true;
+}
+
+bool
+cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
+                         cm_ticket **out, cm_status *status, bool *kept)
+{
+    cm_scope scope;
+    *kept = false;
+    uint64_t nbytes = queued_nbytes(engine, request);
+    if (nbytes == 0) {
+        return false;
+    }
+    cm_request_let_go(request); /* the runtime may keep us until it has room */
+    if (!cm_is_ok(cm_scope_enter(engine->rt, request->stream->device,
+                                 CM_CAPTURE_THREAD_LOCAL, &scope))) {
+        return false;
+    }
+    bool is_made = try_queue(engine, request, nbytes, out, status, kept);
+    cm_scope_leave(&scope);
+    return is_made;
+}
