@@ -8,8 +8,8 @@
  * Then these are tried, in this order, and after each the allocation once more:
  *
  *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
- *   2. relieve()     in cumem/out_of_memory.py: callbacks of the user, then a garbage
- *                    collection
+ *   2. relieve()     in cumem/pools/out_of_memory.py: callbacks of the user,
+ *                    then a garbage collection
  *   3. raise()       OutOfMemoryError, to which explain() adds what was tried, what the
  *                    pools hold, and what to do about it
  *
