@@ -15,9 +15,9 @@ enum {
     CM_BACKOFF_MOST_NS = 300 * 1000,
     /* A shorter sleep is not worth it: timers are late. */
     CM_BACKOFF_SLEEP_NS = 100 * 1000,
-    /* A thread that would rather sleep spins for so long first. */
+    /* How long a thread that would rather sleep spins first. */
     CM_BACKOFF_SPIN_NS = 50 * 1000,
-    /* And then sleeps at least so long; the timer adds to it. */
+    /* The least that it sleeps afterwards; the timer adds to it. */
     CM_BACKOFF_NAP_NS = 20 * 1000,
 };
 

@@ -18,7 +18,8 @@
 
 enum {
     TEXT_NBYTES = 64 << 10,
-    /* So many questions at most: reading the text costs as much as some hundred. */
+    /* The most questions that are asked one by one: reading the text costs as much as
+     * some hundred. */
     QUESTIONS_MAX = 64,
 };
 

@@ -75,7 +75,7 @@ cm_pages_look(const void *p, uint64_t nbytes, bool writes)
 /* Several threads do it: clearing pages is the larger part of what page-locked memory
  * costs, and the driver clears them with one thread. */
 
-/* So many bytes are worth starting a thread for. */
+/* How many bytes are worth starting a thread for. */
 #define NBYTES_PER_THREAD (UINT64_C(16) << 20)
 
 enum { SLICE = 8 << 20, MAX_THREADS = 16 };

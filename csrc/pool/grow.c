@@ -205,14 +205,14 @@ typedef struct place_plan {
     cm_heap_span *first;
     uint32_t held_count;
     idle_chunks idle;
-    /* So many idle chunks, the first ones, have a place to go; the others are
+    /* How many idle chunks, the first ones, have a place to go; the others are
      * closed. */
     uint32_t moved_count;
     cm_heap_span **bare; /* held spans without memory: each is to get a new chunk */
     uint32_t bare_count;
-    uint32_t made_count;    /* so many of them, by now */
+    uint32_t made_count;    /* of the bare spans, how many have one by now */
     uint64_t create_nbytes; /* of the bare spans together */
-    /* Of the chunks made; they count as reserved once the plan settles. */
+    /* The bytes of the chunks made, which count as reserved once the plan settles. */
     uint64_t made_nbytes;
     uint32_t tag; /* of the free spans of the place */
     uint64_t epoch;

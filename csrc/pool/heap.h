@@ -274,7 +274,7 @@ typedef struct cm_heap_runs {
     uint64_t looked_count; /* spans that were looked at for this */
 } cm_heap_runs;
 
-/* So many free spans are looked at at most, since the lock is held meanwhile. */
+/* The most free spans that are looked at, since the lock is held meanwhile. */
 enum { CM_RUN_LOOKS = 512 };
 
 /* Count the pieces. Where there are more than CM_RUN_LOOKS free spans, the count is

@@ -88,7 +88,7 @@ struct cm_pool {
     uint32_t given_count; /* streams in whose order spans of the heap were given back */
     cm_epochs epochs[CM_EPOCHS_MAX];
     uint64_t done[CM_EPOCHS_MAX]; /* per slot: the last epoch that has ended */
-    /* Those that the heap counts are filled in on reading. */
+    /* The counters that the heap keeps are filled in on reading. */
     cm_pool_counters counters;
     /* Of these two only the peaks count: those since cm_pool_reset_peaks(), and those
      * of the window that cm_pool_read_window() opened, each up to the moment when the

@@ -66,11 +66,12 @@ struct cm_source {
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_pool_config *config,
                                       cm_source **out);
 
-/* What tests replace of the machine. All of it zero or NULL: the machine as it is. */
+/* The parts of the machine that tests replace. All of it zero or NULL: the machine as
+ * it is. */
 typedef struct cm_host_world {
     const char *root;         /* where /proc and /sys are; borrowed */
     cm_numa_find *find_nodes; /* tells on which nodes pages are */
-    /* So many threads populate a chunk, however small it is. */
+    /* How many threads populate a chunk, however small it is. */
     unsigned thread_count;
     bool can_not_bind;     /* the kernel refuses mbind */
     bool can_not_populate; /* the kernel has no MADV_POPULATE_WRITE */

@@ -88,7 +88,7 @@ keep_whole_pages(cm_address *address, uint64_t *nbytes)
 /* How a buffer divides into parts that have nothing of others between their elements.
  * All parts look the same, and there is one for each index of the first axes. */
 typedef struct row_cut {
-    /* So many of the first axes are stepped through; 0: there is one part. */
+    /* How many of the first axes are stepped through; 0: there is one part. */
     int axis_count;
     uint64_t count; /* of parts */
     int64_t low;    /* the lowest byte of a part, from its first element */

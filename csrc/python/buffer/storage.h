@@ -371,7 +371,7 @@ void cm_storage_detach(cm_storage *storage, cm_storage *out);
 CM_NODISCARD cm_status cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime);
 /* Tell the recorder of pages of others that were locked or are unlocked. */
 void cm_storage_note_registered(const cm_storage *storage, uint8_t op);
-/* Then drop the foreign owner. Needs the GIL. */
+/* Drop the foreign owner, after the other parts. Needs the GIL. */
 void cm_storage_drop_foreign(cm_storage *detached);
 
 /* -- work that still goes on in it, and how a stream comes after that ----------------- */

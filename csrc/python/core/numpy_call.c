@@ -7,9 +7,9 @@
 
 #include "python/core/numpy_bridge.h"
 
-/* So many frames are looked at. From a function of ours to the outermost of NumPy's
- * there are 13 with NumPy 2.4 and CPython 3.11. A call that is further away is not
- * found. */
+/* The most frames that are looked at. From a function of ours to the outermost of
+ * NumPy's there are 13 with NumPy 2.4 and CPython 3.11. A call that is further away is
+ * not found. */
 enum { FRAMES_MAX = 40 };
 
 /* -- whose code is it? ----------------------------------------------------------------- */

@@ -154,11 +154,11 @@ typedef struct cm_state {
     /* Owned, made when first needed: see cm_state_pool_slot(). */
     cm_pool *pools[CM_DEFAULT_POOL_COUNT];
     cm_limits limits; /* outlives every pool */
-    /* So many Pools were made, by which they are numbered. */
+    /* How many Pools were made; they are numbered by this. */
     uint64_t pool_count;
     /* The serial of the newest pool, default ones included. */
     uint64_t pool_serial;
-    /* Of legacy_streams, and held as long. */
+    /* The default stream of each device, one of `legacy_streams`, and held as long. */
     cm_stream *default_streams[CM_MAX_DEVICES];
     cm_inline_list free_inline[CM_KIND_COUNT];
     cm_file_faults file_faults; /* set by cumem/tools/_testing.py */

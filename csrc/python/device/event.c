@@ -330,7 +330,7 @@ event_seconds_since(PyObject *op, PyObject *start)
     return result < 0 ? NULL : PyFloat_FromDouble(milliseconds / 1000.0);
 }
 
-/* The same by PyTorch's name and in its unit: from this event to `end`, in
+/* As the subtraction, by PyTorch's name and in its unit: from this event to `end`, in
  * milliseconds. */
 static PyObject *
 event_elapsed_time(PyObject *op, PyObject *end)

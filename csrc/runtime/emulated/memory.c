@@ -55,7 +55,7 @@ enum {
     DISCARDED = 0xdb, /* what is read from discarded bytes */
 };
 
-/* So many freed addresses and ranges are kept at most; ThreadSanitizer leaves a process
+/* The most freed addresses, and ranges, that are kept; ThreadSanitizer leaves a process
  * few addresses. */
 #define FREED_NBYTES (UINT64_C(64) << 30)
 #define FREED_COUNT 256
