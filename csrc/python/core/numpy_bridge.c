@@ -584,6 +584,7 @@ cm_numpy_stands_for(PyObject *dtype)
     if (noted == NULL) {
         return CM_NUMBER_NONE;
     }
+    /* The key is STANDS_FOR of cumem/buffers/casting.py. */
     PyObject *name = PyDict_GetItemString(noted, "cumem.stands_for");
     const char *text = name != NULL && PyUnicode_Check(name)
                            ? PyUnicode_AsUTF8AndSize(name, NULL)
@@ -869,8 +870,11 @@ cm_numpy_cast_new(PyObject *from, PyObject *to, const cm_cast **out)
 {
     static _Atomic uint64_t count;
     numpy_cast *self = PyMem_Calloc(1, sizeof(*self));
-    PyObject *capsule =
-        self == NULL ? PyErr_NoMemory() : PyCapsule_New(self, cast_name, cast_free);
+    if (self == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    PyObject *capsule = PyCapsule_New(self, cast_name, cast_free);
     if (capsule == NULL) {
         PyMem_Free(self);
         return NULL;
