@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import exporters
+from support.calls import PACKAGE, functions_of_the_package
 from support.rules import check_none
 
 import cumem
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "csrc" / "base" / "dtypes.h"
-PACKAGE = Path(cumem.__file__).parent
 ROWS = list(_core._DTYPES.values())
 by_name = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 reads_sources = pytest.mark.skipif(
@@ -87,6 +87,22 @@ def test_dlpack_refuses_rows_in_the_other_byte_order(runtime, row) -> None:
     buffer = cumem.zeros(3, dtype_of(row).newbyteorder(), "pinned")
     with pytest.raises(BufferError, match="not in this machine's order"):
         buffer.__dlpack__()
+
+
+@by_name
+def test_dlpack_passes_no_python_of_the_package_for_rows_with_a_code(
+    runtime, row
+) -> None:
+    if row.dlpack_code is None:
+        pytest.skip("DLPack has no code for it, and the package says so")
+    buffer = cumem.zeros(3, dtype_of(row), "pinned")
+    made: list[object] = []
+
+    def go_round() -> None:
+        made.append(cumem.asbuffer(buffer.__dlpack__(max_version=(1, 3))))
+
+    assert functions_of_the_package(go_round) == []
+    assert made[0].dtype == buffer.dtype  # type: ignore[attr-defined]
 
 
 def test_dlpack_codes_are_told_apart() -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
 import pytest
 from support import values
+from support.calls import functions_of_the_package
 from support.tuning import tuned
 
 import cumem
@@ -29,7 +27,6 @@ from cumem.buffers.casting import STANDS_FOR, Casting
 pytestmark = pytest.mark.any_python
 
 RULES = get_args(Casting)
-PACKAGE = Path(cumem.__file__).parent
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 #: Pairs of which each rule allows some: numbers that the copy threads convert, and others.
 PAIRS = [
@@ -498,22 +495,6 @@ def test_plain_files_convert_by_rule(runtime, tmp_path, kind) -> None:
 
 
 # -- who is asked ----------------------------------------------------------------------
-
-
-def functions_of_the_package(run: Callable[[], object]) -> list[str]:
-    """Which functions of cumem's Python code a call passes on its own thread."""
-    found: list[str] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
-            found.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
-
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 @pytest.mark.parametrize(
