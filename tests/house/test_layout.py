@@ -99,7 +99,11 @@ def test_only_who_opens_and_tests_the_emulated_device_knows_of_it() -> None:
         if layer_of(path) != "runtime"
         and any(name.startswith("runtime/emulated/") for _, name in includes)
     }
-    assert knows == {"python/module/open.c", "python/module/testing.c"}
+    assert knows == {
+        "python/device/emulated_stream.c",  # gates, which a replay shuts
+        "python/module/open.c",
+        "python/module/testing.c",
+    }
 
 
 def test_includes_make_no_circle() -> None:
