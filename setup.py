@@ -68,7 +68,9 @@ class BuildExt(build_ext):
         self.compiler.compile = compile_each
         super().build_extensions()
         # `python -m cumem` in the checkout finds the checkout's package: let it be whole.
-        keeps = TRACE or self.inplace or getattr(self, "editable_mode", False)
+        # A build with a folder of its own (.ci/beside) leaves the tree's as it is.
+        own_folder = self.build_lib != self.get_finalized_command("build").build_lib
+        keeps = own_folder or self.inplace or getattr(self, "editable_mode", False)
         if not keeps:
             self.copy_file(self.get_ext_fullpath("cumem._core"), "cumem")
 
@@ -92,7 +94,10 @@ if sanitize := [f"-fsanitize={s}" for s in [os.environ.get("CUMEM_SANITIZE")] if
     sanitize.append("-fno-omit-frame-pointer")
 if TRACE:
     fast = ["-O0", "-g1", "-gdwarf-4", "-finstrument-functions"]
-flags += ["-O0", "-g", "-UNDEBUG", "-Werror"] if DEBUG else [] if sanitize else fast
+if DEBUG:
+    flags += ["-O1" if sanitize else "-O0", "-g", "-UNDEBUG", "-Werror"]
+elif not sanitize:
+    flags += fast
 link = ["-Wl,--exclude-libs,ALL"]
 link += [] if DEBUG or sanitize or TRACE else ["-Wl,-s", *fast]
 run_path("csrc/headers.py")["write"](Path("build"))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# How the C tests are built: with the sanitizers of SAN, each kind of build in a folder of its
+# own. The Makefile reads this.
+comma := ,
+SAN_DIR := build/c-$(subst $(comma),-,$(SAN))
+SAN_FLAGS := -O1 -g1 -fno-omit-frame-pointer -fsanitize=$(SAN) -DCM_DEBUG=1
+# The core without CUDA and Python, which is what the C tests link.
+CORE_SOURCES := $(filter-out csrc/runtime/cuda.c csrc/python/%,$(SOURCES))
+C_PROGRAMS := $(C_TESTS:%.c=$(SAN_DIR)/%)
+# The stresses of the pool with its event check left out, which must fail. That the stresses
+# see what they are for is shown once, without ThreadSanitizer.
+BROKEN := $(addprefix $(SAN_DIR)/tests/c/broken_,pool pool_model pool_threads)
+TRIED := $(if $(filter thread,$(SAN)),,$(BROKEN))
+
+$(SAN_DIR)/csrc/%.o: csrc/%.c $(HEADERS) $(MADE)
+	@mkdir -p $(@D) && echo '  CC $@'
+	@$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) -c -o $@ $<
+
+$(SAN_DIR)/libcore.a: $(CORE_SOURCES:%.c=$(SAN_DIR)/%.o)
+	@rm -f $@ && $(AR) rc $@ $^
+
+# A program is all C files that it depends on, and what it needs of the core.
+define link
+@mkdir -p $(@D) && echo '  CC $@'
+@$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) $(SKIPPED) -o $@ $(filter %.c,$^) \
+	$(SAN_DIR)/libcore.a -lpthread -lm
+endef
+
+$(SAN_DIR)/tests/c/%: tests/c/%.c $(SAN_DIR)/libcore.a $(HEADERS)
+	$(link)
+
+$(BROKEN): private SKIPPED := -DCM_TEST_SKIP_EVENTS
+$(BROKEN): $(SAN_DIR)/tests/c/broken_%: tests/c/stress_%.c csrc/pool/in_flight.c \
+		$(SAN_DIR)/libcore.a $(HEADERS)
+	$(link)
+
+# What random operations are held against.
+MODELLED := $(foreach how,stress broken,$(addprefix $(SAN_DIR)/tests/c/$(how)_pool_,model threads))
+$(MODELLED): $(wildcard tests/c/order_*.c) tests/c/pool_model.c tests/c/pool_random.c
