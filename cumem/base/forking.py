@@ -67,12 +67,11 @@ def _modules() -> Iterator[str]:
     yield "_core"
     home = os.path.dirname(os.path.dirname(__file__))
     for room in _ROOMS:
-        for file in sorted(os.listdir(os.path.join(home, room))):
-            name, ending = os.path.splitext(file)
-            if ending == ".py" and name != "__init__":
-                yield f"{room}.{name}"
-            elif os.path.exists(os.path.join(home, room, file, "__init__.py")):
-                yield f"{room}.{file}"
+        for folder, _, files in os.walk(os.path.join(home, room)):
+            inside = os.path.relpath(folder, home).replace(os.sep, ".")
+            for name, ending in map(os.path.splitext, sorted(files)):
+                if ending == ".py":
+                    yield inside if name == "__init__" else f"{inside}.{name}"
 
 
 def _register_late(**hooks: Callable[..., object]) -> None:

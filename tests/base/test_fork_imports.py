@@ -18,7 +18,7 @@ pytestmark = [
 #: Begins a process in which `hold(names)` has threads load these modules, each of which
 #: stops before its module is made, or before it is executed, until `go_on` is set.
 HOLD = """
-import importlib.machinery, os, signal, sys, threading, warnings
+import ast, importlib.machinery, os, signal, sys, threading, warnings
 import numpy as np
 import cumem
 
@@ -181,6 +181,31 @@ if os.fork() == 0:
 os.wait()
 loaded = {name for name in set(sys.modules) - before if name.startswith("cumem")}
 assert loaded <= {"cumem.base", "cumem.base.forking"}, loaded
+""",
+    )
+
+
+def test_fork_beside_threads_loads_whatever_a_name_of_the_package_needs(
+    tmp_path,
+) -> None:
+    run(
+        tmp_path,
+        False,
+        """
+idle = threading.Event()
+beside = threading.Thread(target=idle.wait)
+beside.start()
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+idle.set()
+beside.join()
+with open(cumem.__file__ + "i", encoding="utf-8") as file:
+    stub = ast.parse(file.read())
+needed = {node.module for node in stub.body if isinstance(node, ast.ImportFrom)}
+missing = {name for name in needed - {*sys.modules} if "tools" not in name}
+assert "cumem.files.safetensors.save" in needed and not missing, missing
+assert not [name for name in sys.modules if name.startswith("cumem.tools")]
 """,
     )
 
