@@ -34,10 +34,22 @@ from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
 from cumem.files.raw import open_export, open_regular
-from cumem.recording import summary as answers
 from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Log, checked
 from cumem.recording.pairing import address_keys, pair
 from cumem.recording.stacks import Stacks
+from cumem.recording.summary import (
+    By,
+    Difference,
+    Leaks,
+    Peak,
+    Summary,
+    Top,
+    find_difference,
+    find_leaks,
+    find_peak,
+    find_top,
+    summarize,
+)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -212,19 +224,19 @@ class Record:
         seconds = self._log.duration_ns * 1e-9
         return f"<cumem.Record of {seconds:.3g} s, {len(self)} events>"
 
-    def summary(self) -> answers.Summary:
+    def summary(self) -> Summary:
         """Add up: each kind of memory, transfers between kinds, shortages."""
-        return answers.summarize(self.log)
+        return summarize(self.log)
 
-    def leaks(self) -> answers.Leaks:
+    def leaks(self) -> Leaks:
         """What was allocated inside and is still alive, by line.
 
         That is at the end of the record, or now while it is running. What copies go
         through is left out.
         """
-        return answers.find_leaks(self.log)
+        return find_leaks(self.log)
 
-    def top(self, by: answers.By = "line") -> answers.Top:
+    def top(self, by: By = "line") -> Top:
         """Who held most at once.
 
         Parameters
@@ -237,11 +249,11 @@ class Record:
         ValueError
             If `by` is none of them.
         """
-        return answers.find_top(self.log, by)
+        return find_top(self.log, by)
 
-    def peak(self) -> answers.Peak:
+    def peak(self) -> Peak:
         """When most was live, of which kinds, and the lines that it was from."""
-        return answers.find_peak(self.log)
+        return find_peak(self.log)
 
     # -- files -----------------------------------------------------------------------
 
@@ -399,7 +411,7 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
 
 
 @hinting
-def diff(before: Record, after: Record) -> answers.Difference:
+def diff(before: Record, after: Record) -> Difference:
     """What a record has more than another.
 
     Parameters
@@ -431,7 +443,7 @@ def diff(before: Record, after: Record) -> answers.Difference:
     for name, each in (("before", before), ("after", after)):
         if not isinstance(each, Record):
             raise TypeError(f"{name} must be a Record, not {type(each).__name__}")
-    return answers.find_difference(before.log, after.log)
+    return find_difference(before.log, after.log)
 
 
 @hinting

@@ -17,7 +17,7 @@ from typing import Any
 
 from cumem import _core
 from cumem.buffers.arguments import wrong_type
-from cumem.devices import device as devices
+from cumem.devices import device as device_module
 
 _OUT_OF_MEMORY = 2
 _COUNTS = (
@@ -95,11 +95,11 @@ def configure(**settings: Any) -> None:
     """What is opened at the next first use, of read_settings() in devices/device.py."""
     if opened():
         raise RuntimeError("the runtime is open: shut it down first")
-    devices.test_settings = settings
+    device_module.test_settings = settings
     try:
-        devices.read_settings()
+        device_module.read_settings()
     except Exception:
-        devices.test_settings = {}
+        device_module.test_settings = {}
         raise
 
 

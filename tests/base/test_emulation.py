@@ -12,7 +12,7 @@ from support import programs, session
 from support.strategies import KINDS
 
 import cumem
-from cumem.devices import device as devices
+from cumem.devices import device as device_module
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
@@ -36,7 +36,7 @@ VARIABLES = {
 
 def test_suite_runs_with_random_delays(emulated) -> None:
     cumem.empty_pinned(1)
-    delay_us = devices.read_settings()[5]
+    delay_us = device_module.read_settings()[5]
     assert delay_us == session.MAX_DELAY_US > 0
 
 
@@ -196,13 +196,13 @@ def test_wrong_variable_is_named(monkeypatch, name, text, expected) -> None:
     with pytest.raises(
         ValueError, match=f"{name} must be .*{expected}.*, not '{text}'"
     ):
-        devices.read_settings()
+        device_module.read_settings()
 
 
 def test_variables_say_what_is_opened(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
-    found = devices.read_settings()
+    found = device_module.read_settings()
     assert found == (
         False,
         True,
@@ -222,8 +222,8 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
     given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
-    monkeypatch.setattr(devices, "test_settings", given)
-    found = devices.read_settings()
+    monkeypatch.setattr(device_module, "test_settings", given)
+    found = device_module.read_settings()
     assert found == (
         True,
         False,
@@ -237,15 +237,15 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
         True,
         b"\0\1",
     )
-    monkeypatch.setattr(devices, "test_settings", {"colour": 1})
+    monkeypatch.setattr(device_module, "test_settings", {"colour": 1})
     with pytest.raises(TypeError, match="colour"):
-        devices.read_settings()
+        device_module.read_settings()
 
 
 def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(f"CUMEM_{name}", "")
-    found = devices.read_settings()
+    found = device_module.read_settings()
     assert found == (True, True, *DEFAULTS, True, True, False, b"\0")
 
 
@@ -271,7 +271,7 @@ def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> N
 def test_visible_devices_are_those_of_the_emulated_machine(
     monkeypatch, machine, said, numbers
 ) -> None:
-    monkeypatch.setattr(devices, "test_settings", {})
+    monkeypatch.setattr(device_module, "test_settings", {})
     for name, value in {
         "CUMEM_EMULATED_DEVICES": machine,
         "CUDA_VISIBLE_DEVICES": said,
@@ -280,17 +280,17 @@ def test_visible_devices_are_those_of_the_emulated_machine(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    found = devices.read_settings()
+    found = device_module.read_settings()
     assert (found[2], list(found[-1])) == (len(numbers), numbers)
 
 
 @pytest.mark.parametrize("said", ["7", "0,0", "all", "GPU-", "GPU-63756d65"])
 def test_visible_devices_that_leave_none_are_an_error(monkeypatch, said) -> None:
-    monkeypatch.setattr(devices, "test_settings", {"backend": "emulated"})
+    monkeypatch.setattr(device_module, "test_settings", {"backend": "emulated"})
     monkeypatch.setenv("CUMEM_EMULATED_DEVICES", "4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
     with pytest.raises(ValueError, match=f"CUDA_VISIBLE_DEVICES={said} leaves none"):
-        devices.read_settings()
+        device_module.read_settings()
 
 
 def test_visible_devices_keep_their_identity_and_later_changes_are_told() -> None:

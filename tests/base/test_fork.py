@@ -27,7 +27,7 @@ from support import session
 from support.forks import fork_and_die, fork_and_die_or_run, fork_and_run
 
 import cumem
-from cumem.pools import statistics as pool_stats
+from cumem.pools import statistics
 from cumem.pools.memory import LimitBlock
 from cumem.transfers import tuning
 
@@ -64,7 +64,7 @@ def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", [tuning._lock, LimitBlock._lock, pool_stats._open_lock]
+    "lock", [tuning._lock, LimitBlock._lock, statistics._open_lock]
 )
 def test_child_finds_the_locks_of_the_package_free(emulated, lock) -> None:
     block = cumem.limit("pinned", "1GiB")

@@ -12,9 +12,9 @@ from support import programs, rules, session
 
 import cumem
 from cumem.base import variables
-from cumem.devices import device as devices
+from cumem.devices import device as device_module
 from cumem.doctor import checks
-from cumem.files import raw as files
+from cumem.files import raw
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def clean(monkeypatch) -> pytest.MonkeyPatch:
     """Nothing is told of yet."""
-    monkeypatch.setattr(devices, "_told", set())
+    monkeypatch.setattr(device_module, "_told", set())
     return monkeypatch
 
 
@@ -102,10 +102,10 @@ def test_switches_know_the_same_words(clean, text: str, is_on: bool) -> None:
     assert variables.read_switch(text) is is_on
     clean.setenv("CUMEM_EMULATED_PEERS", text)
     clean.setenv("CUMEM_EMULATED_CONCURRENT", text)
-    *_, peers, concurrent, _, _ = devices.read_settings()
+    *_, peers, concurrent, _, _ = device_module.read_settings()
     assert peers is concurrent is is_on
     clean.setenv("CUMEM_DIRECT", text)
-    assert files._direct_number(None) == 1 + is_on
+    assert raw._direct_number(None) == 1 + is_on
     assert (
         bool(list(checks.check_nvtx(NVTX | {"environment": environment(text)})))
         is is_on
@@ -122,10 +122,10 @@ def environment(text: str) -> dict[str, str | None]:
 def test_empty_switches_are_as_unset_ones(clean) -> None:
     for name in ("PEERS", "CONCURRENT"):
         clean.setenv(f"CUMEM_EMULATED_{name}", "")
-    *_, peers, concurrent, _, _ = devices.read_settings()
+    *_, peers, concurrent, _, _ = device_module.read_settings()
     assert peers is concurrent is True
     clean.setenv("CUMEM_DIRECT", "")
-    assert files._direct_number(None) == 0
+    assert raw._direct_number(None) == 0
     assert not list(checks.check_nvtx(NVTX | {"environment": environment("")}))
 
 

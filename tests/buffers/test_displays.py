@@ -17,8 +17,8 @@ from support import programs, session
 from support.logs import made
 
 import cumem
-from cumem.base import answer as answers
 from cumem.base import displays
+from cumem.base.answer import Answer
 from cumem.recording import reading
 from cumem.recording.events import TRANSFER, Frame
 from cumem.recording.pairing import lanes
@@ -178,14 +178,14 @@ def test_names_that_others_choose_are_escaped(emulated) -> None:
 
 def test_any_answer_is_shown_with_units_and_tables() -> None:
     @dataclasses.dataclass(frozen=True)
-    class Group(answers.Answer):
+    class Group(Answer):
         name: str
         peak_nbytes: int
         kind: str
         more: dict[str, int]
 
     @dataclasses.dataclass(frozen=True)
-    class Found(answers.Answer):
+    class Found(Answer):
         spent_seconds: float
         growth_ns: int
         gbps: float

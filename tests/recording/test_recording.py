@@ -928,11 +928,11 @@ def test_log_that_lost_frees_does_not_count_twice() -> None:
     events["nbytes"] = 64
     events["op"] = [OPS.index(op) for op in ("allocate", "allocate", "free")]
     log = Log(events, np.zeros(0, EVENT), [()], ("",), {}, 5, 0.0, 10, {})
-    from cumem.recording import summary as answers
+    from cumem.recording import summary
 
-    assert answers.summarize(log).peak_nbytes == 64
-    assert [g.peak_nbytes for g in answers.find_top(log, "kind").groups] == [64]
-    leaks = answers.find_leaks(log)
+    assert summary.summarize(log).peak_nbytes == 64
+    assert [g.peak_nbytes for g in summary.find_top(log, "kind").groups] == [64]
+    leaks = summary.find_leaks(log)
     assert (leaks.count, leaks.nbytes) == (1, 64)
 
 

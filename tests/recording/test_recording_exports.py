@@ -25,8 +25,14 @@ from support import programs
 from support.records import MIB, by_hand, event, log_of, random_log
 
 import cumem
-from cumem.recording import json_lines, perfetto, pprof, reading, torch_snapshot
-from cumem.recording import summary as answers
+from cumem.recording import (
+    json_lines,
+    perfetto,
+    pprof,
+    reading,
+    summary,
+    torch_snapshot,
+)
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
 from cumem.recording.pairing import (
     DIRECTIONS,
@@ -95,8 +101,8 @@ def test_pair_agrees_with_a_plain_loop(seed: int) -> None:
     after = np.bincount(row, signed, len(lives.rows)).cumsum()[lives.before_count :]
     assert after.astype(int).tolist() == totals
     most = _most(log, [i for i, kind in enumerate(KINDS) if kind != "registered"])
-    assert answers.find_peak(log).nbytes == reading.peaks(log)["all"][0] == most
-    for group in answers.find_top(log, "kind").groups:
+    assert summary.find_peak(log).nbytes == reading.peaks(log)["all"][0] == most
+    for group in summary.find_top(log, "kind").groups:
         assert group.peak_nbytes == _most(log, [KINDS.index(group.name)])
         assert group.peak_nbytes == reading.peaks(log)[group.name][0]
     frees = int((log.events["op"] == 1).sum())

@@ -15,7 +15,7 @@ import pytest
 import cumem
 from cumem.tools import bench, cli
 from cumem.tools import kept as keeping
-from cumem.tools import recommendation as choosing
+from cumem.tools import recommendation
 from cumem.tools.bench.cases import Result
 from cumem.tools.bench.report import Report
 
@@ -70,7 +70,7 @@ def test_rules_choose(emulated, kind: str, asked: dict) -> None:
 def test_what_it_advises_can_be_called(runtime) -> None:
     names = {"cumem": cumem, "numpy": numpy, "array": numpy.ones(8, "f4")}
     names |= {"shape": (8,), "dtype": "f4", "nbytes": 32}
-    for kind, call in choosing._CALLS.items():
+    for kind, call in recommendation._CALLS.items():
         made = eval(call, names)
         if kind == "registered":
             made.close()
@@ -86,7 +86,7 @@ def test_what_it_advises_can_be_called(runtime) -> None:
 
 def test_facts_of_the_device_decide(emulated, monkeypatch) -> None:
     facts = {"integrated": False, "concurrent_managed_access": False}
-    monkeypatch.setattr(choosing, "_attribute", lambda device, name: facts[name])
+    monkeypatch.setattr(recommendation, "_attribute", lambda device, name: facts[name])
     assert cumem.recommend(MIB, access="both").kind == "pinned"
     facts["integrated"] = True
     assert cumem.recommend(MIB, access="both").kind == "mapped"
@@ -213,7 +213,7 @@ def test_rows_that_bench_never_writes_are_refused(kept: Path, bad: dict) -> None
         ):
             cumem.recommend(MIB, figures=data)
         kept.write_text(json.dumps(data | {"key": keeping.machine_key(Unit())}))
-        assert choosing._find_report(None, Unit()) == (None, "")
+        assert recommendation._find_report(None, Unit()) == (None, "")
 
 
 def test_path_of_figures_may_be_bytes(emulated, tmp_path: Path) -> None:
@@ -259,13 +259,13 @@ def kept(emulated, monkeypatch, tmp_path: Path) -> Path:
 
 
 def test_kept_figures_of_this_machine_are_taken(kept: Path) -> None:
-    assert choosing._find_report(None, Unit()) == (None, "")
+    assert recommendation._find_report(None, Unit()) == (None, "")
     data = made_up(pageable=10, pinned=20) | {"key": keeping.machine_key(Unit())}
     kept.write_text(json.dumps(data))
-    report, source = choosing._find_report(None, Unit())
+    report, source = recommendation._find_report(None, Unit())
     assert source == "this machine's bench of 2026-01-02, GPU"
     assert report.find("copy", "h2d", "pinned", MIB).gbps == pytest.approx(20)
-    assert choosing._find_report(None, cumem.Device(0)) == (None, "")  # emulated
+    assert recommendation._find_report(None, cumem.Device(0)) == (None, "")  # emulated
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ def test_kept_figures_of_this_machine_are_taken(kept: Path) -> None:
 def test_kept_figures_of_others_are_passed_over(kept: Path, change: dict) -> None:
     data = made_up(pageable=10, pinned=20) | {"key": keeping.machine_key(Unit())}
     kept.write_text(json.dumps(data | change))
-    assert choosing._find_report(None, Unit()) == (None, "")
+    assert recommendation._find_report(None, Unit()) == (None, "")
     kept.write_text("damaged")
-    assert choosing._find_report(None, Unit()) == (None, "")
+    assert recommendation._find_report(None, Unit()) == (None, "")
 
 
 def test_bench_keeps_nothing_of_the_emulated_device(kept: Path, capsys) -> None:
@@ -303,7 +303,7 @@ def test_bench_keeps_what_recommend_finds(kept: Path, monkeypatch, capsys) -> No
     when = bench.datetime(2026, 1, 2, tzinfo=bench.UTC)
     bench._save(options, Report(results), facts, plan, when)
     assert str(kept) in capsys.readouterr().out
-    report, source = choosing._find_report(None, Unit())
+    report, source = recommendation._find_report(None, Unit())
     assert source == "this machine's bench of 2026-01-02, GPU"
     assert [dataclasses.asdict(r) for r in report.results] == [
         dataclasses.asdict(r) for r in results

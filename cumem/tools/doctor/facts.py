@@ -17,7 +17,7 @@ from cumem.base.control_groups import folders
 from cumem.base.driver import driver_version
 from cumem.base.errors import CudaError, OutOfMemoryError
 from cumem.base.version import OLDEST_DRIVER
-from cumem.devices import device as devices
+from cumem.devices import device as device_module
 from cumem.devices.gpus import pci_gpus
 from cumem.pools.out_of_memory import is_refused
 from cumem.pools.pool import Pool
@@ -78,7 +78,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     base = Path(root)
     facts = _from_info()
     facts["environment"] = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    facts["visible_at_opening"] = devices.opened_with
+    facts["visible_at_opening"] = device_module.opened_with
     facts["misspelt"] = variables.misspelt()
     facts["tool_listens"] = _core._nvtx_listens()
     facts["kernel"] = kernel(base)
