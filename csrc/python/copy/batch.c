@@ -200,7 +200,8 @@ static int
 check_casting(many_call *self)
 {
     if (!cm_arg_is_given(self->casting)) {
-        return cm_check_dtypes("", &self->dst, &self->src);
+        bool is_same = self->dst.dtype == self->src.dtype; /* as it mostly is */
+        return is_same ? 0 : cm_check_dtypes("", &self->dst, &self->src);
     }
     cm_casting how = {.casting = self->casting};
     PyObject *dtypes[2] = {self->dst.dtype, self->src.dtype};

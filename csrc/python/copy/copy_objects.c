@@ -211,6 +211,21 @@ init_more(copy_call *call)
     return 0;
 }
 
+/* Most copies are between ends of one dtype, and ask for no conversion. 0, 1 where
+ * elements are converted, or -1. */
+static int
+check_dtypes(copy_call *call)
+{
+    const cm_casting *how = &call->how.casting;
+    bool asks = cm_arg_is_given(how->casting) || cm_arg_is_given(how->scale)
+                || cm_arg_is_given(how->offset);
+    if (!asks && call->dst.dtype == call->src.dtype) {
+        return 0;
+    }
+    return cm_check_casting(&call->call, "copy: ", &call->dst, &call->src, *how,
+                            &call->convert);
+}
+
 static int
 init_call(copy_call *call)
 {
@@ -219,8 +234,7 @@ init_call(copy_call *call)
         || init_ends(call) < 0) {
         return -1;
     }
-    int converts = cm_check_casting(&call->call, "copy: ", &call->dst, &call->src,
-                                    call->how.casting, &call->convert);
+    int converts = check_dtypes(call);
     if (converts < 0
         || cm_check_shapes("copy: ", &call->dst, &call->src, &call->request.src) < 0
         || init_more(call) < 0) {

@@ -392,7 +392,9 @@ start_single(batch *b, cm_ticket **out)
 static cm_status
 start(batch *b, cm_ticket **out)
 {
-    CM_TRY(cm_far_expand(b->engine->rt, &b->whole, &b->far));
+    if (b->request->other_count > 0) { /* pieces convert nothing */
+        CM_TRY(cm_far_expand(b->engine->rt, &b->whole, &b->far));
+    }
     CM_TRY(look_whether_they_touch(b));
     CM_TRY(choose_groups(b));
     uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
