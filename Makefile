@@ -119,7 +119,7 @@ warnings: $(MADE) ## compile csrc/python with warnings as errors, limited API an
 	$(LIMITED) ""; do $(CC) $(C_FLAGS) $(WARNINGS) $(PYTHON_FLAGS) $$api -O2 -c -o /dev/null \
 	"$$0"; done'
 
-$(MADE): csrc/headers.py csrc/base/dtypes.h cumem/_core.pyi \
+$(MADE): csrc/headers.py csrc/base/dtypes.h cumem/_core.pyi csrc/python/module/testing.pyi \
 		$(wildcard csrc/transfer/device/*.ptx)
 	@$(PYTHON) $< $(@D)
 
@@ -151,6 +151,6 @@ gpu: ## build the wheel that benchmarks/gpu_run.sh installs, into .gpu/
 	PYTHON='$(PYTHON)' .ci/gpu-wheels .gpu $(OLD)
 
 clean: ## remove everything that was built
-	rm -rf build dist .gpu *.egg-info cumem/*.so .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf build dist .gpu *.egg-info cumem/*.so tests/core .pytest_cache .mypy_cache .ruff_cache \
 	.hypothesis
 	find cumem tests -name __pycache__ -prune -exec rm -rf {} +

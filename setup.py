@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cumem._core; everything else stands in pyproject.toml.
+
+Of the same objects and one more it links a core with hooks for the tests, tests/core/,
+where that is asked for or a developer builds in place. No wheel has it. A build with a
+folder of its own (.ci/beside) is for tests alone, so that its core has the hooks itself.
+
+CUMEM_TESTING=1             link the core for the tests in any case
 CUMEM_CUDA_HOME=/path       take the headers and libcudart_static.a of this toolkit
 CUMEM_DEBUG=1               invariant checks, no optimisation, symbols kept, -Werror
 CUMEM_SANITIZE=address,undefined (or thread)
@@ -21,6 +27,8 @@ from setuptools.command.build_ext import build_ext
 FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
 DEBUG = os.environ.get("CUMEM_DEBUG", "0") != "0"
 TRACE = os.environ.get("CUMEM_TRACE", "0") != "0"
+#: Beside the tests, for it is no part of the package. The objects of testing.c are in it.
+TEST_CORE = Path("tests/core")
 LIMITED = os.environ.get("CUMEM_LIMITED_API", "1") != "0"
 LIMITED &= not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -53,25 +61,42 @@ def find_cuda():
 
 
 class BuildExt(build_ext):
+    def run(self):
+        # setuptools clears `inplace` while it builds, and copies what it built.
+        self.is_in_place = self.inplace or getattr(self, "editable_mode", False)
+        super().run()
+
     def build_extensions(self):
         includes, library = find_cuda()
         for folder in (*includes, numpy.get_include()):
             core.extra_compile_args += ["-isystem", str(folder)]
         core.extra_objects.append(str(library))
-        compile_all = self.compiler.compile
+        compile_all, link = self.compiler.compile, self.compiler.link_shared_object
+        own_folder = self.build_lib != self.get_finalized_command("build").build_lib
+        test_core = TEST_CORE / Path(self.get_ext_filename("cumem._core")).name
+        # One that is there already would be of other sources than the package's.
+        has_test_core = not own_folder and (
+            self.is_in_place or "CUMEM_TESTING" in os.environ or test_core.exists()
+        )
 
         def compile_each(sources, **options):
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 made = pool.map(lambda one: compile_all([one], **options), sources)
                 return [name for names in made for name in names]
 
+        def link_each(objects, target, *rest, **options):
+            hooks = [name for name in objects if Path(name).stem == "testing"]
+            others = [name for name in objects if name not in hooks]
+            link(objects if own_folder else others, target, *rest, **options)
+            if has_test_core:
+                link(objects, str(test_core), *rest, **options)
+
         self.compiler.compile = compile_each
+        self.compiler.link_shared_object = link_each
         super().build_extensions()
         # `python -m cumem` in the checkout finds the checkout's package: let it be whole.
-        # A build with a folder of its own (.ci/beside) leaves the tree's as it is.
-        own_folder = self.build_lib != self.get_finalized_command("build").build_lib
-        keeps = own_folder or self.inplace or getattr(self, "editable_mode", False)
-        if not keeps:
+        # A build with a folder of its own leaves the tree's as it is.
+        if not own_folder and not self.is_in_place:
             self.copy_file(self.get_ext_fullpath("cumem._core"), "cumem")
 
 

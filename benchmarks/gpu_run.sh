@@ -25,7 +25,9 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 failed=()
 
-# The wheel, and a copy of the suite away from cumem/, which would hide the wheel.
+# The wheel, and a copy of the suite away from cumem/, which would hide the wheel. The core for
+# tests, which has hooks, lies in the suite (tests/support/core.py); benchmarks meet the wheel's
+# own, unless they need a hook.
 install() {
     local wheel
     wheel=$(echo .gpu/cumem-*.whl)
@@ -33,6 +35,7 @@ install() {
         "$wheel" || "$PYTHON" -m zipfile -e "$wheel" "$work/site" || return 1
     export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
     export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 CUMEM_BACKEND=cuda
+    mkdir -p tests/core && cp .gpu/core/_core*.so tests/core || return 1
     mkdir "$work/suite"
     cp -r tests docs notebooks benchmarks pyproject.toml README.md "$work/suite"
     mkdir "$work/suite/csrc" && cp csrc/README.md "$work/suite/csrc"

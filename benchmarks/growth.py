@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from measure import Run
+from support import testing  # before cumem, for the core that counts calls
+
 import cumem
 from cumem.tools.replay.trace import Trace, load_trace
-
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
-from measure import Run
-
-from cumem.tools import _testing as testing
 
 GRANULE = 2 << 20
 #: Operations of the runtime and the driver's calls behind them.

@@ -172,7 +172,7 @@ class Tracer:
         _, ours, path = code.co_filename.partition("/cumem/")
         # Comprehensions are functions before Python 3.12, and are not after it.
         is_part = code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>")
-        if ours and not is_part and not path.startswith("_testing"):
+        if ours and not is_part:
             self._in_python.append((f"cumem/{path}", code.co_qualname))
             number = len(self._in_python)
         self._codes[code] = number
@@ -388,10 +388,11 @@ CALLS: dict[str, Call] = {
 
 def settle() -> None:
     """Wait until no transfer is under way; the caller is not traced meanwhile."""
-    from cumem.tools import _testing
+    from cumem import _core
 
-    while _testing.pending_transfers():
-        _testing.poll()
+    # The traced core is linked with the hooks of the tests (csrc/python/module/testing.c).
+    while _core._test_count_transfers():
+        _core._test_poll()
         time.sleep(0.001)
 
 

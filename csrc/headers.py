@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write headers of texts that have files of their own: `python csrc/headers.py build`.
 
-docstrings.h is made of the stub, which holds the docstrings of the extension too, so that
-editors show them: a macro CM_DOC_Type_method for each, with the signature that
+docstrings.h is made of the stubs, which hold the docstrings of the extension too, so that
+editors show them; testing.pyi has those of the hooks of tests. It defines a macro
+CM_DOC_Type_method for each, with the signature that
 `inspect.signature` reads. ptx.h is made of the kernels: a macro CM_PTX_name for each
 name.ptx, without comments, and with the numbers of dtypes in place of their names.
 gil_checks.h is made of the sources: a macro for each function of Python's that they call,
@@ -171,8 +172,9 @@ def gil_checks(sources: list[str]) -> str:
 
 def write(folder: Path) -> None:
     """All three, from the root of the tree."""
-    stub = Path("cumem/_core.pyi").read_text()
-    replace(folder / "docstrings.h", macros("CM_DOC_", docstrings(stub)))
+    made = docstrings(Path("cumem/_core.pyi").read_text())
+    made |= docstrings(Path("csrc/python/module/testing.pyi").read_text())
+    replace(folder / "docstrings.h", macros("CM_DOC_", made))
     kernels = sorted(Path("csrc/transfer/device").glob("*.ptx"))
     texts = {path.stem: path.read_text() for path in kernels}
     replace(folder / "ptx.h", ptx(texts, Path("csrc/base/dtypes.h").read_text()))

@@ -2749,9 +2749,6 @@ def _is_host_only() -> bool:
 def _is_emulated() -> bool:
     """True when emulated devices are open; opens nothing."""
 
-def _addresses() -> list[tuple[str, int]]:
-    """By name, where functions and objects of the core are, for cumem/tools/_testing.py."""
-
 def _hold_stream(stream: object, /) -> None:
     """Hold an emulated stream shut: what is queued on it waits.
 

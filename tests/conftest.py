@@ -45,6 +45,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str:
+    """Say which core is tested: without hooks many tests are skipped."""
+    hooks = "with hooks" if session.testing.HAS_HOOKS else "without hooks"
+    return f"core: {session.testing.core_path()} ({hooks})"
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -68,6 +74,8 @@ def pytest_collection_modifyitems(
 
 def lacking(item: pytest.Item) -> set[str]:
     """Which operations that a test depends on the emulated driver does not have."""
+    if not session.testing.HAS_HOOKS:
+        return set()
     oldest = {name: driver for name, _, driver in session.testing.op_names()}
     named = {name for mark in item.iter_markers("by_driver") for name in mark.args}
     return {name for name in named if oldest[name] > session.emulated_driver()}
@@ -78,10 +86,14 @@ frozen_for: list[object] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the collector pass over what never dies: each test collects several times.
+    """Skip what needs hooks that are not there, and let the collector pass over what never
+    dies: each test collects several times.
 
-    Once a file, for a test may import a library with a hundred thousand objects.
+    The latter is done once a file, for a test may import a library with a hundred thousand
+    objects.
     """
+    if item.get_closest_marker("hooks") and not session.testing.HAS_HOOKS:
+        pytest.skip(session.testing.WITHOUT_HOOKS)
     if item.path not in frozen_for:
         frozen_for[:] = [item.path]
         gc.collect()

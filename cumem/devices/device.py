@@ -331,7 +331,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
 #: later has no effect, and the doctor says so.
 opened_with: str | None = None
 
-#: What cumem/tools/_testing.py has set, in place of the environment.
+#: What tests/support/testing.py has set, in place of the environment.
 test_settings: dict[str, Any] = {}
 
 

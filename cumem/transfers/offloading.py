@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import importlib
 import threading
@@ -13,6 +12,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, final
+
+import numpy as np
 
 from cumem import _core
 from cumem.base.locks import make_lock
@@ -49,6 +50,24 @@ class _Memory:
             "data": (address, False),
             "version": 3,
             "stream": None,  # ordered by us
+        }
+
+
+class _HostMemory(np.ndarray):
+    """Bytes of an emulated device, which is the host: as _Memory for a copy."""
+
+    owner: Any = None
+
+
+class _Pointed:
+    """What NumPy reads where the storage of a tensor lies."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
         }
 
 
@@ -122,7 +141,7 @@ class _EmulatedLink(_Link):
         _core.copy_many(pairs)
 
     def memory(self, address: int, nbytes: int) -> Any:
-        return (ctypes.c_ubyte * nbytes).from_address(address)
+        return np.asarray(_Pointed(address, nbytes)).view(_HostMemory)
 
 
 #: By device: streams take long to make, and a context may be made for each step.

@@ -49,7 +49,7 @@ def test_objects_that_outlive_the_module_are_freed_without_its_state(
     what: str, cycle: bool
 ) -> None:
     """AddressSanitizer sees what a plain run may survive."""
-    code = f"import cumem, numpy as np\n{LEFT[what]}\n"
+    code = f"from support import core\nimport cumem, numpy as np\n{LEFT[what]}\n"
     if cycle:  # only the last collection frees it
         code += (
             "loop = [kept, np]\nloop.append(loop)\nnp.kept_by_another_module = loop\n"
@@ -58,6 +58,7 @@ def test_objects_that_outlive_the_module_are_freed_without_its_state(
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+@pytest.mark.hooks
 @pytest.mark.parametrize("cycle", [False, True])
 def test_failed_transfers_that_outlive_the_module_tell_of_it_or_are_silent(
     cycle: bool,
@@ -65,8 +66,8 @@ def test_failed_transfers_that_outlive_the_module_tell_of_it_or_are_silent(
     """What tells of a failure makes an exception, for which it needs the module."""
     code = """
 import numpy as np
+from support import testing
 import cumem
-from support.session import testing
 
 testing.configure(backend="emulated", faults=True)
 target = cumem.empty_device(1 << 20)

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.packaging
 
 
 def run(code: str, *arguments: str, **environment: str) -> str:
-    env = {**os.environ, **environment}
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    env = {**os.environ, "PYTHONPATH": path, **environment}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
@@ -38,11 +39,12 @@ def test_import_opens_no_driver_library() -> None:
     run(
         """
         import numpy
+        from support import core
         before = {line.split()[-1] for line in open("/proc/self/maps")}
         import cumem
         new = {line.split()[-1] for line in open("/proc/self/maps")} - before
         assert not [n for n in new if "libcuda" in n or "nvidia" in n], new
-        assert not dict(cumem._core._addresses())["runtime"]
+        assert not getattr(cumem._core, "_test_is_open", bool)()
         """
     )
 
@@ -365,12 +367,13 @@ def test_code_that_shows_the_warning_may_use_the_package(where: str) -> None:
 def test_warning_made_an_error_leaves_the_package_closed() -> None:
     run(
         """
+        from support import core
         import cumem
         for _ in range(2):
             try:
                 cumem.device_count()
             except cumem.EmulationWarning:
-                assert not dict(cumem._core._addresses())["runtime"]
+                assert not getattr(cumem._core, "_test_is_open", bool)()
         """,
         CUDA_VISIBLE_DEVICES="",
         CUMEM_BACKEND="",
@@ -452,9 +455,8 @@ int main(int argc, char **argv)
 
 INTERRUPTED = """
 import os, signal, threading
+from support import session, testing
 import cumem
-from cumem.tools import _testing as testing
-from support import session
 
 stream = cumem.Stream()
 buffer = cumem.empty_device(100, "u1")

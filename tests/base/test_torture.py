@@ -42,6 +42,7 @@ def run(path: Path, *command: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(path.read_text(encoding="utf-8")), said
 
 
+@pytest.mark.hooks
 def test_torture_in_short_finds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     code, result, said = run(path, str(SCRIPT), "--seconds", "5")
@@ -51,6 +52,7 @@ def test_torture_in_short_finds_nothing(tmp_path: Path) -> None:
     assert result["verified_nbytes"] > 0
 
 
+@pytest.mark.hooks
 def test_torture_sees_wrong_bytes(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     code, result, said = run(path, "-c", BROKEN, str(SCRIPT), "--seconds", "60")

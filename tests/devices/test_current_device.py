@@ -7,8 +7,6 @@ import asyncio
 import contextlib
 import contextvars
 import copy
-import ctypes
-import functools
 import pickle
 import subprocess
 import sys
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 from support import session
 from support.session import testing
+from support.testing import cuda_device
 
 import cumem
 from cumem.transfers import collating
@@ -44,18 +43,6 @@ def in_thread(function: Callable[[], A]) -> A:
     thread.start()
     thread.join()
     return answers[0]
-
-
-@contextlib.contextmanager
-def cuda_device(index: int) -> Iterator[None]:
-    """As after a library's cudaSetDevice(index) in this thread."""
-    guard = (ctypes.POINTER(ctypes.c_uint64), (ctypes.c_uint64 * 2)())
-    runtime = testing._emulated_runtime()
-    where = (ctypes.c_int, index)
-    call = functools.partial(testing._call, without_gil=True)
-    testing._check(call("cm_device_enter", testing._Status, runtime, where, guard))
-    yield
-    call("cm_device_leave", None, runtime, guard)
 
 
 def current() -> int:

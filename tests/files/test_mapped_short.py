@@ -17,9 +17,11 @@ import pytest
 # What files hold is decided by the C core and by formats, not by Python.
 pytestmark = pytest.mark.any_python
 
+PATH = os.pathsep.join(folder for folder in sys.path if folder)
 PRELUDE = """
 import ctypes, errno, itertools, mmap, os, sys
 import numpy as np
+from support import core
 import cumem
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -250,7 +252,7 @@ for place, upload in itertools.product(("device", "pinned", "numpy"), (True, Fal
 """,
     "copies that the driver makes": """
 from concurrent.futures import ThreadPoolExecutor
-from cumem.tools import _testing as testing
+from support import testing
 
 stream = cumem.Stream()
 for upload in (True, False):
@@ -406,11 +408,12 @@ def run(case: str, path: Path, *before: str) -> None:
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "CUMEM_BACKEND": "emulated"},
+        env={**os.environ, "CUMEM_BACKEND": "emulated", "PYTHONPATH": PATH},
     )
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.hooks
 @pytest.mark.parametrize("case", CASES)
 def test_memory_of_a_file_cut_short_is_an_oserror(tmp_path: Path, case: str) -> None:
     run(CASES[case], tmp_path / "file")

@@ -36,9 +36,12 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import testing
+
 import cumem
 from cumem import info
-from cumem.tools import _testing as testing
 
 KINDS = ("numpy", "pinned", "mapped", "managed", "device")
 FAULT = 998

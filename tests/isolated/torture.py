@@ -34,10 +34,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support import testing
 from torture import rounds, watcher
 from torture.settings import CUDA_ENVIRONMENT, EMULATED_ENVIRONMENT, MIB
-
-from cumem.tools import _testing as testing
 
 
 def main() -> int:

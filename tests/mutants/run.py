@@ -206,6 +206,7 @@ class Tree:
         report.unlink(missing_ok=True)
         environment = os.environ | {
             "PYTHONPATH": f"{self.root}",
+            "CUMEM_TESTS_CORE": "package",  # it is linked with the hooks
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         environment.pop("CUMEM_BACKEND", None)

@@ -7,10 +7,9 @@ import ctypes
 from collections.abc import Callable
 
 import pytest
-from support import session
+from support import session, testing
 
 import cumem
-from cumem.tools import _testing as testing
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.

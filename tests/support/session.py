@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from support import testing  # before cumem: see core.py
+
+# isort: split
 import cumem
 from cumem import _core
-from cumem.tools import _testing as testing
 
 #: Longest random delay before each piece of emulated work. Never 0: a suite that runs
 #: without late streams cannot see an ordering bug (test_emulation.py fails then).

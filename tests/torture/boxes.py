@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from support import testing
 
 import cumem
-from cumem.tools import _testing as testing
 
 Make = Callable[[Any], Any]  # from the bytes of a box, array or buffer, to a view
 

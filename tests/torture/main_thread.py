@@ -10,8 +10,9 @@ import signal
 import time
 from pathlib import Path
 
+from support import testing
+
 import cumem
-from cumem.tools import _testing as testing
 from torture.registry import Operation
 from torture.settings import FAULT, FAULTY
 from torture.worker import Worker

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support import testing
+
 import cumem
 from cumem import info
-from cumem.tools import _testing as testing
 from torture.libraries import LIBRARIES, find_libraries
 from torture.main_thread import Main, interrupt, plan_faults
 from torture.operations import OPERATIONS

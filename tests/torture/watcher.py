@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from support import testing
+
 import cumem
-from cumem.tools import _testing as testing
 from torture.settings import KIB, MIB, SANITIZED
 from torture.worker import Worker
 from torture.world import World

@@ -681,13 +681,13 @@ def test_fault_sweep_of_pipelines(emulated) -> None:
 ON_THE_SECOND = """
 import ctypes, sys
 import numpy
+from support import testing
 import cumem
-from cumem.tools import _testing
 
 def contexts():
     # bits of the devices that have one
     if cumem.backend() == "emulated":
-        return _testing.contexts()
+        return testing.contexts()
     flags, active = ctypes.c_uint(), ctypes.c_int()
     found = 0
     for device in range(2):
@@ -752,6 +752,7 @@ second_alone("PyTorch")
 """
 
 
+@pytest.mark.hooks
 @pytest.mark.parametrize("library", ["", "--torch"])
 def test_helpers_of_the_second_gpu_leave_the_first_alone(runtime, library: str) -> None:
     if cumem.device_count() < 2:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -60,14 +59,7 @@ atexit.register(lambda: cumem.copy_async(targets[0], sources[0]))
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env=os.environ | {"CUMEM_BACKEND": "emulated"} | environment,
-    )
+    return programs.run("-X", "faulthandler", "-W", "error", "-c", code, **environment)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -77,10 +69,11 @@ def test_interpreter_ends_with_transfers_under_way(end) -> None:
     assert done.returncode == (3 if end == "with an error" else 0)
 
 
+@pytest.mark.hooks
 def test_interpreter_tells_of_failures_that_nobody_read() -> None:
     code = """
+from support import testing
 import numpy as np, cumem
-from cumem.tools import _testing as testing
 testing.configure(backend="emulated", faults=True)
 target = cumem.zeros(64, "u1", "device")
 testing.plan_fault("copy_async", 1, 999, True)
@@ -139,6 +132,7 @@ def test_child_sees_transfers_as_they_were(emulated) -> None:
     assert (target == 7).all()
 
 
+@pytest.mark.hooks
 @pytest.mark.parametrize("faults", [False, True])
 def test_stress_of_transfers_in_short(tmp_path: Path, faults) -> None:
     script = Path(__file__).parents[1] / "isolated" / "stress_transfers.py"

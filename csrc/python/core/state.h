@@ -161,7 +161,7 @@ typedef struct cm_state {
     /* The default stream of each device, one of `legacy_streams`, and held as long. */
     cm_stream *default_streams[CM_MAX_DEVICES];
     cm_inline_list free_inline[CM_KIND_COUNT];
-    cm_file_faults file_faults; /* set by cumem/tools/_testing.py */
+    cm_file_faults file_faults; /* set by module/testing.c */
     /* Why the runtime fell back to emulation, if it did. */
     char emulation_reason[CM_REASON_NBYTES];
     bool warned; /* EmulationWarning has been given, or is being given */

@@ -54,7 +54,9 @@ add_functions(PyObject *module)
             return -1;
         }
     }
-    return 0;
+    return cm_testing_methods == NULL
+               ? 0
+               : PyModule_AddFunctions(module, cm_testing_methods);
 }
 
 /* What each kind of memory is, with its usual flags, and the runtime that is linked. */

@@ -9,7 +9,7 @@
 int cm_state_leave_parent(cm_state *state);
 int cm_state_open(cm_state *state);
 
-extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _addresses */
+extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _after_fork */
 /* The module's m_free. */
 void cm_state_fini(cm_state *state);
 
@@ -19,5 +19,6 @@ int cm_register_buffer_types(PyObject *module, cm_state *state);
 /* Adds the list of dtypes; 0 or -1. */
 int cm_add_dtypes(PyObject *module);
 
-/* For cumem/tools/_testing.py; METH_NOARGS. */
-PyObject *cm_addresses(PyObject *module, PyObject *unused);
+/* testing.c: the hooks of the tests. Only the extension for tests is linked with that
+ * file; in the wheel's the symbol is NULL. */
+extern PyMethodDef cm_testing_methods[] __attribute__((weak));

@@ -483,6 +483,5 @@ PyMethodDef cm_shutdown_methods[] = {
     {"_shutdown", shutdown, METH_O, CM_DOC__shutdown},
     {"_at_exit", at_exit, METH_O, CM_DOC__at_exit},
     {"_after_fork", after_fork, METH_NOARGS, CM_DOC__after_fork},
-    {"_addresses", cm_addresses, METH_NOARGS, CM_DOC__addresses},
     {NULL, NULL, 0, NULL},
 };

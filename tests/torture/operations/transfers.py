@@ -9,9 +9,9 @@ import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support import testing
 
 import cumem
-from cumem.tools import _testing as testing
 from torture.boxes import Box, layout
 from torture.pending import finish_one, follow, launch, limit_pending
 from torture.registry import operation

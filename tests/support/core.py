@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which build of the core this process has.
+
+There are two, of the same objects. The wheel's has no hooks. The other is linked with
+csrc/python/module/testing.c as well and lies in tests/core/, where editable installs and
+CUMEM_TESTING=1 put it (setup.py). Importing this module, or `support.testing`, before
+cumem puts that one in the place of `cumem._core`, so that a process never has both. A
+program that needs no hook imports neither, and runs on the wheel's core.
+
+CUMEM_TESTS_CORE=package leaves the package its own core. It is for builds whose own core
+has the hooks (`make asan`, `make debug`), and for running the tests that need no hook on
+the wheel's core. There a test that calls a hook is skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+CORE = "cumem._core"
+FOLDER = Path(__file__).resolve().parents[1] / "core"
+
+
+class _Finder:
+    """Finds the core for tests where cumem asks for its own."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != CORE:
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, [str(FOLDER)])
+
+
+def _put_in_place() -> None:
+    """Let cumem find the core for tests, if there is one for this Python."""
+    if os.environ.get("CUMEM_TESTS_CORE") == "package":
+        return
+    if _Finder.find_spec(CORE) is None:
+        return
+    if CORE not in sys.modules:
+        sys.meta_path.insert(0, _Finder)
+    elif not hasattr(sys.modules[CORE], "_test_is_open"):
+        raise ImportError("import support.testing before cumem, which has no hooks now")
+
+
+_put_in_place()
