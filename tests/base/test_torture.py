@@ -24,6 +24,7 @@ SCRIPT = Path(__file__).parents[1] / "isolated" / "torture.py"
 #: Runs a script in which copies into bytes of NumPy's come to lose a bit.
 BROKEN = """
 import runpy, sys
+from support import core
 import cumem, numpy
 true_copy = cumem.copy
 def copy(dst, src, **how):
