@@ -19,8 +19,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from measure import Run
 from support import testing  # before cumem, for the core that counts calls
+
+# isort: split
+from measure import Run
 
 import cumem
 from cumem.tools.replay.trace import Trace, load_trace

@@ -27,8 +27,10 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from measure import Call, Run, times_of
 from support import testing  # before cumem, for the core that can deny peers
+
+# isort: split
+from measure import Call, Run, times_of
 
 import cumem
 from cumem.units import format_nbytes
