@@ -580,7 +580,9 @@ FAULTS = [
         "a pool's next buffer is advised as the one before it",
         "status = forget_advice(detached, runtime);",
         "status = runtime == NULL ? forget_advice(detached, runtime) : cm_ok();",
-        ["tests/transfers/test_managed.py::test_memory_goes_back_without_its_advice"],
+        [
+            "tests/transfers/test_managed_advice.py::test_memory_goes_back_without_its_advice"
+        ],
     ),
     Fault(
         "discard of shared pages",
@@ -588,7 +590,9 @@ FAULTS = [
         "what lies beside a slice on its first and last page is lost with it",
         "            keep_whole_pages(&address, &nbytes);",
         "",
-        ["tests/transfers/test_managed.py::test_discard_takes_no_byte_of_others"],
+        [
+            "tests/transfers/test_managed_discard.py::test_discard_takes_no_byte_of_others"
+        ],
     ),
     Fault(
         "discard before its place",
@@ -597,7 +601,7 @@ FAULTS = [
         "status = CM_WITHOUT_GIL(cm_stream_follow(legacy, side));",
         "status = cm_ok();",
         [
-            "tests/transfers/test_managed.py::"
+            "tests/transfers/test_managed_discard.py::"
             "test_discard_on_the_default_stream_comes_before_what_is_queued_later"
         ],
     ),
@@ -608,7 +612,7 @@ FAULTS = [
         "if (discard_on(self, side, legacy) < 0) {",
         "if (discard_on(self, side, NULL) < 0) {",
         [
-            "tests/transfers/test_managed.py::"
+            "tests/transfers/test_managed_discard.py::"
             "test_discard_on_the_default_stream_keeps_no_stream"
         ],
     ),
@@ -629,7 +633,9 @@ FAULTS = [
         "tiles that are moved by hand, each once, are taken for thrashing",
         "    low += self->offset;",
         "",
-        ["tests/transfers/test_managed.py::test_what_is_no_thrashing_is_not_warned_of"],
+        [
+            "tests/transfers/test_managed_thrashing.py::test_what_is_no_thrashing_is_not_warned_of"
+        ],
     ),
     Fault(
         "nothing for the unraisable hook",
