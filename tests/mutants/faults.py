@@ -910,7 +910,7 @@ FAULTS = [
         "(cm_event_origin){ticket->noted.stack, ticket->noted.tag});",
         "(cm_event_origin){0, 0});",
         [
-            "tests/recording/test_recording.py::"
+            "tests/recording/test_recording_stacks.py::"
             "test_transfers_in_the_background_have_tag_and_line_of_their_caller[emulated]",
         ],
     ),
@@ -933,7 +933,7 @@ FAULTS = [
         "rows[i] = *row_locked(ring.count - 1 - i);",
         [
             "tests/c/test_recorder.c::test_last_rows_are_kept_in_order",
-            "tests/recording/test_recording.py::"
+            "tests/recording/test_recording_ring.py::"
             "test_record_of_more_than_there_was_room_for_grows_the_ring_in_order[emulated]",
         ],
     ),
