@@ -19,7 +19,7 @@ from support import values
 from support.faults import sweep
 
 import cumem
-from cumem.files.raw import converting
+from cumem.files import converting
 from cumem.files.safetensors import format as safetensors_format
 
 # What files hold is decided by the C core and by formats, not by Python.

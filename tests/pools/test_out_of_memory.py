@@ -14,7 +14,7 @@ from support import programs, session
 
 import cumem
 from cumem import _core
-from cumem.pools.pool import out_of_memory
+from cumem.pools import out_of_memory
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python
