@@ -147,7 +147,7 @@ class Tree:
         os.replace(str(out) + ".new", out)
 
     def link_program(self, source: str) -> Path:
-        """A C test: with the core alone, as in the Makefile."""
+        """A C test: with the core alone, as in tests/c/programs.mk."""
         out = self.objects / Path(source).stem
         core = [
             str(self.object_of(each))
