@@ -8,6 +8,7 @@ NumPy reads and converts it; what NumPy would change on the way is refused.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any
@@ -49,7 +50,10 @@ KIND_OF_LETTER = {
 
 def refuse_masked(array: Any) -> None:
     """TypeError for an array with masked elements; one whose mask hides none is plain."""
-    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+    # Where nobody has loaded numpy.ma, no array has a mask. To name it here would load it,
+    # and NumPy's loading of it recurses without end where several threads do so at once.
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if kind is not None and isinstance(array, kind) and np.ma.is_masked(array):
         raise TypeError(
             "an array with masked elements: the mask would get lost; pass "
             "array.filled(value) with a value in their place, or array.data to take them "

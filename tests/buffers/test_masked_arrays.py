@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import values
+from support import programs, values
 from support.strategies import KINDS
 
 import cumem
@@ -99,3 +99,24 @@ def test_an_object_that_becomes_a_masked_array_is_refused(
         USES[use](Variable(), buffer, tmp_path / "x")
     assert buffer.to_numpy().tolist() == [0, 0, 0]
     assert not list(tmp_path.iterdir())
+
+
+ASK = """
+import sys
+import numpy as np
+if "numpy.ma" in sys.modules:
+    sys.exit("loaded by NumPy itself")
+import cumem
+buffer = cumem.array([1.0, 2.0])
+buffer[...] = np.ones(2)
+cumem.copy(buffer, np.ones(2))
+print("numpy.ma" in sys.modules)
+"""
+
+
+def test_arrays_without_masks_do_not_load_the_module_of_masks() -> None:
+    """NumPy's loading of it recurses where several threads begin it at once."""
+    done = programs.run("-c", ASK)
+    if "loaded by NumPy itself" in done.stderr:
+        pytest.skip("this NumPy loads numpy.ma with itself")
+    assert done.stdout == "False\n", done.stderr
