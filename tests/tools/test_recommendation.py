@@ -13,9 +13,8 @@ import numpy
 import pytest
 
 import cumem
-from cumem.tools import bench, cli
+from cumem.tools import bench, cli, recommendation
 from cumem.tools import kept as keeping
-from cumem.tools import recommendation
 from cumem.tools.bench.cases import Result
 from cumem.tools.bench.report import Report
 
