@@ -12,8 +12,8 @@ cm_progress_open(PyObject *object, const char *title, cm_progress *out)
     if (!cm_arg_is_given(object) || object == Py_False) {
         return 0;
     }
-    out->tell =
-        cm_package_call("buffers.progress", "begin", Py_BuildValue("(Os)", object, title));
+    out->tell = cm_package_call("buffers.progress", "begin",
+                                Py_BuildValue("(Os)", object, title));
     return out->tell == NULL ? -1 : 0;
 }
 

@@ -21,8 +21,7 @@ cm_check_unmasked(PyObject *array)
     if (!cm_numpy_may_be_masked(array)) {
         return 0;
     }
-    return cm_package_do("buffers.values", "refuse_masked",
-                         PyTuple_Pack(1, array));
+    return cm_package_do("buffers.values", "refuse_masked", PyTuple_Pack(1, array));
 }
 
 /* -- any exporter to a buffer ------------------------------------------------------- */

@@ -27,9 +27,9 @@
  * Some things that look like routes have no row. A short copy (routes/short_copy.c) is
  * made by its caller before there is a plan, since planning takes longer than the copy,
  * and a copy that its stream takes as it is (routes/queued_copy.c) leaves nothing to be
- * planned; users see them as "host" or "direct". A broadcast (routes/broadcast.c) is not a way but
- * more targets of one: it goes by the rows that pack, and sends each slot to each
- * device. */
+ * planned; users see them as "host" or "direct". A broadcast (routes/broadcast.c) is
+ * not a way but more targets of one: it goes by the rows that pack, and sends each slot
+ * to each device. */
 #pragma once
 
 #include <stdatomic.h>
