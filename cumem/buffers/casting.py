@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
@@ -36,8 +37,10 @@ def name_of(dtype: np.dtype[Any]) -> str | None:
     return name if dtype.isnative else f">{name}"
 
 
-#: TypeError or ValueError unless a rule allows one dtype to become the other.
-check = _core._check_casting
+#: Raises TypeError or ValueError unless a rule allows one dtype to become the other.
+check: Callable[[str, np.dtype[Any], np.dtype[Any], object], None] = (
+    _core._check_casting
+)
 
 
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:

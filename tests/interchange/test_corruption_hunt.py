@@ -19,6 +19,7 @@ BRIEFLY = ("--seconds", "0", "--nbytes", "65536")
 #: Runs a script for which cumem hands out the same memory again and again.
 BROKEN = """
 import runpy, sys
+import support.core  # before cumem, for the hooks of the hunt
 import cumem
 true_empty, spare = cumem.empty, {}
 def empty(nbytes, dtype, kind):

@@ -10,8 +10,7 @@ from typing import Self
 
 import cumem
 from cumem import _core
-
-from . import session
+from support import session
 
 #: What keeps its stream busy on a GPU: so many bytes within the device, so many times.
 LATE_NBYTES, LATE_COUNT = 1 << 28, 1000
