@@ -8,9 +8,10 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from support import session  # isort: skip  # before cumem, for the core with hooks
+
 import cumem
 from cumem import _core
-from support import session
 
 #: What keeps its stream busy on a GPU: so many bytes within the device, so many times.
 LATE_NBYTES, LATE_COUNT = 1 << 28, 1000
