@@ -239,10 +239,11 @@ class Worker(threading.Thread):
         """Whether a copy whose handle nobody kept has written what it had to.
 
         Such a copy can fail without a word to this thread: only the unraisable hook is
-        told, and maybe later. It may have written a part by then, so that each byte is what
-        it was or what it had to become. Any other byte is wrong, whatever the hook was
-        told. The copy counts among those whose failures must have been told by the end of
-        the round.
+        told, and maybe later. An array knows of no transfer, and a copy from the target
+        comes after the failed one without asking how that ended. The failed one may have
+        written a part by then, so that each byte is what it was or what it had to become.
+        Any other byte is wrong, whatever the hook was told. The copy counts among those
+        whose failures must have been told by the end of the round.
         """
         self.nbytes += written.size
         if np.array_equal(found, written):

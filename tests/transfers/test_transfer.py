@@ -250,6 +250,39 @@ def test_failure_nobody_read_is_told_once_its_handle_is_dropped(
     assert "cudaMemcpyAsync" in str(seen[0])
 
 
+@pytest.mark.parametrize("read", [cumem.asnumpy, cumem.array])
+def test_failure_of_a_dropped_handle_is_not_raised_by_a_copy_from_its_target(
+    emulated, monkeypatch, read
+) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
+    source = np.ones(64, "u1")[::-1]  # pageable: a worker moves it
+    target = cumem.zeros(64, "u1", "device")
+    session.testing.plan_fault("copy_async", 1, 2)
+    cumem.copy_async(target, source)
+    session.wait_until(lambda: session.testing.pending_transfers() == 0)
+    session.testing.plan_fault(None, 0)
+    # The copy comes after the one that failed, and reads what that one left.
+    assert not cumem.asnumpy(read(target)).any()
+    session.wait_until(lambda: session.testing.poll() or seen)
+    assert [type(error) for error in seen] == [cumem.OutOfMemoryError]
+
+
+def test_failure_of_a_dropped_handle_is_raised_by_numpy_of_its_target(
+    emulated, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: None)
+    source = cumem.full(64, 1, "u1", "device")
+    target = cumem.zeros(64, "u1", "pinned")
+    session.testing.plan_fault("copy_async", 1, 2)
+    cumem.copy_async(target, source)
+    session.wait_until(lambda: session.testing.pending_transfers() == 0)
+    session.testing.plan_fault(None, 0)
+    with pytest.raises(cumem.OutOfMemoryError, match="cudaMemcpyAsync"):
+        target.numpy()
+    assert not target.numpy().any()  # it is raised once
+
+
 def test_failure_nobody_read_is_told_after_shutdown(emulated, monkeypatch) -> None:
     seen: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
