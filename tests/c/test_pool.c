@@ -297,20 +297,14 @@ test_pool_forked_child_has_the_living_blocks(void)
 
 /* -- memory that children share, or have not got ------------------------------------------ */
 
-typedef struct waiting_child {
-    pid_t pid;
-    int go_on; /* the child ends when this is closed */
-} waiting_child;
-
-/* A child that found every byte of `block` to be `value`, and lives on. pid 0: not so.
- */
-static waiting_child
+/* A child that found every byte of `block` to be `value`, and lives on until
+ * end_child(). 0: it did not. */
+static pid_t
 leave_child(const cm_block *block, unsigned char value)
 {
-    int go_on[2], ready[2];
-    waiting_child made = {.pid = 0};
-    if (pipe(go_on) != 0 || pipe(ready) != 0) {
-        return made;
+    int ready[2];
+    if (pipe(ready) != 0) {
+        return 0;
     }
     pid_t child = fork();
     if (child == 0) {
@@ -318,28 +312,27 @@ leave_child(const cm_block *block, unsigned char value)
         const unsigned char *bytes = block->host;
         bool good = cm_block_is_inherited(block) && bytes[0] == value
                     && bytes[block->nbytes - 1] == value;
-        (void)alarm(60);
-        (void)close(go_on[1]);
+        (void)alarm(60); /* no child outlives a test that fails */
         if (good && write(ready[1], &byte, 1) == 1) {
-            (void)!read(go_on[0], &byte, 1);
+            (void)pause();
         }
         _exit(0);
     }
     char byte;
-    (void)close(go_on[0]);
     (void)close(ready[1]);
-    made.pid = read(ready[0], &byte, 1) == 1 ? child : 0;
-    made.go_on = go_on[1];
+    bool is_there = read(ready[0], &byte, 1) == 1;
     (void)close(ready[0]);
-    return made;
+    return is_there ? child : 0;
 }
 
 static void
-end_child(waiting_child child)
+end_child(pid_t child)
 {
     int status;
-    (void)close(child.go_on);
-    (void)waitpid(child.pid, &status, 0);
+    if (child > 0) {
+        (void)kill(child, SIGKILL);
+        (void)waitpid(child, &status, 0);
+    }
 }
 
 static void
@@ -352,10 +345,10 @@ test_pool_shared_block_is_kept_for_children(void)
     cm_block *block = take(pool, 3 * MIB, NULL);
     const void *place = block->host;
     memset(block->host, 5, 3 * MIB);
-    waiting_child first = leave_child(block, 5);
-    CHECK(first.pid > 0);
-    waiting_child second = leave_child(block, 5);
-    CHECK(second.pid > 0);
+    pid_t first = leave_child(block, 5);
+    CHECK(first > 0);
+    pid_t second = leave_child(block, 5);
+    CHECK(second > 0);
     cm_block *later = take(pool, 3 * MIB, NULL); /* which no child has */
     const void *free_place = later->host;
     give(pool, later, NULL, 0);
@@ -381,7 +374,7 @@ test_pool_shared_block_is_kept_for_children(void)
     block = take(pool, 3 * MIB, NULL);
     memset(block->host, 6, 3 * MIB);
     first = leave_child(block, 6);
-    CHECK(first.pid > 0);
+    CHECK(first > 0);
     give(pool, block, NULL, 0);
     cm_pool_release(pool);
     end_child(first);
