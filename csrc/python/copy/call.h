@@ -1,17 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every call that copies has in common, whatever its ends look like: what comes
- * before it, what lives until it is done, who is asked whether to go on, and what the
- * storages at its ends remember of it. GIL held, but where it says otherwise.
+/* The call: what all functions that copy have in common, whatever their ends look like.
  *
- *     cm_call call = {.state = state, …};
- *     … cm_call_come_after(), cm_call_come_after_stream(), cm_call_keep() for each end
+ * The idea
+ * --------
+ * The engine copies bytes and knows nothing of Python. A cm_call stands between the two
+ * for as long as one function runs. It collects what the copy must come after (streams
+ * and unfinished transfers), keeps the memory of both ends alive until the engine is
+ * done, releases the GIL, asks whether a signal came, and tells the storages afterwards
+ * what happened to them.
+ *
+ *     cm_call call = {.state = state, ...};
+ *     cm_call_init(&call);
+ *     ... for each end: cm_call_come_after(), cm_call_keep()
  *     if (cm_call_prepare(&call, &request) == 0) {
- *         cm_call_let_go(&call);
- *         … the engine's call
+ *         ... the engine's call; batches and files call cm_call_let_go() before it, a
+ *         ... single copy leaves that to the engine (request.let_go)
  *         cm_call_take_back(&call);
- *         … cm_call_remember() with its ticket
+ *         ... cm_call_remember() with its ticket
  *     }
- *     cm_call_fini(&call); */
+ *     cm_call_fini(&call);
+ *
+ * Example: a copy in the background from X to Y on stream A, where stream B used Y
+ * before. cm_call_come_after() puts B into `after` if B's use is in the way of the
+ * bytes that are written. cm_call_prepare() notes on both storages that A uses them.
+ * If the transfer is not finished yet, cm_call_remember() makes its ticket a writer of
+ * Y, but not of X, because A's use of X already says that X is being read. If the
+ * caller has set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to
+ * forget B. Y does so only where A now stands for all of B's use, where nobody else has
+ * used Y meanwhile, and where no graph has captured it.
+ *
+ * Edges
+ * -----
+ * The arrays begin as the first items inside the struct, so a cm_call must not be moved
+ * after cm_call_init(). Every function here needs the GIL, except where its own comment
+ * says otherwise. */
 #pragma once
 
 #include "python/core/progress.h"
