@@ -1,9 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry for moving bytes, of one copy or fill (batch.h: of many): takes two
- * regions, plans, and moves them directly, by kernel or staged. Owns the internal
- * streams, the job threads and the kernels. Knows nothing of Python: what must stay
- * alive is a `keep` with a drop function.
- * Locks: one mutex over its lists, never held across a runtime call that can wait. */
+/* The engine: the entry for moving bytes, by one copy or fill (batch.h moves many).
+ *
+ * The idea
+ * --------
+ * A request names two regions, and says how it is ordered after other work. The engine
+ * plans it (plan.h), which chooses a route: directly, by a kernel, or staged through
+ * page-locked memory. The request becomes a job (job.h), which does the work, and a
+ * ticket (ticket.h), which outlives the job and tells the outcome.
+ *
+ * Example: a background copy of 100 MB from ordinary memory to a GPU. The call makes a
+ * ticket and a job and returns. A job thread takes the job (scheduler.c), packs pieces
+ * into page-locked slots (ring.h) and queues the device's half of each on a stream that
+ * the engine lends. When all is queued it records an event, and the ticket is
+ * submitted. The watcher, or whoever asks the ticket first, sees that the event has
+ * passed: the ticket is done and its keeps are dropped.
+ *
+ * Who runs a job
+ * --------------
+ * With a stream, or if the request is blocking, the caller's own thread runs the job;
+ * otherwise a job thread may. A job that has to wait leaves its job thread to other
+ * jobs, and goes on later at the step that it had reached.
+ *
+ * The engine owns its streams, the job threads and the kernels. It knows nothing of
+ * Python: whatever must stay alive is a `keep` with a drop function. One mutex guards
+ * its lists, and is never held across a runtime call that can wait. */
 #pragma once
 
 #include <stdatomic.h>
@@ -16,10 +36,10 @@
 
 typedef struct cm_engine cm_engine;
 
-/* What to do when there is no room for `nbytes` of `pool`, of which `status` tells:
- * make some, by whatever means, and take them as cm_pool_alloc() does; the answer is
- * how that ended. Asked with nothing locked, in the thread of a caller who may be
- * interrupted: no job thread asks. */
+/* Called when `pool` has no room for `nbytes`, as `status` tells: makes room by
+ * whatever means, allocates as cm_pool_alloc() does, and returns how that ended. It is
+ * called without any lock, in the thread of a caller who may be interrupted, and never
+ * in a job thread. */
 typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
                             cm_stream *stream, cm_status status, cm_block **out);
 
@@ -28,9 +48,9 @@ typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
 CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_relief *relief, void *relief_argument,
                                         cm_engine **out);
-/* The pools it stages through, page-locked (-1) and of each device; held (counted) by
- * the engine, the first of each. Where one has no room, `lender` (borrowed; NULL:
- * nobody) may have some. */
+/* Set the pool that copies stage through: of page-locked memory (-1) or of a device.
+ * The engine holds (counts) the first that it is given for each. Where a pool has no
+ * room, the engine asks `lender`, which it borrows (NULL: nobody is asked). */
 void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender);
 /* How copies that begin from now on are made, with the processors that are there now;
  * each value is within its bounds. Fails: CM_EFORKED. */
@@ -159,8 +179,7 @@ bool cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status 
 /* A ticket of no bytes that is done once `event` of `device` is reached as it is
  * recorded now: recording it again, or destroying it, changes nothing for the ticket.
  * A stream of the engine's own waits for the event, so it must not be one that a
- * capture
- * recorded. Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
+ * capture recorded. Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
  * stream_wait_event, event_create, event_record. */
 CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
                                               uint64_t event, cm_ticket **out);
@@ -193,5 +212,5 @@ const cm_copy_counts *cm_engine_counts(const cm_engine *engine);
 /* What is known of one end of a copy beyond its region. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 
-/* Unfinished transfers. */
+/* Count the transfers that are not done. */
 uint64_t cm_engine_count_pending(cm_engine *engine);

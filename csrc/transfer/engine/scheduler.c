@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of the jobs that can go on is next: first come, first served, but short ones
- * before long ones, which leave their thread to them now and then. */
+/* Which of the jobs that can go on a job thread takes next.
+ *
+ * There are few job threads, and a copy of gigabytes may keep one for a second, while
+ * a copy of a few megabytes behind it would be over in a millisecond. The jobs
+ * therefore wait in two lists, by the bytes that they still have to move: up to 16 MiB
+ * a job is short. Each list is first come, first served. A thread takes a short job if
+ * there is one, and every fourth time a long one, so that no long copy waits for ever.
+ *
+ * A long job that already runs gives way as well: each time it has worked on more than
+ * 16 MiB in the background it looks for short jobs, and if one waits it is suspended
+ * until its next turn (cm_job_take_turn()). */
 #include "transfer/engine/job.h"
 
 enum {
