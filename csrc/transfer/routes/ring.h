@@ -1,15 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring of slots that a copy in pieces goes through: one piece each, in turn with
- * the host and the device. Used by the thread that runs the job alone; the workers see
- * the tasks only. Locks: none. */
+/* The ring of slots that a copy in pieces goes through.
+ *
+ * The idea
+ * --------
+ * A copy through page-locked memory has two halves: the host moves bytes between
+ * ordinary memory and the page-locked block, and the device moves them between that
+ * block and its own memory. One half after the other would take the sum of both times.
+ * The ring cuts the copy into pieces, and while the device works on one piece the host
+ * works on another, so that the copy takes about as long as the slower half.
+ *
+ * Each piece occupies one slot from the start of its first half to the end of its
+ * second. Three counters, which only rise, tell how far the pieces are:
+ *
+ *     ended <= passed <= begun
+ *
+ *   begun    pieces that were given a slot and whose first half was started
+ *   passed   pieces whose first half is over and whose second half was started
+ *   ended    pieces whose two halves are over, so that their slots are free again
+ *
+ * Piece i lies in slots[i % slot_count], and a piece can begin while
+ * begun - ended < slot_count.
+ *
+ * Example, where the host's half comes first, with two slots and three pieces:
+ *
+ *   the host packs piece 0 into slot 0, and piece 1 into slot 1     begun 2
+ *   piece 0 is packed: the device is given it                       passed 1
+ *   the device is through with piece 0                              ended 1
+ *   the host packs piece 2 into slot 0                              begun 3
+ *
+ * Edges
+ * -----
+ *   - A copy's first slot is granted whatever other copies hold, so that every copy
+ *     advances. Where a later slot gets no memory, the ring goes on with fewer slots.
+ *   - Where not even the first slot gets page-locked memory, a copy that does not cross
+ *     devices stages through one slot of ordinary memory.
+ *   - Without `pass` in its cm_ring_way a piece has no half at the host, and the order
+ *     of the streams frees its slot at once.
+ *
+ * Only the thread that runs the job uses the ring; the workers see nothing but the
+ * tasks. There are no locks. */
 #pragma once
 
 #include "transfer/engine/job.h"
 
 typedef struct cm_slot {
     char *host;          /* where its bytes are packed; NULL: on the devices only */
-    cm_block *pinned;    /* owned: what `host` lies in, as a rule */
-    void *plain;         /* owned: the same where no page-locked memory is to be had */
+    cm_block *pinned;    /* owned: the page-locked block that `host` lies in */
+    void *plain;         /* owned: ordinary memory, where there is no page-locked */
     cm_block *blocks[2]; /* PEER…: packed on the source's and on the target's device */
     uint64_t event;      /* lent; recorded after the device's last use */
     int device;          /* the event's */
@@ -18,9 +55,8 @@ typedef struct cm_slot {
     cm_copy_task task;
 } cm_slot;
 
-/* Slots are used in turn, so that in the order of the pieces what the host does comes
- * after what the device does, or before. Indices count up for ever: slot i is
- * slots[i % slot_count]. */
+/* The slots are used in turn, so pieces end in the order in which they were cut. The
+ * counters are never reset: piece i lies in slots[i % slot_count]. */
 typedef struct cm_ring {
     cm_task_group group;
     cm_layout repeats;
@@ -56,28 +92,30 @@ cm_slot_at(cm_ring *ring, uint64_t index)
 
 /* Make job->ring; a job that waited has one already. Fails: CM_EFAULT, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
-/* Give the first slot what it needs, which each ring that goes by way of the host has
- * to
- * have. Fails: as cm_engine_alloc; CM_EINVALID where there is no pool. Then the copy
- * has to go another way, but for those that do with ordinary memory. */
+/* Give the first slot its event and its memory. A ring that goes by way of the host
+ * cannot run without them; a copy that does not cross devices may get ordinary memory.
+ * Fails: as cm_engine_alloc; CM_EINVALID where there is no pool. The copy then has to
+ * go another way. */
 CM_NODISCARD cm_status cm_ring_equip(cm_job *job);
-/* One where there is none yet, for what `cut_next` cuts: the next piece, and whether
- * that is the last. */
+/* Make job->ring, which must not exist yet, for pieces that `cut_next` cuts: it stores
+ * the next piece in the slot and sets `all_cut` once that was the last. */
 CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
                                           cm_status (*cut_next)(cm_job *job,
                                                                 cm_slot *s));
-/* All pieces, up to where the host has no more to do for those that are sent, or all
- * that comes down is queued; `drain`: to their ends. Fails: as its way, the pinned pool
+/* Move all pieces. Where the host's half comes first, this returns when the host has
+ * nothing more to do; where the device's comes first, when all of it is queued. With
+ * `drain` it returns when every piece has ended. Fails: as its way, the pinned pool
  * and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
-/* From the piece's place in the source to the slot, and from there to the target. */
+/* The layout of the piece's way from the source to the slot, and of its way from the
+ * slot to the target. */
 void cm_slot_pack(const cm_slot *s, cm_layout *out);
 void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
-/* The device of its piece is another: so is its event. */
+/* Let the slot's event be one of `device`, where the work on its piece is queued. */
 CM_NODISCARD cm_status cm_slot_set_device(const cm_job *job, cm_slot *s, int device);
-/* Has what the device does for this slot ended? Never blocks. */
+/* Ask whether the device's work on this slot has ended. Never blocks. */
 CM_NODISCARD cm_status cm_slot_look(const cm_job *job, const cm_slot *s, bool *out);
-/* No other thread touches the ends of the copy any more; what is not packed or unpacked
- * by then stays so. */
+/* Close the ring's tasks: once this returns no worker touches the ends of the copy, and
+ * what was not packed or unpacked by then stays so. */
 void cm_ring_stop(cm_job *job);
 void cm_ring_destroy(cm_job *job);
