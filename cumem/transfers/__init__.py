@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many copies at once: several devices, pipelines, loaders, offloading."""
+"""Operations of many copies: several devices, pipelines, loaders, offloading."""

@@ -42,8 +42,8 @@ from cumem.pools.pool import trim
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: So long a copy waits at most for memory that was dropped, in seconds: the fence over
-#: it may be behind work that has nothing to do with the loop.
+#: The longest time, in seconds, that a copy waits for memory that was dropped. The wait
+#: has an end because the fence over that memory may be behind unrelated work.
 _PATIENCE = 1.0
 
 
@@ -56,62 +56,63 @@ class Coming(Protocol[T_co]):
 
     @property
     def label(self) -> str:
-        """Which part of the source it is, for notes of errors; may be empty."""
+        """Names its part of the source in the notes of errors; it may be empty."""
 
     @property
     def transfer(self) -> _core.Transfer | None:
-        """Its copy; None: there is nothing to copy."""
+        """Its copy, or None where there is nothing to copy."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it on the device."""
+        """The number of bytes that it takes on the device."""
 
     def wait_read(self) -> None:
         """Wait until its source has been read."""
 
     def come(self, index: int) -> None:
-        """Have the streams that will work on it wait for its copy."""
+        """Make the streams that will work on it wait for its copy."""
 
     def leave(self, index: int) -> list[_core.Event]:
-        """The caller has queued the work on it: events that end with that work."""
+        """Return events that end with the work on it, which the caller has queued."""
 
 
 class Steps(Protocol[T_co]):
     """Where items come from, and how their copies begin."""
 
     def take(self) -> bool:
-        """Ask the source for the next item, and keep it until it is begun. False: that
-        was the last.
+        """Ask the source for the next item and keep it until its copies begin.
+
+        Returns False when the source has no more items.
         """
 
     @property
     def reuses(self) -> bool:
-        """May a later item be written to the memory of the one that was taken?"""
+        """Whether a later item may overwrite the memory of the one that was taken."""
 
     @property
     def has_more(self) -> bool:
-        """Is the next item known to write nothing to the memory of those before?"""
+        """Whether the next item is known not to overwrite those before it."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device of the item that was taken, as far as they are known."""
+        """The device bytes of the item that was taken, as far as they are known."""
 
     @property
     def label(self) -> str:
-        """As of `Coming`, of the item that was taken."""
+        """The `Coming.label` of the item that was taken."""
 
     def begin(self) -> Coming[T_co]:
         """Begin the copies of the item that was taken."""
 
     def split(self) -> bool:
-        """Begin with a half of it only. False: it cannot be cut."""
+        """Cut the taken item, to begin its first half. False: it cannot be cut."""
 
     def close(self) -> None:
-        """There are no more items: let go of the source."""
+        """Let go of the source, because nobody will ask for more items."""
 
     @property
     def advice(self) -> str:
-        """How to ask for smaller items, for a message."""
+        """Tells the user, in a message, how to ask for smaller items."""
 
 
 class Room:
@@ -124,12 +125,13 @@ class Room:
 
     def __init__(self, device: int, free_count: int) -> None:
         self._device = device
-        self._free_count = free_count  # of items that may still make it grow
-        self._is_patient = True  # the last wait was not in vain
+        self._free_count = free_count  # this many more items may make the pools grow
+        self._is_patient = True  # False after a wait that ran out of patience
 
     def has(self, nbytes: int, must: bool) -> bool:
-        """Is there memory, or nothing to wait for? With `must` it waits for a while, and
-        says yes in any case.
+        """Return whether there is memory for an item, or nothing to wait for.
+
+        With `must` it waits up to `_PATIENCE` seconds and then returns True anyway.
         """
         if self._free_count > 0:
             self._free_count -= 1
@@ -151,12 +153,12 @@ class Room:
         return True
 
     def _look(self, nbytes: int) -> bool:
-        """Have the pools look at what has ended: is there memory now?"""
+        """Let the pools take back memory whose work has ended; is there enough now?"""
         trim("device", device=self._device, keep=1 << 62, wait=False)
         return not self._is_short(nbytes)
 
     def _is_short(self, nbytes: int) -> bool:
-        """Would a pool grow although so much of it is about to be free?"""
+        """Whether a pool would grow although enough of its memory is in flight."""
         for *_, (_, _, kind, device, _, counters) in _core._pools():
             if (
                 kind == "device"
@@ -193,19 +195,20 @@ class Ahead(Generic[T]):
         name: str,
         word: str,
     ) -> None:
-        self._word = word  # one item, in messages
+        self._word = word  # names one item in messages
         self._steps = steps
         self._depth = depth
         self._unfinished = unfinished
         self._room = room
         self._name = name
         self._coming: collections.deque[Coming[T]] = collections.deque()
-        self._unread: list[Coming[T]] = []  # their sources may be written again
+        self._unread: list[Coming[T]] = []  # items whose source may be overwritten
         self._used: collections.deque[tuple[int, str, list[_core.Event]]]
         self._used = collections.deque()
-        self._ready: Coming[T] | None = None  # to be delivered next
+        self._ready: Coming[T] | None = None  # the item to deliver next
         self._in_hand: Coming[T] | None = None
-        self._last: tuple[int, weakref.ref[Any]] | None = None  # delivered, its bytes
+        # The bytes of the item that was delivered last, and a reference to it.
+        self._last: tuple[int, weakref.ref[Any]] | None = None
         self._failure: Exception | None = None
         self._is_taken = False  # an item was taken, and its copy has not begun
         self._is_open = True
@@ -271,8 +274,8 @@ class Ahead(Generic[T]):
         if not self._is_open:
             raise StopAsyncIteration
         if self._thread is None:
-            # the context carries the blocks of devices, but not what was chosen for
-            # the thread that asks
+            # The context carries the ``with device`` blocks, but not the device that
+            # was set for the calling thread, so the new thread sets it itself.
             current = _core.current_device().index
             self._thread = ThreadPoolExecutor(
                 1, "cumem-ahead", _core.set_current_device, (current,)
@@ -330,14 +333,14 @@ class Ahead(Generic[T]):
             self._turn.release()
 
     def _leave(self) -> None:
-        """The caller is back, and has queued its work on what it was given."""
+        """Note that the caller has queued its work on the item in hand."""
         in_hand, self._in_hand = self._in_hand, None
         if in_hand is not None:
             self._used.append((self._index, in_hand.label, in_hand.leave(self._index)))
             self._index += 1
 
     def _prepare(self) -> None:
-        """Wait for old work, and begin new copies."""
+        """Wait for old work, begin new copies, and set the item to deliver next."""
         if len(self._used) > self._unfinished:
             index, label, events = self._used.popleft()
             with self._naming(index, label):
@@ -358,7 +361,7 @@ class Ahead(Generic[T]):
         return coming.output
 
     def _begin_more(self) -> None:
-        """Begin copies until enough are ahead, or memory for no more is there."""
+        """Begin copies until enough are ahead or memory runs short."""
         try:
             while len(self._coming) <= self._depth and self._take():
                 must = not self._coming
@@ -367,7 +370,7 @@ class Ahead(Generic[T]):
                 try:
                     coming = self._steps.begin()
                 except OutOfMemoryError as error:
-                    if not must:  # those that are ahead come first, and make room
+                    if not must:  # deliver those that are ahead: they make room
                         self._depth = len(self._coming) - 1
                         return
                     if self._steps.split():
@@ -380,7 +383,7 @@ class Ahead(Generic[T]):
                     self._unread.append(coming)
         except Exception as error:
             self._note(error, self._index + len(self._coming), self._steps.label)
-            self._failure = error  # told after the items before it
+            self._failure = error  # raised after the items before it are delivered
             self._has_ended = True
 
     def _take(self) -> bool:
@@ -389,7 +392,7 @@ class Ahead(Generic[T]):
             return self._is_taken
         if self._unread and not self._steps.has_more:
             for coming in self._unread:
-                with contextlib.suppress(OSError, RuntimeError):  # told as it comes
+                with contextlib.suppress(OSError, RuntimeError):  # `come` raises it
                     coming.wait_read()
             self._unread.clear()
         self._is_taken = self._steps.take()
@@ -413,7 +416,7 @@ class Ahead(Generic[T]):
         if not self._is_open:
             return
         self._is_open = False
-        with contextlib.suppress(Exception):  # of a device that is gone
+        with contextlib.suppress(Exception):  # the device may be gone
             self._leave()
         coming = [*([] if self._ready is None else [self._ready]), *self._coming]
         self._ready = None
@@ -442,7 +445,7 @@ class Ahead(Generic[T]):
 
 
 def _watched(coming: Coming[Any]) -> tuple[int, weakref.ref[Any]] | None:
-    """Bytes of what is delivered, and whether it is still there; None: nobody can tell."""
+    """Return the bytes of an item and a weak reference, or None where it takes none."""
     output = coming.output
     try:
         return coming.nbytes, weakref.ref(
@@ -453,18 +456,18 @@ def _watched(coming: Coming[Any]) -> tuple[int, weakref.ref[Any]] | None:
 
 
 def place_text(word: str, index: int, label: str) -> str:
-    """What a note says of the item that an exception is about."""
+    """Name, for a note, the item that an exception is about."""
     return f"in {word} {index}{label}"
 
 
 def part_label(part: slice) -> str:
-    """What follows the number of a chunk there."""
+    """Name the part of a chunk, as it follows its number in `place_text`."""
     return f", src[{part.start}:{part.stop}]"
 
 
 @contextlib.contextmanager
 def naming(word: str, index: int, label: str) -> Iterator[None]:
-    """An exception says which item it is about."""
+    """Add a note to an exception that says which item it is about."""
     try:
         yield
     except Exception as error:

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples stacked straight into page-locked memory, by this process or its workers."""
+"""`PinnedCollate` stacks samples straight into page-locked memory.
+
+A batch that the process stacks itself lies in memory of the pinned pool. A worker of a
+loader writes its batch to a slot of a `Ring`, whose pages the parent locks, and sends
+the slot's number. Where page-locked memory runs short or no slot is free, batches are
+stacked in ordinary memory instead.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +37,20 @@ from cumem.interchange.structures import (
 )
 from cumem.transfers.ring import Ring, Shortage
 
-#: Where page-locked memory ran short, for all batches of this process.
+#: Notes that page-locked memory ran short, for all batches of this process.
 _shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")
 
-#: What fields of a batch begin at in a slot: vector units and copies like it.
+#: Fields of a batch begin at multiples of this in a slot, for vector units and copies.
 _ALIGNMENT = 256
 
-#: The rings of this process, by their keys: what a worker says names one.
+#: The rings of this process by key; the message of a worker names its ring by it.
 _rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = (
     weakref.WeakValueDictionary()
 )
 
 
 def _torch() -> Any:
-    """PyTorch, if it is imported."""
+    """Return PyTorch if it is imported, else None."""
     return sys.modules.get("torch")
 
 
@@ -55,13 +61,14 @@ def _uses_cuda(torch: Any) -> bool:
 
 
 def _device() -> int:
-    """The one that batches are for."""
+    """Return the index of the device that batches are for."""
     return _core._device(None, "device", True).index
 
 
 def _streams() -> list[_core.Stream]:
-    """What may still read a batch that has died: also copies of PyTorch, which cumem does
-    not see.
+    """Return the streams that may still read a batch that has died.
+
+    PyTorch's current stream is one of them, because cumem does not see its copies.
     """
     torch, device = _torch(), _device()
     found = [_core.current_stream(device)]
@@ -72,7 +79,7 @@ def _streams() -> list[_core.Stream]:
 
 
 def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """The bytes `raw`, an array, as an array or tensor, as the dtype says."""
+    """View the array of bytes `raw` as an array or tensor, whichever `dtype` is of."""
     if isinstance(dtype, np.dtype):
         return raw.view(dtype).reshape(shape)
     if not isinstance(dtype, tuple):
@@ -83,10 +90,11 @@ def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 @final
 class _Stack:
-    """A field of a batch: samples that are to be stacked, or have been as they are few.
+    """A field of a batch: samples to be stacked, or a few that are stacked already.
 
-    `dtype` is that of NumPy or PyTorch which the samples have, `made` that of the result,
-    for a subclass of tensors with it. `is_of_numbers`: the samples are plain numbers.
+    `dtype` is the NumPy or PyTorch dtype of the samples. `made` is the dtype of the
+    result; for a subclass of tensors it is the pair of the dtype and that subclass.
+    `is_of_numbers` says that the samples are plain numbers.
     """
 
     __slots__ = ("dtype", "is_of_numbers", "made", "nbytes", "samples", "shape")
@@ -109,7 +117,7 @@ class _Stack:
             _torch().stack(self.samples, out=target)
 
     def plain(self) -> Any:
-        """In ordinary memory; that of a worker of PyTorch is shared."""
+        """Return the field in ordinary memory; PyTorch shares it in its workers."""
         if not isinstance(self.samples, list):
             if isinstance(self.made, tuple):
                 return self.samples.as_subclass(self.made[1])
@@ -117,8 +125,9 @@ class _Stack:
         return _stacked(self.samples)
 
     def pooled(self) -> Any:
-        """In page-locked memory of the pool, if there is any to be had; in ordinary
-        memory otherwise, as in a forked child, which has none.
+        """Return the field in page-locked memory of the pool.
+
+        Where there is none, as in a forked child, it lies in ordinary memory.
         """
         device = _device()
         try:
@@ -157,7 +166,7 @@ class _Place:
 
 
 def _stacked(samples: Sequence[Any]) -> Any:
-    """As PyTorch does it, or NumPy where that is not there."""
+    """Stack as PyTorch does, or with NumPy where PyTorch is not imported."""
     torch = _torch()
     if torch is not None:
         return torch.utils.data.default_collate(samples)
@@ -173,7 +182,7 @@ def _stacked(samples: Sequence[Any]) -> Any:
 
 
 def _ready(samples: Sequence[Any]) -> Any:
-    """A field whose samples are few bytes, differ, or are nothing to stack."""
+    """Make at once a field of samples that differ, are few bytes, or do not stack."""
     found = _stacked(samples)
     if is_tensor(found):
         if _is_plain(found):
@@ -201,7 +210,7 @@ def _tensors(samples: Sequence[Any]) -> Any:
     first = samples[0]
     dtype, shape = first.dtype, first.shape
     if not all(
-        type(each) is _torch().Tensor  # the class of others is for PyTorch to say
+        type(each) is _torch().Tensor  # PyTorch decides the class of others
         and each.dtype is dtype
         and each.shape == shape
         and _is_plain(each)
@@ -224,7 +233,7 @@ def _arrays(samples: Sequence[Any]) -> Any:
     if alike and _torch() is not None:
         try:
             made = _torch().from_numpy(np.empty(0, dtype)).dtype
-        except (TypeError, ValueError):  # PyTorch says why
+        except (TypeError, ValueError):  # PyTorch has no such dtype and says so
             alike = False
     if not alike:
         return _ready(samples)
@@ -233,12 +242,12 @@ def _arrays(samples: Sequence[Any]) -> Any:
 
 @final
 class _TensorDict:
-    """A TensorDict as its parts, which may be anything until they are tensors."""
+    """A TensorDict taken apart: its parts need not be tensors until it is made."""
 
     __slots__ = ("batch_size", "keys", "parts")
 
     def __init__(self, keys: list[Any], parts: list[Any], batch_size: Any) -> None:
-        self.keys = keys  # of nested ones a tuple of names
+        self.keys = keys  # a nested key is a tuple of names
         self.parts = parts
         self.batch_size = batch_size
 
@@ -253,7 +262,7 @@ class _TensorDict:
 
 
 def _is_tensor_like(value: Any) -> bool:
-    """Is it no tensor, and stacked by PyTorch as one, as those of tensordict are?"""
+    """Whether PyTorch stacks this class like tensors, as it does tensordicts."""
     return _torch() is not None and hasattr(type(value), "__torch_function__")
 
 
@@ -272,7 +281,7 @@ def _tensor_likes(samples: Sequence[Any]) -> Any:
 
 
 def _gathered(samples: Sequence[Any]) -> Any:
-    """A batch whose fields are `_Stack`; the structure is that of `default_collate`."""
+    """Gather samples to a batch of `_Stack`, in the structure of `default_collate`."""
     first = samples[0]
     if is_tensor(first):
         return _tensors(samples)
@@ -312,8 +321,9 @@ def _turned(samples: Sequence[Any]) -> list[tuple[Any, ...]]:
 def _each(
     batch: Any, kind: type[Any], function: Callable[[Any], Any], ends: bool = True
 ) -> Any:
-    """The batch with ``function(field)`` for each field of this kind; where that `ends`
-    it, what stood for a TensorDict becomes one.
+    """Return the batch with ``function(field)`` in place of each field of `kind`.
+
+    With `ends`, each `_TensorDict` becomes a TensorDict again.
     """
 
     def change(field: Any) -> Any:
@@ -329,8 +339,8 @@ def _each(
 
 
 class _Message:
-    """A batch of a worker on its way: pickled it is the number of a slot, and comes out
-    as the batch.
+    """A batch on its way from a worker: it is pickled as the number of its slot, and
+    unpickled as the batch itself.
     """
 
     def __init__(self, ring: Ring, batch: Any) -> None:
