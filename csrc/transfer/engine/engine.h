@@ -17,9 +17,11 @@
  *
  * Who runs a job
  * --------------
- * With a stream, or if the request is blocking, the caller's own thread runs the job;
- * otherwise a job thread may. A job that has to wait leaves its job thread to other
- * jobs, and goes on later at the step that it had reached.
+ * With a stream, or if the request is blocking, the caller's own thread runs the job,
+ * and hands what the host still has to unpack to a job thread. A job in the background
+ * goes to a job thread if it uses the host or has to wait; otherwise the caller queues
+ * it. A job that has to wait leaves its job thread to other jobs, and goes on later at
+ * the step that it had reached.
  *
  * The engine owns its streams, the job threads and the kernels. It knows nothing of
  * Python: whatever must stay alive is a `keep` with a drop function. One mutex guards

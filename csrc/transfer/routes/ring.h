@@ -7,7 +7,8 @@
  * ordinary memory and the page-locked block, and the device moves them between that
  * block and its own memory. One half after the other would take the sum of both times.
  * The ring cuts the copy into pieces, and while the device works on one piece the host
- * works on another, so that the copy takes about as long as the slower half.
+ * works on another, so that the copy takes about as long as the slower half. Slots may
+ * lie on devices as well, where a device packs for another and the host has no part.
  *
  * Each piece occupies one slot from the start of its first half to the end of its
  * second. Three counters, which only rise, tell how far the pieces are:
