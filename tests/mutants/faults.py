@@ -401,8 +401,8 @@ FAULTS = [
         "queued copy overlaps",
         "csrc/transfer/routes/queued_copy.c",
         "ends within a device that overlap go in one call of the runtime",
-        "return is_apart ? nbytes : 0;",
-        "return is_apart ? nbytes : nbytes;",
+        "return cm_runs_meet(dst->address, src->address, nbytes) ? 0 : nbytes;",
+        "return nbytes;",
         [
             "tests/devices/test_stream_semantics.py::"
             "test_copy_on_a_stream_may_overlap_within_a_device"
@@ -453,8 +453,9 @@ FAULTS = [
         "overlap within a device passed by",
         "csrc/transfer/routes/short_copy.c",
         "a short copy within a device may overwrite what it has yet to read",
-        "|| src->address + nbytes <= dst->address;",
-        "|| src->address <= dst->address;",
+        "return !cm_runs_meet(dst->address, src->address, nbytes);",
+        "return dst->address >= src->address"
+        " || !cm_runs_meet(dst->address, src->address, nbytes);",
         [
             "tests/devices/test_peers.py::"
             "test_copies_within_a_device_that_overlap_are_no_short_ones[600]"

@@ -30,6 +30,23 @@ cm_region_count(const cm_region *region, int64_t *out)
     return cm_ok();
 }
 
+uint64_t
+cm_region_common_nbytes(const cm_region *a, const cm_region *b, uint64_t itemsize,
+                        uint64_t most)
+{
+    uint64_t total = itemsize;
+    if (a->ndim != b->ndim) {
+        return 0;
+    }
+    for (int axis = 0; axis < a->ndim; axis++) {
+        if (a->shape[axis] != b->shape[axis]
+            || !cm_mul_u64(total, (uint64_t)a->shape[axis], &total) || total > most) {
+            return 0;
+        }
+    }
+    return total <= most ? total : 0;
+}
+
 cm_status
 cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
 {

@@ -33,6 +33,19 @@ cm_byte_spans_meet(cm_byte_span a, cm_byte_span b)
     return a.begin < b.end && b.begin < a.end;
 }
 
+/* Do two runs of `nbytes`, which begin at these addresses of a device, share bytes? */
+static inline bool
+cm_runs_meet(cm_address a, cm_address b, uint64_t nbytes)
+{
+    return cm_byte_spans_meet((cm_byte_span){a, a + nbytes},
+                              (cm_byte_span){b, b + nbytes});
+}
+
+/* The bytes of as many elements of `itemsize` bytes as both regions have. It is 0 where
+ * their shapes differ, and where these are empty or come to more than `most` bytes. */
+uint64_t cm_region_common_nbytes(const cm_region *a, const cm_region *b,
+                                 uint64_t itemsize, uint64_t most);
+
 /* Elements in the region (0 if any length is 0). Fails: CM_EOVERFLOW past 63 bits. */
 CM_NODISCARD cm_status cm_region_count(const cm_region *region, int64_t *out);
 

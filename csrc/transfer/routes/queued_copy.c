@@ -38,27 +38,17 @@ queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
     const cm_stream *stream = request->stream;
     bool is_plain = !request->blocking && stream != NULL && request->convert == NULL
                     && request->broadcast == NULL && !request->is_fill;
-    if (!is_plain || dst->itemsize != src->itemsize || dst->ndim != src->ndim
-        || !is_within_reach(dst, stream) || !is_within_reach(src, stream)
-        || cm_registry_has_pieces(engine->registry)) {
+    if (!is_plain || dst->itemsize != src->itemsize || !is_within_reach(dst, stream)
+        || !is_within_reach(src, stream) || cm_registry_has_pieces(engine->registry)) {
         return 0;
     }
-    int64_t count;
-    for (int axis = 0; axis < dst->ndim; axis++) {
-        if (src->shape[axis] != dst->shape[axis]) {
-            return 0; /* the job says what is wrong */
-        }
-    }
-    if (!cm_is_ok(cm_region_count(dst, &count))) {
-        return 0;
-    }
-    uint64_t nbytes = (uint64_t)count * (uint64_t)dst->itemsize;
+    /* Where the shapes differ the job says what is wrong. */
+    uint64_t nbytes =
+        cm_region_common_nbytes(dst, src, (uint64_t)dst->itemsize, INT64_MAX);
     bool to_device = cm_region_is_on_device(dst);
     bool from_device = cm_region_is_on_device(src);
     if (to_device && from_device) {
-        bool is_apart = dst->address + nbytes <= src->address
-                        || src->address + nbytes <= dst->address;
-        return is_apart ? nbytes : 0;
+        return cm_runs_meet(dst->address, src->address, nbytes) ? 0 : nbytes;
     }
     return to_device || from_device ? nbytes : 0;
 }

@@ -124,20 +124,13 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
     const cm_region *src = &request->src;
     uint64_t most = cm_least(tuning->quick_nbytes, HOST_NBYTES);
     if (!request->blocking || request->stream != NULL || request->convert != NULL
-        || dst->itemsize != src->itemsize || dst->ndim != src->ndim
-        || !is_plain_host_end(dst) || !is_plain_host_end(src)) {
+        || dst->itemsize != src->itemsize || !is_plain_host_end(dst)
+        || !is_plain_host_end(src)) {
         return 0;
     }
-    uint64_t total = (uint64_t)dst->itemsize;
-    for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
-        uint64_t length = (uint64_t)dst->shape[axis];
-        if (src->shape[axis] != dst->shape[axis]) {
-            return 0; /* the job says what is wrong */
-        }
-        total = length <= most ? total * length : most + 1;
-    }
-    bool is_short = total > 0 && total <= most
-                    && !cm_overlap_is_possible(engine->rt, dst, src)
+    /* Where the shapes differ the job says what is wrong. */
+    uint64_t total = cm_region_common_nbytes(dst, src, (uint64_t)dst->itemsize, most);
+    bool is_short = total > 0 && !cm_overlap_is_possible(engine->rt, dst, src)
                     && comes_first(request); /* which asks the runtime */
     return is_short ? total : 0;
 }
@@ -177,8 +170,7 @@ is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *
     if (dst->device != src->device) {
         return cm_peer_access_is_enabled(&engine->peers, dst->device, src->device);
     }
-    return dst->address + nbytes <= src->address
-           || src->address + nbytes <= dst->address;
+    return !cm_runs_meet(dst->address, src->address, nbytes);
 }
 
 /* Numbers that the calling thread converts, between the host and a device. What others
@@ -214,22 +206,15 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     if (!cm_kind_is_on_device(device->kind) || device->device != request->stream->device
         || (!converts && dst->itemsize != src->itemsize)
         || !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src)
-        || dst->ndim != src->ndim || cm_kind_migrates(src->kind)
-        || cm_kind_migrates(dst->kind)) {
+        || cm_kind_migrates(src->kind) || cm_kind_migrates(dst->kind)) {
         return false;
     }
     int64_t wider = dst->itemsize > src->itemsize ? dst->itemsize : src->itemsize;
-    uint64_t total = (uint64_t)wider;
     if (converts && most > CONVERTED_NBYTES) {
         most = CONVERTED_NBYTES;
     }
-    for (int axis = 0; axis < dst->ndim && total <= most; axis++) {
-        uint64_t length = (uint64_t)dst->shape[axis];
-        if (src->shape[axis] != dst->shape[axis]) {
-            return false; /* the job says what is wrong */
-        }
-        total = length <= most ? total * length : most + 1;
-    }
+    /* Where the shapes differ the job says what is wrong. */
+    uint64_t total = cm_region_common_nbytes(dst, src, (uint64_t)wider, most);
     *out = (short_copy){.request = request,
                         .tuning = tuning,
                         .stream = request->stream,
@@ -238,8 +223,7 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
                         .between = between,
                         .converted_count =
                             converts ? (int64_t)(total / (uint64_t)wider) : 0};
-    return total > 0 && total <= most
-           && (!between || is_open_between(engine, dst, src, total))
+    return total > 0 && (!between || is_open_between(engine, dst, src, total))
            && comes_first(request); /* which asks the runtime */
 }
 
