@@ -84,9 +84,9 @@ cm_replace(PyObject **place, PyObject *value)
     Py_XDECREF(old);
 }
 
-/* Room for one more in an array of `count`, which begins as `inside`, that of
- * `inside_count` items (NULL: as nothing); *room is 0 at first. 0, or -1 with
- * MemoryError. */
+/* See to it that an array of `count` items has room for one more. It begins as
+ * `inside`, which has room for `inside_count` items (NULL: as nothing), and *room is 0
+ * at first. 0, or -1 with MemoryError. */
 static inline int
 cm_reserve(void *array_pointer, size_t item_nbytes, void *inside, uint32_t inside_count,
            uint32_t count, uint32_t *room)
@@ -94,6 +94,9 @@ cm_reserve(void *array_pointer, size_t item_nbytes, void *inside, uint32_t insid
     if (inside != NULL && *room == 0) {
         memcpy(array_pointer, &inside, sizeof(inside));
         *room = inside_count;
+    }
+    if (count < *room) {
+        return 0;
     }
     uint32_t reserved =
         cm_array_reserve(array_pointer, item_nbytes, inside, count, *room);

@@ -463,10 +463,9 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
     cm_ticket_info info;
     CM_NEEDS_GIL();
     forget_some_pending(storage);
-    if (storage->writer_count == storage->writer_capacity
-        && cm_reserve(&storage->pending, sizeof(*storage->pending), NULL, 0,
-                      storage->writer_count, &storage->writer_capacity)
-               < 0) {
+    if (cm_reserve(&storage->pending, sizeof(*storage->pending), NULL, 0,
+                   storage->writer_count, &storage->writer_capacity)
+        < 0) {
         return -1;
     }
     cm_ticket_look(ticket, &info);

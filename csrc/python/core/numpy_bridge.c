@@ -37,14 +37,12 @@ find_mmap_type(void)
     if (mmap_type != NULL) {
         return mmap_type;
     }
-    PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "mmap");
-    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "mmap");
+    PyObject *type = cm_find_loaded("mmap", "mmap");
     if (type != NULL && PyType_Check(type)) {
         mmap_type = (PyTypeObject *)type;
         return mmap_type;
     }
     Py_XDECREF(type);
-    PyErr_Clear();
     return NULL;
 }
 
@@ -501,19 +499,17 @@ cm_numpy_listed(PyObject *dtype)
     return is_plain ? find_row(descr) : CM_NUMBER_NONE;
 }
 
-/* ml_dtypes, a new reference, as quickly as it can be had. While another thread still
- * imports it, the module may lack the type, and then the import below waits for that.
- */
+/* Returns a type of ml_dtypes, a new reference, as quickly as it can be had. While
+ * another thread still imports ml_dtypes, the module may lack the type; then the import
+ * below waits for that thread. */
 static PyObject *
 find_type(const char *name)
 {
-    PyObject *module = PyDict_GetItemString(PyImport_GetModuleDict(), "ml_dtypes");
-    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    PyObject *type = cm_find_loaded("ml_dtypes", name);
     if (type != NULL) {
         return type;
     }
-    PyErr_Clear();
-    module = PyImport_ImportModule("ml_dtypes");
+    PyObject *module = PyImport_ImportModule("ml_dtypes");
     type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
     Py_XDECREF(module);
     return type;

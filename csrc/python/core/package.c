@@ -16,6 +16,17 @@ cm_package_load(const char *module)
     return loaded;
 }
 
+PyObject *
+cm_find_loaded(const char *module, const char *name)
+{
+    PyObject *loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module);
+    PyObject *found = loaded == NULL ? NULL : PyObject_GetAttrString(loaded, name);
+    if (found == NULL) {
+        PyErr_Clear();
+    }
+    return found;
+}
+
 /* Find a function of a module. A look into sys.modules saves most of the time; but a
  * module that another thread is still loading may not have the function yet, and is
  * then waited for. */
@@ -24,12 +35,9 @@ find(const char *module, const char *function)
 {
     char name[64];
     (void)snprintf(name, sizeof(name), "cumem.%s", module);
-    PyObject *loaded = PyDict_GetItemString(PyImport_GetModuleDict(), name);
-    PyObject *callable =
-        loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
+    PyObject *callable = cm_find_loaded(name, function);
     if (callable == NULL) {
-        PyErr_Clear();
-        loaded = cm_package_load(module);
+        PyObject *loaded = cm_package_load(module);
         callable = loaded == NULL ? NULL : PyObject_GetAttrString(loaded, function);
         Py_XDECREF(loaded);
     }

@@ -7,6 +7,11 @@
 
 #include "python/python.h"
 
+/* Returns what a module, of this package or another, has by this name, as a new
+ * reference. NULL without an exception: nobody has imported the module, which this does
+ * not do either, or it lacks the name, as it may while another thread is importing it.
+ */
+PyObject *cm_find_loaded(const char *module, const char *name);
 /* Load the module cumem.<module>. A new reference, or NULL with an exception. */
 PyObject *cm_package_load(const char *module);
 /* Call cumem.<module>.<function>(*arguments), loading the module if need be, and return
