@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -147,13 +148,50 @@ def test_stream_is_named_only_while_work_is_pending(emulated, kind) -> None:
     assert interface(buffer)["stream"] is None
 
 
-def test_legacy_stream_is_written_as_1(emulated) -> None:
+@pytest.mark.parametrize("default", [1, 2], ids=["legacy", "per-thread"])
+@pytest.mark.parametrize("way", ["fill", "copy"])
+def test_work_of_a_default_stream_is_waited_for_by_a_named_one(
+    emulated, way, default
+) -> None:
+    source = cumem.full(64, 1, "u1", "device")
     buffer = cumem.zeros(64, "u1", "device")
     cumem.Device(0).synchronize()
-    with session.gate(0):
-        buffer.fill(1, stream=0)
-        assert interface(buffer)["stream"] == 1
+    with session.gate(default):
+        if way == "fill":
+            buffer.fill(1, stream=default)
+        else:
+            cumem.copy_async(buffer, source, stream=default)
+        # JAX takes the numbers of the default streams for no stream at all.
+        named = interface(buffer)["stream"]
+        assert named not in (None, 1, 2)
+        assert interface(buffer)["stream"] == named
+        assert not cumem.Stream.from_external(named).done
+    cumem.Stream.from_external(named).synchronize()
+    assert (values.get(buffer) == 1).all()
+    assert interface(buffer)["stream"] is None
+
+
+def test_default_stream_of_another_thread_is_not_named(emulated) -> None:
+    buffer = cumem.zeros(64, "u1", "device")
     cumem.Device(0).synchronize()
+    filled, read = threading.Event(), threading.Event()
+
+    def fill() -> None:
+        with session.gate(2):  # the number 2 means another stream in this thread
+            buffer.fill(1, stream=2)
+            filled.set()
+            read.wait()
+
+    other = threading.Thread(target=fill)
+    other.start()
+    filled.wait()
+    named = interface(buffer)["stream"]
+    assert named not in (None, 1, 2)
+    assert not cumem.Stream.from_external(named).done
+    read.set()
+    other.join()
+    cumem.Stream.from_external(named).synchronize()
+    assert (values.get(buffer) == 1).all()
 
 
 def test_several_pending_streams_are_joined_on_one(emulated) -> None:

@@ -133,6 +133,9 @@ LIMITS = {
     "not aligned to 64 bytes (0.11, 0.12)",
     "jax legacy": "JAX asks for capsules of before DLPack 1.0, which cannot say that "
     "memory is read-only (0.11, 0.12)",
+    "jax default streams": "JAX takes the numbers 1 and 2 in a "
+    "__cuda_array_interface__, the default streams, for no stream at all, and reads before "
+    "their work is done (0.11)",
     "jax owner": "jnp.asarray does not keep an object with __cuda_array_interface__ alive "
     "(0.11): hold the buffer",
     "cupy read-only": "CuPy and Numba ignore that memory is read-only (14.2, 0.68)",
@@ -818,9 +821,12 @@ def is_refused(entrance: str, buffer: object) -> bool:
     "kind", ["device", "mapped.as_device()", "managed.as_device()"]
 )
 @pytest.mark.parametrize("entrance", ORDERED)
-def test_library_reads_after_a_long_kernel_of_ours(cuda, entrance, kind) -> None:
+@pytest.mark.parametrize("on", ["a stream", "the legacy stream"])
+def test_library_reads_after_a_long_kernel_of_ours(cuda, on, entrance, kind) -> None:
     library = opened(entrance, cuda)
-    late, stream = cumem.empty(1 << 30, "u1", "device"), cumem.Stream()
+    late = cumem.empty(1 << 30, "u1", "device")
+    is_legacy = on == "the legacy stream"
+    stream = cumem.Stream.from_external(1) if is_legacy else cumem.Stream()
     data = np.full(SHAPE, 7, np.float32)
     refused = 0
     with sample_of(kind, np.zeros(SHAPE, np.float32)) as sample:

@@ -160,6 +160,8 @@ typedef struct cm_state {
     uint64_t pool_serial;
     /* The default stream of each device, one of `legacy_streams`, and held as long. */
     cm_stream *default_streams[CM_MAX_DEVICES];
+    /* Owned, made when first needed: see cm_joining_stream(). */
+    cm_stream *joining_streams[CM_MAX_DEVICES];
     cm_inline_list free_inline[CM_KIND_COUNT];
     cm_file_faults file_faults; /* set by module/testing.c */
     /* Why the runtime fell back to emulation, if it did. */

@@ -76,6 +76,12 @@ cm_stream_lent(const cm_state *state, int device)
                                                         : NULL;
 }
 
+/* The stream on which the work of other streams of `device` is brought together for a
+ * consumer that has to be given the handle of one. It is ours, so its handle is neither
+ * that of a default stream nor one that another library may destroy. Held for the
+ * caller; NULL with an exception. The GIL is held and may be given up in between. */
+cm_stream *cm_joining_stream(cm_state *state, int device);
+
 /* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. The GIL
  * is held; giving back may release it. */
 cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);

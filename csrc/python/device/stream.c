@@ -150,6 +150,32 @@ legacy_stream(cm_state *state, int device)
     return state->legacy_streams[device];
 }
 
+cm_stream *
+cm_joining_stream(cm_state *state, int device)
+{
+    cm_stream **slot = &state->joining_streams[device];
+    if (*slot == NULL) {
+        cm_runtime *rt = cm_state_runtime(state);
+        if (rt == NULL) {
+            return NULL;
+        }
+        cm_stream *made;
+        cm_status status = CM_WITHOUT_GIL(
+            cm_stream_create(rt, device, CM_STREAM_NON_BLOCKING, 0, &made));
+        if (!cm_is_ok(status)) {
+            cm_py_raise(state, status, "making a stream that joins others");
+            return NULL;
+        }
+        if (*slot != NULL) { /* another thread made one meanwhile */
+            cm_stream_release(made);
+        }
+        else {
+            *slot = made;
+        }
+    }
+    return cm_stream_hold(*slot);
+}
+
 /* The innermost stream of `device` in a chain, borrowed from `chain`; NULL: there is
  * none. Streams that a shutdown closed are passed over, since the next use starts
  * afresh. */

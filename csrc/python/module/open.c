@@ -324,6 +324,7 @@ forget_driver(cm_state *state)
     }
     memset(state->pools, 0, sizeof(state->pools));
     memset(state->default_streams, 0, sizeof(state->default_streams));
+    memset(state->joining_streams, 0, sizeof(state->joining_streams));
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         Py_CLEAR(state->legacy_streams[device]);
     }

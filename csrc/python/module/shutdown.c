@@ -151,7 +151,7 @@ typedef struct detached_state {
     size_t pool_count;
     cm_storage *storages; /* detached */
     size_t storage_count;
-    cm_stream **streams; /* default ones too */
+    cm_stream **streams; /* the default and the joining ones, too */
     size_t stream_count;
     cm_detached_event *events;
     size_t event_count;
@@ -181,7 +181,7 @@ detached_create(const cm_state *state)
 {
     size_t storages = cm_list_count(&state->storages);
     size_t events = cm_list_count(&state->events);
-    size_t streams = cm_list_count(&state->streams) + CM_MAX_DEVICES;
+    size_t streams = cm_list_count(&state->streams) + 2 * CM_MAX_DEVICES;
     size_t pools =
         cm_list_count(&state->pool_objects) + CM_DEFAULT_POOL_COUNT + CM_MAX_DEVICES;
     detached_state *old =
@@ -234,6 +234,10 @@ collect(cm_state *state, detached_state *out)
         if (state->default_streams[device] != NULL) {
             out->streams[out->stream_count++] = state->default_streams[device];
             state->default_streams[device] = NULL;
+        }
+        if (state->joining_streams[device] != NULL) {
+            out->streams[out->stream_count++] = state->joining_streams[device];
+            state->joining_streams[device] = NULL;
         }
     }
 }
@@ -473,6 +477,9 @@ cm_state_fini(cm_state *state)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         if (state->default_streams[device] != NULL) {
             cm_stream_release(state->default_streams[device]);
+        }
+        if (state->joining_streams[device] != NULL) {
+            cm_stream_release(state->joining_streams[device]);
         }
     }
 }

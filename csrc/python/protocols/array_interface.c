@@ -5,22 +5,72 @@
 #include "python/core/errors.h"
 #include "python/protocols/protocols.h"
 
-/* Bring all that is left onto one stream: a single one is that stream, else the first
- * of them (the current one when only background transfers are left) waits for the
- * others. *joined is held, or NULL where nothing is left: consumers block on every
- * import that names a stream. */
-static cm_status
-join(cm_pending *pending, cm_stream *current, cm_stream **joined)
+/* True if a consumer may be given the handle of the stream. The handles of the default
+ * streams are refused: JAX (0.11) takes the numbers 1 and 2 for "no stream" and reads
+ * at once, and 2 means the default stream of whichever thread uses it. */
+static bool
+may_be_named(const cm_stream *stream)
 {
-    *joined = NULL;
-    CM_TRY(cm_pending_prune(pending, -1, 0));
-    if (pending->stream_count == 0 && pending->ticket_count == 0) {
-        return cm_ok();
+    return stream->handle != 0 && stream->handle != CM_STREAM_LEGACY
+           && stream->handle != CM_STREAM_PER_THREAD;
+}
+
+/* The first that may be named of the streams with work left, borrowed; NULL: none. */
+static cm_stream *
+find_named(const cm_pending *pending)
+{
+    for (uint32_t i = 0; i < pending->stream_count; i++) {
+        if (may_be_named(pending->streams[i])) {
+            return pending->streams[i];
+        }
     }
-    cm_stream *stream = pending->stream_count > 0 ? pending->streams[0] : current;
-    CM_TRY(cm_pending_order(pending, stream));
-    *joined = cm_stream_hold(stream);
-    return cm_ok();
+    return NULL;
+}
+
+/* The stream that a consumer is to wait for: one that has work left; else the current
+ * one, or else one of our own, and that one stands for the work from now on, so it must
+ * outlive the consumer. Held; NULL with an exception. */
+static cm_stream *
+choose_stream(cm_storage *storage, const cm_pending *pending, cm_stream *current)
+{
+    cm_stream *found = find_named(pending);
+    if (found != NULL) {
+        return cm_stream_hold(found);
+    }
+    found = may_be_named(current) ? cm_stream_hold(current)
+                                  : cm_joining_stream(storage->state, storage->device);
+    if (found != NULL && cm_storage_add_lasting_use(storage, found) < 0) {
+        cm_stream_release(found);
+        return NULL;
+    }
+    return found;
+}
+
+/* The handle of a stream that comes after all the work that is left, or None where no
+ * work is left, because consumers block on every import that names a stream. */
+static PyObject *
+join(cm_storage *storage, cm_pending *pending, cm_stream *current)
+{
+    cm_state *state = storage->state;
+    cm_status status = CM_WITHOUT_GIL(cm_pending_prune(pending, -1, 0));
+    storage->was_captured = storage->was_captured || pending->captured;
+    if (cm_py_check(state, status, "while looking for pending work") < 0) {
+        return NULL;
+    }
+    if (pending->stream_count == 0 && pending->ticket_count == 0) {
+        return Py_NewRef(Py_None);
+    }
+    cm_stream *joined = choose_stream(storage, pending, current);
+    if (joined == NULL) {
+        return NULL;
+    }
+    status = CM_WITHOUT_GIL(cm_pending_order(pending, joined));
+    PyObject *entry = NULL;
+    if (cm_py_check(state, status, "while ordering pending work") == 0) {
+        entry = PyLong_FromUnsignedLongLong(cm_stream_tell_handle(joined));
+    }
+    cm_stream_release(joined);
+    return entry;
 }
 
 /* The handle of the stream that a consumer must wait for, or None. */
@@ -31,30 +81,13 @@ stream_entry(cm_state *state, cm_storage *storage)
         return Py_NewRef(Py_None);
     }
     cm_stream *current = cm_stream_from_object(state, Py_None, storage->device);
-    cm_stream *joined;
     cm_pending pending;
     if (current == NULL || cm_pending_take(storage, &pending) < 0) {
         cm_stream_give(state, current);
         return NULL;
     }
-    cm_status status = CM_WITHOUT_GIL(join(&pending, current, &joined));
-    storage->was_captured = storage->was_captured || pending.captured;
+    PyObject *entry = join(storage, &pending, current);
     cm_pending_give(&pending);
-    int result = cm_py_check(state, status, "while ordering pending work");
-    if (joined == current) {
-        /* it stands for the transfers from now on, and must outlive the consumer */
-        result = cm_storage_add_lasting_use(storage, current);
-    }
-    PyObject *entry = result == 0 && joined == NULL ? Py_NewRef(Py_None) : NULL;
-    if (result == 0 && joined != NULL) {
-        /* 0 is forbidden in the interface: the legacy default stream is written as 1 */
-        uint64_t handle = cm_stream_tell_handle(joined);
-        handle = handle == 0 ? CM_STREAM_LEGACY : handle;
-        entry = PyLong_FromUnsignedLongLong(handle);
-    }
-    if (joined != NULL) {
-        cm_stream_release(joined);
-    }
     cm_stream_give(state, current);
     return entry;
 }
