@@ -229,7 +229,7 @@ class Sample:
 
         import cumem
 
-        self.registration: cumem.Registration | None = None
+        self.registration: cumem.types.Registration | None = None
         self.owner: Any = None
         self.as_device = kind.endswith(".as_device()")
         match kind.removesuffix(".as_device()"):

@@ -23,13 +23,17 @@ if hasattr(sys, "_is_gil_enabled") and not sys._is_gil_enabled():  # from 3.13 o
 _DISPLAYS = {"html": "tools.notebook.objects", "plot": "tools.plots"}
 
 
+#: The stubs that list public names, by the module in which users find those names.
+_STUBS = {"cumem": "__init__.pyi", "cumem.types": "types.pyi"}
+
+
 @cache
-def _homes() -> dict[str, str]:
+def _homes(face: str = "cumem") -> dict[str, str]:
     """Each public name with the module that has it, as the stub tells type checkers.
 
-    The modules `doctor`, `info` and `units` are names of the package itself, ``""``.
+    Modules such as `doctor` and `units` are names of the package itself, ``""``.
     """
-    with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as file:
+    with open(f"{__path__[0]}/{_STUBS[face]}", encoding="utf-8") as file:
         imports = file.read().split("\nfrom cumem")[1:]
     homes = {}
     for each in imports:  # ".files.raw import fromfile as fromfile, tofile as tofile"
@@ -43,20 +47,38 @@ def _homes() -> dict[str, str]:
 
 @cache
 def _load(module: str) -> ModuleType:
-    """Load a module of the package; its public names are then this package's.
+    """Load a module of the package, whose public names users then find.
 
     The extension calls this as well, for what it asks of Python.
     """
     if module != "base.displays":
         _load("base.displays").load_with(_load_display)
     loaded = import_module(f"cumem.{module}")
-    for name, home in _homes().items():
-        if home == module:
-            value = getattr(loaded, name)
-            if getattr(value, "__module__", "cumem") != "cumem":
-                value.__module__ = "cumem"  # what help() and a pickle name
-            globals()[name] = value
+    for face in _STUBS:
+        for name, home in _homes(face).items():
+            if home == module:
+                value = getattr(loaded, name)
+                if getattr(value, "__module__", "cumem") not in _STUBS:
+                    value.__module__ = "cumem"  # what help() and a pickle name
+                if face in sys.modules:
+                    setattr(sys.modules[face], name, value)
     return loaded
+
+
+def _find(face: str, name: str) -> object:
+    """Load what has a public name, which is then an attribute of its public module."""
+    homes = _homes(face)
+    if name == "__all__":
+        return sorted(public for public, module in homes.items() if module)
+    if name not in homes:
+        text = f"module {face!r} has no attribute {name!r}"
+        hint = None if name.startswith("_") else _load("buffers.hints").name_hint(name)
+        if name in _homes("cumem.types"):
+            hint = f"use cumem.types.{name}"
+        raise AttributeError(text if hint is None else f"{text}; {hint}")
+    if not homes[name]:
+        return import_module(f"cumem.{name}")
+    return getattr(_load(homes[name]), name)
 
 
 @cache
@@ -66,16 +88,7 @@ def _load_display(way: str) -> None:
 
 def __getattr__(name: str) -> object:
     """Load what has a public name, at the first use of one."""
-    homes = _homes()
-    if name == "__all__":
-        return sorted(public for public, module in homes.items() if module)
-    if name not in homes:
-        text = f"module 'cumem' has no attribute {name!r}"
-        hint = None if name.startswith("_") else _load("buffers.hints").name_hint(name)
-        raise AttributeError(text if hint is None else f"{text}; {hint}")
-    if not homes[name]:
-        return import_module(f"cumem.{name}")
-    return getattr(_load(homes[name]), name)
+    return _find("cumem", name)
 
 
 def __dir__() -> list[str]:

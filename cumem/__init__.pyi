@@ -7,7 +7,7 @@ itself is a module.
 """
 
 # isort: off
-from cumem import doctor as doctor, info as info, units as units
+from cumem import doctor as doctor, info as info, types as types, units as units
 from cumem._core import (
     Buffer as Buffer,
     DeviceBuffer as DeviceBuffer,
@@ -48,7 +48,6 @@ from cumem.base.errors import (
     EmulationWarning as EmulationWarning,
     OutOfMemoryError as OutOfMemoryError,
 )
-from cumem.base.kinds import Kind as Kind
 from cumem.base.version import (
     BUILT_RUNTIME as BUILT_RUNTIME,
     OLDEST_DRIVER as OLDEST_DRIVER,
@@ -70,34 +69,20 @@ from cumem.devices.device import (
     shutdown as shutdown,
     synchronize as synchronize,
 )
-from cumem.files.npy import (
-    NpzDict as NpzDict,
-    load as load,
-    save as save,
-    savez as savez,
-)
+from cumem.files.npy import load as load, save as save, savez as savez
 from cumem.files.raw import (
     fromfile as fromfile,
     read_ranges as read_ranges,
     tofile as tofile,
     write_ranges as write_ranges,
 )
-from cumem.files.safetensors import (
-    SafetensorsDict as SafetensorsDict,
-    load_safetensors as load_safetensors,
-)
+from cumem.files.safetensors import load_safetensors as load_safetensors
 from cumem.files.safetensors.format import (
     SafetensorsError as SafetensorsError,
-    SafetensorsHeader as SafetensorsHeader,
-    SafetensorsInfo as SafetensorsInfo,
     read_safetensors_header as read_safetensors_header,
 )
 from cumem.files.safetensors.save import save_safetensors as save_safetensors
 from cumem.pools.memory import (
-    DeviceMemory as DeviceMemory,
-    HostMemory as HostMemory,
-    LimitBlock as LimitBlock,
-    OutOfMemoryHook as OutOfMemoryHook,
     get_limit as get_limit,
     limit as limit,
     memory_info as memory_info,
@@ -106,28 +91,14 @@ from cumem.pools.memory import (
 )
 from cumem.pools.numpy_memory import numpy_pinned as numpy_pinned
 from cumem.pools.pool import Pool as Pool, default_pool as default_pool, trim as trim
-from cumem.pools.registering import Registration as Registration, register as register
-from cumem.pools.snapshot import (
-    Block as Block,
-    Segment as Segment,
-    Snapshot as Snapshot,
-)
+from cumem.pools.registering import register as register
 from cumem.pools.statistics import (
-    Counters as Counters,
-    Measure as Measure,
-    Measurement as Measurement,
-    PoolStats as PoolStats,
-    Stats as Stats,
     measure as measure,
     pool_counters as pool_counters,
     stats as stats,
 )
 from cumem.pools.workspace import Workspace as Workspace
 from cumem.recording.live_buffers import (
-    Holder as Holder,
-    Holders as Holders,
-    Living as Living,
-    LivingBuffers as LivingBuffers,
     live as live,
     report_leaks_at_exit as report_leaks_at_exit,
     who_holds as who_holds,
@@ -139,19 +110,15 @@ from cumem.recording.record import (
     record as record,
     tag as tag,
 )
-from cumem.tools.recommendation import (
-    Recommendation as Recommendation,
-    recommend as recommend,
-)
+from cumem.tools.recommendation import recommend as recommend
 from cumem.transfers.collating import (
     PinnedCollate as PinnedCollate,
     collate_pinned as collate_pinned,
 )
-from cumem.transfers.explanation import Explanation as Explanation, explain as explain
+from cumem.transfers.explanation import explain as explain
 from cumem.transfers.loading import prefetch as prefetch
 from cumem.transfers.managed import (
     ManagedThrashWarning as ManagedThrashWarning,
-    Residency as Residency,
     tiles as tiles,
 )
 from cumem.transfers.multi_device import (
@@ -174,10 +141,7 @@ from cumem.transfers.pipelines import (
     pipeline as pipeline,
 )
 from cumem.transfers.trees import to_device as to_device, to_host as to_host
-from cumem.transfers.tuning import (
-    Configuration as Configuration,
-    configure as configure,
-)
+from cumem.transfers.tuning import configure as configure
 # isort: on
 
 def load_ipython_extension(shell: object) -> None: ...

@@ -36,6 +36,7 @@ from cumem import _core
 from cumem.base.carried import find
 from cumem.base.errors import warn_caller
 from cumem.base.kinds import is_on_device
+from cumem.base.places import found_in
 from cumem.buffers.arguments import hinting, read_dtype, read_flag
 from cumem.buffers.casting import Casting
 from cumem.buffers.casting import check as check_casting
@@ -135,6 +136,7 @@ class _ObjectsError(ValueError):
     """Elements are Python objects."""
 
 
+@found_in("cumem.types")
 class NpzDict(dict[str, _V]):
     """The arrays of an ``.npz`` file by name: all of them are loaded.
 

@@ -22,6 +22,7 @@ from typing import (
 from cumem import _core
 from cumem.base.answer import Answer
 from cumem.base.kinds import PAGE_LOCKED, is_on_device
+from cumem.base.places import found_in
 from cumem.base.units import fit, format_nbytes
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
@@ -32,6 +33,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+@found_in("cumem.types")
 class DeviceMemory(tuple[int, int], Answer):
     """Memory of a device: the pair ``free, total``, and what of it is ours.
 
@@ -91,6 +93,7 @@ class DeviceMemory(tuple[int, int], Answer):
         return _shown(self, names)
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class HostMemory(Answer):
     """Memory of the host, in bytes.
@@ -312,6 +315,7 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
     return settled(_core._limit(kind, index), index)
 
 
+@found_in("cumem.types")
 class LimitBlock:
     """A limit for a ``with`` block, or for each call of a function that it decorates.
 
@@ -419,6 +423,7 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
 # -- callbacks -------------------------------------------------------------------------
 
 
+@found_in("cumem.types")
 class OutOfMemoryHook:
     """A callback that `on_out_of_memory` installed; in a ``with`` block until its end.
 

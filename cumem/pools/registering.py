@@ -21,6 +21,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.kinds import KINDS, is_on_device
+from cumem.base.places import found_in
 from cumem.base.units import fold, format_nbytes
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.pools.out_of_memory import lock_pages
@@ -38,6 +39,7 @@ else:
     _R_co = TypeVar("_R_co", covariant=True)
 
 
+@found_in("cumem.types")
 @final
 class Registration(Generic[_R_co]):
     """Memory that `register` page-locked.
@@ -59,7 +61,7 @@ class Registration(Generic[_R_co]):
 
     def __new__(cls) -> Self:
         """Made by `register`, never by calling the type."""
-        raise TypeError("cannot create 'cumem.Registration' instances")
+        raise TypeError("cannot create 'cumem.types.Registration' instances")
 
     def __dir__(self) -> list[str]:
         """Names of members that can be read now."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cumem.base.answer import Answer
 from cumem.base.displays import show
 from cumem.base.kinds import Kind
+from cumem.base.places import found_in
 from cumem.base.units import (
     fit,
     format_count,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Block(Answer):
     """A run of bytes of a segment.
@@ -53,6 +55,7 @@ class Block(Answer):
     state: str
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Segment(Answer):
     """A range of addresses of a pool.
@@ -92,6 +95,7 @@ _MARKS = {"live": "#", "in flight": "~", "cached": ".", "gap": " "}
 _LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Snapshot(Answer):
     """All segments and blocks of a pool at one moment; ``print()`` draws a map.

@@ -22,10 +22,12 @@ from cumem.base.kinds import (
     Kind,
 )
 from cumem.base.locks import make_lock
+from cumem.base.places import found_in
 from cumem.base.units import fit, format_nbytes, format_table
 from cumem.pools.limits import is_share
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Counters(Answer):
     """Counters of a pool, or sums over several.
@@ -141,6 +143,7 @@ _COUNTERS = tuple(field.name for field in dataclasses.fields(Counters))
 _PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class PoolStats(Counters):
     """Counters of one pool, read at one moment.
@@ -182,6 +185,7 @@ class PoolStats(Counters):
         return _table([(f"{self.kind} {self.device} {self.name}", self)], _lines(self))
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Stats(Answer):
     """Counters of all pools.
@@ -321,6 +325,7 @@ def _add(pools: Iterable[Counters]) -> Counters:
 # -- a block of code -------------------------------------------------------------------
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Measurement(Stats):
     """What the pools did in a block of code; see `measure`.
@@ -348,6 +353,7 @@ class Measurement(Stats):
 _FIGURES = ("kinds", "pools", "result", "seconds", "staging", "total")
 
 
+@found_in("cumem.types")
 class Measure:
     """What `measure` answers: in its ``with`` block it measures, afterwards it tells.
 

@@ -18,6 +18,7 @@ import numpy as np
 from cumem import _core
 from cumem.base.answer import Answer
 from cumem.base.errors import warn_caller
+from cumem.base.places import found_in
 from cumem.base.units import fit, format_count, format_nbytes, format_seconds
 from cumem.base.variables import SWITCH_WORDS, read_switch
 from cumem.recording import record as records
@@ -36,6 +37,7 @@ _NO_LINES: Final = """\
 # -- what is alive ---------------------------------------------------------------------
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Living(Answer):
     """Memory that is handed out.
@@ -73,6 +75,7 @@ class Living(Answer):
     seconds: float | None
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class LivingBuffers(Answer):
     """All that is alive at one moment; ``print()`` shows a table.
@@ -256,6 +259,7 @@ def _places() -> dict[tuple[int, int], int]:
 # -- who holds it ----------------------------------------------------------------------
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Holder(Answer):
     """A way from a name to an object.
@@ -274,7 +278,7 @@ class Holder(Answer):
     --------
     >>> kept = [cumem.empty_pinned(1000)]
     >>> found = cumem.who_holds(kept[0])
-    >>> all(isinstance(each, cumem.Holder) for each in found.holders)
+    >>> all(isinstance(each, cumem.types.Holder) for each in found.holders)
     True
     """
 
@@ -283,6 +287,7 @@ class Holder(Answer):
     hint: str
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Holders(Answer):
     """Who keeps an object alive; ``print()`` shows one a line.
@@ -297,7 +302,7 @@ class Holders(Answer):
     Examples
     --------
     >>> kept = [cumem.empty_pinned(1000)]
-    >>> isinstance(cumem.who_holds(kept[0]), cumem.Holders)
+    >>> isinstance(cumem.who_holds(kept[0]), cumem.types.Holders)
     True
     """
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 from cumem import _core
 from cumem.base.answer import Answer
+from cumem.base.places import found_in
 from cumem.base.units import fit, format_nbytes, format_seconds, read_count, read_size
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
@@ -48,6 +49,7 @@ _CALLS: Final = {
 _BY_CHUNKS = "for chunk by chunk, with cumem.chunks()"
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Answer):
     """Which memory to use, and why; what `recommend` returns.

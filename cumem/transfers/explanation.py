@@ -9,10 +9,12 @@ from typing import Any, SupportsFloat
 from cumem import _core
 from cumem.base.answer import Answer
 from cumem.base.kinds import is_on_device
+from cumem.base.places import found_in
 from cumem.base.units import format_nbytes, terminal_width
 from cumem.buffers.arguments import hinting, read_flag
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation(Answer):
     """What a copy would do; made by `explain`.

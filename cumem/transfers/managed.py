@@ -14,6 +14,7 @@ import numpy as np
 from cumem import _core
 from cumem.base.answer import plain
 from cumem.base.errors import warn_caller
+from cumem.base.places import found_in
 from cumem.base.units import read_integer, read_size
 from cumem.buffers.arguments import hinting, read_flag, wrong_type
 from cumem.devices.device import Device
@@ -38,6 +39,7 @@ class ManagedThrashWarning(UserWarning):
     """
 
 
+@found_in("cumem.types")
 class Residency(NamedTuple):
     """What is known of where the pages of managed memory are.
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, SupportsIndex
 from cumem import _core
 from cumem.base.answer import Answer
 from cumem.base.locks import make_lock
+from cumem.base.places import found_in
 from cumem.base.units import format_nbytes, read_size
 from cumem.buffers.arguments import hinting
 
@@ -34,6 +35,7 @@ _lock = make_lock()
 _SOURCES = ("environment", "configure", "default")
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Configuration(Answer):
     """How copies that begin now are made; what `configure` returns.

@@ -79,7 +79,7 @@ def finished() -> cumem.Transfer:
     return handle
 
 
-def measured() -> cumem.Measure:
+def measured() -> cumem.types.Measure:
     with cumem.measure() as m:
         cumem.empty_pinned(1000)
     return m
@@ -214,11 +214,11 @@ def test_any_answer_is_shown_with_units_and_tables() -> None:
 def test_map_has_each_block_or_says_how_many_it_has_joined() -> None:
     def shapes(count: int) -> list[str]:
         blocks = tuple(
-            cumem.Block(512 * i, 512, 500, ("live", "cached")[i % 2])
+            cumem.types.Block(512 * i, 512, 500, ("live", "cached")[i % 2])
             for i in range(count)
         )
-        segment = cumem.Segment(0, 512 * count, blocks)
-        text = cumem.Snapshot("default", "device", 0, (segment,))._repr_html_()
+        segment = cumem.types.Segment(0, 512 * count, blocks)
+        text = cumem.types.Snapshot("default", "device", 0, (segment,))._repr_html_()
         Page(text)
         return re.findall("<title>(.*?)</title>", text)
 
@@ -233,11 +233,13 @@ def test_map_has_each_block_or_says_how_many_it_has_joined() -> None:
 
 def test_map_leaves_out_the_smallest_of_many_segments_and_says_so() -> None:
     segments = tuple(
-        cumem.Segment(i << 30, size, (cumem.Block(i << 30, size, 0, "cached"),))
+        cumem.types.Segment(
+            i << 30, size, (cumem.types.Block(i << 30, size, 0, "cached"),)
+        )
         for i in range(50)
         for size in [(i + 1) * MIB]
     )
-    text = page(cumem.Snapshot("default", "device", 0, segments)).text
+    text = page(cumem.types.Snapshot("default", "device", 0, segments)).text
     assert "0x0," not in text
     assert f"0x{49 << 30:x}, 50 MiB" in text
     assert "and 18 segments of 171 MiB together" in text

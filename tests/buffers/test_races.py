@@ -609,7 +609,7 @@ def trimmable() -> None:
     cumem.empty_pinned(5000).free()
 
 
-def closed_after_work() -> cumem.Registration:
+def closed_after_work() -> cumem.types.Registration:
     return cumem.register(np.zeros(5000))
 
 

@@ -354,7 +354,7 @@ def test_nothing_stays_allocated_when_reading_fails(
     path = cumem.save_safetensors(tmp_path / "a", arrays)
     cut = path.stat().st_size - 20
 
-    def read_and_cut(file: Any, path: Path) -> cumem.SafetensorsHeader:
+    def read_and_cut(file: Any, path: Path) -> cumem.types.SafetensorsHeader:
         header = form.read_header(file, path)
         os.truncate(path, cut)
         return header
@@ -489,7 +489,7 @@ def test_dtypes_name_what_integers_are(runtime, tmp_path) -> None:
             "w": "BF16",
             "v": "F16",
             "f4": "F4",
-            "odd": cumem.SafetensorsInfo("F4", (2, 3), 0, 0),
+            "odd": cumem.types.SafetensorsInfo("F4", (2, 3), 0, 0),
         },
     )
     found = cumem.read_safetensors_header(path).tensors
@@ -512,13 +512,13 @@ def test_dtypes_name_what_integers_are(runtime, tmp_path) -> None:
         (np.zeros((), "u1"), "F4", ValueError, "whole number of F4"),
         (
             np.zeros(2, "u1"),
-            cumem.SafetensorsInfo("F4", (5,), 0, 0),
+            cumem.types.SafetensorsInfo("F4", (5,), 0, 0),
             ValueError,
             "5 elements of 4 bits",
         ),
         (
             np.zeros(2, "u1"),
-            cumem.SafetensorsInfo("U8", (3,), 0, 0),
+            cumem.types.SafetensorsInfo("U8", (3,), 0, 0),
             ValueError,
             r"U8 of shape \(3,\) is not 2 bytes",
         ),

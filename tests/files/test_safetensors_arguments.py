@@ -14,7 +14,7 @@ import cumem
 from cumem.files.safetensors import format as safetensors_format
 
 GOOD = {"w": np.ones(4)}
-Info = cumem.SafetensorsInfo
+Info = cumem.types.SafetensorsInfo
 Save = Callable[..., Path]
 
 

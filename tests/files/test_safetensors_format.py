@@ -39,7 +39,7 @@ def tensor(
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-def read(tmp_path: Path, content: bytes) -> cumem.SafetensorsHeader:
+def read(tmp_path: Path, content: bytes) -> cumem.types.SafetensorsHeader:
     path = tmp_path / "t.safetensors"
     path.write_bytes(content)
     return cumem.read_safetensors_header(path)
@@ -109,7 +109,7 @@ def test_element_type_has_its_size(tmp_path: Path, name: str) -> None:
 )
 def test_packed_elements_lie_along_the_last_axis(name, shape, packed) -> None:
     nbytes = form.tensor_nbytes(form.TYPES[name], shape)
-    info = cumem.SafetensorsInfo(name, shape, 0, nbytes)
+    info = cumem.types.SafetensorsInfo(name, shape, 0, nbytes)
     assert form.packed_shape(info) == packed
 
 
@@ -343,7 +343,7 @@ def headers(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     return header, at
 
 
-def verdict(path: Path, content: bytes) -> cumem.SafetensorsHeader | None:
+def verdict(path: Path, content: bytes) -> cumem.types.SafetensorsHeader | None:
     """The header, or None where it is refused; never another exception."""
     path.write_bytes(content)
     try:
@@ -352,7 +352,7 @@ def verdict(path: Path, content: bytes) -> cumem.SafetensorsHeader | None:
         return None
 
 
-def agree(found: cumem.SafetensorsHeader | None, content: bytes) -> None:
+def agree(found: cumem.types.SafetensorsHeader | None, content: bytes) -> None:
     """What is accepted the reference implementation accepts, and reads as the same."""
     if found is None:
         return

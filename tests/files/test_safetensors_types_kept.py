@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
         element = form.TYPES[name]
         shape = SHAPES.get(name, (3, 4))
         nbytes = form.tensor_nbytes(element, shape)
-        info = cumem.SafetensorsInfo(name, shape, 0, nbytes)
+        info = cumem.types.SafetensorsInfo(name, shape, 0, nbytes)
         packed = form.packed_shape(info)
         bits = np.arange(nbytes, dtype="u1").view(element.numpy)
         tensors[name], dtypes[name] = bits.reshape(packed), info

@@ -12,7 +12,7 @@ import pytest
 from support.rules import check_none
 
 import cumem
-from cumem import units
+from cumem import types, units
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -35,7 +35,9 @@ def explained() -> collections.Counter[str]:
 def test_each_public_name_is_on_one_page_of_the_reference() -> None:
     counts = explained()
     check_none(
-        f"{name}: on {counts[name]}" for name in cumem.__all__ if counts[name] != 1
+        f"{name}: on {counts[name]}"
+        for name in (*cumem.__all__, *(f"types.{name}" for name in types.__all__))
+        if counts[name] != 1
     )
 
 

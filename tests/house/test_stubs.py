@@ -24,7 +24,7 @@ TYPES = [
     value
     for name in dir(_core)
     if isinstance(value := getattr(_core, name), type) and not name.startswith("_")
-] + [cumem.Device, cumem.Pool, cumem.Registration]
+] + [cumem.Device, cumem.Pool, cumem.types.Registration]
 FUNCTIONS = [
     value
     for name in dir(_core)

@@ -56,7 +56,7 @@ assert_type(cumem.zeros_like(table), cumem.Buffer)
 assert_type(cumem.full_like(table, 1, kind="pinned"), cumem.PinnedBuffer)
 
 
-def make(kind: cumem.Kind) -> cumem.Buffer:
+def make(kind: cumem.types.Kind) -> cumem.Buffer:
     return cumem.zeros(3, kind=kind)
 
 
@@ -120,7 +120,7 @@ assert_type(cumem.Workspace("1MiB").zeros(4), cumem.DeviceBuffer)
 cumem.zeros(4, kind=pool.kind)
 
 
-def allocate(any_pool: cumem.Pool, kind: cumem.Kind) -> None:
+def allocate(any_pool: cumem.Pool, kind: cumem.types.Kind) -> None:
     assert_type(any_pool.allocate(4), cumem.Buffer)
     assert_type(cumem.Pool(kind).allocate(4), cumem.Buffer)
     assert_type(cumem.Workspace(4, kind).empty(4), cumem.Buffer)
@@ -128,15 +128,15 @@ def allocate(any_pool: cumem.Pool, kind: cumem.Kind) -> None:
 
 allocate(pool, "device")
 for each in cumem.stats().pools:
-    assert_type(each.kind, cumem.Kind)
+    assert_type(each.kind, cumem.types.Kind)
     cumem.default_pool(each.kind).trim()
-assert_type(pool.snapshot().kind, cumem.Kind)
+assert_type(pool.snapshot().kind, cumem.types.Kind)
 for living in cumem.live().buffers:
     assert_type(living.nbytes, int)
 try:
     pool.allocate(1 << 50)
 except cumem.OutOfMemoryError as error:
-    assert_type(error.kind, cumem.Kind | None)
+    assert_type(error.kind, cumem.types.Kind | None)
 cumem.Pool("host")  # wrong
 cumem.Pool("pinned", limits=3)  # wrong
 """
@@ -175,17 +175,17 @@ assert_type(cumem.load("x", pool=cumem.Pool("managed")), cumem.ManagedBuffer | A
 with cumem.load("x.npz", kind="mapped") as members:
     assert_type(members["a"], cumem.MappedBuffer | Any)
 locked: cumem.PinnedBuffer = cumem.load("x.npy", kind="pinned")
-archive: cumem.NpzDict[cumem.PinnedBuffer] = cumem.load("x.npz", kind="pinned")
+archive: cumem.types.NpzDict[cumem.PinnedBuffer] = cumem.load("x.npz", kind="pinned")
 assert_type(archive.files, list[str])
 assert_type(archive["a"], cumem.PinnedBuffer)
 loaded = cumem.load("x")
-if isinstance(loaded, cumem.NpzDict):
+if isinstance(loaded, cumem.types.NpzDict):
     print(loaded.files)
 else:
     print(loaded.to_numpy())
 
 
-def archived(path: str, kind: cumem.Kind) -> cumem.NpzDict[cumem.DeviceBuffer]:
+def archived(path: str, kind: cumem.types.Kind) -> cumem.types.NpzDict[cumem.DeviceBuffer]:
     assert_type(cumem.load(path, kind=kind), cumem.Buffer | Any)
     return cumem.load(path)
 
@@ -195,14 +195,16 @@ assert_type(some["a"], cumem.PinnedBuffer)
 cumem.savez("y.npz", **some)
 cumem.savez("y.npz", a=[1, 2], fsync=True)
 
-assert_type(cumem.register(array), cumem.Registration[cumem.PinnedBuffer])
+assert_type(cumem.register(array), cumem.types.Registration[cumem.PinnedBuffer])
 with cumem.register(array) as pinned:
     assert_type(pinned, cumem.PinnedBuffer)
 with cumem.register(array, mapped=True) as mapped:
     assert_type(mapped, cumem.MappedBuffer)
 
 
-def either(is_mapped: bool, kind: cumem.Kind, some: cumem.SafetensorsDict) -> None:
+def either(
+    is_mapped: bool, kind: cumem.types.Kind, some: cumem.types.SafetensorsDict
+) -> None:
     with cumem.register(array, mapped=is_mapped) as locked:
         assert_type(locked, cumem.PinnedBuffer | cumem.MappedBuffer)
     assert_type(cumem.fromfile("x", kind=kind), cumem.Buffer)
@@ -415,7 +417,7 @@ with cumem.Device(0) as device, cumem.Stream() as stream:
     assert_type(device, cumem.Device)
     assert_type(stream, Stream)
 assert_type(cumem.collate_pinned, cumem.PinnedCollate)
-assert_type(cumem.memory_info("host"), cumem.HostMemory)
+assert_type(cumem.memory_info("host"), cumem.types.HostMemory)
 assert_type(cumem.memory_info().free, int)
 """
 
@@ -509,16 +511,16 @@ def test_type_of_every_public_symbol_is_known() -> None:
 
 
 def test_public_kind_has_the_names_of_all_kinds() -> None:
-    assert set(get_args(cumem.Kind)) == set(KINDS)
+    assert set(get_args(cumem.types.Kind)) == set(KINDS)
 
 
 def test_generic_types_can_be_named_in_annotations_that_are_evaluated() -> None:
     for generic in (
         cumem.Pool,
-        cumem.Registration,
+        cumem.types.Registration,
         cumem.Workspace,
-        cumem.NpzDict,
-        cumem.SafetensorsDict,
+        cumem.types.NpzDict,
+        cumem.types.SafetensorsDict,
     ):
         assert get_args(generic[cumem.PinnedBuffer]) == (cumem.PinnedBuffer,)
 

@@ -364,7 +364,7 @@ def test_closed_pool_keeps_what_is_on_loan(runtime) -> None:
         _core._lend(3)  # type: ignore[arg-type]
 
 
-def closed_pools() -> list[cumem.PoolStats]:
+def closed_pools() -> list[cumem.types.PoolStats]:
     return [pool for pool in cumem.stats().pools if pool.name == "closed pool"]
 
 

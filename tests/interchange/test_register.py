@@ -241,7 +241,7 @@ def test_wrong_arguments_are_refused(runtime) -> None:
         (lambda: cumem.register(data, read_only=np.ones(2)), TypeError),
         (lambda: cumem.register(data, device=99), ValueError),
         (lambda: cumem.register(data, colour=1), TypeError),
-        (lambda: cumem.Registration(), TypeError),
+        (lambda: cumem.types.Registration(), TypeError),
     ):
         with pytest.raises(error):
             call()

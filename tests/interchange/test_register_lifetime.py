@@ -271,7 +271,7 @@ def test_transfer_under_way_keeps_it_locked(emulated) -> None:
 # -- copies of the array, which know nothing of its registration ------------------------
 
 
-def ways_to_end() -> list[tuple[str, Callable[[list[cumem.Registration]], None]]]:
+def ways_to_end() -> list[tuple[str, Callable[[list[cumem.types.Registration]], None]]]:
     return [
         ("close", lambda held: held.pop().close()),
         ("drop", lambda held: held.clear()),
@@ -279,7 +279,9 @@ def ways_to_end() -> list[tuple[str, Callable[[list[cumem.Registration]], None]]
 
 
 @pytest.fixture(params=ways_to_end(), ids=lambda way: way[0])
-def end(request: pytest.FixtureRequest) -> Callable[[list[cumem.Registration]], None]:
+def end(
+    request: pytest.FixtureRequest,
+) -> Callable[[list[cumem.types.Registration]], None]:
     return request.param[1]
 
 
@@ -287,7 +289,7 @@ def check_copies_outlive(
     emulated: session.Runtime,
     registered: np.ndarray,
     array: np.ndarray,
-    end: Callable[[list[cumem.Registration]], None],
+    end: Callable[[list[cumem.types.Registration]], None],
     *,
     background: bool,
 ) -> None:

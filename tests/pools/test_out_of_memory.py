@@ -260,7 +260,7 @@ def test_callback_may_be_installed_twice_and_removed_by_its_hook(small) -> None:
 def test_callbacks_of_threads_come_and_go_without_losing_any(emulated) -> None:
     hooks = _core._out_of_memory_callbacks
     before = list(hooks)
-    kept: list[cumem.OutOfMemoryHook] = []
+    kept: list[cumem.types.OutOfMemoryHook] = []
 
     def work() -> None:
         for _ in range(500):

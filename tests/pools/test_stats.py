@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 
 def test_fields_are_the_counters_of_the_core(runtime) -> None:
-    names = {field.name for field in dataclasses.fields(cumem.Counters)}
+    names = {field.name for field in dataclasses.fields(cumem.types.Counters)}
     assert names == cumem.Pool()._read(False)[5].keys()
-    own = {field.name for field in dataclasses.fields(cumem.PoolStats)} - names
+    own = {field.name for field in dataclasses.fields(cumem.types.PoolStats)} - names
     assert own == {"name", "kind", "device", "limit"}
 
 
@@ -149,7 +149,7 @@ def test_stats_have_totals_of_kinds(emulated) -> None:
     assert [p.name for p in stats.pools] == [repr(p).split("'")[1] for p in pools]
     assert stats["pinned"].requested_nbytes == 2000
     assert stats["device"].requested_nbytes == 1000
-    assert stats["managed"] == cumem.Counters()
+    assert stats["managed"] == cumem.types.Counters()
     assert list(stats.kinds) == ["device", "pinned"]
     assert stats.total.live_count == 3
     with pytest.raises(KeyError):
@@ -326,15 +326,15 @@ def test_snapshot_shows_what_is_in_flight(emulated) -> None:
 
 def test_map_draws_one_character_a_unit() -> None:
     blocks = (
-        cumem.Block(0x1000, 1024, 1000, "live"),
-        cumem.Block(0x1400, 1536, 0, "cached"),
-        cumem.Block(0x1A00, 512, 512, "in flight"),
-        cumem.Block(0x1C00, 1 << 40, 0, "gap"),
-        cumem.Block(0x1C00 + (1 << 40), 256, 256, "live"),
-        cumem.Block(0x1D00 + (1 << 40), 256, 0, "cached"),
+        cumem.types.Block(0x1000, 1024, 1000, "live"),
+        cumem.types.Block(0x1400, 1536, 0, "cached"),
+        cumem.types.Block(0x1A00, 512, 512, "in flight"),
+        cumem.types.Block(0x1C00, 1 << 40, 0, "gap"),
+        cumem.types.Block(0x1C00 + (1 << 40), 256, 256, "live"),
+        cumem.types.Block(0x1D00 + (1 << 40), 256, 0, "cached"),
     )
-    segment = cumem.Segment(0x1000, sum(b.nbytes for b in blocks), blocks)
-    snapshot = cumem.Snapshot("pool 1", "device", 0, (segment,))
+    segment = cumem.types.Segment(0x1000, sum(b.nbytes for b in blocks), blocks)
+    snapshot = cumem.types.Snapshot("pool 1", "device", 0, (segment,))
     lines = snapshot.map(unit=512).splitlines()
     assert lines[0] == "device 0 pool 1: 3.5 KiB in 1 segment, 512 B per character"
     assert lines[2:] == ["0x1000 3.5 KiB", "##...~|+"]

@@ -418,7 +418,7 @@ ROOMS = (
     *("recording", "integrations", "tools", "face"),
 )
 #: The names by which users import modules of the rooms; they stand beside the face.
-PUBLIC_NAMES = ("doctor", "info", "plots", "units")
+PUBLIC_NAMES = ("doctor", "info", "plots", "types", "units")
 
 
 @cache
@@ -742,19 +742,26 @@ def statuses_of_chains() -> list[str]:
 #: What users import: the package, and what it does not load by itself.
 PUBLIC_MODULES = (
     *("cumem", "cumem.tools.bench", "cumem.doctor", "cumem.info", "cumem.tools.replay"),
-    *("cumem.plots", "cumem.recording", "cumem.recording.events", "cumem.units"),
+    *("cumem.plots", "cumem.recording", "cumem.recording.events", "cumem.types"),
+    "cumem.units",
     *("cumem.integrations.cuda_core", "cumem.integrations.cupy"),
     *("cumem.integrations.numba", "cumem.integrations.torch"),
 )
 
 
+#: The modules whose names lie in the rooms, and are listed in a stub.
+FACES = ("cumem", "cumem.types")
+
+
 def names_at_the_top() -> list[str]:
     """Public names of ``cumem``."""
-    return list(importlib.import_module("cumem").__all__)
+    return all_of("cumem")
 
 
 def all_of(module: str) -> list[str]:
     """What its ``__all__`` says, read from the text: its library may be missing here."""
+    if module in FACES:
+        return list(importlib.import_module(module).__all__)
     inside = module.removeprefix("cumem").lstrip(".")
     if inside in PUBLIC_NAMES:  # a name for the module that it imports
         inside = next(each.module for each in imports_of(inside) if each.module)
@@ -776,13 +783,12 @@ def names_of_public_modules() -> list[str]:
 
 
 def members_of_public_types() -> list[str]:
-    """Public attributes of the types at the top, inherited ones too."""
-    cumem = importlib.import_module("cumem")
-    types = {name: getattr(cumem, name) for name in cumem.__all__}
+    """Public attributes of the types of FACES, inherited ones too."""
     return [
         f"{name}.{member}"
-        for name, value in types.items()
-        if isinstance(value, type)
+        for face in FACES
+        for name in all_of(face)
+        if isinstance(value := getattr(importlib.import_module(face), name), type)
         for member in dir(value)
         if not member.startswith("_")
     ]

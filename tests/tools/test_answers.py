@@ -70,7 +70,7 @@ def failure() -> cumem.CudaError:
     return caught.value
 
 
-def snapshot() -> cumem.Snapshot:
+def snapshot() -> cumem.types.Snapshot:
     pool = cumem.Pool("pinned")
     kept = [pool.allocate(1000), pool.allocate(100)]
     del kept[0]
@@ -83,7 +83,7 @@ def transfer() -> cumem.Transfer:
     return handle
 
 
-def header(folder: Path) -> cumem.SafetensorsHeader:
+def header(folder: Path) -> cumem.types.SafetensorsHeader:
     path = folder / "a.safetensors"
     cumem.save_safetensors(path, {"w": np.ones((4, 2), "f4")}, metadata={"by": "me"})
     return cumem.read_safetensors_header(path)
@@ -197,7 +197,7 @@ def test_every_attribute_of_the_docstring_is_written(emulated, name, tmp_path) -
 def test_page_lists_the_keys_of_each_answer(emulated, tmp_path) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text("utf-8"), re.MULTILINE)
     listed = {name: re.findall(r"`(\w+)`", keys) for name, keys in rows}
-    counters = list(cumem.Counters().to_dict())
+    counters = list(cumem.types.Counters().to_dict())
     for name, make in MAKES.items():
         if name not in ("Counters", "Measure"):
             keys = list(make(tmp_path).to_dict())

@@ -159,11 +159,13 @@ def test_pool_is_drawn_segment_by_segment(runtime) -> None:
 
 def test_of_many_segments_the_largest_are_drawn_and_that_is_said(emulated) -> None:
     segments = tuple(
-        cumem.Segment(i << 30, size, (cumem.Block(i << 30, size, 0, "cached"),))
+        cumem.types.Segment(
+            i << 30, size, (cumem.types.Block(i << 30, size, 0, "cached"),)
+        )
         for i in range(100)
         for size in [(i + 1) * MIB]
     )
-    ax = cumem.Snapshot("default", "device", 0, segments).plot()
+    ax = cumem.types.Snapshot("default", "device", 0, segments).plot()
     assert "the largest 40 of 100 segments" in ax.get_title(loc="left")
     assert ax.get_yticklabels()[0].get_text() == hex(60 << 30)
 

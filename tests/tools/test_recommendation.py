@@ -111,7 +111,7 @@ def test_write_combined_is_an_alternative_of_the_rules(emulated) -> None:
 
 
 def test_figures_of_a_file_decide(emulated) -> None:
-    def ask(nbytes: object, **more: object) -> cumem.Recommendation:
+    def ask(nbytes: object, **more: object) -> cumem.types.Recommendation:
         return cumem.recommend(nbytes, figures=H200, **more)
 
     assert ask("4 KiB").kind == "pageable"  # by the rules pinned

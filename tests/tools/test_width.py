@@ -153,7 +153,7 @@ def test_memory_info_prints_units(emulated) -> None:
     for info in (cumem.memory_info("host"), cumem.memory_info()):
         assert re.search(r"total=[\d.]+ [GMT]iB", repr(info))
         assert not re.search(r"=\d+[,)]", repr(info))
-    assert "=None" in repr(cumem.HostMemory(None, None, None, None, None, 0, 0))
+    assert "=None" in repr(cumem.types.HostMemory(None, None, None, None, None, 0, 0))
 
 
 def test_out_of_memory_says_each_fact_on_a_line(emulated) -> None:

@@ -136,7 +136,9 @@ def layout(
     return make
 
 
-def registered(memory: np.ndarray, device: int, mapped: bool) -> cumem.Registration:
+def registered(
+    memory: np.ndarray, device: int, mapped: bool
+) -> cumem.types.Registration:
     """Mapped where its pages are not page-locked already, as a neighbour's."""
     try:
         return cumem.register(memory, mapped=mapped, device=device)

@@ -165,7 +165,7 @@ def test_residency_tells_where_each_part_was_sent(runtime) -> None:
     cumem.Device(0).synchronize()
     buffer.read_mostly = True
     found = buffer.page_residency()
-    assert isinstance(found, cumem.Residency)
+    assert isinstance(found, cumem.types.Residency)
     assert found.nbytes == 4 * NBYTES
     places = {place for *_, place in found.last_prefetch}
     assert {"host", cumem.Device(0)} <= places

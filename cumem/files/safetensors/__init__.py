@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from cumem import _core
 from cumem.base.carried import remember
 from cumem.base.kinds import DEVICE_FIRST, is_on_device, kind_hint
+from cumem.base.places import found_in
 from cumem.buffers.arguments import hinting, read_dtype
 from cumem.buffers.casting import Casting
 from cumem.buffers.casting import check as check_casting
@@ -72,6 +73,7 @@ _HOST_NAMES = ("cpu", "numpy", "pageable", "ram")
 _FRAMEWORKS = (None, "torch", "numpy", "jax")
 
 
+@found_in("cumem.types")
 class SafetensorsDict(dict[str, _V]):
     """The tensors of a file or checkpoint by name, and what the files say of them.
 

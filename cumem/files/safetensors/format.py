@@ -28,6 +28,7 @@ import numpy as np
 from cumem import _core
 from cumem.base.answer import Answer, plain
 from cumem.base.carried import remember
+from cumem.base.places import found_in
 from cumem.buffers.arguments import hinting
 from cumem.buffers.casting import STANDS_FOR
 from cumem.files.file_hints import (
@@ -97,6 +98,7 @@ class SafetensorsError(ValueError):
     """
 
 
+@found_in("cumem.types")
 class SafetensorsInfo(NamedTuple):
     """Where a tensor lies in its file and what it holds.
 
@@ -129,6 +131,7 @@ class SafetensorsInfo(NamedTuple):
         return plain(self, "offset_nbytes")
 
 
+@found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class SafetensorsHeader(Answer):
     """What a file, or a checkpoint in several files, says of itself.

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where users find a class or function that lies in another module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+_Named = TypeVar("_Named", bound="type | Callable[..., object]")
+
+
+def found_in(module: str) -> Callable[[_Named], _Named]:
+    """Have help(), ``repr`` and pickles name the module in which users find something.
+
+    The rooms of the package may change; a pickle has to be read after that too.
+    """
+
+    def name(named: _Named) -> _Named:
+        named.__module__ = module
+        return named
+
+    return name

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of what cumem answers: programs name them in annotations and never make them.
+
+``cumem.stats()`` answers a `Stats`, ``cumem.register(array)`` a `Registration`, and so on:
+each class says which call answers it. What programs make or test for, such as `cumem.Pool`,
+and the errors that they catch, are in `cumem` itself.
+
+As those of `cumem`, the names stand once, in the stub beside this file, and each class is
+loaded at its first use.
+"""
+
+import cumem
+
+
+def __getattr__(name: str) -> object:
+    """Load the class that has a public name, at the first use of it."""
+    return cumem._find(__name__, name)
+
+
+def __dir__() -> list[str]:
+    """List the public names for completion."""
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *cumem._homes(__name__), "__all__"})
