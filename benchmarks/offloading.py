@@ -5,10 +5,10 @@
 
 A model of GPT-2's size (12 layers, 768 wide, 1,024 tokens, bfloat16 by autocast) is trained
 from the same start on the same data: with nothing, with PyTorch's
-`save_on_cpu(pin_memory=True)` and with `cumem.offload_activations()`. Losses must be the
+`save_on_cpu(pin_memory=True)` and with `offload_activations()`. Losses must be the
 same; what two runs with nothing differ by, if anything, is allowed for. Then the model goes
-to the host and back: by `cumem.offload` and `restore`, and tensor by tensor. On the
-emulated device it runs and says so: the figures are then not a GPU's.
+to the host and back: by `offload` and `restore`, and tensor by tensor. On the emulated
+device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import cumem
+from cumem.integrations.torch import offload, offload_activations, restore
 from cumem.units import format_nbytes, format_rate, format_seconds
 
 sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
@@ -177,9 +178,7 @@ class Bench:
         """Each makes a context for a forward pass."""
 
         def ours(depth: int) -> Context:
-            return lambda: cumem.offload_activations(
-                min_nbytes=self.min_nbytes, depth=depth
-            )
+            return lambda: offload_activations(min_nbytes=self.min_nbytes, depth=depth)
 
         pins = not self.emulated
         return {
@@ -252,7 +251,7 @@ class Bench:
         before = [tensor.detach().clone() for tensor in tensors]
 
         def ours() -> None:
-            cumem.restore(cumem.offload(model))
+            restore(offload(model))
 
         def by_tensor(pins: bool) -> Callable[[], None]:
             def move() -> None:

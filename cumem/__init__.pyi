@@ -129,12 +129,6 @@ from cumem.transfers.multi_device import (
     scatter as scatter,
     scatter_async as scatter_async,
 )
-from cumem.transfers.offloading import (
-    ActivationOffload as ActivationOffload,
-    offload as offload,
-    offload_activations as offload_activations,
-    restore as restore,
-)
 from cumem.transfers.pipelines import (
     chunk_size as chunk_size,
     chunks as chunks,

@@ -189,6 +189,10 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "stack": "use cumem.copy(out[index], buf) for each index",
     "tensor": "use cumem.array(obj)",
     "to_gpu": "use cumem.array(obj)",
+    **{
+        name: f"from cumem.integrations.torch import {name}"
+        for name in ("ActivationOffload", "offload", "offload_activations", "restore")
+    },
 }
 
 

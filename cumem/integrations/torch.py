@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's CUDA memory from cumem's pools: one set of limits and of statistics for both.
+"""What only programs with PyTorch need: its memory from cumem's pools, and offloading.
 
-Three ways, none of which changes what PyTorch computes:
+`offload_activations` keeps what autograd saves in pinned memory instead of on the device,
+and `offload` and `restore` move whole modules and state dicts there and back.
+
+PyTorch's CUDA memory may come from cumem's pools, with one set of limits and of statistics
+for both. There are three ways, none of which changes what PyTorch computes:
 
 - `using` serves what one thread allocates in a ``with`` block, by a ``torch.cuda.MemPool``
   (`mem_pool`), whose segments are cumem's blocks; PyTorch caches and cuts them.
@@ -33,16 +37,26 @@ from cumem.base.errors import OutOfMemoryError
 from cumem.integrations.serving import check_pool, need_gpu
 from cumem.pools.memory import memory_info, set_limit
 from cumem.pools.pool import Pool, default_pool, trim
+from cumem.transfers.offloading import (
+    ActivationOffload,
+    offload,
+    offload_activations,
+    restore,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "ActivationOffload",
     "disable",
     "empty_cache",
     "enable",
     "mem_pool",
+    "offload",
+    "offload_activations",
     "replace_allocator",
+    "restore",
     "using",
 ]
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.locks import make_lock
+from cumem.base.places import found_in
 from cumem.base.units import format_count, format_nbytes, read_count, read_size
 from cumem.buffers.arguments import hinting
 from cumem.interchange.structures import has_own_memory, is_tensordict, make_tensordict
@@ -293,11 +294,12 @@ class _Packed:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified "
                 f"by an inplace operation: [{self.alias.type()} {list(self.layout[1])}] is "
-                f"at version {version}; expected version {self.version} "
-                "instead. It was offloaded by cumem.offload_activations()"
+                f"at version {version}; expected version {self.version} instead. It was "
+                "offloaded by cumem.integrations.torch.offload_activations()"
             )
 
 
+@found_in("cumem.integrations.torch")
 @final
 class ActivationOffload:
     """What `offload_activations` returns: a context manager, which may be entered again.
@@ -311,7 +313,8 @@ class ActivationOffload:
 
     Examples
     --------
-    >>> with cumem.offload_activations() as offloaded:
+    >>> from cumem.integrations.torch import offload_activations
+    >>> with offload_activations() as offloaded:
     ...     loss = torch.nn.Linear(4, 4)(torch.ones(4)).sum()
     >>> offloaded.tensor_count  # so few bytes stay where they are
     0
@@ -458,6 +461,7 @@ class ActivationOffload:
             return counted
 
 
+@found_in("cumem.integrations.torch")
 @hinting
 def offload_activations(
     *, min_nbytes: SupportsIndex | str = "1 MiB", depth: SupportsIndex = 4
@@ -513,7 +517,8 @@ def offload_activations(
     --------
     >>> layers = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU())
     >>> data = torch.ones(1024, 64)
-    >>> with cumem.offload_activations() as offloaded:
+    >>> from cumem.integrations.torch import offload_activations
+    >>> with offload_activations() as offloaded:
     ...     loss = layers(data).square().mean()
     >>> loss.backward()
     >>> offloaded.tensor_count, offloaded.offloaded_nbytes
@@ -657,6 +662,7 @@ def _move_all(name: str, value: _T, to_host: bool) -> _T:
     )
 
 
+@found_in("cumem.integrations.torch")
 @hinting
 def offload(module_or_state_dict: _T) -> _T:
     """Move what a module or a state dict has on devices to pooled pinned memory.
@@ -700,16 +706,18 @@ def offload(module_or_state_dict: _T) -> _T:
     Examples
     --------
     >>> layer = torch.nn.Linear(256, 256)
-    >>> cumem.offload(layer) is layer
+    >>> from cumem.integrations.torch import offload, restore
+    >>> offload(layer) is layer
     True
     >>> layer(torch.ones(256)).shape  # on the processor
     torch.Size([256])
-    >>> cumem.restore(layer) is layer
+    >>> restore(layer) is layer
     True
     """
     return _move_all("offload", module_or_state_dict, True)
 
 
+@found_in("cumem.integrations.torch")
 @hinting
 def restore(module_or_state_dict: _T) -> _T:
     """Move what `offload` moved back to the devices where it was.
@@ -743,8 +751,9 @@ def restore(module_or_state_dict: _T) -> _T:
 
     Examples
     --------
-    >>> weights = cumem.offload({"a": torch.ones(256)})
-    >>> float(cumem.restore(weights)["a"].sum())
+    >>> from cumem.integrations.torch import offload, restore
+    >>> weights = offload({"a": torch.ones(256)})
+    >>> float(restore(weights)["a"].sum())
     256.0
     """
     return _move_all("restore", module_or_state_dict, False)

@@ -68,8 +68,6 @@ CALLS = {
     "load_safetensors": "cumem.load_safetensors(t + '/y.safetensors')",
     "measure": "cumem.measure().__enter__()",
     "memory_info": "cumem.memory_info()",
-    "offload": "cumem.offload({'x': a})",
-    "offload_activations": "cumem.offload_activations()",
     "on_out_of_memory": "cumem.on_out_of_memory(print)",
     "pipeline": "cumem.pipeline(lambda x, y, s: 1, a)",
     "pool_counters": "cumem.pool_counters()",
@@ -81,7 +79,6 @@ CALLS = {
     "record": "cumem.record().start()",
     "register": "cumem.register(a)",
     "report_leaks_at_exit": "cumem.report_leaks_at_exit()",
-    "restore": "cumem.restore(cumem.offload({'x': a}))",
     "runtime_version": "cumem.runtime_version()",
     "save": "cumem.save(t + '/z.npy', a)",
     "save_safetensors": "cumem.save_safetensors(t + '/z.safetensors', {'a': a})",
@@ -123,6 +120,10 @@ OTHERS = {
     "pickle": "import pickle; pickle.loads(pickle.dumps(cumem.asbuffer(a)))",
     "conversion": "cumem.copy(np.empty(1000, 'f4'), a, casting='same_kind')",
     "of host": "cumem.memory_info('host')",
+    "offload": "from cumem.integrations.torch import offload; offload({'x': a})",
+    "offload_activations": "from cumem.integrations import torch; "
+    "torch.offload_activations()",
+    "restore": "from cumem.integrations.torch import restore; restore({'x': a})",
     "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
 }
 

@@ -107,9 +107,20 @@ def test_classes_of_answers_are_found_in_types_whoever_loaded_their_module() -> 
     )
 
 
-def test_class_of_an_answer_at_the_top_is_an_error_that_says_where_it_is() -> None:
-    with pytest.raises(AttributeError, match=r"use cumem\.types\.Stats$"):
-        _ = cumem.Stats  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Stats", "use cumem.types.Stats"),
+        ("Registration", "use cumem.types.Registration"),
+        ("offload", "from cumem.integrations.torch import offload"),
+    ],
+)
+def test_name_that_is_elsewhere_is_an_error_that_says_where(
+    name: str, hint: str
+) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(cumem, name)
+    assert str(caught.value) == f"module 'cumem' has no attribute {name!r}; {hint}"
 
 
 def test_names_are_those_that_type_checkers_are_told() -> None:

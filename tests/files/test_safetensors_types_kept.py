@@ -17,6 +17,7 @@ import pytest
 import cumem
 import cumem.base.carried as carried
 import cumem.files.safetensors.format as form
+from cumem.integrations.torch import offload, restore
 
 
 @pytest.fixture
@@ -107,8 +108,8 @@ def test_offloaded_and_restored_tensors_are_saved_as_they_were(
 ) -> None:
     pytest.importorskip("torch")
     loaded = cumem.load_safetensors(path, kind="host", framework="torch")
-    there = cumem.offload(loaded)
-    back = cumem.restore(there)
+    there = offload(loaded)
+    back = restore(there)
     for tensors in (there, back):
         assert tensors.infos == loaded.infos
         assert types(cumem.save_safetensors(tmp_path / "b", tensors)) == types(path)

@@ -72,6 +72,11 @@ def test_public_names_are_in_the_list_of_names() -> None:
 #: Aliases of types, which Python lets have no docstring: docs/api.md says what they are.
 ALIASES = {"Kind"}
 PUBLIC = {name: getattr(face, name) for face in (cumem, types) for name in face.__all__}
+#: What only users of PyTorch need; its docstrings have examples that run as well.
+OFFLOADING = {
+    name: getattr(integrations_torch, name)
+    for name in ("ActivationOffload", "offload", "offload_activations", "restore")
+}
 
 
 def test_public_names_have_a_docstring() -> None:
@@ -217,11 +222,13 @@ NOT_RUN |= {"shutdown"}
 CONSTANTS = {"BUILT_RUNTIME", "OLDEST_DRIVER", "TRACEMALLOC_DOMAIN", "__version__"}
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - CONSTANTS - ALIASES))
+@pytest.mark.parametrize(
+    "name", sorted((PUBLIC | OFFLOADING).keys() - CONSTANTS - ALIASES)
+)
 def test_each_public_name_has_an_example_that_runs(
     emulated, tmp_path, monkeypatch, name: str
 ) -> None:
-    text = inspect.getdoc(PUBLIC[name])
+    text = inspect.getdoc((PUBLIC | OFFLOADING)[name])
     assert text is not None
     assert text.count("\nExamples\n--------\n>>> ") == 1
     if name in NOT_RUN:

@@ -23,6 +23,7 @@ from support.session import testing
 
 import cumem
 from cumem import _core
+from cumem.integrations.torch import offload, restore
 from cumem.interchange import structures
 from cumem.transfers import collating
 
@@ -857,10 +858,10 @@ def test_tensordicts_are_stacked_into_pinned_memory(runtime) -> None:
 def test_tensordict_is_offloaded_and_saved(runtime, tmp_path: Path) -> None:
     need_cuda(runtime)
     whole = torch.stack(nested_tensordicts(4)).to(place(runtime))
-    there = cumem.offload(whole)
+    there = offload(whole)
     assert type(there) is type(whole)
     assert there["next", "reward"].device.type == "cpu"
-    back = cumem.restore(there)
+    back = restore(there)
     assert type(back) is type(whole)
     assert torch.equal(back["obs"], whole["obs"])
     path = tmp_path / "a.safetensors"

@@ -23,6 +23,7 @@ from support.session import testing
 
 import cumem
 from cumem import _core
+from cumem.integrations.torch import offload, offload_activations, restore
 from cumem.transfers import offloading
 
 WIDTH, ROWS = 64, 128
@@ -94,7 +95,7 @@ def test_training_is_the_same(torch, device: str, depth: int) -> None:
     start = {key: value.clone() for key, value in model.state_dict().items()}
     expected = train(torch, model, contextlib.nullcontext())
     model.load_state_dict(start)
-    context = cumem.offload_activations(min_nbytes=NBYTES, depth=depth)
+    context = offload_activations(min_nbytes=NBYTES, depth=depth)
     assert are_equal(torch, train(torch, model, context), expected)
     # of each layer the input and what LayerNorm and Linear make of it; not the last
     # difference, after which nothing is saved
@@ -109,7 +110,7 @@ def test_whole_training_loop_may_be_inside(torch, device: str) -> None:
     start = {key: value.clone() for key, value in model.state_dict().items()}
     expected = train(torch, model, contextlib.nullcontext())
     model.load_state_dict(start)
-    with cumem.offload_activations(min_nbytes=1):
+    with offload_activations(min_nbytes=1):
         found = train(torch, model, contextlib.nullcontext())
     assert are_equal(torch, found, expected)
     assert live() == 0
@@ -159,7 +160,7 @@ def test_what_stays_on_the_device(torch, device: str) -> None:
     ]
     saves = Saves(torch)
     first = leaf(torch, device, 3)
-    with cumem.offload_activations(min_nbytes=NBYTES // 4) as context:
+    with offload_activations(min_nbytes=NBYTES // 4) as context:
         saves.apply(first * 1, *leaves, *others).backward()
         assert context.tensor_count == 0
         saves.apply(first * 1, weight.T * 2).backward()
@@ -172,7 +173,7 @@ def test_shared_memory_goes_once_and_keeps_its_layout(torch, device: str) -> Non
     parts = [
         part.view(ROWS, 4, WIDTH // 4).transpose(0, 1) for part in packed.chunk(3, 1)
     ]
-    with cumem.offload_activations(min_nbytes=1, depth=1) as context:
+    with offload_activations(min_nbytes=1, depth=1) as context:
         result = saves.apply(*parts)
         more = save_more(torch, device, 2)
         assert context.offloaded_nbytes == 4 * NBYTES
@@ -194,7 +195,7 @@ def test_small_part_of_something_large_goes_alone(
     saves = Saves(torch)
     large = leaf(torch, device, 10 * ROWS, WIDTH) * 2
     part = large[ROWS : 2 * ROWS] if is_contiguous else large[::10]
-    with cumem.offload_activations(min_nbytes=1, depth=1) as context:
+    with offload_activations(min_nbytes=1, depth=1) as context:
         result = saves.apply(part)
         more = save_more(torch, device, 1 if is_kept else 2)
         assert context.offloaded_nbytes == len(more) * NBYTES
@@ -222,7 +223,7 @@ def test_change_in_place_after_saving_is_an_error(
     with pytest.raises(RuntimeError, match=said):
         go(contextlib.nullcontext())
     with pytest.raises(RuntimeError, match=said) as caught:
-        go(cumem.offload_activations(min_nbytes=1, depth=1))
+        go(offload_activations(min_nbytes=1, depth=1))
     assert f"[{ROWS}, {WIDTH}]] is at version 1; expected version 0" in str(
         caught.value
     )
@@ -231,7 +232,7 @@ def test_change_in_place_after_saving_is_an_error(
 
 
 def test_change_in_place_of_a_saved_result_is_an_error(torch, device: str) -> None:
-    with cumem.offload_activations(min_nbytes=1) as context:
+    with offload_activations(min_nbytes=1) as context:
         result = leaf(torch, device, ROWS, WIDTH).exp()
     assert context.tensor_count == 1
     result.sum().backward(retain_graph=True)
@@ -270,7 +271,7 @@ def test_change_in_place_during_backward_is_an_error(
     for is_same in (True, False):
         for context in (
             contextlib.nullcontext(),
-            cumem.offload_activations(min_nbytes=1, depth=1),
+            offload_activations(min_nbytes=1, depth=1),
         ):
             with pytest.raises(RuntimeError, match="at version 1; expected version 0"):
                 go(context, is_same)
@@ -282,7 +283,7 @@ def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) ->
     with torch.no_grad():
         tensor.add_(1)
     saves = Saves(torch)
-    with cumem.offload_activations(min_nbytes=1) as context:
+    with offload_activations(min_nbytes=1) as context:
         before = saves.apply(tensor)
         with torch.no_grad():
             tensor.add_(1)
@@ -320,7 +321,7 @@ def test_tensors_that_share_memory_but_count_changes_apart(
         return found
 
     expected = gradient(contextlib.nullcontext())
-    found = gradient(cumem.offload_activations(min_nbytes=1, depth=1))
+    found = gradient(offload_activations(min_nbytes=1, depth=1))
     assert torch.equal(found, expected)
 
 
@@ -339,7 +340,7 @@ def test_graph_may_be_kept(torch, device: str) -> None:
         return found
 
     expected = gradients(contextlib.nullcontext())
-    found = gradients(cumem.offload_activations(min_nbytes=1, depth=2))
+    found = gradients(offload_activations(min_nbytes=1, depth=2))
     assert are_equal(torch, found, expected)
 
 
@@ -354,7 +355,7 @@ def test_gradients_of_gradients(torch, device: str) -> None:
         return torch.autograd.grad(first.square().sum(), weight)[0]
 
     expected = second(contextlib.nullcontext())
-    context = cumem.offload_activations(min_nbytes=1, depth=1)
+    context = offload_activations(min_nbytes=1, depth=1)
     assert torch.equal(second(context), expected)
     assert context.tensor_count
 
@@ -380,14 +381,14 @@ def test_checkpoints_and_autocast(torch, device: str, use_reentrant: bool) -> No
 
     expected = train(torch, Wrapped(), contextlib.nullcontext())
     model.load_state_dict(start)
-    context = cumem.offload_activations(min_nbytes=1)
+    context = offload_activations(min_nbytes=1)
     assert are_equal(torch, train(torch, Wrapped(), context), expected)
     assert context.tensor_count
 
 
 def test_nothing_is_left_where_backward_never_runs(torch, device: str) -> None:
     model = make_model(torch, device)
-    context = cumem.offload_activations(min_nbytes=1)
+    context = offload_activations(min_nbytes=1)
     with context:
         loss = model(torch.randn(ROWS, WIDTH, device=device)).sum()
     assert live() > 10 * NBYTES
@@ -397,7 +398,7 @@ def test_nothing_is_left_where_backward_never_runs(torch, device: str) -> None:
 
 
 def test_block_that_fails_saves_nothing_more(torch, device: str) -> None:
-    context = cumem.offload_activations(min_nbytes=1)
+    context = offload_activations(min_nbytes=1)
     tensor = leaf(torch, device, ROWS, WIDTH) * 2
     with pytest.raises(ValueError), context:
         raise ValueError
@@ -415,12 +416,12 @@ def test_pinned_memory_that_runs_out_is_told_and_nothing_is_lost(
     model = make_model(torch, device)
     data = torch.randn(1 << 14, WIDTH, device=device)
     small = cumem.Pool("pinned", limit="2 MiB")
-    context = cumem.offload_activations()
+    context = offload_activations()
     with small, context, pytest.raises(cumem.OutOfMemoryError):
         model(data)
     small.close()
     assert live() == 0
-    with cumem.offload_activations():
+    with offload_activations():
         model(data).sum().backward()
     assert live() == 0
 
@@ -457,7 +458,7 @@ def weak(torch: Any, tensor: Any) -> Any:
 
 def test_tensor_is_kept_until_its_copy_is_done(emulated, torch, links) -> None:
     source = leaf(torch, "cpu", ROWS, WIDTH)
-    context = cumem.offload_activations(min_nbytes=1, depth=3)
+    context = offload_activations(min_nbytes=1, depth=3)
     with context:
         (source * 2).square()  # makes the link
         shut_down(links[0])
@@ -480,7 +481,7 @@ def test_tensor_is_kept_until_its_copy_is_done(emulated, torch, links) -> None:
 
 def test_host_goes_no_further_than_depth_tensors_ahead(emulated, torch, links) -> None:
     source = leaf(torch, "cpu", ROWS, WIDTH)
-    with cumem.offload_activations(min_nbytes=1, depth=2):
+    with offload_activations(min_nbytes=1, depth=2):
         (source * 9).square()  # makes the link
         shut_down(links[0])
         tensor = source * 2
@@ -498,7 +499,7 @@ def test_host_goes_no_further_than_depth_tensors_ahead(emulated, torch, links) -
 
 def test_graph_that_ends_during_a_copy_waits_for_it(emulated, torch, links) -> None:
     source = leaf(torch, "cpu", ROWS, WIDTH)
-    with cumem.offload_activations(min_nbytes=1, depth=3):
+    with offload_activations(min_nbytes=1, depth=3):
         (source * 2).square()
         shut_down(links[0])
         tensor = source * 3
@@ -526,9 +527,7 @@ def test_interrupt_leaves_a_copy_its_memory(
 ) -> None:
     """As soon as the copy has begun, and before anything else is noted of it."""
     source = leaf(torch, "cpu", ROWS, WIDTH)
-    context = cumem.offload_activations(
-        min_nbytes=1, depth=9 if method == "order" else 1
-    )
+    context = offload_activations(min_nbytes=1, depth=9 if method == "order" else 1)
     with context:
         more = [(source * 2).square()]  # makes the link
         tensor = source * 3
@@ -607,7 +606,7 @@ def test_next_ones_are_on_their_way_before_they_are_needed(
             events.append(ctx.name)
             return gradient, None
 
-    with cumem.offload_activations(min_nbytes=1, depth=2) as context:
+    with offload_activations(min_nbytes=1, depth=2) as context:
         value = source * 2
         for name in "abcdef":
             value = Note.apply(value, name)
@@ -634,7 +633,7 @@ def test_next_ones_are_on_their_way_before_they_are_needed(
 
 def test_last_tensors_are_not_copied_back(emulated, torch, links) -> None:
     source = leaf(torch, "cpu", ROWS, WIDTH)
-    with cumem.offload_activations(min_nbytes=1, depth=4):
+    with offload_activations(min_nbytes=1, depth=4):
         (source * 1).square()
         shut_down(links[0])
         results = [(source * n).square().sum() for n in (2, 3)]
@@ -681,7 +680,7 @@ def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
 def test_two_threads_offload_at_the_same_time(emulated, torch) -> None:
     model = make_model(torch, "cpu")
     data = torch.randn(ROWS, WIDTH)
-    context = cumem.offload_activations(min_nbytes=1, depth=2)
+    context = offload_activations(min_nbytes=1, depth=2)
     found: list[Any] = []
     barrier = threading.Barrier(2)
 
@@ -723,7 +722,7 @@ def test_module_moves_in_place_and_back(torch, device: str) -> None:
     places = [tensor.data_ptr() for tensor in tensors]
     names = list(model.state_dict())
 
-    assert cumem.offload(model) is model
+    assert offload(model) is model
     assert live() > 2 * 4 * WIDTH * WIDTH  # weight and gradient
     assert live() < 3 * 4 * WIDTH * WIDTH  # once
     after = [*model.parameters(), linear.weight.grad, *model.buffers()]
@@ -738,7 +737,7 @@ def test_module_moves_in_place_and_back(torch, device: str) -> None:
     assert list(model.state_dict()) == names
 
     linear.weight.data.add_(1)  # on the host
-    assert cumem.restore(model) is model
+    assert restore(model) is model
     assert {str(t.device).partition(":")[0] for t in tensors} == {device}
     assert torch.equal(linear.weight, before[0] + 1)
     assert are_equal(torch, before[1:], tensors[1:])
@@ -756,7 +755,7 @@ def test_state_dict_becomes_a_new_one(torch, device: str) -> None:
     model(torch.ones(ROWS, WIDTH, device=device)).sum().backward()
     optimizer.step()
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "n": 3}
-    moved = cumem.offload(states)
+    moved = offload(states)
     assert moved is not states
     assert moved["n"] == 3
     assert (
@@ -770,7 +769,7 @@ def test_state_dict_becomes_a_new_one(torch, device: str) -> None:
         torch, [v.cpu() for v in states["model"].values()], list(weights.values())
     )
     assert live() > 0
-    back = cumem.restore(moved)
+    back = restore(moved)
     assert are_equal(
         torch, list(states["model"].values()), list(back["model"].values())
     )
@@ -792,7 +791,7 @@ def test_state_dict_keeps_its_kinds(torch, device: str) -> None:
     model = torch.nn.BatchNorm1d(8, device=device)
     states = model.state_dict()
     states["extra"] = Pair(torch.ones(8, device=device), 3)
-    back = cumem.restore(moved := cumem.offload(states))
+    back = restore(moved := offload(states))
     for found in (moved, back):
         assert type(found) is collections.OrderedDict
         assert found._metadata == states._metadata
@@ -801,7 +800,7 @@ def test_state_dict_keeps_its_kinds(torch, device: str) -> None:
         assert found["extra"].second == 3
         assert found["extra"].first.data_ptr() != states["extra"].first.data_ptr()
         assert torch.equal(found["extra"].first.cpu(), torch.ones(8))
-    plain = cumem.offload(model.state_dict(keep_vars=True))["weight"]
+    plain = offload(model.state_dict(keep_vars=True))["weight"]
     assert type(plain) is torch.Tensor
     assert not plain.requires_grad
 
@@ -809,8 +808,8 @@ def test_state_dict_keeps_its_kinds(torch, device: str) -> None:
 def test_conjugated_and_negated_tensors_stay_so(torch, device: str) -> None:
     values = torch.randn(8, dtype=torch.complex64, device=device)
     states = {"conj": values.conj(), "neg": values.conj().imag, "plain": values}
-    moved = cumem.offload(states)
-    back = cumem.restore(moved)
+    moved = offload(states)
+    back = restore(moved)
     for name, value in states.items():
         for found in (moved[name], back[name]):
             assert torch.equal(found.cpu(), value.cpu())
@@ -821,7 +820,7 @@ def test_conjugated_and_negated_tensors_stay_so(torch, device: str) -> None:
     model = torch.nn.Module()
     model.register_buffer("conj", values.conj())
     expected = model.conj.clone()
-    assert torch.equal(cumem.restore(cumem.offload(model)).conj, expected)
+    assert torch.equal(restore(offload(model)).conj, expected)
 
 
 def test_record_that_was_left_behind_counts_for_nothing(
@@ -834,15 +833,15 @@ def test_record_that_was_left_behind_counts_for_nothing(
             pass
 
     monkeypatch.setattr(offloading, "_homes", Left())
-    moved = cumem.offload({"a": torch.ones(4096)})
+    moved = offload({"a": torch.ones(4096)})
     del moved
     gc.collect()
     (left,) = offloading._homes.values()
     host = cumem.empty_pinned(4096 * 4, "u1")
     offloading._homes[host.ptr] = left  # the pool may give the same memory again
     tensor = torch.frombuffer(host, dtype=torch.uint8)
-    assert cumem.restore({"a": tensor})["a"] is tensor
-    moved = cumem.offload({"a": tensor})
+    assert restore({"a": tensor})["a"] is tensor
+    moved = offload({"a": tensor})
     assert moved["a"] is not tensor
 
 
@@ -851,14 +850,14 @@ def test_offloading_twice_or_restoring_what_was_not_changes_nothing(
 ) -> None:
     model = torch.nn.Linear(8, 8, device=device)
     places = [p.data_ptr() for p in model.parameters()]
-    cumem.restore(model)
+    restore(model)
     assert [p.data_ptr() for p in model.parameters()] == places
-    cumem.offload(model)
+    offload(model)
     places = [p.data_ptr() for p in model.parameters()]
-    cumem.offload(model)
+    offload(model)
     assert [p.data_ptr() for p in model.parameters()] == places
-    cumem.restore(model)
-    assert cumem.offload({}) == {}
+    restore(model)
+    assert offload({}) == {}
 
 
 def test_all_go_with_one_call(torch, device: str, monkeypatch) -> None:
@@ -871,7 +870,7 @@ def test_all_go_with_one_call(torch, device: str, monkeypatch) -> None:
 
     monkeypatch.setattr(offloading._core, "copy_many", count)
     model = make_model(torch, device)
-    cumem.restore(cumem.offload(model))
+    restore(offload(model))
     assert calls == [24, 24]
 
 
@@ -882,7 +881,7 @@ def test_memory_that_runs_out_moves_nothing(torch, device: str) -> None:
     tensors = list(model.parameters())
     places = [p.data_ptr() for p in tensors]
     with cumem.Pool("pinned", limit="2 MiB"), pytest.raises(cumem.OutOfMemoryError):
-        cumem.offload(model)
+        offload(model)
     assert [p.data_ptr() for p in tensors] == places
     assert not offloading._homes
     assert live() == 0
@@ -894,8 +893,8 @@ def test_memory_that_runs_out_moves_nothing(torch, device: str) -> None:
 def test_without_pytorch_it_says_so(emulated, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match=r"offload_activations\(\) needs PyTorch"):
-        cumem.offload_activations()
-    for function in (cumem.offload, cumem.restore):
+        offload_activations()
+    for function in (offload, restore):
         with pytest.raises(ImportError, match=f"{function.__name__}.. needs PyTorch"):
             function({})
 
@@ -903,7 +902,7 @@ def test_without_pytorch_it_says_so(emulated, monkeypatch) -> None:
 def test_tensor_that_a_transform_traces_with_is_left_alone(emulated, torch) -> None:
     """It is of the type Tensor and says it is strided, and has no memory."""
     x = torch.ones(1 << 16, requires_grad=True)
-    with cumem.offload_activations(min_nbytes=1) as context:
+    with offload_activations(min_nbytes=1) as context:
         traced = torch._to_functional_tensor(x.detach())
         traced.requires_grad_(True)
         torch._enable_functionalization(reapply_views=True)
@@ -921,12 +920,12 @@ def test_tensor_that_a_transform_traces_with_is_left_alone(emulated, torch) -> N
 
 def test_wrong_arguments_are_refused(emulated, torch) -> None:
     with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
-        cumem.offload_activations(depth=0)
+        offload_activations(depth=0)
     with pytest.raises(TypeError, match="depth must be an int"):
-        cumem.offload_activations(depth=1.5)
+        offload_activations(depth=1.5)
     with pytest.raises(ValueError, match="min_nbytes"):
-        cumem.offload_activations(min_nbytes="small")
-    for function in (cumem.offload, cumem.restore):
+        offload_activations(min_nbytes="small")
+    for function in (offload, restore):
         with pytest.raises(
             TypeError, match="a module of PyTorch or a state dict, not int"
         ):
@@ -936,9 +935,9 @@ def test_wrong_arguments_are_refused(emulated, torch) -> None:
 def test_streams_are_made_once_and_anew_after_shutdown(emulated, torch, links) -> None:
     for count in (1, 2):
         for _ in range(3):
-            with cumem.offload_activations(min_nbytes=1):
+            with offload_activations(min_nbytes=1):
                 (leaf(torch, "cpu", ROWS, WIDTH) * 2).square().sum().backward()
-            cumem.restore(cumem.offload(torch.nn.Linear(8, 8)))
+            restore(offload(torch.nn.Linear(8, 8)))
         assert len(links) == count
         gc.collect()
         cumem.shutdown()
@@ -975,7 +974,7 @@ def test_device_of_a_gpu_holds_less(cuda, torch, on_side_stream: bool) -> None:
 
     plain, expected = peak(contextlib.nullcontext())
     for _ in range(2):
-        less, found = peak(cumem.offload_activations(depth=2))
+        less, found = peak(offload_activations(depth=2))
         assert are_equal(torch, found, expected)
         assert plain > 40 * tensor_nbytes
         assert less < 16 * tensor_nbytes
@@ -987,9 +986,9 @@ def test_module_on_the_host_frees_the_memory_of_a_gpu(cuda, torch) -> None:
         pytest.skip("this PyTorch has no CUDA")
     model = torch.nn.Linear(4096, 4096, device="cuda")
     before = torch.cuda.memory_allocated()
-    cumem.offload(model)
+    offload(model)
     assert torch.cuda.memory_allocated() <= before - model.weight.nbytes
     assert model.weight.is_pinned()
-    cumem.restore(model)
+    restore(model)
     assert model.weight.is_cuda
     assert torch.cuda.memory_allocated() >= before

@@ -683,6 +683,7 @@ import ctypes, sys
 import numpy
 from support import testing
 import cumem
+from cumem.integrations.torch import offload, offload_activations, restore
 
 def contexts():
     # bits of the devices that have one
@@ -739,13 +740,13 @@ if "--torch" in sys.argv:
     torch.cuda.set_device(1)
     layer = torch.nn.Linear(512, 512, device="cuda:1")
     weight = layer.weight.detach().cpu()
-    with cumem.offload_activations(min_nbytes=0):
+    with offload_activations(min_nbytes=0):
         loss = torch.nn.functional.gelu(layer(torch.ones(64, 512, device="cuda:1"))).sum()
     loss.backward()
     assert layer.weight.grad.device.index == 1
-    cumem.offload(layer)
+    offload(layer)
     assert layer.weight.device.type == "cpu"
-    cumem.restore(layer)
+    restore(layer)
     assert layer.weight.device.index == 1
     assert torch.equal(layer.weight.detach().cpu(), weight)
 second_alone("PyTorch")
