@@ -209,7 +209,7 @@ def machine() -> dict[str, str]:
     )
     return {
         "machine": f"{cumem.Device(0).name}, {len(os.sched_getaffinity(0))} cores",
-        "driver": ".".join(map(str, cumem.driver_version())),
+        "driver": info.collect()["versions"]["driver"],
         "cpu": model[: len(model) // (os.cpu_count() or 1)],
         "commit": info.commit(),
     }

@@ -37,10 +37,7 @@ from cumem._core import (
 from cumem.base.driver import (
     backend as backend,
     device_count as device_count,
-    driver_version as driver_version,
-    emulation_reason as emulation_reason,
     is_available as is_available,
-    runtime_version as runtime_version,
 )
 from cumem.base.errors import (
     CancelledError as CancelledError,
@@ -48,12 +45,7 @@ from cumem.base.errors import (
     EmulationWarning as EmulationWarning,
     OutOfMemoryError as OutOfMemoryError,
 )
-from cumem.base.version import (
-    BUILT_RUNTIME as BUILT_RUNTIME,
-    OLDEST_DRIVER as OLDEST_DRIVER,
-    TRACEMALLOC_DOMAIN as TRACEMALLOC_DOMAIN,
-    __version__ as __version__,
-)
+from cumem.base.version import __version__ as __version__
 from cumem.buffers.constructors import (
     array as array,
     asarray as asarray,
@@ -94,7 +86,6 @@ from cumem.pools.pool import Pool as Pool, default_pool as default_pool, trim as
 from cumem.pools.registering import register as register
 from cumem.pools.statistics import (
     measure as measure,
-    pool_counters as pool_counters,
     stats as stats,
 )
 from cumem.pools.workspace import Workspace as Workspace

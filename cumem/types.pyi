@@ -34,6 +34,7 @@ from cumem.recording.live_buffers import (
     Living as Living,
     LivingBuffers as LivingBuffers,
 )
+from cumem.tools.info import About as About
 from cumem.tools.recommendation import Recommendation as Recommendation
 from cumem.transfers.explanation import Explanation as Explanation
 from cumem.transfers.managed import Residency as Residency

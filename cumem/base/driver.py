@@ -28,7 +28,7 @@ def is_available() -> bool:
 
     Examples
     --------
-    >>> cumem.is_available() == (cumem.emulation_reason() is None)
+    >>> cumem.is_available() == (cumem.info.about().emulation_reason is None)
     True
     """
     try:
@@ -86,65 +86,17 @@ def backend() -> _Backend:
 
 
 def emulation_reason() -> str | None:
-    """Why devices are emulated.
-
-    Returns
-    -------
-    str or None
-        None on a real GPU.
-
-    Raises
-    ------
-    CudaError
-        If there is a driver that cannot be opened.
-
-    Examples
-    --------
-    >>> (cumem.emulation_reason() is None) == (cumem.backend() == "cuda")
-    True
-    """
+    """Say why devices are emulated; None on a real GPU."""
     return _core._read_backend()[1]
 
 
 def driver_version() -> tuple[int, int]:
-    """Newest CUDA version that the driver serves.
-
-    Returns
-    -------
-    tuple of int
-        Major and minor number, e.g. (13, 0).
-
-    Raises
-    ------
-    CudaError
-        If the driver cannot answer.
-
-    Examples
-    --------
-    >>> cumem.driver_version() >= (12, 0)
-    True
-    """
+    """Return the newest CUDA version that the driver serves, such as (13, 0)."""
     return _pair(_core._driver_version())
 
 
 def runtime_version() -> tuple[int, int]:
-    """CUDA version of the runtime library that is built in.
-
-    Returns
-    -------
-    tuple of int
-        Major and minor number, e.g. (12, 9).
-
-    Raises
-    ------
-    CudaError
-        If the driver cannot be opened.
-
-    Examples
-    --------
-    >>> cumem.runtime_version() >= (12, 0)
-    True
-    """
+    """Return the CUDA version of the runtime library that is built in."""
     return _pair(_core._runtime_version())
 
 

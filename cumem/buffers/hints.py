@@ -162,10 +162,15 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 
 #: What other libraries have by a name that ``cumem`` has not, and what to type.
 NAMES_OF_CUMEM: dict[str, str] = {
+    "BUILT_RUNTIME": "use cumem.info.about().runtime_version",
+    "OLDEST_DRIVER": "use cumem.info.about().oldest_driver_version",
+    "TRACEMALLOC_DOMAIN": "use cumem.info.about().tracemalloc_domain",
     "arange": "use cumem.array(np.arange(n))",
     "as_tensor": "use cumem.asarray(obj)",
     "concatenate": "use cumem.copy(out[part], buf) for each part",
     "device_array": "use cumem.empty(shape)",
+    "driver_version": "use cumem.info.about().driver_version",
+    "emulation_reason": "use cumem.info.about().emulation_reason",
     "empty_cache": "use cumem.trim()",
     "from_dlpack": "use cumem.asbuffer(obj)",
     "from_numpy": "use cumem.asbuffer(obj)",
@@ -182,6 +187,8 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "ones_like": "use cumem.full_like(buf, 1)",
     "pin_memory": "use cumem.register(array) in place, or cumem.empty_pinned(shape)",
     "pinned_array": "use cumem.empty_pinned(shape)",
+    "pool_counters": "use cumem.stats()[kind], and its to_dict() for plain numbers",
+    "runtime_version": "use cumem.info.about().runtime_version",
     "safe_open": "use cumem.load_safetensors(path, names=[...]) for some of the tensors, "
     "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",
     "save_file": "use cumem.save_safetensors(path, tensors)",

@@ -260,28 +260,6 @@ def stats() -> Stats:
     return Stats(tuple(pool_stats(*row) for *_, row in _core._pools()))
 
 
-def pool_counters() -> dict[str, dict[str, int]]:
-    """Read what the pools hold as plain numbers, summed over the pools of each kind.
-
-    Returns
-    -------
-    dict of str to dict of str to int
-        For "pinned", "mapped", "managed" and "device" the counters of `PoolStats`, and for
-        "staging" those of the pools that copies go through. Peaks and
-        ``largest_free_nbytes`` add up those of each pool. All 0 before the first use.
-
-    Examples
-    --------
-    >>> "pinned" in cumem.pool_counters()
-    True
-    """
-    sums = {each: dict.fromkeys(_COUNTERS, 0) for each in (*DEVICE_FIRST, _STAGING)}
-    for *_, (number, _, kind, _, _, counters) in _core._pools():
-        for name, value in counters.items():
-            sums[_STAGING if number == _STAGING_NUMBER else kind][name] += value
-    return sums
-
-
 def pool_stats(
     number: int,
     flags: int,

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine offers: versions, devices and the limits on host memory.
 
-`collect` reads everything once into plain data, `render` turns that into text.
+`collect` reads everything once into plain data, and `render` turns that into text. `about`
+answers the few facts by which programs decide.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -13,19 +15,32 @@ import re
 import resource
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from cumem.base.answer import Answer
 from cumem.base.control_groups import folders, is_number
-from cumem.base.driver import backend, device_count, driver_version, emulation_reason
+from cumem.base.driver import (
+    backend,
+    device_count,
+    driver_version,
+    emulation_reason,
+    runtime_version,
+)
 from cumem.base.errors import CudaError
+from cumem.base.places import found_in
 from cumem.base.units import format_nbytes
-from cumem.base.version import BUILT_RUNTIME, OLDEST_DRIVER, __version__
+from cumem.base.version import (
+    BUILT_RUNTIME,
+    OLDEST_DRIVER,
+    TRACEMALLOC_DOMAIN,
+    __version__,
+)
 from cumem.devices.device import Device
 from cumem.pools.memory import get_limit
 
-__all__ = ["collect", "commit", "render", "save"]
+__all__ = ["about", "collect", "commit", "render", "save"]
 
 #: Limit and use, in the folder of a group of version 2, or of 1.
 _CGROUP_FILES = (
@@ -33,6 +48,79 @@ _CGROUP_FILES = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 _UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 writes "no limit" as a number this large
+
+
+@found_in("cumem.types")
+@dataclasses.dataclass(frozen=True)
+class About(Answer):
+    """What cumem works on in this process; `cumem.info.about` answers it.
+
+    Attributes
+    ----------
+    backend : str
+        ``"cuda"`` or ``"emulated"``.
+    emulation_reason : str or None
+        Why devices are emulated; None on a real GPU.
+    driver_version : tuple of int
+        Newest CUDA version that the driver serves, such as ``(13, 0)``.
+    runtime_version : tuple of int
+        CUDA version of the runtime library that is built in, such as ``(12, 9)``.
+    oldest_driver_version : tuple of int
+        CUDA version of the oldest driver that this build works with.
+    tracemalloc_domain : int
+        The domain in which ``tracemalloc`` lists the memory of buffers:
+        ``tracemalloc.DomainFilter(True, domain)`` keeps it alone.
+
+    Examples
+    --------
+    >>> isinstance(cumem.info.about(), cumem.types.About)
+    True
+    """
+
+    backend: Literal["cuda", "emulated"]
+    emulation_reason: str | None
+    driver_version: tuple[int, int]
+    runtime_version: tuple[int, int]
+    oldest_driver_version: tuple[int, int]
+    tracemalloc_domain: int
+
+
+def about() -> About:
+    """Say what cumem works on, for programs that decide by it.
+
+    `collect` reads much more, of each device and of the host, as plain data to be kept.
+
+    Returns
+    -------
+    About
+        The backend and why it is emulated, versions of CUDA, and the domain of
+        ``tracemalloc``.
+
+    Raises
+    ------
+    CudaError
+        If there is a driver that cannot be opened.
+
+    Notes
+    -----
+    **Blocks** while the driver is opened at its first use; creates no context on a GPU.
+
+    Examples
+    --------
+    >>> found = cumem.info.about()
+    >>> found.driver_version >= found.oldest_driver_version
+    True
+    >>> (found.emulation_reason is None) == (cumem.backend() == "cuda")
+    True
+    """
+    return About(
+        backend(),
+        emulation_reason(),
+        driver_version(),
+        runtime_version(),
+        OLDEST_DRIVER,
+        TRACEMALLOC_DOMAIN,
+    )
 
 
 def collect() -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_suite_runs_with_random_delays(emulated) -> None:
 
 
 def test_driver_version_is_the_one_asked_for(emulated) -> None:
-    major, minor = cumem.driver_version()
+    major, minor = cumem.info.about().driver_version
     assert major * 1000 + minor * 10 == session.emulated_driver()
 
 
@@ -160,8 +160,9 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
 def test_no_device_is_a_number_of_devices() -> None:
     with session.opened("emulated", device_count=0):
         assert cumem.device_count() == 0
-        assert cumem.driver_version() >= (12, 0)
-        assert cumem.runtime_version() >= (12, 0)
+        about = cumem.info.about()
+        assert about.driver_version >= (12, 0)
+        assert about.runtime_version >= (12, 0)
         cumem.set_limit("pinned", "1GiB")
         assert cumem.get_limit("pinned") == 1 << 30
         assert cumem.memory_info("host").live == 0

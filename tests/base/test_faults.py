@@ -400,8 +400,9 @@ def ask_the_devices() -> None:
     device.synchronize()
     free, total = device.memory_info()
     assert free <= total
-    assert cumem.driver_version() >= (12, 0)
-    assert cumem.runtime_version() >= (12, 0)
+    about = cumem.info.about()
+    assert about.driver_version >= (12, 0)
+    assert about.runtime_version >= (12, 0)
 
 
 @scenario
@@ -613,8 +614,8 @@ def test_first_use_may_fail(emulated, op: str) -> None:
 
 def test_a_call_that_only_asks_may_fail(emulated) -> None:
     asks = {
-        "driver_version": cumem.driver_version,
-        "runtime_version": cumem.runtime_version,
+        "driver_version": cumem.info.about,
+        "runtime_version": cumem.info.about,
         "device_count": cumem.device_count,
     }
     for op, ask in asks.items():

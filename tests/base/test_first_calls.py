@@ -45,14 +45,12 @@ CALLS = {
     "default_pool": "cumem.default_pool('pinned')",
     "device_count": "cumem.device_count()",
     "diff": "cumem.diff",  # of two records
-    "driver_version": "cumem.driver_version()",
     "empty": "cumem.empty(10)",
     "empty_device": "cumem.empty_device(10)",
     "empty_like": "cumem.empty_like(a)",
     "empty_managed": "cumem.empty_managed(10)",
     "empty_mapped": "cumem.empty_mapped(10)",
     "empty_pinned": "cumem.empty_pinned(10)",
-    "emulation_reason": "cumem.emulation_reason()",
     "explain": "cumem.explain(n(), a)",
     "fromfile": "cumem.fromfile(t + '/y.bin', out=n())",
     "full": "cumem.full(10, 3)",
@@ -70,7 +68,6 @@ CALLS = {
     "memory_info": "cumem.memory_info()",
     "on_out_of_memory": "cumem.on_out_of_memory(print)",
     "pipeline": "cumem.pipeline(lambda x, y, s: 1, a)",
-    "pool_counters": "cumem.pool_counters()",
     "prefetch": "list(cumem.prefetch([a]))",
     "prefetch_many": "cumem.prefetch_many([cumem.empty_managed(10)], 0)",
     "read_ranges": "cumem.read_ranges(t + '/y.bin', [(0, n())])",
@@ -79,7 +76,6 @@ CALLS = {
     "record": "cumem.record().start()",
     "register": "cumem.register(a)",
     "report_leaks_at_exit": "cumem.report_leaks_at_exit()",
-    "runtime_version": "cumem.runtime_version()",
     "save": "cumem.save(t + '/z.npy', a)",
     "save_safetensors": "cumem.save_safetensors(t + '/z.safetensors', {'a': a})",
     "savez": "cumem.savez(t + '/z.npz', a=a)",
@@ -124,6 +120,7 @@ OTHERS = {
     "offload_activations": "from cumem.integrations import torch; "
     "torch.offload_activations()",
     "restore": "from cumem.integrations.torch import restore; restore({'x': a})",
+    "about": "cumem.info.about()",
     "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
 }
 

@@ -166,7 +166,7 @@ def test_without_a_driver_the_first_use_warns_once_and_emulates() -> None:
         if cumem.backend() == "emulated":
             assert [w.category for w in seen] == [cumem.EmulationWarning], seen
             assert seen[0].filename == "<string>"  # this program, not cumem's files
-            assert cumem.emulation_reason() in str(seen[0].message)
+            assert cumem.info.about().emulation_reason in str(seen[0].message)
             assert "emulated" in repr(cumem.empty_device(3))
         """,
         CUDA_VISIBLE_DEVICES="",

@@ -78,7 +78,7 @@ def test_copy_of_a_device_view_is_device_memory(runtime, make) -> None:
     new = make(buffer)
     assert type(new) is cumem.DeviceBuffer
     assert values.get(new).tolist() == [0, 1, 2]
-    assert cumem.pool_counters()["device"]["live_count"] == 1
+    assert cumem.stats()["device"].live_count == 1
 
 
 @copies

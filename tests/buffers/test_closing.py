@@ -34,7 +34,7 @@ NBYTES = 1 << 16
 
 def live(kind: str) -> int:
     """Bytes of the kind that buffers have."""
-    return cumem.pool_counters().get(kind, {}).get("live_nbytes", 0)
+    return cumem.stats()[kind].live_nbytes
 
 
 @contextmanager

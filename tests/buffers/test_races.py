@@ -664,7 +664,7 @@ CALLS = {
         lambda _: cumem.Device(0).can_access_peer(1),
         "peer_can_access",
     ),
-    "ask for a version": (None, lambda _: cumem.driver_version(), "driver_version"),
+    "ask for a version": (None, lambda _: cumem.info.about(), "driver_version"),
     "allocate": (None, lambda _: cumem.empty_device(5000), "physical_create"),
     "trim": (trimmable, lambda _: cumem.trim(), "host_unregister"),
     "fill": (

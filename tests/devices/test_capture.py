@@ -63,7 +63,7 @@ USES: dict[str, Callable[[cumem.Buffer, cumem.Stream], None]] = {
 
 
 def in_flight_nbytes() -> int:
-    return sum(kind["in_flight_nbytes"] for kind in cumem.pool_counters().values())
+    return cumem.stats().total.in_flight_nbytes
 
 
 def is_reused(use: Callable[[], cumem.Buffer]) -> bool:

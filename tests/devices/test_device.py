@@ -14,6 +14,7 @@ import pytest
 from support import faults, session, values
 
 import cumem
+from cumem.base import version
 
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
@@ -172,41 +173,43 @@ def test_device_outlives_a_shutdown(runtime) -> None:
 def test_versions_and_backend(runtime) -> None:
     assert cumem.backend() == runtime.name
     assert cumem.device_count() >= 1
-    assert cumem.driver_version() >= cumem.OLDEST_DRIVER
-    assert cumem.runtime_version() == cumem.BUILT_RUNTIME
-    reason = cumem.emulation_reason()
+    about = cumem.info.about()
+    assert about.backend == runtime.name
+    assert about.driver_version >= about.oldest_driver_version
+    assert about.runtime_version == version.BUILT_RUNTIME
+    reason = about.emulation_reason
     assert isinstance(reason, str) if runtime.emulated else reason is None
+    assert about.to_dict()["driver_version"] == [*about.driver_version]
 
 
 def test_driver_version_is_the_one_emulated() -> None:
     with session.opened("emulated", driver_version=12040, device_count=3):
-        assert cumem.driver_version() == (12, 4)
+        assert cumem.info.about().driver_version == (12, 4)
         assert cumem.device_count() == 3
 
 
-def test_pool_counters_follow_allocations(runtime) -> None:
+def test_counters_of_a_kind_follow_allocations(runtime) -> None:
     cumem.trim()
-    before = cumem.pool_counters()
-    assert set(before) == {"pinned", "mapped", "managed", "device", "staging"}
+    before = cumem.stats()["pinned"]
     buffer = cumem.empty_pinned(1000, "u1")
-    during = cumem.pool_counters()["pinned"]
-    assert during["live_count"] == before["pinned"]["live_count"] + 1
-    assert during["live_nbytes"] >= before["pinned"]["live_nbytes"] + 1000
-    assert during["reserved_nbytes"] == (
-        during["live_nbytes"] + during["in_flight_nbytes"] + during["cached_nbytes"]
+    during = cumem.stats()["pinned"]
+    assert during.live_count == before.live_count + 1
+    assert during.live_nbytes >= before.live_nbytes + 1000
+    assert during.reserved_nbytes == (
+        during.live_nbytes + during.in_flight_nbytes + during.cached_nbytes
     )
     del buffer
-    after = cumem.pool_counters()["pinned"]
-    assert after["live_count"] == before["pinned"]["live_count"]
-    assert after["peak_live_nbytes"] >= during["live_nbytes"]
+    after = cumem.stats()["pinned"]
+    assert after.live_count == before.live_count
+    assert after.peak_live_nbytes >= during.live_nbytes
     assert cumem.trim() >= 1000
-    assert cumem.pool_counters()["pinned"]["cached_nbytes"] == 0
+    assert cumem.stats()["pinned"].cached_nbytes == 0
 
 
 def test_trim_does_not_open_the_driver(emulated) -> None:
     cumem.shutdown()
     assert cumem.trim() == 0
-    assert all(not any(c.values()) for c in cumem.pool_counters().values())
+    assert not any(cumem.stats().total.to_dict().values())
     assert not testing.opened()
 
 
@@ -249,8 +252,7 @@ def test_fault_sweep_of_devices(emulated) -> None:
         device.synchronize()
         device.memory_info()
         cumem.device_count()
-        cumem.driver_version()
-        cumem.runtime_version()
+        cumem.info.about()
 
     swept = faults.sweep(scenario)
     assert {

@@ -161,7 +161,7 @@ gpus.ROOT = sys.argv[1]
 import cumem
 print(cumem.is_available())
 try:
-    print(cumem.backend(), cumem.emulation_reason())
+    print(cumem.backend(), cumem.info.about().emulation_reason)
 except cumem.CudaError as error:
     print("refused", error.code, error.__notes__)
 try:

@@ -325,9 +325,9 @@ def test_view_taken_while_numpy_makes_its_own_is_remembered(emulated, nth: int) 
         pytest.skip("there were fewer collections")
     del array
     buffers[0].free()
-    assert cumem.pool_counters()["pinned"]["live_nbytes"] > 0  # with the last reference
+    assert cumem.stats()["pinned"].live_nbytes > 0  # with the last reference
     buffers.clear()
-    assert cumem.pool_counters()["pinned"]["live_nbytes"] == 0
+    assert cumem.stats()["pinned"].live_nbytes == 0
 
 
 def test_own_array_is_counted_and_not_remembered(emulated) -> None:
@@ -337,4 +337,4 @@ def test_own_array_is_counted_and_not_remembered(emulated) -> None:
         buffer.free()
     del array
     buffer.free()
-    assert cumem.pool_counters()["pinned"]["live_nbytes"] == 0
+    assert cumem.stats()["pinned"].live_nbytes == 0

@@ -62,7 +62,7 @@ def main() -> None:
     for _, tile in cumem.tiles(managed, 1 << 18):
         tile.fill(1)
     cumem.prefetch_many([managed[:4096], managed[4096:]], 0, stream)
-    if cumem.driver_version() >= (13, 0):
+    if cumem.info.about().driver_version >= (13, 0):
         managed.discard(stream)
     cumem.Event().record(stream).synchronize()
     if "--plant-leak" in sys.argv:

@@ -154,7 +154,6 @@ def test_stats_have_totals_of_kinds(emulated) -> None:
     assert stats.total.live_count == 3
     with pytest.raises(KeyError):
         stats["paper"]
-    assert cumem.pool_counters()["pinned"]["requested_nbytes"] == 2000
     del kept
 
 

@@ -177,7 +177,7 @@ def tracing():
 def traced() -> list[Any]:
     """Traces of our domain, made in this file."""
     snapshot = tracemalloc.take_snapshot()
-    kept = tracemalloc.DomainFilter(True, cumem.TRACEMALLOC_DOMAIN)
+    kept = tracemalloc.DomainFilter(True, cumem.info.about().tracemalloc_domain)
     return list(snapshot.filter_traces([kept]).traces)
 
 

@@ -62,7 +62,7 @@ class Runtime:
     def has(self, op: str) -> bool:
         """True when the driver (emulated or real) has the operation of ops.h."""
         oldest = {name: driver for name, _, driver in testing.op_names()}[op]
-        major, minor = cumem.driver_version()
+        major, minor = cumem.info.about().driver_version
         return major * 1000 + minor * 10 >= oldest
 
 

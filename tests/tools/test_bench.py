@@ -16,6 +16,7 @@ from support import programs
 
 import cumem
 from cumem import info
+from cumem.base.kinds import KINDS
 from cumem.tools import bench
 from cumem.tools.bench import cases as bench_cases
 from cumem.tools.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
@@ -80,11 +81,12 @@ def test_first_allocation_is_never_one_from_the_pool(emulated, kind: str) -> Non
     assert trial.reset is not None
     for _ in range(10):
         trial.reset()
-        before = cumem.pool_counters()
+        before = cumem.stats()
         trial.action()
-        after = cumem.pool_counters()
-        for name in before:
-            assert after[name]["hit_count"] == before[name]["hit_count"]
+        after = cumem.stats()
+        for kind in KINDS:
+            assert after[kind].hit_count == before[kind].hit_count
+        assert after.staging.hit_count == before.staging.hit_count
     trial.reset()
 
 

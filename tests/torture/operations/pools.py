@@ -84,11 +84,10 @@ def short_of_memory(worker: Worker) -> None:
 def reads(worker: Worker) -> None:
     device = worker.device()
     repr(cumem.stats()), repr(cumem.memory_info(device))
-    cumem.memory_info("host"), cumem.pool_counters(), cumem.get_limit("pinned")
+    cumem.memory_info("host"), cumem.get_limit("pinned")
     str(cumem.default_pool(worker.kind(), device).snapshot())
     repr(cumem.stats()[worker.kind()]), cumem.stats().total
-    cumem.backend(), cumem.emulation_reason(), cumem.driver_version()
-    cumem.runtime_version(), cumem.device_count()
+    cumem.backend(), cumem.info.about(), cumem.device_count()
     one = cumem.Device(device)
     repr(one), one.name, one.uuid, one.pci_bus_id, one.total_nbytes
     one.compute_capability, one.emulated, one.attributes(), one.memory_info()
