@@ -182,6 +182,14 @@ def refuse_dtype(given: DTypeLike) -> NoReturn:
     raise TypeError(f"dtype {dtype!r}: {why}")
 
 
+def refuse_format(dtype: np.dtype[Any]) -> NoReturn:
+    """ValueError: PEP 3118 has no format for the dtype."""
+    raise ValueError(
+        f"cannot include dtype {dtype} in a buffer, it has no format: use numpy(), or "
+        "view() as integers of its size"
+    )
+
+
 def read_seconds(seconds: Any, name: str) -> float:
     """A number of seconds, of any type that Python reads as a float."""
     try:

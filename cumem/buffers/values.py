@@ -323,17 +323,6 @@ def check_same(was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> None:
         )
 
 
-def find_format(dtype: np.dtype[Any]) -> str:
-    """What a memoryview of NumPy's own array of it says; see PEP 3118."""
-    try:
-        return np.empty((), dtype).data.format
-    except ValueError:
-        raise ValueError(
-            f"cannot include dtype {dtype} in a buffer, it has no format: use numpy(), or "
-            "view() as integers of its size"
-        ) from None
-
-
 # -- converting ---------------------------------------------------------------------
 
 

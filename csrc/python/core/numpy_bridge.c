@@ -234,6 +234,29 @@ cm_numpy_plain_kind(PyObject *dtype)
 
 /* -- buffer formats ----------------------------------------------------------------------- */
 
+/* What a memoryview of one of NumPy's own arrays says of the dtype. A new str; ValueError
+ * where NumPy has no format for it. */
+static PyObject *
+ask_format(PyObject *dtype)
+{
+    Py_buffer view;
+    PyObject *array = cm_numpy_empty(dtype, 0, NULL);
+    if (array == NULL) {
+        return NULL;
+    }
+    PyObject *format = NULL;
+    if (PyObject_GetBuffer(array, &view, PyBUF_FULL_RO) == 0) {
+        format = PyUnicode_FromString(view.format);
+        PyBuffer_Release(&view);
+    }
+    else if (PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear(); /* NumPy names only a letter, and the package the whole dtype */
+        cm_package_refuse("buffers.arguments", "refuse_format", PyTuple_Pack(1, dtype));
+    }
+    Py_DECREF(array);
+    return format;
+}
+
 PyObject *
 cm_numpy_format(PyObject *dtype)
 {
@@ -247,8 +270,7 @@ cm_numpy_format(PyObject *dtype)
     if (known != NULL || PyErr_Occurred()) {
         return Py_XNewRef(known);
     }
-    PyObject *format =
-        cm_package_call("buffers.values", "find_format", PyTuple_Pack(1, dtype));
+    PyObject *format = ask_format(dtype);
     if (format == NULL) {
         return NULL;
     }
