@@ -4,6 +4,19 @@
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/protocols/dlpack.h"
+#include "python/protocols/protocols.h"
+
+/* The state of the extension in this interpreter, borrowed from the module, which is
+ * loaded as long as it has buffers. DLPack's functions are called with no object that
+ * leads to it. NULL with an exception. */
+static cm_state *
+find_state(void)
+{
+    PyObject *module = PyImport_ImportModule("cumem._core");
+    cm_state *state = module == NULL ? NULL : cm_state_of_module(module);
+    Py_XDECREF(module);
+    return state;
+}
 
 /* The tensor of a fresh capsule of ours, which it takes over. 0, or -1 for NULL. */
 static int
@@ -91,9 +104,11 @@ lend_tensor(void *object, cm_dl_tensor *out)
 static int
 take_tensor(cm_dl_versioned *managed, void **out)
 {
-    PyObject *capsule = PyCapsule_New(managed, CM_DL_VERSIONED_NAME, NULL);
-    PyObject *buffer =
-        cm_package_call("_core", "asbuffer", Py_BuildValue("(N)", capsule));
+    cm_state *state = find_state();
+    PyObject *capsule =
+        state == NULL ? NULL : PyCapsule_New(managed, CM_DL_VERSIONED_NAME, NULL);
+    PyObject *buffer = capsule == NULL ? NULL : cm_asbuffer(state, capsule, NULL);
+    Py_XDECREF(capsule);
     cm_kind kind =
         buffer == NULL ? CM_KIND_PAGEABLE : cm_buffer_kind((cm_buffer *)(void *)buffer);
     if (cm_kind_is_on_device(kind) || cm_kind_migrates(kind)) { /* streams use it */

@@ -234,8 +234,8 @@ cm_numpy_plain_kind(PyObject *dtype)
 
 /* -- buffer formats ----------------------------------------------------------------------- */
 
-/* What a memoryview of one of NumPy's own arrays says of the dtype. A new str; ValueError
- * where NumPy has no format for it. */
+/* What a memoryview of one of NumPy's own arrays says of the dtype. A new str;
+ * ValueError where NumPy has no format for it. */
 static PyObject *
 ask_format(PyObject *dtype)
 {

@@ -94,6 +94,19 @@ import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t una
     return buffer;
 }
 
+PyObject *
+cm_asbuffer(cm_state *state, PyObject *object, cm_stream *stream)
+{
+    if (cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    PyObject *buffer = import_object(state, object, stream, 0);
+    if (buffer != NULL && cm_memory_watch(((cm_buffer *)(void *)buffer)->storage) < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
+}
+
 static PyObject *
 asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -113,10 +126,7 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
             return NULL;
         }
     }
-    PyObject *buffer = import_object(state, values[0], stream, 0);
-    if (buffer != NULL && cm_memory_watch(((cm_buffer *)(void *)buffer)->storage) < 0) {
-        Py_CLEAR(buffer);
-    }
+    PyObject *buffer = cm_asbuffer(state, values[0], stream);
     cm_stream_give(state, stream);
     return buffer;
 }

@@ -23,6 +23,10 @@ PyObject *cm_freeze(PyObject *module, PyObject *object);
 
 /* -- in ----------------------------------------------------------------------------------- */
 
+/* asbuffer(): any exporter's memory as a buffer, without a copy. With `stream` (NULL:
+ * the current one of its device) the buffer is ready on that. NULL with an exception.
+ */
+PyObject *cm_asbuffer(cm_state *state, PyObject *object, cm_stream *stream);
 /* A DLPack capsule, or an object whose type has DLPack's C functions, to a new Buffer
  * without a copy; NULL with an exception; NotImplemented (new reference) for others.
  * The driver is not asked about up to `unasked` bytes of the host's memory that come by
