@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -115,23 +114,13 @@ def _wrong_call_of(
     return None
 
 
-def read_device(device: Any, name: str, current: int) -> int:
-    """The index that a text or a ``torch.device`` stands for."""
-    kind = type(device)
-    if isinstance(device, str):
-        text = device
-    elif hasattr(kind, "type") and hasattr(kind, "index"):
-        text = str(device)  # torch writes "cuda:0" and "cpu"
-    else:
-        raise wrong_type(name, 'an int, a Device, "cuda:N" or None', device)
-    match = re.fullmatch(r"cuda(?::(\d{1,9}))?", text, re.ASCII)
-    if match is None:
-        meant = kind_named(text)
-        hint = "" if meant is None else f': that is memory of kind="{meant}"'
-        if meant == "device":
-            hint = ': write "cuda"'
-        raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}{hint}')
-    return current if match[1] is None else int(match[1])
+def refuse_device_name(name: str, text: str) -> NoReturn:
+    """ValueError: the text names no device; where it names a kind of memory it says so."""
+    meant = kind_named(text)
+    hint = "" if meant is None else f': that is memory of kind="{meant}"'
+    if meant == "device":
+        hint = ': write "cuda"'
+    raise ValueError(f'{name} must be "cuda" or "cuda:N", not {text!r}{hint}')
 
 
 def refuse_device(name: str, index: int, count: int) -> NoReturn:

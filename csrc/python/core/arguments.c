@@ -447,8 +447,80 @@ find_current(cm_state *state, PyObject *about)
     return is_ours ? (int)theirs : cm_state_device(state);
 }
 
-/* Read an int or a Device at a look. Texts and devices of other libraries are read by
- * the package. */
+/* What a device is said to be where an argument is none. */
+static const char device_expected[] = "an int, a Device, \"cuda:N\" or None";
+
+/* Read "cuda" as -1, which stands for the current device, and "cuda:N" as N. False for
+ * every other text. */
+static bool
+parse_device(const char *text, int64_t *out)
+{
+    static const char prefix[] = "cuda";
+    enum { PREFIX_LENGTH = sizeof(prefix) - 1, MOST_DIGITS = 9 };
+    if (strncmp(text, prefix, PREFIX_LENGTH) != 0) {
+        return false;
+    }
+    text += PREFIX_LENGTH;
+    if (*text == '\0') {
+        *out = -1;
+        return true;
+    }
+    if (*text++ != ':') {
+        return false;
+    }
+    int64_t index = 0;
+    int digits = 0;
+    for (; *text >= '0' && *text <= '9' && digits < MOST_DIGITS; text++) {
+        index = 10 * index + (*text - '0');
+        digits++;
+    }
+    *out = index;
+    return digits > 0 && *text == '\0';
+}
+
+/* The text by which a device is named: a text itself, or what str() makes of the device
+ * of another library, which is told by its type's `type` and `index`. PyTorch writes
+ * "cuda:0" and "cpu". A new reference, or NULL with an exception. */
+static PyObject *
+name_of_device(PyObject *object, const char *name)
+{
+    if (PyUnicode_Check(object)) {
+        return Py_NewRef(object);
+    }
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    if (PyObject_HasAttrString(type, "type") && PyObject_HasAttrString(type, "index")) {
+        return PyObject_Str(object);
+    }
+    (void)cm_arg_refuse(object, name, device_expected);
+    return NULL;
+}
+
+/* Read a device that is given by a text, or as another library's object. */
+static int
+read_named_device(cm_state *state, PyObject *object, const char *name, PyObject *about,
+                  int64_t *out)
+{
+    PyObject *said = name_of_device(object, name);
+    if (said == NULL) {
+        return -1;
+    }
+    Py_ssize_t length;
+    const char *text = PyUnicode_AsUTF8AndSize(said, &length);
+    bool is_read =
+        text != NULL && strlen(text) == (size_t)length && parse_device(text, out);
+    if (!is_read) {
+        PyErr_Clear(); /* it holds a surrogate, say, which no device has */
+        return cm_package_refuse("buffers.arguments", "refuse_device_name",
+                                 Py_BuildValue("(sN)", name, said));
+    }
+    Py_DECREF(said);
+    if (*out < 0) {
+        *out = find_current(state, about);
+    }
+    return *out < 0 ? -1 : 0;
+}
+
+/* Read a device that was given. An int or a Device takes a look alone. */
 static int
 read_device(cm_state *state, PyObject *object, const char *name, PyObject *about,
             int64_t *out)
@@ -460,20 +532,9 @@ read_device(cm_state *state, PyObject *object, const char *name, PyObject *about
         }
     }
     if (PyIndex_Check(object) && !PyBool_Check(object)) {
-        return to_int64(object, name, "an int, a Device, \"cuda:N\" or None", out);
+        return to_int64(object, name, device_expected, out);
     }
-    int current = find_current(state, about);
-    if (current < 0) {
-        return -1;
-    }
-    PyObject *index = cm_package_call("buffers.arguments", "read_device",
-                                      Py_BuildValue("(Osi)", object, name, current));
-    if (index == NULL) {
-        return -1;
-    }
-    *out = PyLong_AsLongLong(index);
-    Py_DECREF(index);
-    return 0;
+    return read_named_device(state, object, name, about, out);
 }
 
 int
