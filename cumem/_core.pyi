@@ -3055,6 +3055,14 @@ def _order_import(
     exporter's stream.
     """
 
+def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
+    """The dtype of NumPy's that something stands for; for what is another library's,
+    TypeError says what to type.
+
+    NumPy knows "bfloat16" once somebody has imported ml_dtypes. The name means the same
+    before, and a program does not depend on who imports what first.
+    """
+
 def _check_casting(
     before: str, source: np.dtype[Any], target: np.dtype[Any], casting: object, /
 ) -> None:

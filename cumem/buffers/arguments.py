@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
 
+from cumem import _core
 from cumem.base import errors
 from cumem.base.kinds import kind_named
 from cumem.buffers import hints
@@ -142,26 +142,24 @@ def refuse_node(name: str, oldest: int) -> NoReturn:
     raise errors.make(call, None, 0, -8, oldest, doing)
 
 
-def read_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """NumPy's; for what is another library's, TypeError says which is.
+#: The dtype of NumPy's that something stands for.
+read_dtype = _core._read_dtype
 
-    NumPy knows "bfloat16" once somebody has imported ml_dtypes: the name means the same
-    before, and a program does not depend on who imports what first.
+
+def refuse_unknown_dtype(
+    given: Any, error: TypeError, is_of_ml_dtypes: bool
+) -> NoReturn:
+    """TypeError: NumPy knows no such dtype. Where it is another library's, this says what
+    to type; else `error` is what NumPy said.
     """
-    try:
-        return np.dtype(dtype)
-    except TypeError as error:
-        if isinstance(dtype, str) and hints.is_named_by_ml_dtypes(dtype):
-            return np.dtype(dtype)
-        hint = hints.dtype_hint(dtype)
-        if hint is None:
-            raise
-        raise TypeError(f"dtype {dtype!r} {hint}") from error
+    hint = hints.dtype_hint(given, is_of_ml_dtypes)
+    if hint is None:
+        raise error
+    raise TypeError(f"dtype {given!r} {hint}") from error
 
 
-def refuse_dtype(given: DTypeLike) -> NoReturn:
+def refuse_dtype(dtype: np.dtype[Any]) -> NoReturn:
     """TypeError: it is none that elements of a buffer can have."""
-    dtype = read_dtype(given)
     if dtype.subdtype is not None:
         why = "a sub-array dtype is not an element type: put its shape into `shape`"
     elif dtype.hasobject:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Iterable
-from importlib import import_module
 from typing import Any, NoReturn
 
 import numpy as np
@@ -222,8 +220,6 @@ def nearest(keyword: str, names: Iterable[str]) -> str | None:
 
 #: Dtypes of cumem's list that NumPy has only with ml_dtypes.
 _LISTED = frozenset(row.name for row in _core._DTYPES.values() if not row.kind)
-#: How ml_dtypes names its types; newer ones may not be in the list yet.
-_ML_DTYPES = re.compile(r"bcomplex32|float[468]_\w+|u?int[124]")
 #: What people write for dtypes whose name NumPy has in full.
 _SHORT_NAMES = {
     "bf16": "bfloat16",
@@ -231,20 +227,6 @@ _SHORT_NAMES = {
     "fp32": "float32",
     "fp64": "float64",
 }
-
-
-def _may_be_of_ml_dtypes(name: str) -> bool:
-    return name in _LISTED or _ML_DTYPES.fullmatch(name) is not None
-
-
-def is_named_by_ml_dtypes(name: str) -> bool:
-    """Is it the name of one of its types? Then NumPy reads the name from now on."""
-    if not _may_be_of_ml_dtypes(name):
-        return False
-    try:
-        return hasattr(import_module("ml_dtypes"), name)
-    except ImportError:
-        return False
 
 
 #: What safetensors and others call libraries that are named here.
@@ -264,12 +246,15 @@ def framework_hint(given: object, known: Collection[str | None]) -> str:
     return f": say framework={here!r}" if here in known and here is not None else ""
 
 
-def dtype_hint(dtype: object) -> str | None:
-    """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea."""
+def dtype_hint(dtype: object, is_of_ml_dtypes: bool) -> str | None:
+    """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea.
+
+    Where it is named as the types of ml_dtypes are, that package lacks it.
+    """
     if isinstance(dtype, str):
         short = dtype.removeprefix("torch.")
         name = _SHORT_NAMES.get(short, short)
-        if name == dtype and _may_be_of_ml_dtypes(name):
+        if is_of_ml_dtypes:
             return (
                 "is a type of the ml_dtypes package, which is not installed or too old: "
                 "pip install -U ml_dtypes"

@@ -3,6 +3,8 @@
  * runs on NumPy 1.26 and later, and works under the limited API. */
 #include "python/core/numpy_bridge.h"
 
+#include "python/core/errors.h"
+
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
 #define NPY_TARGET_VERSION NPY_1_22_API_VERSION
 #pragma GCC diagnostic push
@@ -164,25 +166,117 @@ cm_numpy_known_dtype(PyObject *object, int64_t *itemsize)
     return place->object == object ? place->dtype : NULL;
 }
 
+/* Returns a type of ml_dtypes, a new reference, as quickly as it can be had. While
+ * another thread still imports ml_dtypes, the module may lack the type; then the import
+ * below waits for that thread. */
+static PyObject *
+find_type(const char *name)
+{
+    PyObject *type = cm_find_loaded("ml_dtypes", name);
+    if (type != NULL) {
+        return type;
+    }
+    PyObject *module = PyImport_ImportModule("ml_dtypes");
+    type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    Py_XDECREF(module);
+    return type;
+}
+
+/* True if a text is how ml_dtypes names a type: it is in our list of dtypes and NumPy
+ * has no such dtype, or it looks like one that is newer than the list. */
+static bool
+is_name_of_ml_dtypes(const char *text)
+{
+    static const char *const words[] = {"bcomplex32", "int1",  "int2", "int4",
+                                        "uint1",      "uint2", "uint4"};
+    static const char *const beginnings[] = {"float4_", "float6_", "float8_"};
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    cm_dtype listed = cm_dtype_named(text);
+    if (listed != CM_NUMBER_NONE) {
+        return cm_dtypes[listed].kind == 0;
+    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++) {
+        if (strcmp(text, words[i]) == 0) {
+            return true;
+        }
+    }
+    for (size_t i = 0; i < sizeof(beginnings) / sizeof(*beginnings); i++) {
+        size_t length = strlen(beginnings[i]);
+        if (strncmp(text, beginnings[i], length) == 0 && text[length] != '\0') {
+            return text[strspn(text, letters)] == '\0';
+        }
+    }
+    return false;
+}
+
+/* NumPy knows the names of ml_dtypes' types once somebody has imported that package. So
+ * that a program does not depend on who imports what first, the names mean the same
+ * before: this imports ml_dtypes, and is true if that has the type. If it is false, an
+ * exception may be set, but none that says only that the type is not there. */
+static bool
+load_named_type(const char *name)
+{
+    PyObject *type = find_type(name);
+    if (type == NULL
+        && (PyErr_ExceptionMatches(PyExc_ImportError)
+            || PyErr_ExceptionMatches(PyExc_AttributeError))) {
+        PyErr_Clear();
+    }
+    Py_XDECREF(type);
+    return type != NULL;
+}
+
+/* NumPy has raised a TypeError over an object that was given as a dtype. If it names a
+ * type of ml_dtypes, this reads it again with that loaded; otherwise the package says
+ * what to type. A new reference, or NULL with an exception. */
+static PyObject *
+read_unknown_dtype(PyObject *object)
+{
+    PyArray_Descr *descr = NULL;
+    cm_kept_error kept = cm_error_keep();
+    const char *text =
+        PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
+    PyErr_Clear(); /* the text holds a surrogate, say, which no name has */
+    bool is_of_ml_dtypes = text != NULL && is_name_of_ml_dtypes(text);
+    if (is_of_ml_dtypes && load_named_type(text)) {
+        (void)PyArray_DescrConverter(object, &descr);
+    }
+    else if (!PyErr_Occurred()) {
+        PyErr_NormalizeException(&kept.type, &kept.value, &kept.traceback);
+        cm_package_refuse("buffers.arguments", "refuse_unknown_dtype",
+                          Py_BuildValue("(OOO)", object, kept.value,
+                                        is_of_ml_dtypes ? Py_True : Py_False));
+    }
+    Py_XDECREF(kept.type);
+    Py_XDECREF(kept.value);
+    Py_XDECREF(kept.traceback);
+    return (PyObject *)descr;
+}
+
+PyObject *
+cm_numpy_read_dtype(PyObject *object)
+{
+    PyArray_Descr *descr = NULL;
+    if (object == Py_None) {
+        return (PyObject *)PyArray_DescrFromType(NPY_DOUBLE);
+    }
+    if (!PyArray_DescrConverter(object, &descr)
+        && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return read_unknown_dtype(object);
+    }
+    return (PyObject *)descr;
+}
+
 PyObject *
 cm_numpy_dtype(PyObject *object)
 {
-    PyArray_Descr *descr = NULL;
     object = object == NULL ? Py_None : object;
     const struct known_dtype *known = place_of(object);
     if (known->object == object) {
         return Py_NewRef(known->dtype);
     }
-    if (object == Py_None) {
-        descr = PyArray_DescrFromType(NPY_DOUBLE);
-    }
-    else if (!PyArray_DescrConverter(object, &descr)
-             && PyErr_ExceptionMatches(PyExc_TypeError)) {
-        /* The package finds the names of ml_dtypes, or says what to type. */
-        PyErr_Clear();
-        descr = (PyArray_Descr *)cm_package_call("buffers.arguments", "read_dtype",
-                                                 PyTuple_Pack(1, object));
-    }
+    PyArray_Descr *descr = (PyArray_Descr *)cm_numpy_read_dtype(object);
     if (descr == NULL || check_usable(descr) < 0) {
         Py_XDECREF((PyObject *)descr);
         return NULL;
@@ -519,22 +613,6 @@ cm_numpy_listed(PyObject *dtype)
     const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
     bool is_plain = PyArray_ISNBO(descr->byteorder) && !PyDataType_HASFIELDS(descr);
     return is_plain ? find_row(descr) : CM_NUMBER_NONE;
-}
-
-/* Returns a type of ml_dtypes, a new reference, as quickly as it can be had. While
- * another thread still imports ml_dtypes, the module may lack the type; then the import
- * below waits for that thread. */
-static PyObject *
-find_type(const char *name)
-{
-    PyObject *type = cm_find_loaded("ml_dtypes", name);
-    if (type != NULL) {
-        return type;
-    }
-    PyObject *module = PyImport_ImportModule("ml_dtypes");
-    type = module == NULL ? NULL : PyObject_GetAttrString(module, name);
-    Py_XDECREF(module);
-    return type;
 }
 
 PyObject *

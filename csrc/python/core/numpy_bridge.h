@@ -15,6 +15,9 @@ uintptr_t cm_numpy_code(void);
 /* Make a numpy.dtype of anything that numpy.dtype() accepts (None: float64). A new
  * reference. TypeError for dtypes that hold objects, and for an itemsize of 0. */
 PyObject *cm_numpy_dtype(PyObject *object);
+/* As cm_numpy_dtype(), of any dtype that NumPy has, those too that no buffer can be of.
+ */
+PyObject *cm_numpy_read_dtype(PyObject *object);
 /* True if it is a numpy.dtype. The functions below take nothing else for a dtype, and
  * do not check. */
 bool cm_numpy_is_dtype(PyObject *object);

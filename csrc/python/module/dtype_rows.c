@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of dtypes (base/dtypes.h) as the package reads it: `_core._DTYPES`. */
+/* Dtypes as the package reads them: the list of base/dtypes.h, which is
+ * `_core._DTYPES`, and whatever a user gives for a dtype. */
 #include "docstrings.h"
+#include "python/core/numpy_bridge.h"
 #include "python/module/module.h"
 
 enum { FIELD_COUNT = 9 };
@@ -60,6 +62,17 @@ make_row(PyTypeObject *type, cm_dtype dtype)
     }
     return made;
 }
+
+static PyObject *
+read_dtype(PyObject *module CM_UNUSED, PyObject *object)
+{
+    return cm_numpy_read_dtype(object);
+}
+
+PyMethodDef cm_dtype_methods[] = {
+    {"_read_dtype", read_dtype, METH_O, CM_DOC__read_dtype},
+    {NULL, NULL, 0, NULL},
+};
 
 int
 cm_add_dtypes(PyObject *module)

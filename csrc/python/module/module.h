@@ -16,7 +16,8 @@ void cm_state_fini(cm_state *state);
 /* Makes the types; 0 or -1. */
 int cm_register_buffer_types(PyObject *module, cm_state *state);
 
-/* Adds the list of dtypes; 0 or -1. */
+/* dtype_rows.c: _read_dtype, and what adds the list of dtypes; 0 or -1. */
+extern PyMethodDef cm_dtype_methods[];
 int cm_add_dtypes(PyObject *module);
 
 /* testing.c: the hooks of the tests. Only the extension for tests is linked with that
