@@ -28,12 +28,23 @@ from cumem.buffers.flags import Flags
 _HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_combined"}
 
 
-def buffer_text(buffer: _core.Buffer, with_values: bool) -> str:
-    """What `repr` and `str` say of a buffer, also of one that is closed."""
-    return buffer_str(buffer) if with_values else buffer_repr(buffer)
+def buffer_text(
+    buffer: _core.Buffer, with_values: bool, is_emulated: bool, is_lost: bool
+) -> str:
+    """What `repr` and `str` say of a buffer, also of one that is closed.
+
+    Memory is lost in a child that was forked after its parent had begun to use a device.
+    """
+    described = buffer_repr(buffer, is_emulated)
+    if not with_values:
+        return described
+    if buffer.closed:
+        lost = ": values cannot be read after the fork" if is_lost else ""
+        return f"{described}{lost}"
+    return buffer_str(buffer, described)
 
 
-def buffer_repr(buffer: _core.Buffer) -> str:
+def buffer_repr(buffer: _core.Buffer, is_emulated: bool) -> str:
     """Of a buffer; never waits, and asks no device."""
     said = [
         f"shape={buffer.shape}",
@@ -46,24 +57,23 @@ def buffer_repr(buffer: _core.Buffer) -> str:
     else:
         said += [f"device={device.index}"] if device is not None else []
         said += ["readonly"] if buffer.readonly else []
-        said += ["emulated"] if device is not None and _core._is_emulated() else []
+        said += ["emulated"] if device is not None and is_emulated else []
     return fold(f"cumem.{type(buffer).__name__}({', '.join(said)})")
 
 
-def buffer_str(buffer: _core.Buffer) -> str:
-    """The values as NumPy shows them; where they cannot be read, why."""
-    if buffer.closed:
-        lost = ": values cannot be read after the fork" if _core._is_host_only() else ""
-        return f"{buffer_repr(buffer)}{lost}"
+def buffer_str(buffer: _core.Buffer, described: str) -> str:
+    """The values of an open buffer as NumPy shows them. Where they cannot be read, this
+    says why, after what `repr` says.
+    """
     try:
         if not is_on_device(buffer.kind):
             return buffer._read_by(str)
         device = buffer.device
         if _core.current_stream(0 if device is None else device).is_capturing:
-            return f"{buffer_repr(buffer)}: values cannot be read during a capture"
+            return f"{described}: values cannot be read during a capture"
         return _shown(buffer)
     except (CudaError, RuntimeError, BufferError, ValueError, OSError) as error:
-        return f"{buffer_repr(buffer)}: values cannot be read: {error}"
+        return f"{described}: values cannot be read: {error}"
 
 
 def _shown(buffer: _core.Buffer) -> str:
@@ -89,22 +99,22 @@ def _shown(buffer: _core.Buffer) -> str:
     return str(corners)
 
 
-def stream_repr(stream: _core.Stream, handle: int) -> str:
+def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:
     """Of a stream, which is closed where the handle is 0."""
     if handle == 0:
         return "<cumem.Stream, closed>"
     names = {1: "legacy default", 2: "per-thread default"}
-    emulated = ", emulated" if _core._is_emulated() else ""
+    emulated = ", emulated" if is_emulated else ""
     which = names.get(handle, f"id {stream.id}")
     return f"<cumem.Stream {which}, device {stream.device.index}{emulated}>"
 
 
-def event_repr(event: _core.Event, is_closed: int) -> str:
+def event_repr(event: _core.Event, is_closed: int, is_emulated: bool) -> str:
     """Of an event, in whatever state."""
     if is_closed:
         return "<cumem.Event, closed>"
     timing = "" if event._timing else " without timing"
-    emulated = ", emulated" if _core._is_emulated() else ""
+    emulated = ", emulated" if is_emulated else ""
     return f"<cumem.Event{timing}, device {event.device.index}{emulated}>"
 
 
@@ -130,12 +140,14 @@ def buffer_flags(
     )
 
 
-def transfer_repr(transfer: _core.Transfer, done: int, good: int) -> str:
+def transfer_repr(
+    transfer: _core.Transfer, done: int, good: int, is_emulated: bool
+) -> str:
     """Of a transfer, in whatever state."""
     state = "cancelled" if transfer.cancelled else "done" if good else "failed"
     if not done and not transfer.cancelled:
         state = "running"
-    state += ", emulated" if _core._is_emulated() else ""
+    state += ", emulated" if is_emulated else ""
     return f"<cumem.Transfer of {transfer.nbytes} bytes, {transfer.route}, {state}>"
 
 

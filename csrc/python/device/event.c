@@ -452,7 +452,8 @@ event_repr(PyObject *op)
     cm_event_object *self = (cm_event_object *)(void *)op;
     return cm_package_call(
         "buffers.texts", "event_repr",
-        Py_BuildValue("(Oi)", op, self->rt == NULL || self->closing));
+        Py_BuildValue("(OiN)", op, self->rt == NULL || self->closing,
+                      PyBool_FromLong(cm_state_is_emulated(self->state))));
 }
 
 CM_PACKAGED(Event, "interchange.listing", list_names)

@@ -395,10 +395,12 @@ static PyObject *
 stream_repr(PyObject *op)
 {
     /* reading .handle would count as telling other code */
-    const cm_stream *stream = ((cm_stream_object *)(void *)op)->stream;
-    unsigned long long handle = stream == NULL ? 0 : stream->handle;
-    return cm_package_call("buffers.texts", "stream_repr",
-                           Py_BuildValue("(OK)", op, handle));
+    const cm_stream_object *self = (cm_stream_object *)(void *)op;
+    unsigned long long handle = self->stream == NULL ? 0 : self->stream->handle;
+    return cm_package_call(
+        "buffers.texts", "stream_repr",
+        Py_BuildValue("(OKN)", op, handle,
+                      PyBool_FromLong(cm_state_is_emulated(self->state))));
 }
 
 /* -- tables ------------------------------------------------------------------------ */

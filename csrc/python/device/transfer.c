@@ -247,10 +247,11 @@ transfer_call_back(PyObject *op, PyObject *fn)
 static PyObject *
 transfer_repr(PyObject *op)
 {
+    const cm_state *state = ((cm_transfer_object *)(void *)op)->state;
     cm_ticket_info info = read_info(op);
-    return cm_package_call(
-        "buffers.texts", "transfer_repr",
-        Py_BuildValue("(Oii)", op, info.done, cm_is_ok(info.status)));
+    return cm_package_call("buffers.texts", "transfer_repr",
+                           Py_BuildValue("(OiiN)", op, info.done, cm_is_ok(info.status),
+                                         PyBool_FromLong(cm_state_is_emulated(state))));
 }
 
 /* -- getters ----------------------------------------------------------------------------- */

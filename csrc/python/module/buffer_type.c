@@ -131,9 +131,31 @@ static PyGetSetDef device_getters[] = {
     {                                                                                  \
         return cm_package_call(module, function, PyTuple_Pack(2, object, more));       \
     }
-ASK(repr, "buffers.texts", "buffer_text", Py_False)
-ASK(str, "buffers.texts", "buffer_text", Py_True)
 ASK(unary, "buffers.hints", "refuse_arithmetic", object)
+
+/* What the buffer says of itself, with its values or without. */
+static PyObject *
+tell(PyObject *object, bool with_values)
+{
+    const cm_state *state = ((const cm_buffer *)object)->state;
+    bool is_lost = state->runtime != NULL && state->runtime->is_host_only;
+    return cm_package_call("buffers.texts", "buffer_text",
+                           Py_BuildValue("(ONNN)", object, PyBool_FromLong(with_values),
+                                         PyBool_FromLong(cm_state_is_emulated(state)),
+                                         PyBool_FromLong(is_lost)));
+}
+
+static PyObject *
+buffer_repr(PyObject *object)
+{
+    return tell(object, false);
+}
+
+static PyObject *
+buffer_str(PyObject *object)
+{
+    return tell(object, true);
+}
 
 /* Without this `in` would compare the views one by one, by identity. */
 static int
