@@ -254,6 +254,15 @@ transfer_repr(PyObject *op)
                                          PyBool_FromLong(cm_state_is_emulated(state))));
 }
 
+/* What a notebook shows of the transfer. */
+static PyObject *
+transfer_html(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    bool is_emulated = cm_state_is_emulated(((cm_transfer_object *)(void *)op)->state);
+    return cm_package_call("tools.notebook.objects", "_repr_html_",
+                           Py_BuildValue("(ON)", op, PyBool_FromLong(is_emulated)));
+}
+
 /* -- getters ----------------------------------------------------------------------------- */
 
 static PyObject *
@@ -308,7 +317,6 @@ transfer_get(PyObject *op, void *fact)
 
 CM_PACKAGED(Transfer, "base.answer", to_dict)
 CM_PACKAGED(Transfer, "devices.awaiting", add_done_callback)
-CM_PACKAGED(Transfer, "tools.notebook.objects", _repr_html_)
 
 /* -- tables ------------------------------------------------------------------------------ */
 
@@ -320,8 +328,9 @@ static PyMethodDef transfer_methods[] = {
     {"_call_back", transfer_call_back, METH_O, NULL},
     {"_stop", transfer_stop, METH_NOARGS, NULL},
     CM_PACKAGED_METHOD(Transfer, add_done_callback)
-        CM_PACKAGED_METHOD(Transfer, to_dict)
-            CM_PACKAGED_METHOD(Transfer, _repr_html_){NULL, NULL, 0, NULL},
+        CM_PACKAGED_METHOD(Transfer, to_dict){"_repr_html_", transfer_html, METH_NOARGS,
+                                              CM_DOC_Transfer__repr_html_},
+    {NULL, NULL, 0, NULL},
 };
 
 #define FACT(name)                                                                     \

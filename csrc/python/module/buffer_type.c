@@ -157,6 +157,15 @@ buffer_str(PyObject *object)
     return tell(object, true);
 }
 
+/* What a notebook shows of the buffer. */
+static PyObject *
+buffer_html(PyObject *object, PyObject *unused CM_UNUSED)
+{
+    bool is_emulated = cm_state_is_emulated(((const cm_buffer *)object)->state);
+    return cm_package_call("tools.notebook.objects", "_repr_html_",
+                           Py_BuildValue("(ON)", object, PyBool_FromLong(is_emulated)));
+}
+
 /* Without this `in` would compare the views one by one, by identity. */
 static int
 buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
@@ -217,7 +226,6 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 /* -- tables --------------------------------------------------------------------------- */
 
 CM_PACKAGED(Buffer, "interchange.listing", list_names)
-CM_PACKAGED(Buffer, "tools.notebook.objects", _repr_html_)
 
 #define KEYWORDED(name)                                                                \
     {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_Buffer_##name}
@@ -257,7 +265,8 @@ static PyMethodDef buffer_methods[] = {
     {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
-    CM_PACKAGED_METHOD(Buffer, _repr_html_){NULL, NULL, 0, NULL},
+    {"_repr_html_", buffer_html, METH_NOARGS, CM_DOC_Buffer__repr_html_},
+    {NULL, NULL, 0, NULL},
 };
 
 #define STEERING(name)                                                                 \

@@ -36,7 +36,7 @@ from cumem.tools.notebook.html import (
     in_cell,
     key,
     keys,
-    page,
+    page_of,
     rect,
     svg,
     table,
@@ -249,12 +249,12 @@ class Report:
             ]
             parts.append(table(title, columns, colored, "" if rows else none))
         happened = len(self.log.events) or len(self.log.living)
-        return page(
+        return page_of(
+            self.log.machine.get("backend") == "emulated",
             self._title,
             timeline(self.log) if happened else "",
             beside(parts),
             note=self._note,
-            emulated=self.log.machine.get("backend") == "emulated",
         )
 
 

@@ -70,21 +70,23 @@ def escape(text: object) -> Raw:
     return text if isinstance(text, Raw) else Raw(html.escape(str(text)))
 
 
-def page(
-    title: object, *parts: str, note: object = "", emulated: bool | None = None
-) -> str:
+def page(title: object, *parts: str, note: object = "") -> str:
+    """A display of something of the devices as they are now; see `page_of`."""
+    return page_of(_core._is_emulated(), title, *parts, note=note)
+
+
+def page_of(emulated: bool, title: object, *parts: str, note: object = "") -> str:
     """A display: a title, which says where devices are emulated, parts and a note.
 
     Parameters
     ----------
+    emulated : bool
+        Whether it is of emulated devices.
     title, note : str
         Text, or `Raw`.
     *parts : str
         HTML, of the other functions here.
-    emulated : bool, optional
-        Whether it is of emulated devices; default: as they are now.
     """
-    emulated = _core._is_emulated() if emulated is None else emulated
     badge = '<span class="cm-badge">emulated</span>' if emulated else ""
     head = f'<div class="cm-head">{escape(title)}{badge}</div>'
     end = f'<div class="cm-note">{escape(note)}</div>' if note else ""

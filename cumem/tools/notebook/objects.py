@@ -48,6 +48,7 @@ from cumem.tools.notebook.html import (
     keys,
     legend,
     page,
+    page_of,
     parts_of,
     rect,
     svg,
@@ -65,16 +66,19 @@ def size(nbytes: int) -> str:
 # -- what the extension asks for -------------------------------------------------------
 
 
-def _repr_html_(thing: _core.Buffer | _core.Transfer) -> str:
+def _repr_html_(thing: _core.Buffer | _core.Transfer, is_emulated: bool) -> str:
     """By the extension, as the method of its types."""
-    return transfer(thing) if isinstance(thing, _core.Transfer) else buffer(thing)
+    if isinstance(thing, _core.Transfer):
+        return transfer(thing, is_emulated)
+    return buffer(thing, is_emulated)
 
 
-def buffer(buf: _core.Buffer) -> str:
+def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
     """All that is known without its values."""
     title = f"cumem.{type(buf).__name__}"
     if buf.closed:
-        return page(f"{title}, closed", facts([("kind", key(buf.kind))]))
+        kind = facts([("kind", key(buf.kind))])
+        return page_of(is_emulated, f"{title}, closed", kind)
     device = buf.device
     rows: list[tuple[str, object]] = [
         ("kind", key(buf.kind)),
@@ -94,10 +98,10 @@ def buffer(buf: _core.Buffer) -> str:
         rows.append(("flags", ", ".join(buf.flags)))
     if buf.base is not None:
         rows.append(("view of", f"a {type(buf.base).__name__}"))
-    return page(title, facts(rows))
+    return page_of(is_emulated, title, facts(rows))
 
 
-def transfer(handle: _core.Transfer) -> str:
+def transfer(handle: _core.Transfer, is_emulated: bool) -> str:
     """How far it is, and how fast it was."""
     *_, route, state = repr(handle).strip("<>").removesuffix(", emulated").split(", ")
     nbytes, moved = handle.nbytes, min(handle.progress, handle.nbytes)
@@ -113,9 +117,8 @@ def transfer(handle: _core.Transfer) -> str:
         rows.append(("rate", format_rate(nbytes, handle.seconds)))
     colour = "#d55e00" if state == "failed" else KIND_COLOURS["pinned"]
     moved = nbytes if state == "done" else moved
-    return page(
-        "cumem.Transfer", bar([Part("moved", moved, colour)], nbytes), facts(rows)
-    )
+    parts = [bar([Part("moved", moved, colour)], nbytes), facts(rows)]
+    return page_of(is_emulated, "cumem.Transfer", *parts)
 
 
 # -- pools -----------------------------------------------------------------------------
