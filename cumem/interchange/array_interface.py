@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``__cuda_array_interface__`` dictionaries, for the extension: read strictly, and made."""
+"""``__cuda_array_interface__`` dictionaries, for the extension: read strictly."""
 
 from __future__ import annotations
 
 import operator
 import re
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
-
-from cumem import _core
 
 NEWEST_VERSION = 3
 MAX_NDIM = 64
@@ -54,41 +51,6 @@ def read(
         if len(strides) != len(shape):
             _refuse(ValueError, "strides", "as long as the shape", entries["strides"])
     return pointer, readonly, shape, strides, dtype, stream
-
-
-def describe(buffer: _core.Buffer, pointer: int) -> dict[str, Any]:
-    """The entries of a buffer, but the stream that a consumer comes after."""
-    shape, strides, dtype = buffer.shape, buffer.strides, buffer.dtype
-    steps: list[tuple[int, int, int]] = []  # none in what is empty is ever taken
-    if buffer.size > 0:
-        dense = _dense_strides(shape, buffer.itemsize)
-        steps = [*zip(shape, strides, dense, strict=True)]
-    if any(step < 0 and length > 1 for length, step, _ in steps):
-        # So that hasattr() answers no and a consumer goes on to DLPack, which says why.
-        raise AttributeError(
-            "__cuda_array_interface__: this view has negative strides, over which PyTorch "
-            "ends the process; hand over copy() of it, or the buffer before it is reversed"
-        )
-    if dtype.num >= 256:  # registered by another package
-        raise AttributeError(
-            f"__cuda_array_interface__: it has no type string for dtype {dtype}; hand the "
-            "buffer over by DLPack, or view('u1'), which carries the bytes"
-        )
-    is_dense = all(length == 1 or step == other for length, step, other in steps)
-    entries = {
-        "shape": shape,
-        "typestr": dtype.str,
-        "data": (pointer, buffer.readonly),
-        "version": 3,
-        "strides": None if is_dense else strides,
-    }
-    if dtype.names is not None:
-        # Overlapping or out-of-order fields, and "<f1" of ml_dtypes: bytes only.
-        with suppress(ValueError, TypeError):
-            descr = dtype.descr
-            np.dtype(descr)
-            entries["descr"] = descr
-    return entries
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``dir()`` lists of buffers, streams and events.
 
-Whether a buffer can be handed over by one of the array interfaces depends on its memory,
-so this lies beside them and not with the other texts about buffers.
+The extension says whether a buffer can be handed over by the CUDA array interface, which
+depends on its memory, its strides and its dtype.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from cumem import _core
 from cumem.buffers.hints import EVENT_MEMBERS, NAMES, STREAM_MEMBERS
-from cumem.interchange.array_interface import describe
 
 #: What raises once the object is closed.
 _OF_OPEN: dict[type, frozenset[str]] = {
@@ -24,7 +23,7 @@ _OF_OPEN: dict[type, frozenset[str]] = {
 }
 
 
-def list_names(owner: Any) -> list[str]:
+def list_names(owner: Any, has_interface: bool = False) -> list[str]:
     """What ``dir(owner)`` lists of a Buffer, Stream or Event: what can be read now.
 
     Completion, debuggers and ``inspect.getmembers`` read all that it lists. Nothing is
@@ -36,17 +35,6 @@ def list_names(owner: Any) -> list[str]:
     names = {*object.__dir__(owner)} - hidden.get(own, {*EVENT_MEMBERS})
     if owner.closed:
         names -= _OF_OPEN[own]
-    elif "__cuda_array_interface__" in names and not _has_interface(owner):
+    elif not has_interface:
         names.discard("__cuda_array_interface__")
     return sorted(names)
-
-
-def _has_interface(buffer: _core.Buffer) -> bool:
-    """Can it be handed over by that protocol? Hands nothing over."""
-    if _core._is_emulated():
-        return False
-    try:
-        describe(buffer, 0)
-    except (AttributeError, ValueError):
-        return False
-    return True

@@ -304,6 +304,12 @@ cm_numpy_alignment(PyObject *dtype)
 }
 
 bool
+cm_numpy_is_registered(PyObject *dtype)
+{
+    return ((PyArray_Descr *)dtype)->type_num >= NPY_USERDEF;
+}
+
+bool
 cm_numpy_has_metadata(PyObject *dtype)
 {
     return PyDataType_METADATA((PyArray_Descr *)dtype) != NULL;

@@ -26,6 +26,8 @@ int64_t cm_numpy_alignment(PyObject *dtype); /* in bytes; a power of two */
 /* The dtype and its itemsize at a look, borrowed, if cm_numpy_dtype() was asked for the
  * same object before; else NULL, without an exception. */
 PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
+/* True if another package has registered the dtype with NumPy, as ml_dtypes does. */
+bool cm_numpy_is_registered(PyObject *dtype);
 /* True if the dtype may hold objects of the user's, who gave it a dict of them. */
 bool cm_numpy_has_metadata(PyObject *dtype);
 /* True if both have the same bytes and meaning. */

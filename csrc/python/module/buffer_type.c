@@ -135,7 +135,7 @@ ASK(unary, "buffers.hints", "refuse_arithmetic", object)
 
 /* What the buffer says of itself, with its values or without. */
 static PyObject *
-tell(PyObject *object, bool with_values)
+buffer_text(PyObject *object, bool with_values)
 {
     const cm_state *state = ((const cm_buffer *)object)->state;
     bool is_lost = state->runtime != NULL && state->runtime->is_host_only;
@@ -148,13 +148,24 @@ tell(PyObject *object, bool with_values)
 static PyObject *
 buffer_repr(PyObject *object)
 {
-    return tell(object, false);
+    return buffer_text(object, false);
 }
 
 static PyObject *
 buffer_str(PyObject *object)
 {
-    return tell(object, true);
+    return buffer_text(object, true);
+}
+
+/* The names of what can be read of the buffer now. Whether it can be handed over by the
+ * CUDA array interface depends on its memory, its strides and its dtype. */
+static PyObject *
+buffer_dir(PyObject *object, PyObject *unused CM_UNUSED)
+{
+    bool has_interface = cm_buffer_has_array_interface((const cm_buffer *)object);
+    return cm_package_call(
+        "interchange.listing", "list_names",
+        Py_BuildValue("(ON)", object, PyBool_FromLong(has_interface)));
 }
 
 /* What a notebook shows of the buffer. */
@@ -225,8 +236,6 @@ buffer_compare(PyObject *a, PyObject *b, int op)
 
 /* -- tables --------------------------------------------------------------------------- */
 
-CM_PACKAGED(Buffer, "interchange.listing", list_names)
-
 #define KEYWORDED(name)                                                                \
     {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_Buffer_##name}
 
@@ -262,8 +271,7 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack__", CM_METHOD(cm_buffer_dlpack), CM_KEYWORDS, CM_DOC_Buffer___dlpack__},
     {"__dlpack_device__", cm_buffer_dlpack_device, METH_NOARGS,
      CM_DOC_Buffer___dlpack_device__},
-    {"__dir__", CM_METHOD(Buffer_list_names), METH_VARARGS | METH_KEYWORDS,
-     CM_DOC_Buffer___dir__},
+    {"__dir__", buffer_dir, METH_NOARGS, CM_DOC_Buffer___dir__},
     {"__reduce_ex__", cm_buffer_reduce_ex, METH_O, CM_DOC_Buffer___reduce_ex__},
     {"_repr_html_", buffer_html, METH_NOARGS, CM_DOC_Buffer__repr_html_},
     {NULL, NULL, 0, NULL},

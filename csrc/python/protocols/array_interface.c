@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__cuda_array_interface__` version 3 of mapped, managed and device buffers. */
+#include "base/checked_math.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
 #include "python/protocols/protocols.h"
+
+#define CAI "__cuda_array_interface__"
+
+/* -- which stream a consumer waits for --------------------------------------------- */
 
 /* True if a consumer may be given the handle of the stream. The handles of the default
  * streams are refused: JAX (0.11) takes the numbers 1 and 2 for "no stream" and reads
@@ -92,13 +99,157 @@ stream_entry(cm_state *state, cm_storage *storage)
     return entry;
 }
 
+/* -- the entries that describe a buffer ------------------------------------------- */
+
+/* Why the protocol has no words for a buffer. */
+typedef enum obstacle {
+    NO_OBSTACLE,
+    TOO_LARGE,   /* its shape alone would have more than 2**63 bytes */
+    BACKWARDS,   /* it has negative strides, over which PyTorch ends the process */
+    UNKNOWN_TYPE /* its dtype was registered by another package */
+} obstacle;
+
+/* Find out whether the buffer can be described, and whether its elements lie side by
+ * side, in which case the protocol needs no strides. In a buffer without elements no
+ * step is ever taken, so its strides do not matter. */
+static obstacle
+find_obstacle(const cm_buffer *buffer, bool *is_dense)
+{
+    bool is_backwards = false;
+    *is_dense = true;
+    if (cm_buffer_size(buffer) > 0) {
+        int64_t dense = buffer->itemsize;
+        for (int i = buffer->ndim - 1; i >= 0; i--) {
+            int64_t length = cm_buffer_shape(buffer)[i];
+            int64_t step = cm_buffer_strides(buffer)[i];
+            is_backwards = is_backwards || (step < 0 && length > 1);
+            *is_dense = *is_dense && (length == 1 || step == dense);
+            if (!cm_mul_i64(dense, length, &dense)) {
+                return TOO_LARGE;
+            }
+        }
+    }
+    if (is_backwards) {
+        return BACKWARDS;
+    }
+    return cm_numpy_is_registered(buffer->dtype) ? UNKNOWN_TYPE : NO_OBSTACLE;
+}
+
+/* Raise what is in the way. It is an AttributeError where another protocol may have
+ * words for the buffer: hasattr() answers no then, and a consumer goes on to DLPack,
+ * which says why if it has none either. Always returns -1. */
+static int
+refuse(const cm_buffer *buffer, obstacle why)
+{
+    switch (why) {
+    case TOO_LARGE:
+        PyErr_SetString(PyExc_ValueError,
+                        CAI "['shape']: the number of bytes does not fit in 63 bits");
+        break;
+    case BACKWARDS:
+        PyErr_SetString(PyExc_AttributeError,
+                        CAI ": this view has negative strides, over which PyTorch ends "
+                            "the process; hand over copy() of it, or the buffer before "
+                            "it is reversed");
+        break;
+    default:
+        PyErr_Format(PyExc_AttributeError,
+                     CAI ": it has no type string for dtype %S; hand the buffer over "
+                         "by DLPack, or view('u1'), which carries the bytes",
+                     buffer->dtype);
+        break;
+    }
+    return -1;
+}
+
+bool
+cm_buffer_has_array_interface(const cm_buffer *buffer)
+{
+    bool is_dense;
+    return !cm_state_is_emulated(buffer->state)
+           && find_obstacle(buffer, &is_dense) == NO_OBSTACLE;
+}
+
+/* Put a value, which this takes over, into a dict. NULL stands for one that could not
+ * be made. 0, or -1 with an exception. */
+static int
+put(PyObject *dict, const char *key, PyObject *value)
+{
+    int result = value == NULL ? -1 : PyDict_SetItemString(dict, key, value);
+    Py_XDECREF(value);
+    return result;
+}
+
+/* Add the fields of a structured dtype, where a list of them says all of it: fields
+ * that overlap or are out of order have no such list, and of another package's dtypes
+ * it says
+ * "<f1", which NumPy does not read. Consumers see plain bytes then. */
+static int
+put_fields(PyObject *dict, PyObject *dtype)
+{
+    PyObject *names = PyObject_GetAttrString(dtype, "names");
+    if (names == NULL || names == Py_None) {
+        Py_XDECREF(names);
+        return names == NULL ? -1 : 0;
+    }
+    Py_DECREF(names);
+    PyObject *fields = PyObject_GetAttrString(dtype, "descr");
+    PyObject *again = fields == NULL ? NULL : cm_numpy_read_dtype(fields);
+    int result = -1;
+    if (again != NULL) {
+        result = PyDict_SetItemString(dict, "descr", fields);
+    }
+    else if (PyErr_ExceptionMatches(PyExc_ValueError)
+             || PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        result = 0;
+    }
+    Py_XDECREF(again);
+    Py_XDECREF(fields);
+    return result;
+}
+
+/* Make all entries but the stream that a consumer comes after. A new dict, or NULL with
+ * an exception. */
+static PyObject *
+describe(const cm_buffer *buffer, cm_address address)
+{
+    bool is_dense;
+    obstacle why = find_obstacle(buffer, &is_dense);
+    if (why != NO_OBSTACLE) {
+        refuse(buffer, why);
+        return NULL;
+    }
+    PyObject *dict = PyDict_New();
+    if (dict == NULL) {
+        return NULL;
+    }
+    int ndim = buffer->ndim;
+    PyObject *readonly = buffer->readonly ? Py_True : Py_False;
+    if (put(dict, "shape", cm_tuple_from(cm_buffer_shape(buffer), ndim)) < 0
+        || put(dict, "typestr", PyObject_GetAttrString(buffer->dtype, "str")) < 0
+        || put(dict, "data",
+               Py_BuildValue("(KO)", (unsigned long long)address, readonly))
+               < 0
+        || put(dict, "version", PyLong_FromLong(3)) < 0
+        || put(dict, "strides",
+               is_dense ? Py_NewRef(Py_None)
+                        : cm_tuple_from(cm_buffer_strides(buffer), ndim))
+               < 0
+        || put_fields(dict, buffer->dtype) < 0) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+/* -- the protocol ------------------------------------------------------------------ */
+
 PyObject *
 cm_array_interface_dict(PyObject *self)
 {
     cm_buffer *buffer = (cm_buffer *)(void *)self;
-    unsigned long long address = cm_buffer_address(buffer);
-    PyObject *dict = cm_package_call("interchange.array_interface", "describe",
-                                     Py_BuildValue("(OK)", self, address));
+    cm_address address = cm_buffer_address(buffer);
+    PyObject *dict = describe(buffer, address);
     if (dict == NULL) {
         return NULL;
     }
@@ -131,8 +282,8 @@ cm_buffer_array_interface(PyObject *self, void *closure)
     }
     if (rt->backend == CM_BACKEND_EMULATED) {
         PyErr_SetString(PyExc_AttributeError,
-                        "__cuda_array_interface__: this buffer lives on the emulated "
-                        "device, whose addresses no CUDA library can use");
+                        CAI ": this buffer lives on the emulated "
+                            "device, whose addresses no CUDA library can use");
         return NULL;
     }
     return cm_array_interface_dict(self);

@@ -15,6 +15,8 @@ void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
 /* `__cuda_array_interface__` getter of mapped, managed and device buffers;
  * AttributeError on the emulated device. */
 PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
+/* True if that getter would answer. It hands nothing over to find out. */
+bool cm_buffer_has_array_interface(const cm_buffer *buffer);
 /* The dictionary itself, whatever the backend: for tests on the emulated device. */
 PyObject *cm_array_interface_dict(PyObject *self);
 /* __reduce_ex__ (METH_O), and what unpickling needs of the module (METH_O). */
