@@ -13,7 +13,7 @@ SOURCES := $(sort $(wildcard csrc/*/*.c csrc/*/*/*.c))
 HEADERS := $(sort $(wildcard csrc/*/*.h csrc/*/*/*.h tests/c/*.h))
 C_TESTS := $(sort $(wildcard tests/c/test_*.c tests/c/stress_*.c))
 C_TEXTS := $(SOURCES) $(HEADERS) $(wildcard tests/c/*.c benchmarks/*.c)
-MADE := build/docstrings.h build/ptx.h build/gil_checks.h
+MADE := build/docstrings.h build/structseqs.h build/ptx.h build/gil_checks.h
 
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wconversion -Wundef -Werror

@@ -3,9 +3,10 @@
 
 docstrings.h is made of the stubs, which hold the docstrings of the extension too, so that
 editors show them; testing.pyi has those of the hooks of tests. It defines a macro
-CM_DOC_Type_method for each, with the signature that
-`inspect.signature` reads. ptx.h is made of the kernels: a macro CM_PTX_name for each
-name.ptx, without comments, and with the numbers of dtypes in place of their names.
+CM_DOC_Type_method for each, with the signature that `inspect.signature` reads.
+structseqs.h lists the struct sequences of the stub and their fields: the types of
+answers whose members have names. ptx.h is made of the kernels: a macro CM_PTX_name for
+each name.ptx, without comments, and with the numbers of dtypes in place of their names.
 gil_checks.h is made of the sources: a macro for each function of Python's that they call,
 which ends the process where the caller does not have the GIL; debug builds include it.
 """
@@ -82,6 +83,31 @@ def docstrings(stub: str) -> dict[str, str]:
         for name, (node, head) in found.items()
         if (text := ast.get_docstring(node, clean=False))
     }
+
+
+def structseqs(stub: str) -> dict[str, list[str]]:
+    """The struct sequences of the stub, by name without the underscore: their fields."""
+    return {
+        node.name.removeprefix("_"): [
+            each.name
+            for each in node.body
+            if isinstance(each, Function) and "property" in decorators(each)
+        ]
+        for node in ast.parse(stub).body
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).startswith("structseq[") for base in node.bases)
+    }
+
+
+def structseq_lists(found: dict[str, list[str]]) -> str:
+    """X macros: one over all struct sequences, and one over the fields of each."""
+    text = "/* Made by csrc/headers.py. */\n"
+    every = " ".join(f"X({name})" for name in found)
+    text += f"#define CM_STRUCTSEQS(X) {every}\n"
+    for name, fields in found.items():
+        rows = " ".join(f"X({name}, {field})" for field in fields)
+        text += f"#define CM_FIELDS_{name}(X) {rows}\n"
+    return text
 
 
 def dtypes(listed: str) -> dict[str, int]:
@@ -171,10 +197,12 @@ def gil_checks(sources: list[str]) -> str:
 
 
 def write(folder: Path) -> None:
-    """All three, from the root of the tree."""
-    made = docstrings(Path("cumem/_core.pyi").read_text())
+    """All four, from the root of the tree."""
+    stub = Path("cumem/_core.pyi").read_text()
+    made = docstrings(stub)
     made |= docstrings(Path("csrc/python/module/testing.pyi").read_text())
     replace(folder / "docstrings.h", macros("CM_DOC_", made))
+    replace(folder / "structseqs.h", structseq_lists(structseqs(stub)))
     kernels = sorted(Path("csrc/transfer/device").glob("*.ptx"))
     texts = {path.stem: path.read_text() for path in kernels}
     replace(folder / "ptx.h", ptx(texts, Path("csrc/base/dtypes.h").read_text()))

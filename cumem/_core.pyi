@@ -2801,8 +2801,25 @@ def _can_access_peer(device: int, peer: int, /) -> bool:
 def _device_memory(device: int, /) -> tuple[int, int]:
     """Free and total bytes of a device."""
 
-def _describe_device(device: int, /) -> tuple[bytes, bytes, str, int]:
-    """A device's name, UUID, place on the bus, and bytes of memory."""
+@final
+class _DeviceFacts(structseq[Any]):
+    """What the driver tells of a device."""
+
+    @property
+    def name(self) -> bytes:
+        """The name of the product, in whatever bytes the driver has it."""
+    @property
+    def uuid(self) -> bytes:
+        """The 16 bytes of the UUID."""
+    @property
+    def pci_bus_id(self) -> str:
+        """The place on the bus, such as ``"0000:1b:00.0"``."""
+    @property
+    def total_nbytes(self) -> int:
+        """How much memory the device has."""
+
+def _describe_device(device: int, /) -> _DeviceFacts:
+    """Ask the driver what a device is."""
 
 def _synchronize_device(device: int, /) -> None:
     """Wait for all work of a device. Ctrl-C ends the wait."""
@@ -2889,10 +2906,27 @@ def _read_tuning(opens: bool, /) -> list[tuple[str, tuple[int, int, int]]]:
 def _flush_cache(obj: object, /) -> None:
     """Have the processor forget the bytes of an object with the buffer protocol."""
 
-def _host_memory() -> tuple[int | None, int | None, int | None, int | None]:
-    """Bytes of the host: in all, available, allowed by the control group, and what the
-    process may use; None for what is not limited or not known.
-    """
+@final
+class _HostMemory(structseq[Any]):
+    """Memory of the host; None for what is not limited or not known."""
+
+    @property
+    def total_nbytes(self) -> int | None:
+        """How much the machine has."""
+    @property
+    def available_nbytes(self) -> int | None:
+        """What this process may still have now: of the machine, in its control groups,
+        and under ``ulimit -v``."""
+    @property
+    def cgroup_nbytes(self) -> int | None:
+        """The smallest limit of the process's control groups and those above."""
+    @property
+    def usable_nbytes(self) -> int | None:
+        """What the process may use: the smaller one of the machine's memory and of what
+        the groups allow."""
+
+def _host_memory() -> _HostMemory:
+    """Read how much memory the host has, and how much of it the process may use."""
 
 def _transfer_file(
     open: Callable[[], int],
@@ -3079,41 +3113,36 @@ _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
 """Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
 
 @final
-class _Dtype(
-    structseq[str | int | bool | None],
-    tuple[str, str, int, int | None, str | None, int, str | None, bool, bool],
-):
+class _Dtype(structseq[Any]):
     """A row of the list of dtypes that cumem knows by name (``csrc/base/dtypes.h``)."""
 
-    __match_args__: Final = (
-        "name",
-        "kind",
-        "bits",
-        "dlpack_code",
-        "file_name",
-        "file_rank",
-        "torch_name",
-        "converts",
-        "scales",
-    )
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What NumPy calls it, or ml_dtypes where NumPy has no such dtype."""
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """``numpy.dtype.kind``, or an empty text where NumPy has no such dtype."""
     @property
-    def bits(self) -> int: ...
+    def bits(self) -> int:
+        """How many bits an element has."""
     @property
-    def dlpack_code(self) -> int | None: ...
+    def dlpack_code(self) -> int | None:
+        """DLPack's type code, or None."""
     @property
-    def file_name(self) -> str | None: ...
+    def file_name(self) -> str | None:
+        """What safetensors files call it, or None."""
     @property
-    def file_rank(self) -> int: ...
+    def file_rank(self) -> int:
+        """Tensors of types of higher ranks come first in such files."""
     @property
-    def torch_name(self) -> str | None: ...
+    def torch_name(self) -> str | None:
+        """What PyTorch calls it, or None."""
     @property
-    def converts(self) -> bool: ...
+    def converts(self) -> bool:
+        """Whether the copy threads convert its elements themselves."""
     @property
-    def scales(self) -> bool: ...
+    def scales(self) -> bool:
+        """Whether ``scale=`` and ``offset=`` may be given for it."""
 
 _DTYPES: Final[dict[str, _Dtype]]
 """Each dtype of the list by its name, those that the copy threads convert first."""

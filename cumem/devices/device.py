@@ -81,23 +81,23 @@ class Device(_core._DeviceBlocks):
     @property
     def name(self) -> str:
         """Name of the product."""
-        name = _core._describe_device(self._index)[0]
+        name = _core._describe_device(self._index).name
         return name.decode("utf-8", "replace")
 
     @property
     def uuid(self) -> str:
         """ "GPU-…" as nvidia-smi prints it; the same in every process."""
-        return _uuid_text(_core._describe_device(self._index)[1])
+        return _uuid_text(_core._describe_device(self._index).uuid)
 
     @property
     def pci_bus_id(self) -> str:
         """Place on the bus: "0000:1b:00.0"."""
-        return _core._describe_device(self._index)[2]
+        return _core._describe_device(self._index).pci_bus_id
 
     @property
     def total_nbytes(self) -> int:
         """Bytes of memory on the device."""
-        return _core._describe_device(self._index)[3]
+        return _core._describe_device(self._index).total_nbytes
 
     @property
     def compute_capability(self) -> tuple[int, int]:

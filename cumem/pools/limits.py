@@ -47,7 +47,7 @@ def _nbytes(kind: str, limit: Any) -> int | None:
         return _of_device(limit, "limit")
     is_share = isinstance(limit, str) and "%" in limit
     return read_size(
-        limit, "limit", True, _core._host_memory()[3] if is_share else None
+        limit, "limit", True, _core._host_memory().usable_nbytes if is_share else None
     )
 
 

@@ -212,11 +212,18 @@ def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int, int]:
 
 def _host_memory() -> HostMemory:
     limit_nbytes = get_limit("pinned")
-    total, available, cgroup, _ = _core._host_memory()
+    host = _core._host_memory()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     memlock = None if soft == resource.RLIM_INFINITY else soft
     held = _held(lambda kind, _: kind in PAGE_LOCKED)
-    return HostMemory(total, available, cgroup, memlock, limit_nbytes, *held)
+    return HostMemory(
+        host.total_nbytes,
+        host.available_nbytes,
+        host.cgroup_nbytes,
+        memlock,
+        limit_nbytes,
+        *held,
+    )
 
 
 # -- limits ----------------------------------------------------------------------------

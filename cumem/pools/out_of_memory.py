@@ -152,7 +152,9 @@ def explain(
         what = f"{requested} bytes of {kind} memory for device {device}"
         error.add_note(f"while allocating {what}")
         if is_refused(error):
-            advice = advise_on_host(requested, _core._host_memory()[1], True)
+            advice = advise_on_host(
+                requested, _core._host_memory().available_nbytes, True
+            )
             error.add_note(f"Advice: {advice}")
         return
     rows = {address: row for address, _, row in _core._pools()}
@@ -173,7 +175,7 @@ def explain(
         others=max(0, used - budgets[0][1]),
     )
     if kind in PAGE_LOCKED:
-        numbers.available = _core._host_memory()[1]
+        numbers.available = _core._host_memory().available_nbytes
     else:
         _ask_driver(numbers, [pool_stats(*row) for row in rows.values()])
     advice = _advise(numbers, error)
@@ -201,7 +203,7 @@ def refuse_locking(
     `budgets` are limit and use of pinned memory, then of all page-locked memory.
     """
     if not isinstance(error, OutOfMemoryError):
-        advice = advise_on_host(requested, _core._host_memory()[1], True)
+        advice = advise_on_host(requested, _core._host_memory().available_nbytes, True)
         error.add_note(f"Advice: {advice}")
         raise error
     held = dict.fromkeys(("locked", "live", "reserved"), 0)
@@ -219,7 +221,7 @@ def refuse_locking(
     error.requested, error.kind, error.device = requested, kind, device
     error.limit, error.others = limit, held["locked"] + held["reserved"]
     error.live, error.cached = held["live"], held["reserved"] - held["live"]
-    error.available = _core._host_memory()[1]
+    error.available = _core._host_memory().available_nbytes
     if error.name == _LIMIT_MET:
         error.advice = (
             f"{_size(used)} of the limit of {_size(limit)} are in use, "

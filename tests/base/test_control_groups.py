@@ -151,7 +151,9 @@ from cumem.base import control_groups
 
 control_groups.find = lambda: ({folder!r}.encode() + b"\\n", 1)
 cumem.device_count()
-print(*_core._host_memory()[2:], _core._processors()[0], cumem.get_limit("pinned"))
+host = _core._host_memory()
+print(host.cgroup_nbytes, host.usable_nbytes)
+print(_core._processors()[0], cumem.get_limit("pinned"))
 """
 
 
@@ -167,4 +169,4 @@ def test_what_is_found_at_opening_holds(tmp_path) -> None:
 
 def test_info_reads_the_same_limit(emulated) -> None:
     assert cumem.device_count() > 0
-    assert machine()["cgroup_limit_nbytes"] == _core._host_memory()[2]
+    assert machine()["cgroup_limit_nbytes"] == _core._host_memory().cgroup_nbytes

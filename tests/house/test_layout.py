@@ -50,7 +50,9 @@ def without_comments(text: str) -> str:
 TEXTS = {path: path.read_text() for path in SOURCES}
 CODES = {path: without_comments(text) for path, text in TEXTS.items()}
 #: Made of the stub and of PTX by headers.py.
-MADE = {('"', "docstrings.h"), ('"', "ptx.h"), ('"', "gil_checks.h")}
+MADE = {
+    ('"', f"{name}.h") for name in ("docstrings", "structseqs", "ptx", "gil_checks")
+}
 INCLUDES = {
     path: [each for each in INCLUDE.findall(text) if each not in MADE]
     for path, text in TEXTS.items()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.rules import check_none
+from support.structure import ROOT
 
 import cumem
 from cumem import _core
@@ -51,6 +52,28 @@ def test_stubs_match_the_extension() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_answers_with_names_have_the_members_of_the_stub() -> None:
+    stub = ast.parse((ROOT / "cumem" / "_core.pyi").read_text(encoding="utf-8"))
+    said = {
+        node.name: {
+            each.name: inspect.cleandoc(ast.get_docstring(each) or "")
+            for each in node.body
+            if isinstance(each, ast.FunctionDef)
+        }
+        for node in stub.body
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).startswith("structseq[") for base in node.bases)
+    }
+    assert "_DeviceFacts" in said
+    for name, members in said.items():
+        made = getattr(_core, name)
+        assert made.__module__ == "cumem._core"
+        assert made.n_fields == made.n_sequence_fields == len(members)
+        found = {each: getattr(made, each).__doc__ for each in made.__match_args__}
+        assert found == members
+        assert "" not in members.values(), name
 
 
 #: Modules that have overloads, in a stub or above the functions. stubtest does not know

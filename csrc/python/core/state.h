@@ -21,6 +21,7 @@
 #include "pool/pool.h"
 #include "pool/registry.h"
 #include "python/core/override.h"
+#include "python/core/structseq.h"
 #include "transfer/engine/engine.h"
 #include "transfer/file/file.h"
 #include "transfer/plan/tuning.h"
@@ -127,6 +128,7 @@ typedef struct cm_state {
     PyTypeObject *rows_type;          /* the type of iterators over a buffer */
     PyTypeObject *managed_block_type; /* the type of what `with buf.on(...)` enters */
     PyTypeObject *device_base;        /* the base of cumem.devices.device.Device */
+    PyTypeObject *structseq_types[CM_STRUCTSEQ_COUNT]; /* by cm_structseq */
     PyTypeObject *pool_base;
     /* cumem.pools.pool.Pool, over pool_base; NULL until there is a Pool. */
     PyTypeObject *pool_type;

@@ -222,10 +222,14 @@ describe_device(PyObject *module, PyObject *args)
     if (end(state, status) < 0) {
         return NULL;
     }
-    PyObject *uuid =
-        PyBytes_FromStringAndSize((const char *)info.uuid, sizeof(info.uuid));
-    return Py_BuildValue("(yNsK)", info.name, uuid, info.pci_bus_id,
-                         (unsigned long long)info.total_nbytes);
+    PyObject *members[CM_DeviceFacts_COUNT] = {
+        [CM_DeviceFacts_name] = PyBytes_FromString(info.name),
+        [CM_DeviceFacts_uuid] =
+            PyBytes_FromStringAndSize((const char *)info.uuid, sizeof(info.uuid)),
+        [CM_DeviceFacts_pci_bus_id] = PyUnicode_FromString(info.pci_bus_id),
+        [CM_DeviceFacts_total_nbytes] = PyLong_FromUnsignedLongLong(info.total_nbytes),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_DeviceFacts, members);
 }
 
 static PyObject *

@@ -129,7 +129,7 @@ core_exec(PyObject *module)
     state->when_contexts_grow = cm_pools_admit_peers;
     cm_state_init(state);
     if (cm_numpy_import() < 0 || make_words(state) < 0
-        || init_overrides(module, state) < 0
+        || init_overrides(module, state) < 0 || cm_structseqs_add(module, state) < 0
         || cm_register_buffer_types(module, state) < 0
         || cm_register_device_base(module, state) < 0
         || cm_register_stream_type(module, state) < 0

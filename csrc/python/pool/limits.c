@@ -185,14 +185,18 @@ cm_limit(PyObject *module, PyObject *args)
 }
 
 PyObject *
-cm_host_memory_tell(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+cm_host_memory_tell(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_host_memory memory;
     cm_host_memory_read(NULL, &memory);
-    return Py_BuildValue("(NNNN)", cm_limit_to_object(memory.total_nbytes),
-                         cm_limit_to_object(memory.available_nbytes),
-                         cm_limit_to_object(memory.cgroup_nbytes),
-                         cm_limit_to_object(memory.limit_nbytes));
+    PyObject *members[CM_HostMemory_COUNT] = {
+        [CM_HostMemory_total_nbytes] = cm_limit_to_object(memory.total_nbytes),
+        [CM_HostMemory_available_nbytes] = cm_limit_to_object(memory.available_nbytes),
+        [CM_HostMemory_cgroup_nbytes] = cm_limit_to_object(memory.cgroup_nbytes),
+        [CM_HostMemory_usable_nbytes] = cm_limit_to_object(memory.limit_nbytes),
+    };
+    return cm_structseq_new(cm_state_of_module(module), CM_STRUCTSEQ_HostMemory,
+                            members);
 }
 
 PyObject *

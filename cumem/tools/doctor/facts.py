@@ -232,7 +232,7 @@ def _container(base: Path) -> dict[str, Any]:
     status = info.read_text(base / "proc/self/status") or ""
     thp = re.search(r"^THP_enabled:\s*(\d)", status, re.M)
     return {
-        "available_nbytes": _core._host_memory()[1],
+        "available_nbytes": _core._host_memory().available_nbytes,
         "shows_cgroups": any(map(os.path.isdir, folders("memory"))),
         "shows_nodes": (base / "sys/devices/system/cpu").is_dir(),
         "has_huge_pages": thp is None or thp[1] != "0",
