@@ -1747,10 +1747,8 @@ class _Pool(Generic[_B_co]):
         /,
     ) -> Self: ...
     @property
-    def _config(self) -> tuple[_Kind, Device, int, int, bool, int, int, bool, int]:
-        """Kind, Device, flags, NUMA node or -1, whether segments are plain, the way of
-        forks as `cm_fork` numbers them, idle_trim in ns or 0, whether it is closed, number.
-        """
+    def _config(self) -> _PoolConfig:
+        """How the pool was made, which can be read after its end as well."""
     def allocate(self, nbytes: int, stream: object = None) -> _B_co:
         """Allocate a one-dimensional buffer of bytes.
 
@@ -1785,9 +1783,12 @@ class _Pool(Generic[_B_co]):
         **Ordered after**: device memory may be used at once on `stream`; on another
         stream the user orders it.
         """
-    def _read(self, blocks: bool | None, /) -> Any:
-        """Segment, address, bytes, bytes asked for and state of each block (True), a row
-        as of `_pools` (False), or None once peaks have begun anew (None)."""
+    def _describe(self) -> _PoolFacts:
+        """Read what the pool is and holds; ValueError if it is closed."""
+    def _list_blocks(self) -> list[_PoolBlock]:
+        """List its blocks by segment and address; ValueError if it is closed."""
+    def _reset_peaks(self) -> None:
+        """Let the peaks of the counters start again; ValueError if it is closed."""
     def _set_idle_trim(self, ns: int, /) -> None:
         """0: never."""
     def _set_limit(self, limit: int | None, /) -> None:
@@ -2824,12 +2825,90 @@ def _describe_device(device: int, /) -> _DeviceFacts:
 def _synchronize_device(device: int, /) -> None:
     """Wait for all work of a device. Ctrl-C ends the wait."""
 
-def _pools(
-    window: bool = False, /
-) -> list[tuple[int, int, tuple[int, int, _Kind, int, int | None, dict[str, int]]]]:
-    """A list of (address, serial, (number, flags, kind, device, limit, counters)) of all
-    pools; with `window` the peaks are those since the last call with it.
-    """
+@final
+class _PoolConfig(structseq[Any]):
+    """How a pool was made."""
+
+    @property
+    def kind(self) -> _Kind:
+        """The kind of its memory."""
+    @property
+    def device(self) -> Device:
+        """Whose memory it is, or whose context page-locks it."""
+    @property
+    def flags(self) -> int:
+        """The flags of CUDA that its memory is allocated with."""
+    @property
+    def numa_node(self) -> int:
+        """Where its pages were asked to lie; -1: near the device."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether its segments are plain allocations of the driver."""
+    @property
+    def fork(self) -> int:
+        """What forked children get, as ``cm_fork`` numbers it."""
+    @property
+    def idle_trim_ns(self) -> int:
+        """How long cached memory stays unused before it goes back; 0: for ever."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is allocated any more."""
+    @property
+    def number(self) -> int:
+        """The number by which its name tells it from others; 0: a default pool."""
+
+@final
+class _PoolFacts(structseq[Any]):
+    """What a pool is and holds at one moment."""
+
+    @property
+    def address(self) -> int:
+        """A number that tells pools apart which live at the same time; 0: what
+        `register` has locked, which is described as if it were a pool."""
+    @property
+    def serial(self) -> int:
+        """A number that no other pool of the process ever has."""
+    @property
+    def number(self) -> int:
+        """As of `_PoolConfig`; the largest ones stand for what is no pool of a user's."""
+    @property
+    def flags(self) -> int:
+        """As of `_PoolConfig`."""
+    @property
+    def kind(self) -> _Kind:
+        """The kind of its memory."""
+    @property
+    def device(self) -> int:
+        """The index of the device."""
+    @property
+    def limit(self) -> int | None:
+        """How many bytes it may hold; None for no limit."""
+    @property
+    def counters(self) -> dict[str, int]:
+        """The counters by their names in `PoolStats`."""
+
+@final
+class _PoolBlock(structseq[Any]):
+    """A block of a pool."""
+
+    @property
+    def segment(self) -> int:
+        """The number of its segment in the list."""
+    @property
+    def address(self) -> int:
+        """Where it begins, for the device."""
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+    @property
+    def requested_nbytes(self) -> int:
+        """How many of them were asked for."""
+    @property
+    def state(self) -> int:
+        """As ``cm_block_state`` numbers it."""
+
+def _pools(window: bool = False, /) -> list[_PoolFacts]:
+    """Describe all pools. With `window` the peaks are those since the last call with it."""
 
 def _default_pool(kind: str, device: int, /) -> Pool:
     """A new Pool around the default pool of a device."""
@@ -3048,10 +3127,31 @@ def _recorder_read(begin: int, end: int, /) -> tuple[int, bytes]:
     `begin`; and the first that is still there: what is before is of no meaning.
     """
 
-def _living() -> list[tuple[int, int, int, int, int, int]]:
-    """What is handed out, by all pools, and locked pages of others: address, nbytes,
-    bytes asked for, serial number of the pool, number of the kind in KINDS, device.
-    """
+@final
+class _LivingBlock(structseq[Any]):
+    """Memory that is handed out, or that `register` has locked."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins, for the host if that can use it, else for the device."""
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+    @property
+    def requested_nbytes(self) -> int:
+        """How many of them were asked for."""
+    @property
+    def pool_serial(self) -> int:
+        """The serial of its pool; 0: none."""
+    @property
+    def kind(self) -> int:
+        """The number of its kind in KINDS of ``cumem/recording/events.py``."""
+    @property
+    def device(self) -> int:
+        """The index of the device."""
+
+def _living() -> list[_LivingBlock]:
+    """List what all pools have handed out, and pages of others that are locked."""
 
 def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
     """All stacks from that number on: code objects and places in their bytes, the

@@ -120,10 +120,12 @@ def _handler(min_nbytes: int | str, pool: Pool | None) -> object:
         return _core._numpy_handler(nbytes, _default_pool())
     if not isinstance(pool, Pool):
         raise wrong_type("pool", "a Pool or None", pool)
-    kind, _, flags, *_ = pool._config
-    if kind not in PAGE_LOCKED:
-        raise ValueError(f"pool must be of pinned or mapped memory, not of {kind}")
-    if flags & WRITE_COMBINED:
+    config = pool._config
+    if config.kind not in PAGE_LOCKED:
+        raise ValueError(
+            f"pool must be of pinned or mapped memory, not of {config.kind}"
+        )
+    if config.flags & WRITE_COMBINED:
         raise ValueError("pool is write-combined: NumPy would read its arrays slowly")
     if pool.closed:
         raise ValueError("the pool is closed")

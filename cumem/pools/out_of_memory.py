@@ -157,8 +157,8 @@ def explain(
             )
             error.add_note(f"Advice: {advice}")
         return
-    rows = {address: row for address, _, row in _core._pools()}
-    stats = pool_stats(*rows[pool]) if pool in rows else PoolStats()
+    pools = {facts.address: facts for facts in _core._pools()}
+    stats = pool_stats(pools[pool]) if pool in pools else PoolStats()
     limits = [limit for limit, _ in budgets if limit is not None]
     left = [max(0, limit - used) for limit, used in budgets if limit is not None]
     bounded = [budget for budget in budgets if budget[0] is not None]
@@ -177,7 +177,7 @@ def explain(
     if kind in PAGE_LOCKED:
         numbers.available = _core._host_memory().available_nbytes
     else:
-        _ask_driver(numbers, [pool_stats(*row) for row in rows.values()])
+        _ask_driver(numbers, [pool_stats(facts) for facts in pools.values()])
     advice = _advise(numbers, error)
     for field in dataclasses.fields(numbers)[3:]:
         setattr(error, field.name, getattr(numbers, field.name))
@@ -207,8 +207,8 @@ def refuse_locking(
         error.add_note(f"Advice: {advice}")
         raise error
     held = dict.fromkeys(("locked", "live", "reserved"), 0)
-    for *_, row in _core._pools():
-        pool = pool_stats(*row)
+    for facts in _core._pools():
+        pool = pool_stats(facts)
         if pool.name == "registered":
             held["locked"] += pool.live_nbytes
         elif pool.kind in PAGE_LOCKED:

@@ -174,12 +174,12 @@ class Pool(_core._Pool[_B_co]):
     @property
     def kind(self) -> _core._Kind:
         """ "device", "pinned", "mapped" or "managed"."""
-        return self._config[0]
+        return self._config.kind
 
     @property
     def device(self) -> Device:
         """Device whose memory it is, or whose context page-locks it."""
-        return self._config[1]
+        return self._config.device
 
     def __dir__(self) -> list[str]:
         """Names of members that can be read now."""
@@ -191,14 +191,14 @@ class Pool(_core._Pool[_B_co]):
         it caches above that goes back at once, buffers that live stay. Raises ValueError
         after close().
         """
-        limit: int | None = self._read(False)[4]
-        return settled(limit, self._config[1].index)
+        facts = self._describe()
+        return settled(facts.limit, facts.device)
 
     @limit.setter
     def limit(self, value: int | str | None) -> None:
         if not self.closed:
-            kind, device, *_ = self._config
-            value = _limit_nbytes(kind, device.index, value)
+            config = self._config
+            value = _limit_nbytes(config.kind, config.device.index, value)
         self._set_limit(value)  # type: ignore[arg-type]
 
     @limit.deleter
@@ -208,25 +208,25 @@ class Pool(_core._Pool[_B_co]):
     @property
     def numa_node(self) -> int | None:
         """Where the pages were asked to lie, or None: near the device."""
-        node = self._config[3]
+        node = self._config.numa_node
         return None if node < 0 else node
 
     @property
     def segments(self) -> Literal["auto", "malloc"]:
         """ "auto" or "malloc"."""
-        return "malloc" if self._config[4] else "auto"
+        return "malloc" if self._config.is_plain else "auto"
 
     @property
     def fork(self) -> Literal["copy", "share", "omit"]:
         """ "copy", "share" or "omit": what forked children get."""
-        return _FORKS[self._config[5]]
+        return _FORKS[self._config.fork]
 
     @property
     def idle_trim(self) -> float | None:
         """Seconds after which cached memory that was not needed goes back, or None; may be
         set, also of a default pool. Raises ValueError if set after close().
         """
-        ns = self._config[6]
+        ns = self._config.idle_trim_ns
         return ns / 1e9 if ns else None  # the nearest to what was given
 
     @idle_trim.setter
@@ -240,7 +240,7 @@ class Pool(_core._Pool[_B_co]):
     @property
     def closed(self) -> bool:
         """True after close() or shutdown(): nothing is allocated any more."""
-        return self._config[7]
+        return self._config.is_closed
 
     def stats(self) -> PoolStats:
         """Read all counters at one moment.
@@ -256,7 +256,7 @@ class Pool(_core._Pool[_B_co]):
         """
         from cumem.pools.statistics import pool_stats
 
-        return pool_stats(*self._read(False))
+        return pool_stats(self._describe())
 
     def reset_peaks(self) -> None:
         """Let the peaks start again from what is held now.
@@ -266,7 +266,7 @@ class Pool(_core._Pool[_B_co]):
         ValueError
             If the pool is closed.
         """
-        self._read(None)
+        self._reset_peaks()
 
     def snapshot(self) -> Snapshot:
         """List all segments and blocks at one moment.
@@ -283,8 +283,7 @@ class Pool(_core._Pool[_B_co]):
         """
         from cumem.pools.snapshot import snapshot
 
-        kind, device, flags, *_, number = self._config
-        return snapshot(number, flags, kind, device.index, self._read(True))
+        return snapshot(self._config, self._list_blocks())
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw its segments and blocks as they are now.
@@ -356,8 +355,8 @@ class Pool(_core._Pool[_B_co]):
         again. Not so where the pool is dropped instead, or where the last of its
         buffers dies after close(): that waits to the end.
         """
-        *_, is_closed, number = self._config
-        if number == 0 and not is_closed:
+        config = self._config
+        if config.number == 0 and not config.is_closed:
             raise ValueError(
                 "a default pool cannot be closed: trim() it, or shutdown()"
             )
@@ -366,13 +365,15 @@ class Pool(_core._Pool[_B_co]):
     def __repr__(self) -> str:
         from cumem.pools.statistics import pool_name, pool_stats
 
-        kind, device, flags, *_, number = self._config
-        name = pool_name(number, flags, kind)
-        where = f"{name!r} of {kind} memory, device {device.index}"
-        if self.closed:
+        config = self._config
+        where = (
+            f"{pool_name(config)!r} of {config.kind} memory, "
+            f"device {config.device.index}"
+        )
+        if config.is_closed:
             return f"<cumem.Pool {where}, closed>"
         emulated = ", emulated" if _core._is_emulated() else ""
-        stats = pool_stats(*self._read(False))
+        stats = pool_stats(self._describe())
         return fold(
             f"<cumem.Pool {where}{emulated}: {format_nbytes(stats.live_nbytes)} live, "
             f"{format_nbytes(stats.reserved_nbytes)} reserved>"
@@ -381,9 +382,11 @@ class Pool(_core._Pool[_B_co]):
     def _repr_html_(self) -> str | None:
         from cumem.pools.statistics import pool_name
 
-        kind, device, flags, *_, number = self._config
-        name = pool_name(number, flags, kind)
-        title = f"cumem.Pool {name!r} of {kind} memory, device {device.index}"
+        config = self._config
+        title = (
+            f"cumem.Pool {pool_name(config)!r} of {config.kind} memory, "
+            f"device {config.device.index}"
+        )
         shown: str | None = show("html", self, title)
         return shown
 

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cumem import _core
 from cumem.base.answer import Answer
 from cumem.base.displays import show
 from cumem.base.kinds import Kind
@@ -229,20 +230,16 @@ def _mark(states: set[str]) -> str:
     return "+" if "live" in states else "~"
 
 
-def snapshot(
-    number: int,
-    flags: int,
-    kind: Kind,
-    device: int,
-    rows: list[tuple[int, int, int, int, int]],
-) -> Snapshot:
+def snapshot(config: _core._PoolConfig, rows: list[_core._PoolBlock]) -> Snapshot:
     """Make what `Pool.snapshot` answers."""
     blocks: dict[int, list[Block]] = {}
-    for segment, address, nbytes, requested, state in rows:
-        block = Block(address, nbytes, requested, _STATES[state])
-        blocks.setdefault(segment, []).append(block)
+    for row in rows:
+        state = _STATES[row.state]
+        block = Block(row.address, row.nbytes, row.requested_nbytes, state)
+        blocks.setdefault(row.segment, []).append(block)
     segments = tuple(
         Segment(found[0].address, sum(b.nbytes for b in found), tuple(found))
         for found in blocks.values()
     )
-    return Snapshot(pool_name(number, flags, kind), kind, device, segments)
+    index = config.device.index
+    return Snapshot(pool_name(config), config.kind, index, segments)

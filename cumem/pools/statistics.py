@@ -257,25 +257,24 @@ def stats() -> Stats:
     >>> found.total.live_nbytes >= found["pinned"].live_nbytes >= 1 << 20
     True
     """
-    return Stats(tuple(pool_stats(*row) for *_, row in _core._pools()))
+    return Stats(tuple(pool_stats(facts) for facts in _core._pools()))
 
 
-def pool_stats(
-    number: int,
-    flags: int,
-    kind: Kind,
-    device: int,
-    limit: int | None,
-    counters: dict[str, int],
-) -> PoolStats:
+def pool_stats(facts: _core._PoolFacts) -> PoolStats:
     """Make what `Pool.stats` answers."""
-    name = pool_name(number, flags, kind)
-    limit = None if is_share(limit) else limit  # of what only the driver knows
-    return PoolStats(name=name, kind=kind, device=device, limit=limit, **counters)
+    return PoolStats(
+        name=pool_name(facts),
+        kind=facts.kind,
+        device=facts.device,
+        # A share is one of what only the driver knows.
+        limit=None if is_share(facts.limit) else facts.limit,
+        **facts.counters,
+    )
 
 
-def pool_name(number: int, flags: int, kind: str) -> str:
+def pool_name(of: _core._PoolFacts | _core._PoolConfig) -> str:
     """``"default"``, ``"pool 3"``, ``"closed pool"``; see `PoolStats`."""
+    number, flags, kind = of.number, of.flags, of.kind
     if number == _STAGING_NUMBER:
         return _STAGING
     if number == _REGISTERED_NUMBER:
@@ -473,7 +472,7 @@ _open_lock = make_lock()
 def _fold() -> dict[int, PoolStats]:
     """Read all pools, by serial number, and let each open measurement see the peaks since
     the last look."""
-    found = {serial: pool_stats(*row) for _, serial, row in _core._pools(True)}
+    found = {facts.serial: pool_stats(facts) for facts in _core._pools(True)}
     for one in list(_open):
         before, one._peaks = one._peaks, {}
         for serial, pool in found.items():

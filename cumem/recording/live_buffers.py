@@ -161,10 +161,21 @@ def live() -> LivingBuffers:
     """
     known = _find_origins()
     buffers = []
-    for address, nbytes, requested, _, kind, device in _core._living():
-        line, tag, seconds = known.get((address, kind), (None, "", None))
-        place = (KINDS[kind], device, address, nbytes, requested)
-        buffers.append(Living(*place, line, tag, seconds))
+    for block in _core._living():
+        key = (block.address, block.kind)
+        line, tag, seconds = known.get(key, (None, "", None))
+        buffers.append(
+            Living(
+                KINDS[block.kind],
+                block.device,
+                block.address,
+                block.nbytes,
+                block.requested_nbytes,
+                line,
+                tag,
+                seconds,
+            )
+        )
     buffers.sort(key=lambda each: (-each.nbytes, each.address))
     return LivingBuffers(tuple(buffers))
 
@@ -251,9 +262,7 @@ def _report(
 
 def _places() -> dict[tuple[int, int], int]:
     """The bytes of what is handed out, by address and kind."""
-    return {
-        (address, kind): nbytes for address, nbytes, _, _, kind, _ in _core._living()
-    }
+    return {(block.address, block.kind): block.nbytes for block in _core._living()}
 
 
 # -- who holds it ----------------------------------------------------------------------
@@ -387,9 +396,10 @@ def who_holds(obj: object) -> Holders:
     if isinstance(obj, Living):
         return _who_holds_memory(obj.address, max(obj.nbytes, 1))
     if isinstance(obj, int) and not isinstance(obj, bool):
-        for address, nbytes, *_ in _core._living():
-            if address <= obj < address + max(nbytes, 1):
-                return _who_holds_memory(address, max(nbytes, 1))
+        for block in _core._living():
+            nbytes = max(block.nbytes, 1)
+            if block.address <= obj < block.address + nbytes:
+                return _who_holds_memory(block.address, nbytes)
         raise ValueError(
             f"no memory that is handed out has the address {obj}: print(cumem.live()) "
             "lists what there is, and an int is taken for an address"
@@ -409,7 +419,7 @@ def _who_holds_memory(address: int, nbytes: int) -> Holders:
     # What the search of a buffer calls an object is an array, which has its own search.
     named = tuple(each for each in found.values() if each.kind != "object")
     holders = named or tuple(found.values())
-    is_alive = any(each == address for each, *_ in _core._living())
+    is_alive = any(block.address == address for block in _core._living())
     return Holders(holders, int(is_alive and not holders))
 
 

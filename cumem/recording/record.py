@@ -664,9 +664,12 @@ def _read_alive() -> NDArray[Any]:
     except RuntimeError:  # in a forked child
         found = []
     alive = np.zeros(len(found), EVENT)
-    names = ("address", "nbytes", "value", "pool", "kind", "device")
-    for name, column in zip(names, zip(*found, strict=True), strict=False):
-        alive[name] = column
+    alive["address"] = [block.address for block in found]
+    alive["nbytes"] = [block.nbytes for block in found]
+    alive["value"] = [block.requested_nbytes for block in found]
+    alive["pool"] = [block.pool_serial for block in found]
+    alive["kind"] = [block.kind for block in found]
+    alive["device"] = [block.device for block in found]
     return alive
 
 

@@ -159,15 +159,13 @@ class Room:
 
     def _is_short(self, nbytes: int) -> bool:
         """Whether a pool would grow although enough of its memory is in flight."""
-        for *_, (_, _, kind, device, _, counters) in _core._pools():
-            if (
-                kind == "device"
-                and device == self._device
-                and counters["in_flight_nbytes"] >= nbytes
-                and counters["cached_nbytes"] < nbytes
-            ):
-                return True
-        return False
+        return any(
+            facts.kind == "device"
+            and facts.device == self._device
+            and facts.counters["in_flight_nbytes"] >= nbytes
+            and facts.counters["cached_nbytes"] < nbytes
+            for facts in _core._pools()
+        )
 
 
 @final

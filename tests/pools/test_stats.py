@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 def test_fields_are_the_counters_of_the_core(runtime) -> None:
     names = {field.name for field in dataclasses.fields(cumem.types.Counters)}
-    assert names == cumem.Pool()._read(False)[5].keys()
+    assert names == cumem.Pool()._describe().counters.keys()
     own = {field.name for field in dataclasses.fields(cumem.types.PoolStats)} - names
     assert own == {"name", "kind", "device", "limit"}
 

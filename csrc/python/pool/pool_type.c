@@ -27,22 +27,45 @@ dict_of(const cm_pool_counters *counters)
 #undef COUNTER_FORMAT
 }
 
-/* Describe a pool as (number, flags, kind, device, limit, counters). With `window` the
- * peaks are those since the last call with `window`. */
+/* Make a _PoolFacts of what a pool is and holds. `address` tells pools that live at the
+ * same moment apart, and 0 is that of what is no pool. */
 static PyObject *
-describe(cm_pool *pool, bool window)
+describe(const cm_state *state, uint64_t address, const cm_pool_config *config,
+         uint64_t limit_nbytes, const cm_pool_counters *counters)
+{
+    PyObject *members[CM_PoolFacts_COUNT] = {
+        [CM_PoolFacts_address] = PyLong_FromUnsignedLongLong(address),
+        [CM_PoolFacts_serial] = PyLong_FromUnsignedLongLong(config->serial),
+        [CM_PoolFacts_number] = PyLong_FromUnsignedLongLong(config->number),
+        [CM_PoolFacts_flags] = PyLong_FromUnsignedLong(config->flags),
+        [CM_PoolFacts_kind] = Py_NewRef(state->kind_words[config->kind]),
+        [CM_PoolFacts_device] = PyLong_FromLong(config->device),
+        [CM_PoolFacts_limit] = cm_limit_to_object(limit_nbytes),
+        [CM_PoolFacts_counters] = dict_of(counters),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_PoolFacts, members);
+}
+
+/* Describe a pool. With `window` the peaks are those since the last call with
+ * `window`. */
+static PyObject *
+describe_pool(const cm_state *state, cm_pool *pool, bool window)
 {
     const cm_pool_config *config = cm_pool_get_config(pool);
     cm_pool_counters counters;
-    (window ? cm_pool_read_window : cm_pool_read)(pool, &counters);
-    PyObject *limit = cm_limit_to_object(atomic_load(&config->budget->limit_nbytes));
-    return Py_BuildValue("(KIsiNN)", (unsigned long long)config->number, config->flags,
-                         cm_kinds[config->kind].text, config->device, limit,
-                         dict_of(&counters));
+    if (window) {
+        cm_pool_read_window(pool, &counters);
+    }
+    else {
+        cm_pool_read(pool, &counters);
+    }
+    return describe(state, (uintptr_t)pool, config,
+                    atomic_load(&config->budget->limit_nbytes), &counters);
 }
 
 /* Describe what register() has locked, as if it were a pool of which everything is
- * handed out. NULL without an exception: nothing was ever locked. */
+ * handed out. Each generation has one, told apart by its serial. NULL without an
+ * exception: nothing was ever locked. */
 static PyObject *
 describe_registered(cm_state *state, bool window)
 {
@@ -64,9 +87,12 @@ describe_registered(cm_state *state, bool window)
         .free_count = locked.locked_count - locked.count,
         .miss_count = locked.locked_count,
     };
-    return Py_BuildValue("(KIsiNN)", (unsigned long long)CM_NUMBER_REGISTERED, 0u,
-                         cm_kinds[CM_KIND_PINNED].text, 0, Py_NewRef(Py_None),
-                         dict_of(&counters));
+    const cm_pool_config config = {
+        .number = CM_NUMBER_REGISTERED,
+        .serial = UINT64_MAX - state->generation,
+        .kind = CM_KIND_PINNED,
+    };
+    return describe(state, 0, &config, UINT64_MAX, &counters);
 }
 
 static PyObject *
@@ -80,11 +106,15 @@ list_blocks(cm_state *state, cm_pool *pool)
     }
     PyObject *list = PyList_New(0);
     for (uint64_t i = 0; list != NULL && i < count; i++) {
-        cm_append(&list, Py_BuildValue("(IKKKi)", rows[i].segment,
-                                       (unsigned long long)rows[i].address,
-                                       (unsigned long long)rows[i].nbytes,
-                                       (unsigned long long)rows[i].requested_nbytes,
-                                       (int)rows[i].state));
+        PyObject *members[CM_PoolBlock_COUNT] = {
+            [CM_PoolBlock_segment] = PyLong_FromUnsignedLong(rows[i].segment),
+            [CM_PoolBlock_address] = PyLong_FromUnsignedLongLong(rows[i].address),
+            [CM_PoolBlock_nbytes] = PyLong_FromUnsignedLongLong(rows[i].nbytes),
+            [CM_PoolBlock_requested_nbytes] =
+                PyLong_FromUnsignedLongLong(rows[i].requested_nbytes),
+            [CM_PoolBlock_state] = PyLong_FromLong(rows[i].state),
+        };
+        cm_append(&list, cm_structseq_new(state, CM_STRUCTSEQ_PoolBlock, members));
     }
     free(rows);
     return list;
@@ -223,29 +253,39 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return buffer;
 }
 
-/* _read(what). True: a list of its blocks; False: its counters; None: its peaks start
- * again. */
+/* _describe() */
 static PyObject *
-pool_read(PyObject *op, PyObject *blocks)
+pool_describe(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    const cm_pool_object *self = (const cm_pool_object *)(void *)op;
+    const cm_state *state = ((cm_pool_object *)(void *)op)->state;
+    cm_pool *pool = cm_pool_object_take(op);
+    PyObject *answer = pool == NULL ? NULL : describe_pool(state, pool, false);
+    cm_pool_object_give(op, pool);
+    return answer;
+}
+
+/* _list_blocks() */
+static PyObject *
+pool_list_blocks(PyObject *op, PyObject *Py_UNUSED(unused))
+{
+    cm_state *state = ((cm_pool_object *)(void *)op)->state;
+    cm_pool *pool = cm_pool_object_take(op);
+    PyObject *answer = pool == NULL ? NULL : list_blocks(state, pool);
+    cm_pool_object_give(op, pool);
+    return answer;
+}
+
+/* _reset_peaks() */
+static PyObject *
+pool_reset_peaks(PyObject *op, PyObject *Py_UNUSED(unused))
+{
     cm_pool *pool = cm_pool_object_take(op);
     if (pool == NULL) {
         return NULL;
     }
-    PyObject *answer;
-    if (blocks == Py_None) {
-        cm_pool_reset_peaks(pool);
-        answer = Py_NewRef(Py_None);
-    }
-    else if (blocks == Py_True) {
-        answer = list_blocks(self->state, pool);
-    }
-    else {
-        answer = describe(pool, false);
-    }
+    cm_pool_reset_peaks(pool);
     cm_pool_object_give(op, pool);
-    return answer;
+    Py_RETURN_NONE;
 }
 
 /* _close(). Cached memory goes back at once, and what live blocks hold goes with the
@@ -312,12 +352,20 @@ pool_get_config(PyObject *op, void *Py_UNUSED(closure))
 {
     const cm_pool_object *self = (cm_pool_object *)(void *)op;
     const cm_pool_config *config = &self->config;
-    return Py_BuildValue(
-        "(sNIiNiKNK)", cm_kinds[config->kind].text,
-        cm_device_object_new(self->state, config->device), config->flags,
-        config->numa_node, PyBool_FromLong(config->segments == CM_SEGMENTS_PLAIN),
-        (int)config->fork, (unsigned long long)config->idle_trim_ns,
-        PyBool_FromLong(self->pool == NULL), (unsigned long long)config->number);
+    PyObject *members[CM_PoolConfig_COUNT] = {
+        [CM_PoolConfig_kind] = Py_NewRef(self->state->kind_words[config->kind]),
+        [CM_PoolConfig_device] = cm_device_object_new(self->state, config->device),
+        [CM_PoolConfig_flags] = PyLong_FromUnsignedLong(config->flags),
+        [CM_PoolConfig_numa_node] = PyLong_FromLong(config->numa_node),
+        [CM_PoolConfig_is_plain] =
+            PyBool_FromLong(config->segments == CM_SEGMENTS_PLAIN),
+        [CM_PoolConfig_fork] = PyLong_FromLong(config->fork),
+        [CM_PoolConfig_idle_trim_ns] =
+            PyLong_FromUnsignedLongLong(config->idle_trim_ns),
+        [CM_PoolConfig_is_closed] = PyBool_FromLong(self->pool == NULL),
+        [CM_PoolConfig_number] = PyLong_FromUnsignedLongLong(config->number),
+    };
+    return cm_structseq_new(self->state, CM_STRUCTSEQ_PoolConfig, members);
 }
 
 static PyObject *
@@ -359,7 +407,9 @@ pool_set_limit(PyObject *op, PyObject *value)
 
 static PyMethodDef pool_methods[] = {
     {"allocate", CM_METHOD(pool_allocate), CM_KEYWORDS, CM_DOC__Pool_allocate},
-    {"_read", pool_read, METH_O, CM_DOC__Pool__read},
+    {"_describe", pool_describe, METH_NOARGS, CM_DOC__Pool__describe},
+    {"_list_blocks", pool_list_blocks, METH_NOARGS, CM_DOC__Pool__list_blocks},
+    {"_reset_peaks", pool_reset_peaks, METH_NOARGS, CM_DOC__Pool__reset_peaks},
     {"_set_idle_trim", pool_set_idle_trim, METH_O, CM_DOC__Pool__set_idle_trim},
     {"_set_limit", pool_set_limit, METH_O, CM_DOC__Pool__set_limit},
     {"_close", pool_close, METH_NOARGS, CM_DOC__Pool__close},
@@ -514,24 +564,18 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     cm_state *state = cm_state_of_module(module);
     bool window = nargs > 0 && args[0] == Py_True;
+    PyObject *registered = NULL;
     cm_pool **held = NULL;
     uint32_t count = 0;
     PyObject *list = hold_all(state, &held, &count) ? PyList_New(0) : NULL;
     for (uint32_t i = 0; list != NULL && i < count; i++) {
-        cm_append(&list,
-                  Py_BuildValue("(KKN)", (unsigned long long)(uintptr_t)held[i],
-                                (unsigned long long)cm_pool_get_config(held[i])->serial,
-                                describe(held[i], window)));
+        cm_append(&list, describe_pool(state, held[i], window));
     }
-    PyObject *registered = list == NULL || state->registry == NULL
-                               ? NULL
-                               : describe_registered(state, window);
+    if (list != NULL && state->registry != NULL) {
+        registered = describe_registered(state, window);
+    }
     if (registered != NULL) {
-        /* This row belongs to no pool. Each generation has one, told apart by its
-         * serial. */
-        uint64_t serial = UINT64_MAX - state->generation;
-        cm_append(&list, Py_BuildValue("(KKN)", (unsigned long long)0,
-                                       (unsigned long long)serial, registered));
+        cm_append(&list, registered);
     }
     else if (PyErr_Occurred()) {
         Py_CLEAR(list);
@@ -568,12 +612,28 @@ list_registered(const cm_state *state, locked_row **out, size_t *count)
     return 0;
 }
 
-/* The Python function _living(): rows of all blocks that are handed out, and of pages
+/* A member of the answer of _living(): a block that is handed out, or locked pages. */
+static PyObject *
+make_living(const cm_state *state, uint64_t address, uint64_t nbytes,
+            uint64_t requested_nbytes, uint64_t pool_serial, int kind, int device)
+{
+    PyObject *members[CM_LivingBlock_COUNT] = {
+        [CM_LivingBlock_address] = PyLong_FromUnsignedLongLong(address),
+        [CM_LivingBlock_nbytes] = PyLong_FromUnsignedLongLong(nbytes),
+        [CM_LivingBlock_requested_nbytes] =
+            PyLong_FromUnsignedLongLong(requested_nbytes),
+        [CM_LivingBlock_pool_serial] = PyLong_FromUnsignedLongLong(pool_serial),
+        [CM_LivingBlock_kind] = PyLong_FromLong(kind),
+        [CM_LivingBlock_device] = PyLong_FromLong(device),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_LivingBlock, members);
+}
+
+/* The Python function _living(): all blocks that are handed out, and of pages
  * of others that we have locked. */
 static PyObject *
 living(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    static const char row[] = "(KKKIii)";
     cm_state *state = cm_state_of_module(module);
     cm_pool **held = NULL;
     uint32_t count = 0;
@@ -592,12 +652,10 @@ living(PyObject *module, PyObject *Py_UNUSED(unused))
         for (uint64_t k = 0; cm_is_ok(status) && k < row_count; k++) {
             const cm_block_row *r = &rows[k];
             if (r->state == CM_BLOCK_LIVE) {
+                uint64_t address = r->host != NULL ? (uintptr_t)r->host : r->address;
                 cm_append(&list,
-                          Py_BuildValue(
-                              row, r->host != NULL ? (uintptr_t)r->host : r->address,
-                              (unsigned long long)r->nbytes,
-                              (unsigned long long)r->requested_nbytes,
-                              (unsigned)config->serial, kind, config->device));
+                          make_living(state, address, r->nbytes, r->requested_nbytes,
+                                      config->serial, kind, config->device));
             }
         }
         free(rows);
@@ -610,10 +668,8 @@ living(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     for (size_t i = 0; list != NULL && i < registered_count; i++) {
         const locked_row *r = &registered[i];
-        unsigned long long nbytes = r->nbytes;
-        cm_append(&list,
-                  Py_BuildValue(row, (unsigned long long)(uintptr_t)r->first, nbytes,
-                                nbytes, 0u, CM_EVENT_REGISTERED, r->device));
+        cm_append(&list, make_living(state, (uintptr_t)r->first, r->nbytes, r->nbytes,
+                                     0, CM_EVENT_REGISTERED, r->device));
     }
     free(registered);
     return cm_py_answer(state, status, "while listing what lives", list);
