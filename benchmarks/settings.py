@@ -136,9 +136,9 @@ def cases(rounds: int, only: str) -> Iterator[Case]:
     for key, call, calls in all_copies:
         us, ratio = compare(call, calls, {}, rounds)
         yield Case("nothing", 0, key, us, ratio)
-    rows = dict(_core._read_tuning(True))
+    now = _core._read_tuning(True)
     for setting, tried in values.items():
-        for value in (each for each in tried if each != rows[setting][0]):
+        for value in (each for each in tried if each != now[setting].now):
             for key, call, calls in all_copies:
                 us, ratio = compare(call, calls, {setting: value}, rounds)
                 yield Case(setting, value, key, us, ratio)

@@ -2977,9 +2977,23 @@ def _export(
 def _set_tuning(values: dict[str, int], /) -> None:
     """Have these values, or none of them, and the defaults of the others."""
 
-def _read_tuning(opens: bool, /) -> list[tuple[str, tuple[int, int, int]]]:
-    """Rows of name and (value, least, most), as for copies that begin now;
-    `opens`: once the environment was read.
+@final
+class _TuningValue(structseq[Any]):
+    """A number by which copies are made."""
+
+    @property
+    def now(self) -> int:
+        """What holds for copies that begin now."""
+    @property
+    def least(self) -> int:
+        """The least that it may be."""
+    @property
+    def most(self) -> int:
+        """The most that it may be."""
+
+def _read_tuning(opens: bool, /) -> dict[str, _TuningValue]:
+    """Read by their names the numbers by which copies are made. With `opens` the
+    environment is read before, if it was not yet.
     """
 
 def _flush_cache(obj: object, /) -> None:
@@ -3039,21 +3053,43 @@ def _unregister(buffer: Buffer, defers: bool, /) -> None:
 def _is_memory(obj: object, /) -> bool:
     """Is it memory, and no value that copy() would make an array of?"""
 
-def _read_end(
-    obj: object, dtype: np.dtype[Any] | None, stream: object, /
-) -> tuple[Buffer | NDArray[Any], int, bool]:
-    """Whatever copy() takes, as a Buffer or an array (values as one of `dtype`), where its
-    element 0 lies: one number for all views of it; is it page-locked in one piece, or on a
-    device?
-    """
+@final
+class _CopyEnd(structseq[Any]):
+    """What `copy` would take an object for."""
 
-def _begin_parts(
-    stream: object, ends: tuple[object, ...], /
-) -> tuple[int, int, bool, object]:
-    """A `number` and the `before` of copies that begin together; is `stream` being
-    captured? Last an object: while it lives nobody frees the memory of `ends`, and
-    shutdown() is refused.
-    """
+    @property
+    def memory(self) -> Buffer | NDArray[Any]:
+        """The memory, as a Buffer or an array."""
+    @property
+    def place(self) -> int:
+        """Where element 0 lies, by numbers that all views of the memory share."""
+    @property
+    def is_locked(self) -> bool:
+        """Whether it is page-locked in one piece, or on a device."""
+
+def _read_end(obj: object, dtype: np.dtype[Any] | None, stream: object, /) -> _CopyEnd:
+    """Read whatever `copy` takes; values become an array of `dtype`."""
+
+@final
+class _CopyParts(structseq[Any]):
+    """Copies that begin together."""
+
+    @property
+    def number(self) -> int:
+        """By which storages know the copies that belong together."""
+    @property
+    def before(self) -> int:
+        """The first writer that a storage remembers which none of them comes after."""
+    @property
+    def is_captured(self) -> bool:
+        """Whether the stream is being captured."""
+    @property
+    def held(self) -> object:
+        """While this lives nobody frees the memory of the ends, and ``shutdown()`` is
+        refused."""
+
+def _begin_parts(stream: object, ends: tuple[object, ...], /) -> _CopyParts:
+    """Begin copies on `stream` whose ends are in the memory of `ends`."""
 
 def _end_parts(number: int, stream: object, held: object, /) -> None:
     """`stream` comes after all of them now (None: the caller has waited), so that it alone

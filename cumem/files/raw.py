@@ -545,7 +545,7 @@ def _memory(given: object, where: str | int, writes: bool, stream: object) -> An
     if isinstance(given, _core.Buffer) and not given.closed:
         memory = given
     elif _core._is_memory(given):
-        memory, *_ = _core._read_end(given, None, stream)
+        memory = _core._read_end(given, None, stream).memory
     else:
         role, kind = "source" if writes else "target", type(given).__name__
         raise TypeError(

@@ -56,7 +56,7 @@ class _End:
     __slots__ = ("axes", "begin", "end", "is_empty", "is_locked", "memory", "place")
 
     def __init__(self, memory: Any, place: int, is_locked: bool = False) -> None:
-        """As `_core._read_end` tells."""
+        """As `_core._CopyEnd` has them."""
         self.memory = memory
         self.place = place
         self.is_locked = is_locked
@@ -214,7 +214,8 @@ def _read_targets(call: _Call, dsts: object) -> list[_End]:
 def _read(call: _Call, memory: object, like: _End | None = None) -> _End:
     """Values become elements of the dtype of `like`."""
     dtype = None if like is None else like.memory.dtype
-    return _End(*_core._read_end(memory, dtype, call.stream))
+    found = _core._read_end(memory, dtype, call.stream)
+    return _End(found.memory, found.place, found.is_locked)
 
 
 def _check(call: _Call, one: _End, many: Sequence[_End]) -> None:
@@ -275,15 +276,23 @@ def _start(
 ) -> list[_core.Transfer]:
     """Nothing where the call blocks until all is done."""
     ends = tuple(end.memory for end in (*targets, *sources))
-    number, before, is_captured, held = _core._begin_parts(call.stream, ends)
+    parts = _core._begin_parts(call.stream, ends)
     try:
-        made = _make(call, targets, sources, is_broadcast, number, before, is_captured)
-        if call.blocking or (call.stream is not None and not is_captured):
+        made = _make(
+            call,
+            targets,
+            sources,
+            is_broadcast,
+            parts.number,
+            parts.before,
+            parts.is_captured,
+        )
+        if call.blocking or (call.stream is not None and not parts.is_captured):
             stream = None if call.blocking else call.stream
-            _core._end_parts(number, stream, held)
+            _core._end_parts(parts.number, stream, parts.held)
         return made
     finally:
-        del held  # a traceback would keep it
+        del parts  # a traceback of this frame would keep the memory that it holds
 
 
 def _make(

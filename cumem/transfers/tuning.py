@@ -135,18 +135,18 @@ def configure(
     (2, 67108864)
     """
     given = {"threads": threads, "ring_nbytes": ring_nbytes}
-    rows = dict(_core._read_tuning(True))
+    values = _core._read_tuning(True)
     changes = {
-        _SETTINGS[name][0]: _read(name, value, rows)
+        _SETTINGS[name][0]: _read(name, value, values)
         for name, value in given.items()
         if value is not None
     }
     before = {field: layers[CHOSEN].get(field) for field in changes}
     if changes:
         change(CHOSEN, changes)
-        rows = dict(_core._read_tuning(True))
+        values = _core._read_tuning(True)
     now: dict[str, Any] = {
-        name: rows[field][0] for name, (field, _) in _SETTINGS.items()
+        name: values[field].now for name, (field, _) in _SETTINGS.items()
     }
     sources = {name: _source(field) for name, (field, _) in _SETTINGS.items()}
     return Configuration(**now, sources=sources, _before=before)
@@ -174,7 +174,9 @@ def _install(new: list[dict[str, int]]) -> None:
     layers[:] = new
 
 
-def _read(name: str, value: Any, rows: Mapping[str, Any]) -> int | None:
+def _read(
+    name: str, value: Any, values: Mapping[str, _core._TuningValue]
+) -> int | None:
     """A setting as the extension takes it; None for "auto"."""
     if isinstance(value, str) and value == "auto":
         return None
@@ -186,14 +188,16 @@ def _read(name: str, value: Any, rows: Mapping[str, Any]) -> int | None:
         number = operator.index(value)
         if number < 0:
             raise ValueError(f"{name} must not be negative, got {number}")
-    return _in_range(name, name, number, rows)
+    return _in_range(name, name, number, values)
 
 
-def _in_range(name: str, said: str, number: int, rows: Mapping[str, Any]) -> int:
-    _, least, most = rows[_SETTINGS[name][0]]
-    least = max(least, int(name == "threads"))  # 0 is "auto" there
-    if not least <= number <= most:
-        low, high, given = (_text(name, value) for value in (least, most, number))
+def _in_range(
+    name: str, said: str, number: int, values: Mapping[str, _core._TuningValue]
+) -> int:
+    value = values[_SETTINGS[name][0]]
+    least = max(value.least, int(name == "threads"))  # 0 is "auto" there
+    if not least <= number <= value.most:
+        low, high, given = (_text(name, each) for each in (least, value.most, number))
         raise ValueError(f"{said} must be from {low} to {high}, not {given}")
     return number
 
@@ -206,7 +210,7 @@ def begin() -> None:
 
 
 def _read_environment() -> dict[str, int]:
-    rows = dict(_core._read_tuning(False))
+    values = _core._read_tuning(False)
     found: dict[str, int] = {}
     for name, (field, variable) in _SETTINGS.items():
         text = os.environ.get(variable, "")
@@ -222,7 +226,7 @@ def _read_environment() -> dict[str, int]:
             raise ValueError(
                 f"{variable} must be {wanted} or auto, not '{text:.100}'"
             ) from None
-        found[field] = _in_range(name, variable, number, rows)
+        found[field] = _in_range(name, variable, number, values)
     return found
 
 

@@ -81,8 +81,9 @@ def test_end_is_told_with_whether_it_is_locked_whole(four) -> None:
             (cumem.zeros(3, "u1", "managed"), True),
             (on(1, 3), True),
         ]:
-            assert _core._read_end(memory, None, None)[2] is is_locked
-    assert not _core._read_end(pages[page : 2 * page], None, None)[2]
+            assert _core._read_end(memory, None, None).is_locked is is_locked
+    inner = _core._read_end(pages[page : 2 * page], None, None)
+    assert not inner.is_locked
 
 
 SOURCES = ["numpy", "strided", "pinned", "mapped", "managed", "device", "far"]
@@ -154,9 +155,12 @@ def test_targets_of_one_device_share_one_upload(four) -> None:
 
 
 def test_targets_are_grouped_by_what_they_can_share(four) -> None:
+    def end_of(given: object) -> _End:
+        found = _core._read_end(given, None, None)
+        return _End(found.memory, found.place, found.is_locked)
+
     def grouped(source: object, *targets: object) -> dict[int, list[int]]:
-        ends = [_End(*_core._read_end(each, None, None)) for each in targets]
-        groups = _group(ends, _End(*_core._read_end(source, None, None)))
+        groups = _group([end_of(each) for each in targets], end_of(source))
         assert all(group[0] == lead for lead, group in groups.items())
         return {lead: sorted(group) for lead, group in groups.items()}
 

@@ -96,15 +96,22 @@ read_tuning(PyObject *module, PyObject *opens)
     unsigned cpu_count = cm_usable_cpu_count();
     get_tuning(state, cpu_count, &tuning);
     cm_tuning_resolve(&tuning, cpu_count);
-    PyObject *rows = PyList_New(0);
-    for (int i = 0; rows != NULL && i < CM_TUNING_COUNT; i++) {
+    PyObject *found = PyDict_New();
+    for (int i = 0; found != NULL && i < CM_TUNING_COUNT; i++) {
         const cm_tuning_row *row = &cm_tuning_rows[i];
-        cm_append(&rows, Py_BuildValue("(s(KKK))", row->name,
-                                       (unsigned long long)*cm_tuning_at(&tuning, i),
-                                       (unsigned long long)row->least,
-                                       (unsigned long long)row->most));
+        PyObject *members[CM_TuningValue_COUNT] = {
+            [CM_TuningValue_now] =
+                PyLong_FromUnsignedLongLong(*cm_tuning_at(&tuning, i)),
+            [CM_TuningValue_least] = PyLong_FromUnsignedLongLong(row->least),
+            [CM_TuningValue_most] = PyLong_FromUnsignedLongLong(row->most),
+        };
+        PyObject *value = cm_structseq_new(state, CM_STRUCTSEQ_TuningValue, members);
+        if (value == NULL || PyDict_SetItemString(found, row->name, value) < 0) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(value);
     }
-    return rows;
+    return found;
 }
 
 PyMethodDef cm_configure_methods[] = {

@@ -30,9 +30,12 @@ describe_end(cm_state *state, const cm_operand *end)
     }
     uint64_t begin = cm_overlap_span(state->runtime, region).begin;
     cm_end_facts facts = cm_engine_facts_of(engine, region);
-    return Py_BuildValue("(OKO)", end->keep,
-                         (unsigned long long)(begin - (uint64_t)low),
-                         facts.locked && facts.whole ? Py_True : Py_False);
+    PyObject *members[CM_CopyEnd_COUNT] = {
+        [CM_CopyEnd_memory] = Py_NewRef(end->keep),
+        [CM_CopyEnd_place] = PyLong_FromUnsignedLongLong(begin - (uint64_t)low),
+        [CM_CopyEnd_is_locked] = PyBool_FromLong(facts.locked && facts.whole),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_CopyEnd, members);
 }
 
 static PyObject *
@@ -137,6 +140,23 @@ hold_ends(cm_state *state, PyObject *module, PyObject *ends)
     return capsule;
 }
 
+/* Number the copies that begin now, and hold their ends. */
+static PyObject *
+make_parts(cm_state *state, PyObject *module, PyObject *ends, bool captures)
+{
+    PyObject *held = hold_ends(state, module, ends);
+    if (held == NULL) {
+        return NULL;
+    }
+    PyObject *members[CM_CopyParts_COUNT] = {
+        [CM_CopyParts_number] = PyLong_FromUnsignedLongLong(++state->many_count),
+        [CM_CopyParts_before] = PyLong_FromUnsignedLongLong(state->writer_total),
+        [CM_CopyParts_is_captured] = PyBool_FromLong(captures),
+        [CM_CopyParts_held] = held,
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_CopyParts, members);
+}
+
 static PyObject *
 begin_parts(PyObject *module, PyObject *args)
 {
@@ -150,14 +170,8 @@ begin_parts(PyObject *module, PyObject *args)
     if (cm_call_enter(&frame, state, stream, -1, NULL, NULL) == 0) {
         bool captures;
         cm_status status = cm_call_ask_capturing(frame.stream, &captures);
-        PyObject *held = hold_ends(state, module, ends);
-        answer = cm_py_answer(
-            state, status, "while copying",
-            held == NULL
-                ? NULL
-                : Py_BuildValue("(KKON)", (unsigned long long)++state->many_count,
-                                (unsigned long long)state->writer_total,
-                                captures ? Py_True : Py_False, held));
+        answer = cm_py_answer(state, status, "while copying",
+                              make_parts(state, module, ends, captures));
     }
     return cm_call_leave(&frame, answer);
 }

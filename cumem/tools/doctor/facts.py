@@ -268,7 +268,7 @@ def _copies() -> dict[str, Any]:
     now = configure()
     return {
         "threads": now.threads,
-        "staged_up_nbytes": dict(_core._read_tuning(True))["staged_up_nbytes"][0],
+        "staged_up_nbytes": _core._read_tuning(True)["staged_up_nbytes"].now,
         "ring_nbytes": now.ring_nbytes,
         "sources": dict(now.sources),
     }
