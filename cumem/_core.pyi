@@ -3021,24 +3021,53 @@ class _HostMemory(structseq[Any]):
 def _host_memory() -> _HostMemory:
     """Read how much memory the host has, and how much of it the process may use."""
 
+@final
+class _FileFailure(structseq[Any]):
+    """What was wrong with a file."""
+
+    @property
+    def error(self) -> int:
+        """What the system said, as an errno; 0: the file ends early."""
+    @property
+    def offset(self) -> int:
+        """Where in the file it was, or where the file ends."""
+    @property
+    def index(self) -> int:
+        """The number of the end that it was for."""
+
+@final
+class _FileOutcome(structseq[Any]):
+    """What became of a call that reads or writes a file."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes were moved; 0 where one of the others says why not."""
+    @property
+    def own_maps(self) -> list[int]:
+        """The numbers of the ends that are maps of bytes which the call touches. If there
+        is one, nothing was moved: it would change under the call."""
+    @property
+    def failure(self) -> _FileFailure | None:
+        """What was wrong with the file, or None."""
+
 def _transfer_file(
     open: Callable[[], int],
-    ends: tuple[tuple[int, object], ...],
+    offsets: tuple[int, ...],
+    memories: tuple[object, ...],
     writes: bool,
     cuts: bool,
     stream: object,
     direct: int,
     progress: _Progress,
-    looks: bool,
     /,
-) -> int | tuple[int, int, int] | list[int]:
-    """Read or write pairs of an offset and memory, which cumem/files/raw.py has read and
-    checked; the file is opened when nothing else is wrong. The number of bytes, or what
-    the system said (an errno; 0: the file ends), where in the file and at which end.
-    A list: nothing was moved, as these ends are maps of bytes of the file that the call
-    touches; `cuts`: what lies behind the ends counts as touched. `looks`: move nothing in
-    any case.
+) -> _FileOutcome:
+    """Read or write a file at offsets, from or to a memory for each of them, which
+    cumem/files/raw.py has checked. The file is opened when nothing else is wrong.
+    `cuts`: what lies behind the ends counts as touched.
     """
+
+def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
+    """Say whether memory is a map of bytes of the file, from an offset on."""
 
 def _register(
     memory: object, device: int, mapped: bool, read_only: bool, lock_read_only: bool, /

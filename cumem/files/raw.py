@@ -407,57 +407,53 @@ def _move(
     """Bytes that were read or written; `argument` is what the end of the one range is
     called, else it is ``ranges[0]``; `cuts`: what lies behind it is to go. A source that
     maps bytes which go is a `_CutMapError`, before anything is written."""
-    ends: list[tuple[int, Any]] = []
+    offsets: list[int] = []
+    memories: list[Any] = []
     staged: list[tuple[Any, Any]] = []
     try:
         for index, pair in enumerate(_iterable(ranges)):
-            ends.append(_read_end(pair, argument or index, writes, stream))
+            offset, memory = _read_end(pair, argument or index, writes, stream)
+            offsets.append(offset)
+            memories.append(memory)
 
-        def transfer() -> int | tuple[int, int, int] | list[int]:
+        def transfer() -> _core._FileOutcome:
             return _core._transfer_file(
                 opened.descriptor,
-                tuple(ends),
+                tuple(offsets),
+                tuple(memories),
                 writes,
                 cuts,
                 stream,
                 direct,
                 progress,
-                False,
             )
 
-        answer = transfer()
-        if isinstance(answer, list):
-            end = max(begin + memory.nbytes for begin, memory in ends)
+        outcome = transfer()
+        if outcome.own_maps:
+            end = max(offsets[i] + memories[i].nbytes for i in range(len(offsets)))
             if cuts and end < (opened.nbytes() or 0):
                 raise _CutMapError
-            for index in answer:
-                begin, memory = ends[index]
+            for index in outcome.own_maps:
+                memory = memories[index]
                 own = _stage(memory, writes, stream)
                 staged.append((memory, own))
-                ends[index] = (begin, own)
-            answer = transfer()
-        if isinstance(answer, int):
+                memories[index] = own
+            outcome = transfer()
+            assert not outcome.own_maps  # memory of our own maps no file
+        failure = outcome.failure
+        if failure is None:
             if not writes:
                 for memory, own in staged:
                     _core.copy(memory, own, stream=stream)
-            return answer
-        assert isinstance(answer, tuple)  # memory of our own maps no file
-        number, offset, index = answer
-        begin, memory = ends[index]
-        raise _failure(number, opened.name, offset, begin, memory.nbytes, writes)
+            return outcome.nbytes
+        begin, nbytes = offsets[failure.index], memories[failure.index].nbytes
+        raise _failure(
+            failure.error, opened.name, failure.offset, begin, nbytes, writes
+        )
     finally:  # a traceback keeps this frame, not the memory
         pair = memory = own = None
-        ends.clear()
+        memories.clear()
         staged.clear()
-
-
-def _shows_file(opened: _Opened, begin: int, memory: Any, writes: bool) -> bool:
-    """Is the memory a map of bytes of the file, from `begin` on?"""
-    ends = ((begin, memory),)
-    found = _core._transfer_file(
-        opened.descriptor, ends, writes, True, None, 1, None, True
-    )
-    return found != []
 
 
 def _move_as(
@@ -475,7 +471,7 @@ def _move_as(
     size = None if writes else opened.nbytes()
     if size is not None and item.offset + nbytes > size:
         raise _failure(0, opened.name, size, item.offset, nbytes, writes)
-    if not _shows_file(opened, item.offset, item.memory, writes):
+    if not _core._maps_file(opened.descriptor, item.offset, item.memory):
         with Parts(progress, nbytes, "write" if writes else "read") as told:
 
             def move(ranges: list[tuple[int, Any]]) -> None:
@@ -1060,7 +1056,7 @@ def _check_cut(opened: _Opened, item: Item) -> None:
     is mapped, where cutting it would take pages from under the map."""
     end = item.offset + int(item.memory.size) * item.dtype.itemsize
     is_cut = end < os.fstat(opened.descriptor()).st_size
-    if is_cut and _shows_file(opened, item.offset, item.memory, True):
+    if is_cut and _core._maps_file(opened.descriptor, item.offset, item.memory):
         raise _CutMapError
 
 

@@ -19,6 +19,7 @@ PyObject *cm_export(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);
+PyObject *cm_maps_file(PyObject *module, PyObject *args);
 
 /* METH_NOARGS */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);

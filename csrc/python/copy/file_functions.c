@@ -18,7 +18,6 @@ typedef struct file_call {
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* whose memory is an end, by index */
     bool cuts;        /* the file is to end with the last range */
-    bool looks;       /* for maps of the file among the ends, and nothing else */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
     cm_operand *ends;      /* owned, as are the next */
@@ -29,27 +28,32 @@ typedef struct file_call {
 /* -- ends --------------------------------------------------------------------------------- */
 
 static int
-read_pair(file_call *call, PyObject *pair)
+read_end(file_call *call, PyObject *offset_object, PyObject *memory)
 {
     cm_state *state = call->call.state;
     cm_operand *end = &call->ends[call->end_count];
     cm_file_range *range = &call->ranges[call->end_count];
-    unsigned long long offset;
-    PyObject *object;
-    if (!PyArg_ParseTuple(pair, "KO", &offset, &object)) {
+    uint64_t offset = PyLong_AsUnsignedLongLong(offset_object);
+    if (PyErr_Occurred()) {
         return -1;
     }
     call->end_count++;
-    if (cm_operand_init(state, end, object, NULL, call->given, CM_ASK) < 0) {
+    if (cm_operand_init(state, end, memory, NULL, call->given, CM_ASK) < 0) {
         return -1;
     }
     cm_status status = cm_file_range_init(range, offset, &end->region);
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
 }
 
+/* Read the ends: offsets in the file, and the memory of each. */
 static int
-read_pairs(file_call *call, PyObject *pairs)
+read_ends(file_call *call, PyObject *offsets, PyObject *memories)
 {
+    call->count = PyTuple_Size(memories);
+    if (PyTuple_Size(offsets) != call->count) {
+        PyErr_SetString(PyExc_ValueError, "there must be an offset for each memory");
+        return -1;
+    }
     size_t room = (size_t)call->count + 1;
     call->ends = PyMem_Calloc(room, sizeof(*call->ends));
     call->ranges = PyMem_Calloc(room, sizeof(*call->ranges));
@@ -58,7 +62,8 @@ read_pairs(file_call *call, PyObject *pairs)
         return -1;
     }
     for (Py_ssize_t i = 0; i < call->count; i++) {
-        if (read_pair(call, PyTuple_GetItem(pairs, i)) < 0) {
+        if (read_end(call, PyTuple_GetItem(offsets, i), PyTuple_GetItem(memories, i))
+            < 0) {
             return -1;
         }
         call->nbytes += call->ranges[i].nbytes;
@@ -114,10 +119,11 @@ choose_streams(file_call *call)
 /* -- the call ----------------------------------------------------------------------------- */
 
 static int
-init_call(file_call *call, PyObject *pairs)
+init_call(file_call *call, PyObject *offsets, PyObject *memories)
 {
-    if (cm_state_runtime(call->call.state) == NULL || read_pairs(call, pairs) < 0
-        || choose_streams(call) < 0 || take_ends(call) < 0) {
+    if (cm_state_runtime(call->call.state) == NULL
+        || read_ends(call, offsets, memories) < 0 || choose_streams(call) < 0
+        || take_ends(call) < 0) {
         return -1;
     }
     call->request.ranges = call->ranges;
@@ -266,21 +272,34 @@ find_own_maps(file_call *call)
     return shown;
 }
 
-static PyObject *
-run_call(file_call *call)
+/* Open the engine, and the file when nothing else is wrong. NULL with an exception. */
+static cm_engine *
+open_call(file_call *call)
 {
-    cm_state *state = call->call.state;
     /* Ranges of the host alone need no page-locked chunks, so no device to lock them.
      */
-    cm_engine *engine = cm_call_engine(state, call->devices);
-    if (engine == NULL || open_file(call) < 0) {
-        return NULL;
-    }
-    PyObject *shown = find_own_maps(call);
-    if (shown == NULL || call->looks || PyList_Size(shown) > 0) {
-        return shown;
-    }
-    Py_DECREF(shown);
+    cm_engine *engine = cm_call_engine(call->call.state, call->devices);
+    return engine == NULL || open_file(call) < 0 ? NULL : engine;
+}
+
+/* Make a _FileFailure of what was wrong with the file. */
+static PyObject *
+tell_failure(const cm_state *state, const cm_file_failure *failure)
+{
+    PyObject *members[CM_FileFailure_COUNT] = {
+        [CM_FileFailure_error] = PyLong_FromLong(failure->at_end ? 0 : failure->error),
+        [CM_FileFailure_offset] = PyLong_FromUnsignedLongLong(failure->offset),
+        [CM_FileFailure_index] = PyLong_FromUnsignedLongLong(failure->range_index),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_FileFailure, members);
+}
+
+/* Move the bytes. None once they are there, or a _FileFailure; NULL with an
+ * exception. */
+static PyObject *
+move_bytes(file_call *call, cm_engine *engine)
+{
+    cm_state *state = call->call.state;
     if (cm_call_prepare(&call->call, &call->request.copy) < 0) {
         return NULL;
     }
@@ -294,9 +313,7 @@ run_call(file_call *call)
         return NULL; /* Ctrl-C, or the progress callback's */
     }
     if (failure.at_end || failure.error != 0) {
-        return Py_BuildValue("(iKK)", failure.at_end ? 0 : failure.error,
-                             (unsigned long long)failure.offset,
-                             (unsigned long long)failure.range_index);
+        return tell_failure(state, &failure);
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status,
@@ -304,18 +321,78 @@ run_call(file_call *call)
     }
     call->call.is_ordered = true;
     call->call.moves_bytes = call->nbytes > 0;
-    return cm_progress_tell(call->call.progress, call->nbytes, call->nbytes) < 0
-               ? NULL
-               : PyLong_FromUnsignedLongLong(call->nbytes);
+    if (cm_progress_tell(call->call.progress, call->nbytes, call->nbytes) < 0) {
+        return NULL;
+    }
+    return Py_NewRef(Py_None);
+}
+
+/* Make a _FileOutcome. Takes `own_maps` and `failure` over. */
+static PyObject *
+make_outcome(const cm_state *state, uint64_t nbytes, PyObject *own_maps,
+             PyObject *failure)
+{
+    PyObject *members[CM_FileOutcome_COUNT] = {
+        [CM_FileOutcome_nbytes] = PyLong_FromUnsignedLongLong(nbytes),
+        [CM_FileOutcome_own_maps] = own_maps,
+        [CM_FileOutcome_failure] = failure,
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_FileOutcome, members);
+}
+
+/* Move the bytes, unless an end is a map of the file. */
+static PyObject *
+transfer(file_call *call)
+{
+    cm_engine *engine = open_call(call);
+    PyObject *own_maps = engine == NULL ? NULL : find_own_maps(call);
+    if (own_maps == NULL) {
+        return NULL;
+    }
+    if (PyList_Size(own_maps) > 0) {
+        return make_outcome(call->call.state, 0, own_maps, Py_NewRef(Py_None));
+    }
+    PyObject *failure = move_bytes(call, engine);
+    if (failure == NULL) {
+        Py_DECREF(own_maps);
+        return NULL;
+    }
+    uint64_t nbytes = failure == Py_None ? call->nbytes : 0;
+    return make_outcome(call->call.state, nbytes, own_maps, failure);
+}
+
+/* Whether an end is a map of the file. */
+static PyObject *
+look_for_maps(file_call *call)
+{
+    PyObject *own_maps = open_call(call) == NULL ? NULL : find_own_maps(call);
+    if (own_maps == NULL) {
+        return NULL;
+    }
+    PyObject *answer = PyBool_FromLong(PyList_Size(own_maps) > 0);
+    Py_DECREF(own_maps);
+    return answer;
+}
+
+/* From the ends to an answer, once the frame is entered; ends what `call` has. */
+static PyObject *
+run_call(file_call *call, PyObject *offsets, PyObject *memories,
+         PyObject *(*run)(file_call *call))
+{
+    PyObject *result = init_call(call, offsets, memories) < 0 ? NULL : run(call);
+    cm_state_drop_own(call->call.state);
+    fini_call(call);
+    return result;
 }
 
 PyObject *
 cm_transfer_file(PyObject *module, PyObject *args)
 {
-    PyObject *open, *ends, *stream, *told;
-    int writes, cuts, direct, looks;
-    if (!PyArg_ParseTuple(args, "OO!ppOiOp", &open, &PyTuple_Type, &ends, &writes,
-                          &cuts, &stream, &direct, &told, &looks)) {
+    PyObject *open, *offsets, *memories, *stream, *told;
+    int writes, cuts, direct;
+    if (!PyArg_ParseTuple(args, "OO!O!ppOiO", &open, &PyTuple_Type, &offsets,
+                          &PyTuple_Type, &memories, &writes, &cuts, &stream, &direct,
+                          &told)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -325,23 +402,50 @@ cm_transfer_file(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     cm_call_frame frame;
     PyObject *result = NULL;
-    if (cm_call_enter(&frame, state, stream, cm_device_hint(state, ends, stream, 2),
+    if (cm_call_enter(&frame, state, stream, cm_device_hint(state, memories, stream, 1),
                       told, writes ? "write" : "read")
         == 0) {
         call->call =
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
         call->open = open;
         call->cuts = cuts;
-        call->looks = looks;
         call->given = frame.stream;
-        call->count = PyTuple_Size(ends);
         call->request.writes = writes;
         call->request.direct = (cm_file_direct)direct;
         call->request.faults = &state->file_faults;
-        result = init_call(call, ends) < 0 ? NULL : run_call(call);
-        cm_state_drop_own(state);
-        fini_call(call);
+        result = run_call(call, offsets, memories, transfer);
     }
     PyMem_Free(call);
     return cm_call_leave(&frame, result);
+}
+
+PyObject *
+cm_maps_file(PyObject *module, PyObject *args)
+{
+    PyObject *open, *offset, *memory;
+    if (!PyArg_ParseTuple(args, "OOO", &open, &offset, &memory)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    PyObject *offsets = PyTuple_Pack(1, offset);
+    PyObject *memories = PyTuple_Pack(1, memory);
+    file_call *call = PyMem_Calloc(1, sizeof(*call));
+    if (call == NULL) {
+        PyErr_NoMemory();
+    }
+    if (offsets == NULL || memories == NULL || call == NULL) {
+        goto fail;
+    }
+    cm_state *state = cm_state_of_module(module);
+    call->call = (cm_call){.state = state, .blocking = true};
+    call->open = open;
+    call->cuts = true; /* all that lies behind the offset is asked about */
+    cm_state_enter(state);
+    result = run_call(call, offsets, memories, look_for_maps);
+    cm_state_leave(state);
+fail:
+    PyMem_Free(call);
+    Py_XDECREF(memories);
+    Py_XDECREF(offsets);
+    return result;
 }
