@@ -25,7 +25,7 @@ typedef enum cm_job_wait {
 /* How far a job is, where it goes on after it has waited so. */
 typedef enum cm_job_step {
     CM_JOB_ORDER,     /* waits for what comes first */
-    CM_JOB_SETTLE,    /* decides what its turn has to come for: see routes/settle.c */
+    CM_JOB_SETTLE,    /* decides what its turn has to come for */
     CM_JOB_MOVE,      /* moves its bytes */
     CM_JOB_DRAIN,     /* all is queued: a job thread unpacks what comes to the host */
     CM_JOB_END,       /* all is queued; over, unless it still waits for that */
@@ -103,8 +103,8 @@ typedef struct cm_job {
 /* dependencies.c: from here on it cannot be cancelled; again and again is harmless. Fails:
  * CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_job_begin(cm_job *job);
-/* scheduler.c: `nbytes` more are to be worked on. CM_ETIMEOUT: by a job thread, which
- * others need more, so the job is suspended until its next turn. */
+/* scheduler.c: a job in the background is about to work on `nbytes` more. CM_ETIMEOUT:
+ * other jobs need its thread more, so it is suspended until its next turn. */
 CM_NODISCARD cm_status cm_job_take_turn(cm_job *job, uint64_t nbytes);
 
 /* -- what a job waits for, before it begins and between its pieces: by the thread that

@@ -59,7 +59,7 @@ cm_job_take_turn(cm_job *job, uint64_t nbytes)
 {
     cm_engine *engine = job->engine;
     job->turn_nbytes += nbytes;
-    if (!job->in_background || job->turn_nbytes <= SHORT_NBYTES) {
+    if (job->turn_nbytes <= SHORT_NBYTES) {
         return cm_ok();
     }
     job->turn_nbytes = 0;

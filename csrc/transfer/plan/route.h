@@ -134,10 +134,3 @@ cm_route_text(const cm_route_row *row)
 typedef struct cm_route_counts {
     _Atomic uint64_t of[CM_ROUTE_COUNT];
 } cm_route_counts;
-
-static inline void
-cm_route_count(cm_route_counts *counts, const cm_route_row *row)
-{
-    ptrdiff_t index = row == NULL ? CM_ROUTE_NOTHING : row - cm_routes;
-    atomic_fetch_add_explicit(&counts->of[index], 1, memory_order_relaxed);
-}

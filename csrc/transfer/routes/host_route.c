@@ -102,7 +102,9 @@ copy_pieces(cm_job *job)
     bool is_shifted = shifts(job);
     cm_layout piece;
     for (;;) {
-        CM_TRY(cm_job_take_turn(job, 0));
+        if (job->in_background) {
+            CM_TRY(cm_job_take_turn(job, 0));
+        }
         if (!(is_shifted ? next_of_overlapping(job, &piece)
                          : cm_cut_next(&job->host.cut, &piece))) {
             return cm_ok();

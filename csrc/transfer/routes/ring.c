@@ -195,7 +195,7 @@ begin_piece(cm_job *job, cm_slot **out)
         /* The runtime's call would wait for the stream and cannot be ended. */
         CM_TRY(cm_job_wait_stream(job));
     }
-    if (!job->plan.row->crosses) {
+    if (job->in_background && !job->plan.row->crosses) {
         CM_TRY(cm_job_take_turn(job, job->plan.piece_nbytes));
     }
     CM_TRY(ring->cut_next(job, s));

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/routes/routes.h"
 
+#include <stddef.h>
+
 const cm_route_row cm_routes[CM_ROUTE_COUNT] = {
     [CM_ROUTE_NOTHING] = {.text = "nothing"},
 #define CM_ROUTE_ROW(name, text_, suits_, move_, ...)                                  \
@@ -36,4 +38,11 @@ cm_route_choose(cm_plan *plan, const cm_plan_ends *ends)
         row++; /* of each sort of ends the last row suits every plan */
     }
     return row;
+}
+
+void
+cm_route_count(cm_route_counts *counts, const cm_route_row *row)
+{
+    ptrdiff_t index = row == NULL ? CM_ROUTE_NOTHING : row - cm_routes;
+    atomic_fetch_add_explicit(&counts->of[index], 1, memory_order_relaxed);
 }

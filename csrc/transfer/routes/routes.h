@@ -21,14 +21,13 @@ CM_NODISCARD cm_status cm_peer_staged_settle(cm_job *job);
 CM_NODISCARD cm_status cm_staged_settle(cm_job *job);
 CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
 
+/* routes.c: one more copy has ended that went that way. NULL: no bytes had to move. */
+void cm_route_count(cm_route_counts *counts, const cm_route_row *row);
+
 /* fill.c: the body of cm_engine_try_fill(), by a call that the engine knows of. */
 bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
-/* settle.c: an overlapping source is read whole, the row's `settle` is called, and the
- * ticket is told which way the job goes. Nothing changes the plan afterwards. A job
- * that has neither such a source nor such a row is settled without it. */
-CM_NODISCARD cm_status cm_job_settle(cm_job *job);
-/* Reads an overlapping source whole first. */
+/* settle.c: reads an overlapping source whole first. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 /* Does that go into memory of the plan's device, or else of the host? */
 bool cm_job_can_own_on_device(const cm_job *job);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What comes between the plan of a job and its first byte. A plan is made when the copy
- * is asked for. The job may have to wait for its turn long after that, and only then it
- * is known what memory there is. So the last decisions are made here, once, and from
- * then on the route of the job stays as it is:
+/* How a job comes to another plan when its turn has come. A plan is made when the copy
+ * is asked for. The job may have to wait long after that, and only when its turn comes
+ * is it known what memory there is. So CM_JOB_SETTLE, a step of run.c, makes the last
+ * decisions, and two of them change the plan, by the functions of this file:
  *
  * - A source that overlaps its target is read whole first, into memory of our own. That
- *   is the source from now on, and the rest of the copy is planned for it.
- * - The row of the route takes what it cannot do without (`settle`). Where it gets none
- *   the copy is planned again, for a way that needs none.
- * - The ticket, which others may be looking at, is told of the route. */
+ *   memory is the source from then on, and the rest of the copy is planned for it.
+ * - A row whose `settle` gets no memory has the copy planned again, for a way that
+ * needs none.
+ *
+ * Most copies have neither such a source nor such a want, and never come here. */
 #include <stdlib.h>
 
 #include "transfer/routes/device_side.h"
@@ -105,23 +106,4 @@ cm_job_replace_source(cm_job *job)
     }
     return on_device ? replace_source_on_device(job, &pack)
                      : replace_source_on_host(job, &pack);
-}
-
-/* -- all of it ------------------------------------------------------------------------ */
-
-cm_status
-cm_job_settle(cm_job *job)
-{
-    if (job->overlaps) {
-        CM_TRY(cm_job_begin(job));
-        CM_TRY(cm_job_replace_source(job));
-    }
-    if (job->plan.row->settle != NULL) {
-        CM_TRY(job->plan.row->settle(job));
-    }
-    cm_mutex_lock(&job->engine->lock); /* others may be reading it */
-    job->ticket->row = job->plan.row;
-    job->ticket->nbytes = job->plan.nbytes;
-    cm_mutex_unlock(&job->engine->lock);
-    return cm_ok();
 }

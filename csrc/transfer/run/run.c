@@ -72,6 +72,29 @@ drain(cm_job *job)
     return job->plan.row->drain == NULL ? cm_ok() : job->plan.row->drain(job);
 }
 
+/* Before anything is moved: an overlapping source is read whole, and the row takes what
+ * it cannot do without. Either may change the plan, which stays as it is from here on,
+ * so the ticket, which others may be reading, is told of it. */
+static cm_status
+settle(cm_job *job)
+{
+    if (!job->overlaps && job->plan.row->settle == NULL) {
+        return cm_ok();
+    }
+    if (job->overlaps) {
+        CM_TRY(cm_job_begin(job));
+        CM_TRY(cm_job_replace_source(job));
+    }
+    if (job->plan.row->settle != NULL) { /* of the row that the plan has now */
+        CM_TRY(job->plan.row->settle(job));
+    }
+    cm_mutex_lock(&job->engine->lock);
+    job->ticket->row = job->plan.row;
+    job->ticket->nbytes = job->plan.nbytes;
+    cm_mutex_unlock(&job->engine->lock);
+    return cm_ok();
+}
+
 static cm_status
 run_on_stream(cm_job *job)
 {
@@ -83,9 +106,7 @@ run_on_stream(cm_job *job)
         job->step = CM_JOB_SETTLE;
     }
     if (job->step == CM_JOB_SETTLE) {
-        if (job->overlaps || job->plan.row->settle != NULL) {
-            CM_TRY(cm_job_settle(job));
-        }
+        CM_TRY(settle(job));
         job->step = CM_JOB_MOVE;
     }
     if (job->step == CM_JOB_MOVE) {
