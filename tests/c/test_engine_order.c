@@ -418,11 +418,48 @@ test_engine_on_a_capturing_stream(void)
     close_world(&w);
 }
 
+/* A call that is interrupted while its copy is queued on a stream that is shut. */
+typedef struct interrupted_call {
+    world *w;
+    cm_copy_request request;
+    int asked;     /* whether to go on */
+    int taken;     /* how often it was asked for its keeps */
+    bool is_short; /* there is no memory for them */
+    atomic_int drops;
+} interrupted_call;
+
 static bool
 interrupt_second_time(void *argument)
 {
-    int *asked = argument;
-    return ++*asked == 2;
+    interrupted_call *call = argument;
+    return ++call->asked == 2;
+}
+
+static bool
+take_keep_late(void *argument)
+{
+    interrupted_call *call = argument;
+    call->taken++;
+    if (call->is_short) {
+        unshut(call->w, call->w->streams[0]); /* what is queued is waited for */
+        return false;
+    }
+    call->request.keep[0] = (cm_keep){&call->drops, count_drop};
+    call->request.keep_count = 1;
+    return true;
+}
+
+static void
+init_interrupted_call(interrupted_call *call, world *w, memory *to, memory *from,
+                      int64_t stride)
+{
+    *call = (interrupted_call){.w = w,
+                               .request = {.dst = row(to, 0, 512, stride, 4),
+                                           .src = row(from, 0, 512, stride, 4),
+                                           .stream = w->streams[0],
+                                           .blocking = true,
+                                           .interrupted = interrupt_second_time,
+                                           .interrupted_argument = call}};
 }
 
 static void
@@ -435,30 +472,62 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
     w.engine->drain_ns = 1000000; /* the stream is shut, which no waiting ends */
-    for (int i = 0; i < 6; i++) {
-        int asked = 0;
-        atomic_int drops = 0;
-        int64_t stride = i == 0 || i >= 3 ? 4 : 8; /* the quick way, a job */
-        cm_copy_request request = {.dst = row(pairs[i % 3][0], 0, 512, stride, 4),
-                                   .src = row(pairs[i % 3][1], 0, 512, stride, 4),
-                                   .stream = w.streams[0],
-                                   .blocking = true,
-                                   .keep = {{&drops, count_drop}},
-                                   .keep_count = 1,
-                                   .interrupted = interrupt_second_time,
-                                   .interrupted_argument = &asked};
+    for (int i = 0; i < 12; i++) {
+        interrupted_call call;
+        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8; /* the quick way, a job */
+        init_interrupted_call(&call, &w, pairs[i % 3][0], pairs[i % 3][1], stride);
+        if (i < 6) {
+            CHECK(take_keep_late(&call)); /* before there is a copy */
+        }
+        else {
+            call.request.take_keeps = take_keep_late;
+        }
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
         shut(&w, w.streams[0]); /* idle: else the copy waits before it is queued */
-        CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_ECANCELLED);
-        CHECK_EQ(atomic_load(&drops), 0);
+        CHECK_CODE(cm_engine_copy(w.engine, &call.request, NULL), CM_ECANCELLED);
+        CHECK_EQ(call.taken, 1);
+        CHECK_EQ(atomic_load(&call.drops), 0);
         unshut(&w, w.streams[0]);
         WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
-        CHECK_EQ(atomic_load(&drops), 1);
+        CHECK_EQ(atomic_load(&call.drops), 1);
         CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
     }
     give_memory(&w, &a);
     give_memory(&w, &b);
     give_memory(&w, &c);
+    close_world(&w);
+}
+
+/* A copy whose caller stays to the end asks for no keeps, and one that has no memory
+ * for them stays to the end although it was interrupted. */
+static void
+test_engine_call_that_stays_to_the_end_takes_no_keeps(void)
+{
+    world w;
+    open_world(&w);
+    memory a = take_memory(&w, CM_KIND_PINNED, 0, 4096);
+    memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
+    for (int i = 0; i < 4; i++) {
+        interrupted_call call;
+        init_interrupted_call(&call, &w, &b, &a, i % 2 == 0 ? 4 : 8);
+        call.is_short = true;
+        call.request.take_keeps = take_keep_late;
+        if (i < 2) {
+            MUST(cm_engine_copy(w.engine, &call.request, NULL));
+            CHECK_EQ(call.taken, 0);
+        }
+        else {
+            shut(&w, w.streams[0]);
+            CHECK_CODE(cm_engine_copy(w.engine, &call.request, NULL), CM_ECANCELLED);
+            CHECK_EQ(call.taken, 1);
+        }
+        CHECK_EQ(cm_engine_count_pending(w.engine), 0);
+        bool is_idle;
+        MUST(cm_stream_query(w.streams[0], &is_idle));
+        CHECK(is_idle);
+    }
+    give_memory(&w, &a);
+    give_memory(&w, &b);
     close_world(&w);
 }
 
@@ -773,16 +842,17 @@ test_engine_stopped_copy_ends_at_once(void)
     close_world(&w);
 }
 
-MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns)
-         RUN(test_engine_dropped_ticket_neither_blocks_nor_cancels) RUN(
-             test_engine_waits_for_streams_and_tickets_named)
-             RUN(test_engine_registered_source_is_read_after_the_stream) RUN(
-                 test_engine_pages_stay_locked_until_the_copy_is_done)
-                 RUN(test_engine_short_of_device_memory_asks_for_relief) RUN(
-                     test_ticket_order_and_notify)
-                     RUN(test_engine_close_waits_for_all_and_tickets_outlive_it) RUN(
-                         test_engine_on_a_capturing_stream)
-                         RUN(test_engine_interrupted_copy_goes_on_behind_its_keeps) RUN(
+MAIN(RUN(test_engine_pageable_source_is_read_before_the_call_returns) RUN(
+    test_engine_dropped_ticket_neither_blocks_nor_cancels)
+         RUN(test_engine_waits_for_streams_and_tickets_named) RUN(
+             test_engine_registered_source_is_read_after_the_stream)
+             RUN(test_engine_pages_stay_locked_until_the_copy_is_done) RUN(
+                 test_engine_short_of_device_memory_asks_for_relief)
+                 RUN(test_ticket_order_and_notify) RUN(
+                     test_engine_close_waits_for_all_and_tickets_outlive_it)
+                     RUN(test_engine_on_a_capturing_stream) RUN(
+                         test_engine_interrupted_copy_goes_on_behind_its_keeps)
+                         RUN(test_engine_call_that_stays_to_the_end_takes_no_keeps) RUN(
                              test_engine_close_waits_for_what_an_interrupted_call_left)
                              RUN(test_engine_held_jobs_leave_the_workers_to_others) RUN(
                                  test_engine_never_waits_for_a_ticket_in_the_background)

@@ -361,7 +361,20 @@ FAULTS = [
         "cm_ticket_create(engine, request);",
         [
             "tests/transfers/test_transfer_control.py::"
-            "test_interrupted_short_copy_keeps_its_ends_until_it_is_done"
+            "test_interrupted_copy_keeps_its_ends_until_it_is_done[short]"
+        ],
+    ),
+    Fault(
+        "interrupted job keeps nothing",
+        "csrc/transfer/run/run.c",
+        "the ends of a long copy that is still in flight are handed out again",
+        "job->unkept != NULL && !cm_ticket_take_keeps(job->ticket, job->unkept)",
+        "job->unkept != NULL && job->ticket == NULL",
+        [
+            "tests/transfers/test_transfer_control.py::"
+            "test_interrupted_copy_keeps_its_ends_until_it_is_done[long]",
+            "tests/c/test_engine_order.c::"
+            "test_engine_interrupted_copy_goes_on_behind_its_keeps",
         ],
     ),
     Fault(

@@ -111,10 +111,11 @@ typedef struct cm_copy_request {
     cm_ticket **ticket_seen;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
     uint32_t keep_count;
-    /* Fills in `keep`, with the same argument, once it is clear that the copy may go on
-     * when its call is over. A blocking call has its ends itself until it returns, so
-     * that a short copy keeps nothing. Called at most once, in the caller's thread.
-     * False: there is no memory, and the call fails. NULL: `keep` is complete. */
+    /* Fills in `keep`, with the same argument, once the copy is to go on when its call
+     * is over. A blocking call has its ends itself until it returns, so that nothing is
+     * kept for it unless Ctrl-C ends it while the device is at work. Called at most
+     * once, in the caller's thread. False: there is no memory, and what is queued is
+     * waited for instead. NULL: `keep` is complete. */
     bool (*take_keeps)(void *argument);
 } cm_copy_request;
 

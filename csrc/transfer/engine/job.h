@@ -77,14 +77,18 @@ typedef struct cm_job {
                               file; CM_LOST_CAST; 0: none */
     cm_job_step step;
     cm_job_wait wait;
-    cm_after awaited;          /* borrowed */
-    uint64_t turn_nbytes;      /* worked on since it was a job thread's turn */
-    uint64_t moved_nbytes;     /* in pieces that are over, repeats included */
-    cm_wait_hooks hooks;       /* of a caller's thread that waits */
-    cm_stream *request_stream; /* held; NULL in the background */
-    cm_stream *stream;         /* held: works on it, request_stream or one lent to us */
-    uint64_t start_event;      /* lent, of stream->device */
-    uint64_t idle_event;       /* the same, while cm_job_wait_stream() runs */
+    cm_after awaited;              /* borrowed */
+    uint64_t turn_nbytes;          /* worked on since it was a job thread's turn */
+    uint64_t moved_nbytes;         /* in pieces that are over, repeats included */
+    cm_wait_hooks hooks;           /* of a caller's thread that waits */
+    const cm_copy_request *unkept; /* borrowed: that of a call which waits for the end
+                                      and keeps the ends itself
+                                      (cm_request_take_keeps()); NULL: the ticket has
+                                      the keeps */
+    cm_stream *request_stream;     /* held; NULL in the background */
+    cm_stream *stream;    /* held: works on it, request_stream or one lent to us */
+    uint64_t start_event; /* lent, of stream->device */
+    uint64_t idle_event;  /* the same, while cm_job_wait_stream() runs */
     uint32_t after_count;
     cm_after *afters;     /* owned array; events lent */
     void *host_temporary; /* owned: the source of an overlapping copy, read whole */

@@ -46,6 +46,24 @@ cm_request_event(const cm_copy_request *request)
     return event;
 }
 
+static void
+add_keeps(cm_ticket *ticket, const cm_copy_request *request)
+{
+    for (uint32_t i = 0; i < request->keep_count; i++) {
+        ticket->keep[ticket->keep_count++] = request->keep[i];
+    }
+}
+
+bool
+cm_ticket_take_keeps(cm_ticket *ticket, const cm_copy_request *request)
+{
+    if (!cm_request_take_keeps(request)) {
+        return false;
+    }
+    add_keeps(ticket, request);
+    return true;
+}
+
 cm_ticket *
 cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
 {
@@ -71,9 +89,7 @@ cm_ticket_create(cm_engine *engine, const cm_copy_request *request)
         ticket->noted = cm_request_event(request);
     }
     ticket->part_of = request->part_of;
-    for (uint32_t i = 0; i < request->keep_count; i++) {
-        ticket->keep[ticket->keep_count++] = request->keep[i];
-    }
+    add_keeps(ticket, request);
     atomic_fetch_add(&engine->pending_count, 1);
     return ticket;
 }

@@ -78,6 +78,9 @@ cm_event cm_request_event(const cm_copy_request *request);
  * page-locked now at the ends of the request stays so until it is done. NULL: no memory
  * (the keeps are then still the caller's). */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
+/* The call that waits for it will not stay to the end: take the keeps of its request.
+ * False: there is no memory for them. Nobody else must see the ticket yet. */
+bool cm_ticket_take_keeps(cm_ticket *ticket, const cm_copy_request *request);
 /* Add shares of what is page-locked now at that end of a copy. Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_share_locked(cm_engine *engine,
                                               const cm_region *region,

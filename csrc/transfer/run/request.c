@@ -178,6 +178,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->file = request->file;
     job->blocking = request->blocking;
     job->hooks = cm_request_hooks(request);
+    job->unkept = request->take_keeps == NULL ? NULL : request;
 }
 
 /* Run it, here or in the background; or give it up, where its preparation failed. */
@@ -319,12 +320,9 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
             cm_request_drop_keeps(request);
         }
     }
-    else if (cm_request_take_keeps(request)) {
+    else {
         cm_request_let_go(request);
         status = cm_request_start(engine, request, &tuning, out);
-    }
-    else {
-        status = cm_fail(CM_ENOMEM, 0);
     }
     cm_engine_end_call(engine);
     return status;

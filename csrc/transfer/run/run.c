@@ -135,6 +135,18 @@ run_on_stream(cm_job *job)
     return job->plan.is_download ? cm_ok() : cm_job_wait_stream(job);
 }
 
+/* Leave what is queued to the ticket, which must then keep the ends as well. False: it
+ * cannot, so that what is queued has to be waited for. */
+static bool
+leave_to_ticket(cm_job *job, cm_status status)
+{
+    if (job->unkept != NULL && !cm_ticket_take_keeps(job->ticket, job->unkept)) {
+        return false;
+    }
+    job->unkept = NULL;
+    return cm_is_ok(submit_end(job, status));
+}
+
 /* Nothing of a failed copy may be in flight when its caller hears of it. One that the
  * user interrupted goes on behind the ticket, and so does one in the background, of
  * which only the ticket tells, and a part of several, whose caller hears of the whole.
@@ -157,7 +169,7 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     job->lost_track = !cm_is_ok(cm_job_abandon_sides(job));
-    if (by_ticket && cm_is_ok(submit_end(job, status))) {
+    if (by_ticket && leave_to_ticket(job, status)) {
         return;
     }
     bool waited = cm_is_ok(cm_rt_stream_synchronize(rt, job->stream->handle));
