@@ -273,7 +273,7 @@ test_plan_pieces_are_those_of_the_cut(void)
             src.strides[0] = pitch;
             CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, later));
             CHECK_EQ(route_of(plan.row), CM_ROUTE_STAGED);
-            CHECK_EQ(plan.thread_count, 4);
+            CHECK_EQ(cm_ring_policy_thread_count(&plan, &tuning), 4);
             uint64_t eighth = (uint64_t)rows * 100000 / 8;
             eighth = eighth > 512 << 10 ? eighth : 512 << 10;
             CHECK_EQ(plan.piece_nbytes, least_of((uint64_t)rows * 100000, eighth));

@@ -30,7 +30,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         "device", plan->device, "src_device", plan->src_device, "pieces",
         (unsigned long long)plan->piece_count, "piece_nbytes",
         (unsigned long long)e->piece_nbytes, "axis", e->axis, "threads",
-        (unsigned)plan->thread_count, "chunks",
+        (unsigned)e->thread_count, "chunks",
         plan->row != NULL && plan->row->uses_ring ? plan->slot_count : 0, "quick",
         e->is_short, "bounced", e->is_bounced, "broadcast", e->is_broadcast, "overlaps",
         e->overlaps, "turned", plan->is_turned, "widens", plan->widens, "download",

@@ -63,7 +63,6 @@ choose_route(cm_plan *plan, const cm_plan_ends *ends)
     plan->piece_nbytes = plan->nbytes;
     plan->piece_count = 1;
     plan->slot_count = 1;
-    plan->thread_count = plan->device < 0; /* the host does all of it */
 }
 
 void

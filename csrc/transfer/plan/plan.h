@@ -41,7 +41,6 @@ typedef struct cm_plan {
     uint64_t piece_nbytes; /* of the largest piece */
     uint64_t piece_count;  /* 1: it goes as a whole */
     uint32_t slot_count;   /* pieces in flight at once, at most */
-    uint32_t thread_count; /* that move bytes on the host; 0: none does */
     uintptr_t target;      /* dst.host as a number: where huge pages begin */
     cm_layout layout;
 } cm_plan;

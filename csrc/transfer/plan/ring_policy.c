@@ -54,7 +54,6 @@ cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
                       && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
     plan->piece_count = plan->nbytes > 0;
-    plan->thread_count = plan->device < 0; /* the host does all of it */
     if (row->uses_ring || (row->crosses && plan->layout.ndim > 0)) {
         cm_layout core;
         cm_cut cut;
@@ -62,14 +61,20 @@ cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
         cm_ring_policy_cut(plan, tuning, &core, &cut);
         plan->piece_count = cm_cut_count(&cut);
     }
-    if (row->uses_ring && row->uses_host) {
-        cm_tuning all = *tuning;
-        if (cm_layout_is_scattered(&plan->layout)) {
-            all.thread_count = tuning->fresh_thread_count;
-        }
-        plan->thread_count = cm_tuning_piece_threads(&all, plan->piece_nbytes);
-    }
     plan->slot_count = (uint32_t)choose_slot_count(plan, tuning);
+}
+
+uint32_t
+cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning)
+{
+    cm_tuning all = *tuning;
+    if (!plan->row->uses_ring || !plan->row->uses_host) {
+        return 0;
+    }
+    if (cm_layout_is_scattered(&plan->layout)) {
+        all.thread_count = tuning->fresh_thread_count;
+    }
+    return cm_tuning_piece_threads(&all, plan->piece_nbytes);
 }
 
 /* Where there is little to read the first piece is on its way early all the same, and

@@ -559,7 +559,6 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
     if (free) {
         plan->piece_count = *bounced ? c.piece_count : 1;
         plan->piece_nbytes = *bounced ? c.piece_nbytes : c.nbytes;
-        plan->thread_count = c.converted_count > 0 ? 1 : plan->thread_count;
     }
     cm_scope_leave(&scope);
     return free;

@@ -43,6 +43,24 @@ explain_pieces(const cm_job *job, cm_explanation *out)
     }
 }
 
+/* The threads of the host that would work on a piece. */
+static uint32_t
+count_threads(const cm_job *job, const cm_copy_request *request, bool is_short)
+{
+    const cm_plan *plan = &job->plan;
+    if (plan->row == NULL) {
+        return 0;
+    }
+    if (is_short && (plan->device < 0 || request->convert != NULL)) {
+        return 1; /* the caller's own */
+    }
+    if (plan->device < 0) {
+        bool in_background = !request->blocking && request->stream == NULL;
+        return cm_host_thread_count(job, in_background);
+    }
+    return cm_ring_policy_thread_count(plan, &job->tuning);
+}
+
 /* Of a job that is planned: what else it would find out as it runs. */
 static void
 explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
@@ -55,6 +73,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
                     && cm_engine_is_short_copy(job->engine, request, &job->tuning,
                                                &out->is_bounced, plan);
     out->overlaps = job->overlaps && !out->is_short;
+    out->thread_count = count_threads(job, request, out->is_short);
     if (out->is_short && plan->device >= 0 && !plan->row->crosses) {
         plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whatever a job would do instead */
     }
@@ -63,10 +82,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
         bool on_device = cm_job_can_own_on_device(job); /* as if it were there */
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);
-    }
-    if (plan->row != NULL && plan->device < 0 && !out->is_short) {
-        bool in_background = !request->blocking && request->stream == NULL;
-        plan->thread_count = cm_host_thread_count(job, in_background);
+        out->thread_count = count_threads(job, request, false);
     }
     out->plan = *plan;
     if (plan->row != NULL) {

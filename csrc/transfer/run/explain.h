@@ -15,6 +15,7 @@ typedef struct cm_explanation {
     bool overlaps;         /* the source is read whole first */
     bool is_broadcast;     /* the source is repeated */
     uint64_t piece_nbytes; /* of the largest piece, as it is cut */
+    uint32_t thread_count; /* of the host that work on a piece; 0: none does */
     int axis;              /* of the target, along which it is cut; -1: one piece */
 } cm_explanation;
 
