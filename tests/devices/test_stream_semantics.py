@@ -981,6 +981,26 @@ def test_stream_named_while_a_copy_waits_is_not_forgotten_with_the_others(
     assert (outs[1] == 8).all()
 
 
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+@pytest.mark.parametrize("size", ["short", "long"])
+def test_blocking_copy_waits_for_the_work_of_others_on_its_memory(
+    emulated, size, down
+) -> None:
+    nbytes = {"short": 256, "long": 24 << 20}[size]
+    theirs = cumem.Stream()
+    with theirs:
+        other = cumem.zeros(8, "u1")
+    buffer, array = cumem.empty_device(nbytes, "u1"), np.zeros(nbytes, "u1")
+    buffer.record_stream(theirs)  # all that is known of the buffer
+    cumem.Device(0).synchronize()
+    with session.alarm(theirs):
+        other.fill(1, stream=theirs)
+        if down:
+            cumem.copy(array, buffer)
+        else:
+            cumem.copy(buffer, array)
+
+
 def test_copy_on_a_stream_comes_after_another_stream(emulated) -> None:
     first, second = cumem.Stream(), cumem.Stream()
     source = values.put(np.full(4096, 7, "u1"), "pinned")

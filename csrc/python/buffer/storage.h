@@ -330,6 +330,14 @@ cm_storage_is_in_transfer(const cm_storage *storage)
     return atomic_load(&storage->holds) >= CM_HOLD_TRANSFER;
 }
 
+/* False if it remembers nothing but its lasting streams. Those are in everybody's way
+ * and are never forgotten, so that nobody has to know which bytes are used. */
+static inline bool
+cm_storage_has_past(const cm_storage *storage)
+{
+    return storage->use_count > storage->lasting_count || storage->writer_count > 0;
+}
+
 /* Where `region`, a part of its memory, lies in it. */
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);

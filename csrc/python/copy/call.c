@@ -247,6 +247,33 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     return 0;
 }
 
+/* A blocking call leaves nothing behind that a storage would have to remember, and can
+ * only make it forget. Most storages of blocking copies have nothing to forget. */
+static bool
+needs_extent(const cm_call *call, const cm_storage *storage)
+{
+    return !call->blocking || call->before != 0 || cm_storage_has_past(storage);
+}
+
+int
+cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes)
+{
+    cm_storage *storage = end->storage;
+    if (storage == NULL) {
+        return 0;
+    }
+    if (needs_extent(call, storage)) {
+        return cm_call_come_after(call, storage,
+                                  cm_storage_extent(storage, &end->region, writes));
+    }
+    for (uint32_t i = 0; i < storage->use_count; i++) {
+        if (cm_call_come_after_stream(call, storage->uses[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* -- what is kept ------------------------------------------------------------------------- */
 
 static int

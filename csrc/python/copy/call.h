@@ -170,6 +170,9 @@ int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
 /* Come after the streams that used the storage, and after its unfinished transfers that
  * are in the way of one of `extent`. 0, or -1 with MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
+/* The same of an end, which reads or writes what it has of the storage; of memory that
+ * is no storage of ours there is nothing to come after. */
+int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 /* Keep an end's memory: a storage as a transfer does, or else an object. 0 or -1. */
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);

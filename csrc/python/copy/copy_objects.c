@@ -76,13 +76,9 @@ choose_stream(copy_call *call)
 static int
 take_end(copy_call *call, const cm_operand *end, bool writes)
 {
-    cm_storage *storage = end->storage;
     call->devices |= cm_devices_of(&end->region);
-    if (storage != NULL) {
-        cm_extent extent = cm_storage_extent(storage, &end->region, writes);
-        if (cm_call_come_after(&call->call, storage, extent) < 0) {
-            return -1;
-        }
+    if (cm_call_come_after_end(&call->call, end, writes) < 0) {
+        return -1;
     }
     if (call->call.blocking) {
         cm_call_keep_late(&call->call, end);
