@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements that have another dtype in a file than in memory.
+"""Reads and writes elements that have another dtype in the file than in memory.
 
-They go by way of two stages of ordinary memory, in turn: while the copy engine converts
-what lies in the one, into its place or from there, the other is read or written. So no
-second array of the whole is made, whatever its length, and the stages are all that is held
-beside it. What is long is cut along its elements; what is short shares a stage with its
-neighbours, and is converted together with them.
+The elements go through two stages, pieces of ordinary memory that are used in turn. While
+the copy engine converts the elements of one stage, reading or writing goes on with the
+other. The two stages are the only extra memory, whatever the length of the array; an array
+of the converted elements is never made as a whole.
+
+A long array is cut into pieces that fit a stage. Short arrays share a stage with their
+neighbours and are converted together with them.
 """
 
 from __future__ import annotations
@@ -21,27 +23,28 @@ import numpy as np
 from cumem import _core
 from cumem.base.kinds import is_on_device
 
-#: Bytes of a stage. An element that is longer has one of its own length.
+#: The size of a stage. An element that is longer has a stage of its own length.
 STAGE_NBYTES = 16 << 20
-#: Where arrays begin in a stage: no dtype is aligned to more.
+#: Arrays begin at multiples of this in a stage; no dtype needs a larger alignment.
 _ALIGN = 64
-#: Where a stage begins, so that it can be read past the page cache.
+#: A stage begins at a multiple of this, so that reading can bypass the page cache.
 _PAGE = 64 << 10
 
 Array = np.ndarray[Any, Any]
 
 
 class Item(NamedTuple):
-    """An array in a file, and its memory.
+    """An array in a file, and the memory that it is read to or written from.
 
     Attributes
     ----------
     offset : int
-        In the file, in bytes; the elements follow each other in C order.
+        The offset of the first element in the file, in bytes. The elements follow each
+        other in C order.
     dtype : numpy.dtype
-        Of the elements in the file.
+        The dtype of the elements in the file.
     memory : Buffer or numpy.ndarray
-        Of any strides and kind, and of another dtype.
+        Memory of any strides and kind, with the dtype to convert to or from.
     """
 
     offset: int
@@ -55,11 +58,11 @@ def read_as(
     casting: Any,
     stream: object,
 ) -> None:
-    """Fill the memory of all items with what `read` reads, converted.
+    """Fill the memory of all items with the converted elements that `read` reads.
 
-    `read` takes pairs of an offset and of an array of bytes, and returns when these are
-    read. Blocks until all is there; the copies come after the work of `stream`, or of the
-    current one of the device whose memory is filled.
+    `read` takes pairs of an offset and an array of bytes, and returns when these are read.
+    This function blocks until all memory is filled. The copies come after the work of
+    `stream`, or without one after that of the filled device's current stream.
     """
     with _Stages() as stages:
         for group in _groups(items):
@@ -81,8 +84,11 @@ def write_as(
     casting: Any,
     stream: object,
 ) -> None:
-    """Convert the memory of an item and have `write` write it, which takes the same pairs
-    as `read` of `read_as` does. Blocks until all is written."""
+    """Convert the memory of an item and let `write` write it.
+
+    `write` takes the same pairs as `read` of `read_as`. This function blocks until
+    everything is written.
+    """
     with _Stages() as stages:
         before: tuple[_Piece, Array] | None = None
         for group in _groups([item]):
@@ -90,7 +96,8 @@ def write_as(
             stage = stages.next(piece.end)
             view = piece.view(stage)
             elements = view.view(piece.dtype).reshape(piece.memory.shape)
-            # What is converted lies in the other stage than what is written meanwhile.
+            # While this piece is converted in its stage, the one before is written from
+            # the other stage.
             transfer = _copies([(elements, piece.memory)], casting, stream)
             if before is not None:
                 write([(before[0].offset, before[1])])
@@ -101,24 +108,24 @@ def write_as(
 
 
 class _Piece(NamedTuple):
-    """A part of an item, which lies in the file in one run."""
+    """A part of an item whose bytes are contiguous in the file."""
 
     offset: int
     dtype: np.dtype[Any]
     memory: Any
-    at: int  #: where it lies in the stage
+    at: int  #: the offset of its bytes in the stage
 
     @property
     def end(self) -> int:
         return self.at + int(self.memory.size) * self.dtype.itemsize
 
     def view(self, stage: Array) -> Array:
-        """Its bytes in the stage."""
+        """Return its bytes in the stage."""
         return stage[self.at : self.end]
 
 
 def _groups(items: Iterable[Item]) -> Iterator[list[_Piece]]:
-    """Pieces that have room in one stage, in order."""
+    """Yield lists of pieces, in order, that fit one stage together."""
     group: list[_Piece] = []
     end = 0
     for offset, dtype, memory in items:
@@ -137,8 +144,10 @@ def _groups(items: Iterable[Item]) -> Iterator[list[_Piece]]:
 
 
 def pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Indices that cut an array of `shape` into pieces of at most `most` elements, which
-    follow each other in C order; one that is empty has none."""
+    """Yield indices that cut an array of `shape` into pieces of at most `most` elements.
+
+    The pieces follow each other in C order. An empty array has none.
+    """
     count = math.prod(shape)
     if count <= max(most, 1):
         if count > 0:
@@ -158,8 +167,10 @@ def pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
 def _copies(
     pairs: list[tuple[Any, Any]], casting: Any, stream: object
 ) -> _core.Transfer:
-    """Begin the copies of a stage. One that is long runs in the background, beside what is
-    read or written next."""
+    """Begin the copies of a stage.
+
+    A single long copy runs in the background, while the next piece is read or written.
+    """
     on = stream
     if on is None:
         ends = (end for pair in pairs for end in pair if isinstance(end, _core.Buffer))
@@ -172,8 +183,7 @@ def _copies(
 
 
 class _Stages:
-    """Two stages, taken in turn, each of which is free again once what was begun on it is
-    done."""
+    """Two stages that are used in turn, each only when its last copy is done."""
 
     def __init__(self) -> None:
         self._memory = [np.empty(0, "u1"), np.empty(0, "u1")]
@@ -181,7 +191,7 @@ class _Stages:
         self._turn = 0
 
     def next(self, nbytes: int) -> Array:
-        """The one whose turn it is, with room for so many bytes; waits until it is free."""
+        """Return the stage whose turn it is, free and with room for `nbytes`."""
         self._turn ^= 1
         self._wait(self._turn)
         now = self._memory[self._turn].size
@@ -191,7 +201,7 @@ class _Stages:
         return self._memory[self._turn]
 
     def begin(self, transfer: _core.Transfer) -> None:
-        """Something works on the stage that was given last."""
+        """Remember the copy that uses the stage which `next` returned last."""
         self._work[self._turn] = transfer
 
     def _wait(self, turn: int) -> None:
@@ -212,10 +222,10 @@ class _Stages:
             self._wait(self._turn ^ 1)
             self._wait(self._turn)
         finally:
-            for turn in range(2):  # after a failure nothing goes on either
+            for turn in range(2):  # if one copy failed, the other must end as well
                 with contextlib.suppress(Exception):
                     self._wait(turn)
-            self._memory.clear()  # a traceback would keep it
+            self._memory.clear()  # a traceback may keep this object alive
 
 
 def _aligned(nbytes: int) -> Array:

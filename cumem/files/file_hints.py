@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file is that a reader cannot read, by its first bytes, and what reads it."""
+"""Recognises a file of another format by its first bytes, and says what reads it.
+
+Errors use this: a reader that was given a wrong file says what the file is and which
+function reads it, such as "a ZIP archive: cumem.load() reads an .npz, ...".
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ __all__ = [
     "why_not_plain",
 ]
 
-#: So many bytes tell.
+#: The number of first bytes that are needed to recognise a file.
 HEAD_NBYTES = 64
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PACKED = {
@@ -41,25 +45,25 @@ _OTHERS = {
     b"ARROW1": "an Arrow file: pyarrow reads it",
     b"\x80": "a pickle, which is not read: torch.load() or pickle reads those you trust",
 }
-#: First bytes of those that no elements begin with by chance.
+#: First bytes that are so long that no array begins with them by chance.
 _LONG = (b"\x93NUMPY", b"GGUF", b"\x89HDF\r\n\x1a\n", b"ARROW1", b"\xfd7zXZ\x00")
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 _ARCHIVES = (".npz", ".pt", ".pth", ".ckpt", ".zip")
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _JSON = re.compile(rb'\{\s*("|\})')
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one of two slashes
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib joins two slashes to one
 _SHORT_NBYTES = 8  # fewer bytes may be printable by chance
-_PATH_NBYTES = 4096  # more is not a name
+_PATH_NBYTES = 4096  # no path is longer
 
 
 def is_lfs_pointer(head: bytes) -> bool:
-    """Is it the text that Git LFS has in a checkout in place of a file?"""
+    """Return whether these bytes begin the text that Git LFS leaves in place of a file."""
     return head.startswith(_LFS)
 
 
 def lfs_text(name: object) -> str:
-    """What to say of such a text."""
+    """Return the message about the text that Git LFS leaves in place of a file."""
     return (
         f"{name} is a Git LFS pointer, a text that stands for the file, which was not "
         "downloaded: run `git lfs pull` in its repository, or download the file itself"
@@ -67,7 +71,7 @@ def lfs_text(name: object) -> str:
 
 
 def what_it_is(head: bytes) -> str | None:
-    """What a file with these first bytes is and what reads it; None: nobody knows."""
+    """Return what a file with these first bytes is and what reads it, or None."""
     for magic, (name, command) in _PACKED.items():
         if head.startswith(magic):
             return f"packed by {name}: unpack it first ({command})"
@@ -88,20 +92,20 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def text_of(head: bytes) -> str | None:
-    """The text that a file begins with, in quotes; None: it begins with other bytes."""
+    """Return the text at the beginning of the file, in quotes, or None if it is no text."""
     begin = head[:40].split(b"\n")[0].rstrip()
     is_text = len(begin) >= _SHORT_NBYTES and begin.isascii()
     return repr(begin.decode()) if is_text and begin.decode().isprintable() else None
 
 
 def why_not_plain(name: str, head: bytes, as_bytes: bool = False) -> str | None:
-    """What a file is that nobody means to read as plain elements, header and all, and
-    what reads it; None: its bytes may be elements.
+    """Return what the file is and what reads it, or None if it may hold plain elements.
 
-    Where few first bytes tell, elements may begin with them by chance: then the file's
-    name must say the same. With `as_bytes`, elements of one byte are asked for, as which
-    any file may be meant; but not a Git LFS pointer, and not NumPy's own files, since
-    those may hold an array of bytes behind their header.
+    A reader of plain elements asks this, since nobody means to read a header as elements.
+    Some formats are known by so few bytes that an array may begin with them by chance; the
+    name of the file must agree for those. With `as_bytes` the caller reads elements of one
+    byte, which is a way to read any file. Even then it refuses Git LFS pointers, and
+    NumPy's own files, because these may hold an array of bytes behind their header.
     """
     if is_lfs_pointer(head):
         return lfs_text(repr(name))
@@ -116,7 +120,7 @@ def why_not_plain(name: str, head: bytes, as_bytes: bool = False) -> str | None:
 
 
 def check_is_name(path: Any) -> None:
-    """Refuse the bytes of a file where its name is asked for, with a TypeError."""
+    """Raise a TypeError if the contents of a file were passed in place of its name."""
     if not isinstance(path, bytes):
         return
     is_content = len(path) >= _PATH_NBYTES or b"\0" in path or b"\n" in path
@@ -129,7 +133,7 @@ def check_is_name(path: Any) -> None:
 
 
 def explain_missing(path: Any) -> OSError | None:
-    """A FileNotFoundError that says why, where the name of the file tells."""
+    """Make a FileNotFoundError that explains itself, if the name shows the mistake."""
     name = os.fsdecode(path)
     why = None
     if _SCHEME.match(name):

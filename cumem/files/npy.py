@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's own files, ``.npy`` and ``.npz``, straight to and from memory of any kind."""
+"""NumPy's own files, ``.npy`` and ``.npz``, to and from memory of any kind.
+
+The elements do not pass through an array of NumPy's on the way. NumPy's public functions
+read and write the header only; `read_ranges` and `write_ranges` move the elements between
+the file and the memory. Compressed members of an archive are the exception: `zipfile`
+unpacks them on the host, and each piece is copied from there.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +116,7 @@ _NO_PICKLES = (
     "object arrays are refused, since they are pickles: np.load(file, allow_pickle=True) "
     "reads those that you trust"
 )
-#: So many names are listed in an error.
+#: The number of names that an error lists at most.
 _NAMED_COUNT = 12
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -120,28 +126,29 @@ _READ_HEADER: Any = {
 }
 
 
-#: Of each version of the format: how long the header is.
+#: The struct format of the header's length, by version of the file format.
 _LENGTH = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
 
 
 class _WideHeaderError(ValueError):
-    """A header is longer than the caller lets it be."""
+    """The header is longer than the caller allows."""
 
 
 class _NoArrayError(ValueError):
-    """A member of an archive is something else."""
+    """A member of the archive is not an array."""
 
 
 class _ObjectsError(ValueError):
-    """Elements are Python objects."""
+    """The elements are Python objects."""
 
 
 @found_in("cumem.types")
 class NpzDict(dict[str, _V]):
-    """The arrays of an ``.npz`` file by name: all of them are loaded.
+    """The arrays of an ``.npz`` file by name, all of which are loaded already.
 
-    It can be used as what ``numpy.load`` gives, which reads when it is asked:
-    ``with load(path) as data: data["x"]``. Nothing has to be closed.
+    It has the methods of the object that ``numpy.load`` returns, so that
+    ``with load(path) as data: data["x"]`` works as well. That object reads an array only
+    when it is asked for it. Nothing has to be closed here.
 
     Examples
     --------
@@ -153,7 +160,7 @@ class NpzDict(dict[str, _V]):
 
     @property
     def files(self) -> list[str]:
-        """Names of the arrays."""
+        """The names of the arrays."""
         return list(self)
 
     def close(self) -> None:
@@ -381,72 +388,76 @@ def load(
     progress: Progress = None,
     max_header_size: int = 10_000,
 ) -> Any:
-    """Load an ``.npy`` or ``.npz`` file of NumPy's into memory of any kind.
+    """Load an ``.npy`` or ``.npz`` file, as NumPy writes them, into memory of any kind.
 
     Parameters
     ----------
     file : path, int or binary file
-        A path, a descriptor, or a file that ``open(..., "rb")`` made, which is read from
-        its position on; that then is after the array.
+        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is
+        read from its position on, and afterwards stands behind the array.
     mmap_mode : None
-        Refused: the error says what maps a file.
+        Refused: the error says how to map a file.
     allow_pickle : bool
         True is refused: Python objects cannot live in a buffer.
     names : iterable of str, optional
-        Of the arrays of an ``.npz`` to load; all by default.
+        The names of the arrays to load from an ``.npz``; by default all are loaded.
     dtype : dtype_like, optional
-        Of what is loaded, of each array of an ``.npz``; default: that in the file.
+        The dtype of what is loaded, for each array of an ``.npz``; by default the one in
+        the file.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which dtypes of the file may become `dtype` (default: ``"same_kind"``) or that of
-        `out` (by default they must be equal), as ``numpy.can_cast`` has it.
+        Which conversions from the dtype in the file are allowed, by the rules of
+        ``numpy.can_cast``. The default is ``"same_kind"`` if `dtype` is given; with `out`
+        alone the dtypes must be equal.
     kind, device, pool : optional
-        What memory, as for `empty`; `kind` is "device" by default.
+        Where the new memory comes from, as for `empty`; `kind` is "device" by default.
     stream : stream, optional
-        Where device memory is written, by default its current stream.
+        The stream on which device memory is written; by default the device's current
+        stream.
     out : Buffer, array or exporter, optional
-        Of an ``.npy``: writable memory of the array's shape and dtype to fill, of any sort
-        and strides; it is returned.
+        For an ``.npy`` only: writable memory of any kind and strides, with the shape and
+        dtype of the array, which is filled and returned.
     direct, progress : optional
         As for `fromfile`.
     max_header_size : int
-        Longest header that is read, as in ``numpy.load``.
+        The length in bytes of the longest header that is read, as for ``numpy.load``.
 
     Returns
     -------
     Buffer or NpzDict
-        A new buffer, in Fortran order if the file is, or `out`; of an ``.npz`` a dict of
-        buffers by name.
+        For an ``.npy``, `out` or a new buffer, which is in Fortran order if the file is;
+        for an ``.npz``, a dict of new buffers by name.
 
     Raises
     ------
     ValueError
-        If it is no such file or is damaged, holds Python objects, is encrypted, or does
-        not fit `out`; if `mmap_mode` is given, or an argument makes no sense.
+        If the file is neither an ``.npy`` nor an ``.npz``, is damaged or encrypted, holds
+        Python objects, or does not fit `out`; if `mmap_mode` is given, or another argument
+        makes no sense.
     KeyError
-        If there is no array of one of the `names`.
+        If the file has no array with one of the `names`.
     EOFError
-        If the file ends before the array does; with `filename` and `offset`, where it
-        ends.
+        If the file ends before the array does. The attribute `filename` names the file,
+        and `offset` says where it ends.
     OSError
         If the file cannot be opened or read.
     OutOfMemoryError
-        If there is no room for the arrays.
+        If there is not enough memory for the arrays.
     TypeError
-        If an argument has the wrong type, or elements have no bytes.
+        If an argument has the wrong type, or the elements have no bytes.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     CudaError
         If a copy to the device failed.
 
     Notes
     -----
-    Headers are checked and memory is made for all arrays before the first byte of one is
-    read. An ``.npy``, and what is not compressed in an ``.npz``, is read as by
-    `read_ranges`, without a look at the checksums of the ``.npz``. Compressed arrays are
-    unpacked by `zipfile`, by one thread, piece by piece on the host: that is slower.
+    All headers are checked, and memory is made for all arrays, before the first element is
+    read. An ``.npy``, and an array that is not compressed in an ``.npz``, is read like
+    `read_ranges` reads; the checksums of the ``.npz`` are not verified then. Compressed
+    arrays are slower: `zipfile` unpacks them piece by piece, on one thread of the host.
 
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on `out`, and `stream`.
+    **Blocks** until everything is loaded, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work on `out` that cumem knows of, and after `stream`.
 
     Examples
     --------
@@ -490,7 +501,7 @@ def load(
             ranges = [(array.offset, target.T if array.fortran else target)]
             try:
                 read_ranges(source, ranges, progress=progress, **options)
-            except BaseException:  # its traceback keeps frames, not the memory
+            except BaseException:  # its traceback may keep this frame, not the memory
                 ranges.clear()
                 target = None
                 raise
@@ -514,9 +525,9 @@ def load(
 
 
 def _open(stack: contextlib.ExitStack, file: Any) -> Any:
-    """A file that can be read in Python and by its descriptor."""
+    """Open `file` so that Python can read it, and the extension by its descriptor."""
     if isinstance(file, int) and not isinstance(file, bool):
-        file = f"/proc/self/fd/{file}"  # with a position of its own
+        file = f"/proc/self/fd/{file}"  # opened anew, it has a position of its own
     if isinstance(file, (str, bytes, os.PathLike)):
         check_is_name(file)
         return stack.enter_context(open_regular(os.fsdecode(file)))
@@ -524,7 +535,7 @@ def _open(stack: contextlib.ExitStack, file: Any) -> Any:
 
 
 class _Array(NamedTuple):
-    """What a header says, and where the elements begin in their file."""
+    """The contents of a header, and where the elements begin in their file."""
 
     name: str
     shape: tuple[int, ...]
@@ -542,7 +553,7 @@ class _Array(NamedTuple):
         return made
 
     def check(self, out: Any, kind: str | None) -> _core.Buffer:
-        """`out` as a buffer, which has to be like the array."""
+        """Return `out` as a buffer, and refuse it if it is not like the array."""
         target = _core.asbuffer(out)
         if (target.shape, target.dtype) != (self.shape, self.dtype):
             raise ValueError(
@@ -557,9 +568,10 @@ class _Array(NamedTuple):
 def read_header(
     file: IO[bytes], name: str, max_header_size: int = 10_000
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read what stands before the elements: shape, whether in Fortran order, and dtype.
+    """Read a header, and return the shape, whether the order is Fortran's, and the dtype.
 
-    ValueError, which names `name`: it is damaged, or elements are Python objects.
+    It raises a ValueError that mentions `name` if the header is damaged or the elements are
+    Python objects.
     """
     try:
         version = npy.read_magic(file)
@@ -577,8 +589,9 @@ def read_header(
         if len(text) < length:
             raise ValueError("EOF: the header is cut short")
         if version == (3, 0):
-            # as 2.0, but in UTF-8, for which there is no public reader; the text is
-            # Python's: what latin-1 lacks is written with escapes
+            # Version 3.0 is 2.0 with its text in UTF-8, and NumPy has no public function
+            # that reads it. The text is a Python literal, so that characters which latin-1
+            # lacks can be written as escapes.
             text = text.decode("utf8").encode("latin1", "backslashreplace")
             version, field = (2, 0), "<I"
         again = io.BytesIO(struct.pack(field, len(text)) + text)
@@ -589,9 +602,9 @@ def read_header(
         raise ValueError(str(error)) from None
     except OSError:
         raise
-    except Exception as error:  # of what parses a damaged one, nearly anything
+    except Exception as error:  # parsing a damaged header may raise nearly anything
         why = str(error) or type(error).__name__
-        if "'<f1'" in why:  # what NumPy writes for float8_e5m2 of ml_dtypes
+        if "'<f1'" in why:  # NumPy writes this for float8_e5m2 of ml_dtypes
             raise ValueError(
                 f"{name}: the header says '<f1', which NumPy writes for float8_e5m2 and "
                 f'cannot read: fromfile(path, "u1", offset={file.tell()}) reads the bytes, '
@@ -606,7 +619,7 @@ def read_header(
 
 
 def _peek(file: Any) -> bytes:
-    """The bytes by which these files are known; the position stays."""
+    """Return the first bytes, which tell the format, and leave the position as it was."""
     begin = file.tell()
     magic: bytes = file.read(len(npy.MAGIC_PREFIX))
     file.seek(begin)
@@ -614,15 +627,15 @@ def _peek(file: Any) -> bytes:
 
 
 def is_npy(file: Any) -> bool:
-    """Does an ``.npy`` begin where the file stands?"""
+    """Return whether an ``.npy`` begins at the position of the file."""
     return _peek(file) == npy.MAGIC_PREFIX
 
 
 def read_array(file: Any, max_header_size: int = 10_000) -> _Array:
-    """Read the header of the ``.npy`` that begins where the file stands.
+    """Read the header of the ``.npy`` that begins at the position of the file.
 
-    ValueError: it is damaged, or elements are Python objects. EOFError: the file is too
-    short for the elements.
+    It raises a ValueError if the header is damaged or the elements are Python objects, and
+    an EOFError if the file is too short for the elements.
     """
     name = repr(file.name)
     array = _Array(name, *read_header(file, name, max_header_size), file.tell())
@@ -633,7 +646,7 @@ def read_array(file: Any, max_header_size: int = 10_000) -> _Array:
 
 
 def _refuse_short(filename: object, array: _Array, size: int) -> NoReturn:
-    """Before memory is made for it."""
+    """Raise an EOFError for a short file, before memory is made for the array."""
     error = EOFError(
         f"{filename!r} ends early: {max(size - array.offset, 0)} of the {array.nbytes} "
         f"bytes at offset {array.offset} are there"
@@ -642,16 +655,16 @@ def _refuse_short(filename: object, array: _Array, size: int) -> NoReturn:
     raise error
 
 
-# -- of archives -----------------------------------------------------------------------
+# -- archives --------------------------------------------------------------------------
 
 
 class _Member(NamedTuple):
     array: _Array
-    packed: zipfile.ZipInfo | None  # None: it lies in the file as it is
+    packed: zipfile.ZipInfo | None  # None: the array is not compressed
 
 
 class _Wanted(NamedTuple):
-    """The dtype that arrays are to have, and which of theirs may become it."""
+    """The dtype that the caller wants, and which conversions to it are allowed."""
 
     dtype: np.dtype[Any] | None
     casting: Casting | None
@@ -664,14 +677,14 @@ class _Wanted(NamedTuple):
         return self.dtype is not None and self.dtype != array.dtype
 
     def make(self, array: _Array, memory: dict[str, Any]) -> _core.Buffer:
-        """Memory for the array, of the dtype that it is to have."""
+        """Make memory for the array, with the dtype that the caller wants."""
         if self.dtype is None:
             return array.make(memory)
         check_casting(f"{array.name}: ", array.dtype, self.dtype, self.rule)
         return array._replace(dtype=self.dtype).make(memory)
 
     def check_out(self, array: _Array, out: Any, kind: str | None) -> Any:
-        """The memory `out`, whose dtype must be the array's unless casting is given."""
+        """Return `out` as a buffer; only with casting= may its dtype be another."""
         if self.casting is None and self.dtype is None:
             return array.check(out, kind)
         found = out if isinstance(out, np.ndarray) else _core.asbuffer(out)
@@ -690,8 +703,7 @@ def _read_as(
     options: dict[str, Any],
     told: Parts,
 ) -> None:
-    """Read an array of another dtype into `target`, whose axes are in the order of the
-    file."""
+    """Read an array and convert it into `target`, whose axes are in the file's order."""
 
     def read(ranges: list[tuple[int, Any]]) -> None:
         part = told.next(sum(view.nbytes for _, view in ranges))
@@ -743,7 +755,7 @@ def _load_members(
                         part = told.next(array.nbytes)
                         rule = wanted.rule if wanted.converts(array) else None
                         _unpack(archive, packed, array, target, rule, options, part)
-        except BaseException:  # its traceback keeps frames, not the memory
+        except BaseException:  # its traceback may keep this frame, not the memory
             ranges.clear()
             targets = {}
             loaded.clear()
@@ -754,7 +766,7 @@ def _load_members(
 
 @contextlib.contextmanager
 def _archive(file: Any) -> Iterator[zipfile.ZipFile]:
-    """Whatever zipfile says of a damaged archive is a ValueError."""
+    """Open the archive, and raise what zipfile says about damage as a ValueError."""
     try:
         with zipfile.ZipFile(file) as archive:
             yield archive
@@ -768,7 +780,7 @@ def _members(
     names: Iterable[str] | None,
     max_header_size: int,
 ) -> dict[str, _Member]:
-    """The arrays that are wanted, in the order that they are asked for."""
+    """Read the headers of the wanted arrays, in the order in which they are wanted."""
     if isinstance(names, (str, bytes)):
         raise TypeError(f"names must be a list of names, not {type(names).__name__}")
     entries = {info.filename: info for info in archive.infolist()}
@@ -838,7 +850,10 @@ def _unpack(
     options: dict[str, Any],
     told: Any,
 ) -> None:
-    """Piece by piece; `rule` is that of elements which are converted, None: none are."""
+    """Unpack a member piece by piece into `target`.
+
+    `rule` is the casting for elements that are converted, or None if none are.
+    """
     itemsize = array.dtype.itemsize
     step = max(_PIECE // itemsize, 1) * itemsize
     flat = target.reshape(-1) if array.nbytes else None
@@ -853,7 +868,7 @@ def _unpack(
             copy_as(part, data, options["stream"], rule)
             if told is not None:
                 told(at + len(piece), array.nbytes)
-        if member.read(1):  # the end is where the checksum is looked at
+        if member.read(1):  # reading to the end makes zipfile verify the checksum
             raise ValueError(f"{array.name} is not as long as the archive says")
 
 
@@ -875,35 +890,38 @@ def save(
     Parameters
     ----------
     file : path, int or binary file
-        A path, to which ``.npy`` is appended where it does not end so; a descriptor; or a
+        A path, to which ``.npy`` is appended unless it ends with it; a descriptor; or a
         file that ``open(..., "wb")`` made, which is written from its position on.
     arr : Buffer, array, exporter or value
-        Memory of any sort and strides, or what ``numpy.asarray`` takes. What is
-        Fortran-contiguous alone is saved in that order.
+        Memory of any kind and strides, or anything that ``numpy.asarray`` takes. An array
+        that is contiguous in Fortran order only is saved in that order.
     stream : stream, optional
-        Where device memory is read, by default its current stream.
+        The stream on which device memory is read; by default the device's current stream.
     fsync : bool, optional
         As for `tofile`. A file that is replaced stays until the new one is on the disk.
     direct, progress : optional
+        As for `tofile`.
         As for `tofile`.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument makes no sense, or elements are Python objects; no file is then
-        made or changed.
+        If an argument makes no sense, or the elements are Python objects; no file is then
+        created or changed.
     OSError
-        If the file cannot be written, or something else than a file has its name.
+        If the file cannot be written, or its name belongs to something that is no regular
+        file, such as a directory.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     CudaError
         If a copy from the device failed.
 
     Notes
     -----
-    Given a path, the file is written under another name in the same folder and takes its
-    place as a whole, with its rights, as by `save_safetensors`: if that fails, what was
-    there stays. The bytes are those that ``numpy.save`` writes.
+    For a path, `save` writes a new file under a temporary name in the same folder, gives it
+    the rights of the file that is there, and then replaces that file as a whole, like
+    `save_safetensors`. If this fails, the old file stays. The bytes are those that
+    ``numpy.save`` writes.
 
     **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
     that cumem knows of on `arr`.
@@ -924,9 +942,10 @@ def save(
         return
     with _written(file, ".npy", fsync) as opened:
         if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
-            opened.seek(0, os.SEEK_END)  # where a write would go
+            opened.seek(0, os.SEEK_END)  # an appending file writes there
         at = opened.tell()
-        # in one call: the header must not change a map of the file that is the source
+        # One call writes both. If the source maps this file, writing the header in a call
+        # of its own would change the source before it is read.
         ranges = [(at, start), (at + len(head), data)]
         write_ranges(opened, ranges, **options)
         opened.seek(at + len(head) + data.nbytes)
@@ -938,40 +957,40 @@ class _Exporter(Protocol):
 
 @overload
 def savez(file: File, /, *args: object, fsync: bool = ..., **named: object) -> None: ...
-@overload  # for **arrays, of which type checkers think that one may be called fsync
+@overload  # type checkers think that one of **arrays may be called fsync
 def savez(file: File, /, *args: object, **named: _Exporter) -> None: ...
 @hinting
 def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> None:
-    """Save several arrays of any memory as an ``.npz`` file, not compressed.
+    """Save several arrays of any memory as an ``.npz`` file, without compression.
 
     Parameters
     ----------
     file : path or binary file
-        A path, to which ``.npz`` is appended where it does not end so; or a file that
+        A path, to which ``.npz`` is appended unless it ends with it; or a file that
         ``open(..., "wb")`` made.
     *args : Buffer, array, exporter or value
-        As for `save`; they are called ``arr_0``, ``arr_1``, ….
+        As `arr` of `save`; their names are ``arr_0``, ``arr_1``, ….
     fsync : bool, optional
-        As for `save`; so no array can have this name.
+        As for `save`; no array can have this name.
     **named : Buffer, array, exporter or value
-        By their names.
+        As `arr` of `save`; each has the name of its keyword.
 
     Raises
     ------
     TypeError, ValueError
-        If elements are Python objects, two arrays have one name, or `fsync` is an array; no
-        file is then made or changed.
+        If elements are Python objects, two arrays have the same name, or `fsync` is an
+        array; no file is then created or changed.
     OSError, CudaError
-        As by `save`.
+        As for `save`.
 
     Notes
     -----
-    The host makes the checksums that such a file has, by one thread: `save` and
-    `save_safetensors` are faster. Memory whose elements lie apart is copied to the host
-    as a whole. A file takes its place as by `save`.
+    An ``.npz`` has checksums, which one thread of the host makes, so `save` and
+    `save_safetensors` are faster. An array that is not contiguous is copied to the host
+    as a whole. The new file replaces an old one as `save` does it.
 
-    **Blocks** until done. **Ordered after** all work that cumem knows of on the arrays,
-    and the current streams.
+    **Blocks** until everything is written. **Ordered after** all work on the arrays that
+    cumem knows of, and after the current streams.
 
     Examples
     --------
@@ -994,7 +1013,7 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
         _written(file, ".npz", bool(fsync)) as opened,
         zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED) as archive,
     ):
-        if os.fstat(opened.fileno()).st_size > 0:  # the arrays may be maps of it
+        if os.fstat(opened.fileno()).st_size > 0:  # the arrays may map this very file
             saved = {name: (head, _own(data)) for name, (head, data) in saved.items()}
         for name, (head, data) in saved.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -1004,7 +1023,7 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
 
 @contextlib.contextmanager
 def _written(file: Any, suffix: str, fsync: bool) -> Iterator[Any]:
-    """The file to write: of a path one that takes its place at the end."""
+    """Yield the file to write to; for a path it is a new one, which replaces the old."""
     if not isinstance(file, (str, bytes, os.PathLike)):
         plain = unwrapped(file)
         yield plain
@@ -1020,12 +1039,12 @@ def _written(file: Any, suffix: str, fsync: bool) -> Iterator[Any]:
 
 
 def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
-    """The header, and what comes after it in C order."""
+    """Return the header and the elements, whose C order is the order of the file."""
     if isinstance(obj, _core.Buffer) or _core._is_memory(obj):
         buffer = _core.asbuffer(obj, stream=stream)
     else:
         buffer = _core.asbuffer(as_array(obj))
-    _ = buffer.ptr  # a closed one says so
+    _ = buffer.ptr  # raises an error if the buffer is closed
     _warn_of_lost_type(obj, buffer.dtype)
     is_turned = buffer.flags.fnc
     head = _header(buffer.shape, is_turned, buffer.dtype)
@@ -1033,14 +1052,14 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
 
 
 def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
-    """NumPy's files have no word for what is not NumPy's own."""
+    """Warn if the header cannot name the type of the elements, as with `ml_dtypes`."""
     note, _ = find(obj)
     foreign = sorted(set(_foreign_types(dtype)), key=str)
-    if foreign:  # registered by ml_dtypes
+    if foreign:  # other packages, such as ml_dtypes, registered these types
         name = " and ".join(each.name for each in foreign)
         comes_back = " and ".join(f"V{each.itemsize}" for each in foreign)
         cure = f'read it with np.load(file).view("{name}") while ml_dtypes is imported'
-        if dtype.names is not None:  # no tensor either
+        if dtype.names is not None:  # save_safetensors() cannot keep records either
             warn_caller(
                 f"an .npy file cannot say that fields are {name}: they come back as "
                 f"{comes_back}; np.load(file).view(dtype) has them in their dtype",
@@ -1060,7 +1079,7 @@ def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
 
 
 def _foreign_types(dtype: np.dtype[Any]) -> Iterator[np.dtype[Any]]:
-    """Those of other packages in a dtype, which may be a record's."""
+    """Yield the types of other packages in a dtype, or in the fields of a record."""
     if dtype.subdtype is not None:
         yield from _foreign_types(dtype.base)
     elif dtype.names is not None:
@@ -1071,13 +1090,13 @@ def _foreign_types(dtype: np.dtype[Any]) -> Iterator[np.dtype[Any]]:
 
 
 def _own(data: _core.Buffer) -> _core.Buffer:
-    """What no file that is written over can change."""
+    """Copy host memory, which may map the file that is about to be overwritten."""
     is_far = is_on_device(data.kind)
     return data if is_far else _core.asbuffer(data.to_numpy())
 
 
 def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
-    """What NumPy writes before the elements, of the oldest version that will do."""
+    """Return the header that NumPy writes, in the oldest version that can hold it."""
     fields = {
         "descr": npy.dtype_to_descr(_readable(dtype)),
         "fortran_order": fortran,
@@ -1089,10 +1108,10 @@ def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
             write(file, fields)
         except UnicodeEncodeError:
             break
-        except ValueError:  # longer than 64 KiB
+        except ValueError:  # the header is longer than 64 KiB
             continue
         return file.getvalue()
-    # of names that latin-1 lacks, for which there is no public writer
+    # Version 3.0 is for names that latin-1 lacks; NumPy has no public writer for it.
     text = "".join(f"{key!r}: {value!r}, " for key, value in sorted(fields.items()))
     body = f"{{{text}}}".encode()
     body += b" " * (-(len(body) + 13) % npy.ARRAY_ALIGN) + b"\n"
@@ -1100,10 +1119,10 @@ def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
 
 
 def _readable(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype, with raw bytes for what NumPy writes into a header and cannot read.
+    """Return the dtype, with raw bytes for types that NumPy can write but not read back.
 
-    So it is with some types of other packages, also in records: for `float8_e5m2` NumPy
-    writes ``<f1``, which names nothing, and the file would be lost to every reader.
+    Some types of other packages are such types, in records too. NumPy writes ``<f1`` for
+    `float8_e5m2`, which names no dtype, so that no program could read the file any more.
     """
     if dtype.names is not None:
         fields: Any = dtype.fields
@@ -1129,7 +1148,7 @@ def _readable(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> None:
-    """Write the bytes in C order, as the host reads them."""
+    """Write the bytes in C order, in pieces that the host can read."""
     if data.nbytes == 0:
         return
     if not data.flags.c_contiguous:
@@ -1137,7 +1156,7 @@ def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> 
     flat = data.reshape(-1).view("u1")
     is_far = is_on_device(data.kind)
     stage = None
-    if is_far:  # locked by the device that it is copied from, not by the current one
+    if is_far:  # the device that is copied from locks it, not the current device
         stage = _core.empty_pinned(min(_PIECE, flat.size), "u1", device=data.device)
     for at in range(0, flat.size, _PIECE):
         part = flat[at : at + _PIECE]

@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between files and memory of any kind, at the speed of the link or of the disk."""
+"""Reads and writes plain bytes between files and memory of any kind.
+
+`fromfile`, `tofile`, `read_ranges` and `write_ranges` check their arguments here; one call
+of the extension, ``_core._transfer_file``, then moves all ranges at the speed of the link
+or of the disk. Three more things live here because the other formats need them as well:
+
+- How a file is opened and named in errors: `open_regular` and `unwrapped`.
+- How a file replaces another as a whole: `replacing`, which writes a temporary file beside
+  the target and renames it at the end.
+- What happens if the memory is a map of the same file, as an ``np.memmap`` is. The copy
+  moves pieces in any order, so such a map would change while it is being read. The
+  extension notices this before it moves anything, and `_move` puts memory of its own in the
+  map's place. If the call would also cut off bytes that the map shows, `tofile` writes a
+  new file and lets it replace the old one.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +61,7 @@ from cumem.files.file_hints import (
 from cumem.pools.pool import Pool
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-#: what names a file: a path, a descriptor or a binary file that open() made
+#: A file is named by a path, by a descriptor, or by a binary file that open() made.
 File = Path | int | io.FileIO | io.BufferedIOBase
 Direct = Literal["auto"] | bool | None
 Ranges = Iterable[tuple[SupportsIndex, object]]
@@ -60,6 +74,7 @@ _PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
 
 
 def _direct_number(direct: Direct) -> int:
+    """Return what the extension takes as `direct`: 0 is "auto", 1 is no and 2 is yes."""
     if direct is None:
         text = os.environ.get("CUMEM_DIRECT", "")
         if text.strip().lower() in ("", "auto"):
@@ -85,7 +100,7 @@ def _offset_number(offset: object, name: str = "offset") -> int:
 
 
 def _check_sort(mode: int, name: object) -> None:
-    """Refuse what has no bytes at an offset."""
+    """Refuse directories, FIFOs and sockets, which have no bytes at an offset."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -95,7 +110,7 @@ def _check_sort(mode: int, name: object) -> None:
 
 
 def _check_mode(fd: int, writes: bool, name: object) -> None:
-    """Refuse what was opened for the other direction alone."""
+    """Refuse a descriptor that was opened only for the other direction."""
     mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     if mode == (os.O_RDONLY if writes else os.O_WRONLY):
         text = f"the file is not open for {'writing' if writes else 'reading'}"
@@ -103,7 +118,11 @@ def _check_mode(fd: int, writes: bool, name: object) -> None:
 
 
 def _owned(path: Any, flags: int) -> io.FileIO:
-    """No Python runs before the descriptor has an owner: Ctrl-C there would lose it."""
+    """Open a path as an unbuffered file.
+
+    `map` opens the descriptor and gives it an owner without running Python in between,
+    where Ctrl-C would leave the descriptor open for good.
+    """
     opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
     file = next(map(io.FileIO, opened))
     file.name = path
@@ -113,11 +132,15 @@ def _owned(path: Any, flags: int) -> io.FileIO:
 def _open(
     path: Any, flags: int, check: Callable[[int, object], None] = _check_sort
 ) -> io.FileIO:
-    """Never waits for the other end of a FIFO, nor lets that see us come and go."""
+    """Open a path, after `check` has accepted the mode of what is there.
+
+    It does not wait for the other end of a FIFO. Normally it does not even open one, since
+    the other end would notice that.
+    """
     check_is_name(path)
-    path = os.fspath(path)  # which errors name
+    path = os.fspath(path)  # errors name the path as text
     with contextlib.suppress(FileNotFoundError):
-        check(os.stat(path).st_mode, path)  # some devices do things when opened
+        check(os.stat(path).st_mode, path)  # opening alone has effects on some devices
     try:
         file = _owned(path, flags | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -127,7 +150,7 @@ def _open(
         raise explained from None
     try:
         mode = os.fstat(file.fileno()).st_mode
-        check(mode, path)  # another file by now
+        check(mode, path)  # another file may have taken the name since os.stat()
         if not stat.S_ISREG(mode):
             os.set_blocking(file.fileno(), True)
     except BaseException:
@@ -143,19 +166,23 @@ def _check_regular(mode: int, name: object) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a file to read; what is not a regular file, and may never end, is an OSError."""
+    """Open a regular file for reading.
+
+    Anything else raises an OSError, because it may never end.
+    """
     return io.BufferedReader(_open(path, os.O_RDONLY, _check_regular))
 
 
 class Replacement:
-    """A file that takes the place of another, as a whole, once it is written.
+    """A new file that replaces another one as a whole once it is completely written.
 
     Attributes
     ----------
     target : Path
-        What is replaced; no link, unless that itself is.
+        The file that is replaced. It is a symbolic link only if the link itself is to be
+        replaced.
     temporary : Path
-        Where the new one lies until then.
+        Where the new file lies until `place` renames it.
     """
 
     def __init__(self, target: pathlib.Path) -> None:
@@ -166,8 +193,11 @@ class Replacement:
 
     @contextlib.contextmanager
     def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:
-        """Make the file: it is its owner's alone until all is written. With `fsync` its
-        bytes are on the disk in the end, before it gets its name."""
+        """Create the temporary file, and give it its rights once the caller has written it.
+
+        Until then only its owner may open it. With `fsync` its bytes are on the disk when
+        the ``with`` block ends, which is before `place` gives the file its name.
+        """
         before = self.check()
         new_mode = self._new_mode() if before is None else 0
         with (
@@ -185,8 +215,11 @@ class Replacement:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Want of room on the disk is told with the name that was asked for. Other errors
-        may be of what is written, such as a mapped file that was cut short."""
+        """Put the target's name into errors that say that the disk is full.
+
+        Other errors without a name stay as they are: they may come from the data that is
+        written, for instance from a mapped file that was cut short.
+        """
         try:
             yield
         except OSError as error:
@@ -195,14 +228,17 @@ class Replacement:
             raise
 
     def place(self, fsync: bool = False) -> None:
-        """Give it its name; with `fsync` that is on the disk as well."""
+        """Rename the file to `target`; with `fsync` wait until the name is on the disk."""
         os.replace(self.temporary, self.target)
         if fsync:
             sync_folder(self.target)
 
     def check(self) -> os.stat_result | None:
-        """What is there, but for a link, which is replaced itself. OSError: something else
-        than a file is."""
+        """Return the status of the file that will be replaced.
+
+        The answer is None if nothing is there, or a symbolic link, which is replaced
+        itself. It raises an OSError if anything else than a regular file is there.
+        """
         try:
             before = os.lstat(self.target)
         except FileNotFoundError:
@@ -213,22 +249,25 @@ class Replacement:
         return before
 
     def _new_mode(self) -> int:
-        """Rights that open() gives: an empty file tells, which asks the folder as well.
+        """Return the rights that open() gives to a new file in this folder.
 
-        It is not the file itself: who opens that too early could read it later.
+        They depend on the umask and on the folder, so an empty file is made to find out.
+        The file that will be written cannot serve for this: a program that opened it now,
+        with these rights, could read what is written to it later.
         """
         with open(self.temporary, "xb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        os.unlink(self.temporary)  # else by who replaces
+        os.unlink(self.temporary)  # if this is not reached, `replacing` unlinks it
         return mode
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
-    """A file to take the place of `path`, or of what a link there leads to.
+    """Provide a file that will replace `path` or, with `follow`, what a link there names.
 
-    It has a name that nobody can foresee, in the folder of what it replaces, and is
-    removed if it still has that at the end. Errors name `path`, which the caller knows.
+    Its temporary name is in the folder of the file that it replaces, and nobody can
+    predict it. If the file still has that name at the end, it is removed. Errors name
+    `path`, which is the name that the caller knows.
     """
     target = pathlib.Path(os.path.realpath(path)) if follow else path
     if follow and target.is_symlink():
@@ -240,7 +279,7 @@ def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
         named = (os.fspath(made.temporary), os.fspath(target))
         if error.filename is not None and os.fspath(error.filename) in named:
             error.filename = os.fspath(path)
-            if error.filename2 is not None:  # of a name that could not be taken
+            if error.filename2 is not None:  # os.replace() names both files
                 del error.filename2
         explained = explain_missing(path) if error.errno == errno.ENOENT else None
         if explained is None:
@@ -251,18 +290,19 @@ def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
 
 
 def sync_folder(path: str | bytes | os.PathLike[str]) -> None:
-    """Have the name of a file on the disk: its folder is what says so."""
+    """Wait until the name of a file is on the disk, which its folder holds."""
     folder = os.open(os.path.dirname(os.path.abspath(os.fsdecode(path))), os.O_RDONLY)
     try:
         os.fsync(folder)
-    except OSError as error:  # some file systems have no such thing for folders
+    except OSError as error:  # some file systems cannot sync folders
         if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(folder)
 
 
-#: No Python in between: Ctrl-C after the opening would leave a descriptor to nobody.
+#: An opener for open() that runs no Python of ours: Ctrl-C after os.open() and before
+#: open() takes the descriptor would leave the descriptor open for good.
 _OPEN_PRIVATE = functools.partial(os.open, mode=0o600)
 
 
@@ -270,7 +310,12 @@ _ACL = "system.posix_acl_access"
 
 
 def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
-    """The rights of the file that is replaced, to nobody who did not have them."""
+    """Give a new file the rights of the one it replaces, and never more than those.
+
+    The new file may get another group than the old one, where the system refuses the
+    change, or lack its access control list. The group bits of the old mode would then
+    apply to other people, who get the rights of everybody else instead.
+    """
     mode = before.st_mode & 0o777
     with contextlib.suppress(OSError):
         os.fchown(fd, -1, before.st_gid)
@@ -285,27 +330,32 @@ def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
         os.fchmod(fd, _without_group(mode))
         with contextlib.suppress(OSError):
             os.setxattr(fd, _ACL, acl)
-    with contextlib.suppress(OSError):  # last: who is not the owner changes no mode
+    # The owner changes last, since only the owner of a file may change its mode.
+    with contextlib.suppress(OSError):
         os.fchown(fd, before.st_uid, -1)
 
 
 def _without_group(mode: int) -> int:
-    """The group has the rights of all others: it is another one, or a list says more."""
+    """Return the mode with the rights of all others in the place of the group's."""
     return mode & ~0o070 | (mode & 0o007) << 3
 
 
 class _Opened:
-    """A descriptor, what errors call it, and where its file stands."""
+    """A descriptor, its name in errors, and the position of its file.
+
+    A path that is written has no descriptor at first: `descriptor` creates the file only
+    when everything else has been checked, so that a refused call leaves no empty file.
+    """
 
     def __init__(self, fd: int | None, name: object, file: Any = None) -> None:
         self.fd = fd
-        self.owned: io.FileIO | None = None  # of a path, once it is opened
+        self.owned: io.FileIO | None = None  # the file of a path, once it is open
         self.name = name
-        self.file = file  # None: a path or a descriptor, which stand nowhere
+        self.file = file  # None for a path or a descriptor, whose position is not used
         self.begin = 0 if file is None else int(file.tell())
 
     def descriptor(self) -> int:
-        """The descriptor; the file of a path is made for it."""
+        """Return the descriptor, and create or open the file of a path first."""
         if self.fd is not None:
             return self.fd
         if self.owned is None:
@@ -313,13 +363,17 @@ class _Opened:
         return self.owned.fileno()
 
     def sync(self) -> None:
-        """Have the file on the disk, and its name where that was given."""
+        """Wait until the file is on the disk, and for a path its name as well."""
         os.fsync(self.descriptor())
         if self.owned is not None:
             sync_folder(os.path.realpath(str(self.name)))
 
     def nbytes(self) -> int | None:
-        """Bytes of the file; None: it does not say, as what is made up as it is read."""
+        """Return the size of the file, or None if the file does not know it.
+
+        Devices have no size, and files as in ``/proc``, whose contents are made when they
+        are read, claim to have 0 bytes.
+        """
         fd = self.descriptor()
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or (info.st_size == 0 and os.pread(fd, 1, 0)):
@@ -327,18 +381,24 @@ class _Opened:
         return info.st_size
 
     def ends_early(self, text: str, size: int) -> EOFError:
+        """Make the error of a file that ends at `size`, with its public attributes."""
         error = EOFError(text)
         vars(error).update(filename=self.name, offset=size)
         return error
 
     def move(self, position: int) -> None:
+        """Set the position of a file object; paths and descriptors have none to set."""
         if self.file is not None:
             self.file.seek(position)
 
 
 def unwrapped(file: Any) -> Any:
-    """The file itself: its descriptor holds its bytes as they are read and written."""
-    plain = getattr(file, "file", file)  # of what tempfile makes
+    """Return the plain file behind `file`, whose descriptor reads the same bytes.
+
+    It raises a TypeError for an object whose bytes are in no file, or are in the file in
+    another form, as those of gzip or of text are.
+    """
+    plain = getattr(file, "file", file)  # tempfile wraps its files
     raw = getattr(plain, "raw", plain)
     if isinstance(plain, _PLAIN) and isinstance(raw, io.FileIO):
         return plain
@@ -356,7 +416,7 @@ def unwrapped(file: Any) -> Any:
 
 @contextlib.contextmanager
 def _descriptor(fd: int, writes: bool) -> Iterator[int]:
-    """`fd`, or one that does not append: those that do ignore offsets."""
+    """Yield `fd`, or for one that appends a second one: appending ignores offsets."""
     if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         yield fd
         return
@@ -366,7 +426,10 @@ def _descriptor(fd: int, writes: bool) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
-    """What is written by its path is opened only by `descriptor()`."""
+    """Check `file` and yield it as an `_Opened`, closed at the end if it was opened here.
+
+    A path that is to be written is not opened yet: `_Opened.descriptor` does that.
+    """
     if isinstance(file, str | bytes | os.PathLike):
         path = os.fspath(file)
         opened = _Opened(None, path)
@@ -404,9 +467,13 @@ def _move(
     argument: str | None = None,
     cuts: bool = False,
 ) -> int:
-    """Bytes that were read or written; `argument` is what the end of the one range is
-    called, else it is ``ranges[0]``; `cuts`: what lies behind it is to go. A source that
-    maps bytes which go is a `_CutMapError`, before anything is written."""
+    """Read or write all ranges, and return how many bytes they have.
+
+    A single range that comes from an argument has the name of this `argument` in errors;
+    other ranges are called ``ranges[0]`` and so on. With `cuts` the caller will cut off
+    what lies behind the ranges. If a source maps bytes that would be cut off, this raises
+    `_CutMapError` before anything is written.
+    """
     offsets: list[int] = []
     memories: list[Any] = []
     staged: list[tuple[Any, Any]] = []
@@ -450,7 +517,7 @@ def _move(
         raise _failure(
             failure.error, opened.name, failure.offset, begin, nbytes, writes
         )
-    finally:  # a traceback keeps this frame, not the memory
+    finally:  # a traceback may keep this frame alive, but must not keep the memory
         pair = memory = own = None
         memories.clear()
         staged.clear()
@@ -465,8 +532,12 @@ def _move_as(
     progress: Progress,
     casting: Any,
 ) -> int:
-    """Bytes that were read or written of elements which are converted. A map of the
-    file itself is converted whole, as pieces of the one would change the other."""
+    """Read or write an item whose elements are converted; return its bytes in the file.
+
+    If the memory is a map of the file itself, all of it is converted at once, by way of an
+    array of its own: written piece by piece, the file would change elements of the map
+    that have not been converted yet.
+    """
     nbytes = int(item.memory.size) * item.dtype.itemsize
     size = None if writes else opened.nbytes()
     if size is not None and item.offset + nbytes > size:
@@ -493,11 +564,11 @@ def _move_as(
 
 
 class _CutMapError(Exception):
-    """A file would be cut of bytes that its own source has mapped."""
+    """The call would cut off bytes of a file that its own source maps."""
 
 
 def _stage(memory: Any, writes: bool, stream: object) -> Any:
-    """Ordinary memory in place of a map of the file: what is written is copied there."""
+    """Make ordinary memory to replace a map of the file; fill it if it will be written."""
     own = np.empty(memory.shape, memory.dtype)
     if writes:
         _core.copy(own, memory, stream=stream)
@@ -507,7 +578,7 @@ def _stage(memory: Any, writes: bool, stream: object) -> Any:
 def _read_end(
     pair: Any, where: str | int, writes: bool, stream: object
 ) -> tuple[int, Any]:
-    """`where` is what the errors call the end, or the number of its range."""
+    """Check an offset and its memory; `where` is a name for errors, or a range's index."""
     try:
         offset, memory = pair
     except (TypeError, ValueError):
@@ -536,7 +607,10 @@ def _iterable(ranges: Any) -> Any:
 
 
 def _memory(given: object, where: str | int, writes: bool, stream: object) -> Any:
-    """A Buffer or an array that may be an end; `where` as in `_read_end`."""
+    """Return `given` as a Buffer or an array, and refuse it if it cannot be used.
+
+    `where` is as for `_read_end`.
+    """
     memory: Any
     if isinstance(given, _core.Buffer) and not given.closed:
         memory = given
@@ -571,10 +645,10 @@ def _memory(given: object, where: str | int, writes: bool, stream: object) -> An
 def _failure(
     number: int, filename: object, offset: int, begin: int, nbytes: int, writes: bool
 ) -> Exception:
-    """What the system said (`number`, an errno), or that the file ends (0).
+    """Make the exception for a range of `nbytes` at `begin` that got as far as `offset`.
 
-    The range is `nbytes` from `begin` on; it got as far as `offset`. The exception has
-    both as attributes, `filename` and `offset`.
+    `number` is the errno of the system, or 0 if the file ended. The exception has the
+    attributes `filename` and `offset`.
     """
     error: Any
     if number == 0:
@@ -601,7 +675,7 @@ def _items_left(opened: _Opened, size: int | None, begin: int, itemsize: int) ->
 def _shape(
     opened: _Opened, size: int | None, begin: int, itemsize: int, count: int, shape: Any
 ) -> int | tuple[int, ...]:
-    """What is asked for, -1 standing for all there is."""
+    """Return the count or the shape to read, with -1 replaced by what the file holds."""
     if shape is None and count >= 0:
         return count
     if shape is None:
@@ -643,7 +717,7 @@ def _check_offset(opened: _Opened, size: int | None, begin: int, offset: int) ->
 
 
 def _check_plain(opened: _Opened, begin: int, dtype: Any) -> None:
-    """Nobody means to read the header of such files, or a text, as elements."""
+    """Refuse a file of a known format, whose header nobody means to read as elements."""
     head = os.pread(opened.descriptor(), HEAD_NBYTES, begin)
     name = os.fsdecode(opened.name) if isinstance(opened.name, (str, bytes)) else ""
     as_bytes = dtype is not None and read_dtype(dtype).itemsize == 1
@@ -658,7 +732,7 @@ def _check_plain(opened: _Opened, begin: int, dtype: Any) -> None:
 def _check_length(
     opened: _Opened, size: int | None, begin: int, nbytes: int, asked: str
 ) -> None:
-    """Before memory is made for it."""
+    """Refuse to read past the end of the file, before memory is made for the array."""
     if size is not None and nbytes > size - begin:
         raise opened.ends_early(
             f"{asked}: {opened.name!r} ends early: {size - begin} of the {nbytes} bytes "
@@ -670,7 +744,7 @@ def _check_length(
 def _check_out(
     out: Any, dtype: Any, casting: Casting | None, kind: object, **others: object
 ) -> None:
-    """`out` says all of this itself."""
+    """Refuse arguments that repeat or contradict what `out` says itself."""
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise ValueError(f"{' and '.join(given)} cannot be given together with out")
@@ -697,7 +771,7 @@ def _made(
     shape: Any,
     memory: Any,
 ) -> _core.Buffer:
-    """New memory for what is to be read."""
+    """Make new memory for the array that will be read."""
     items = read_dtype(float if dtype is None else dtype)
     if items.itemsize == 0:
         raise ValueError(f"the items of {items!r} have no bytes")
@@ -712,7 +786,7 @@ def _made(
 
 
 class _From(TypedDict, total=False):
-    """What `fromfile` takes by name beside the memory."""
+    """The keywords of `fromfile` that do not select the type of the result."""
 
     offset: int | None
     shape: SupportsIndex | Sequence[SupportsIndex] | None
@@ -833,35 +907,38 @@ def fromfile(
     Parameters
     ----------
     file : path, int or binary file
-        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file is read
-        from its position on, which then is after what was read; the position
-        of a descriptor is neither used nor moved.
+        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is
+        read from its position on, and afterwards stands behind what was read. The position
+        of a descriptor is neither used nor moved: it is read from its first byte on.
     dtype : dtype, optional
-        Of the items; default: float, or that of `out`.
+        The dtype of the items in the file; by default that of `out`, or else float.
     count : int, optional
-        Items to read; -1: all up to the end of the file, which must be a whole number.
+        The number of items to read. With -1, the default, all items up to the end of the
+        file are read, and no bytes may be left over.
     offset : int, optional
-        Bytes to skip, up to the end of the file at most; 0 by default. Given, it reads
-        NumPy's own files as well, header and all.
+        The number of bytes to skip, by default 0; it may not be past the end of the file.
+        If it is given, files of known formats are read too, header and all.
     shape : int or sequence of int, optional
-        The array's shape in C order, instead of `count`; one -1 is worked out, and must
-        leave no bytes over.
+        The array's shape in C order, instead of `count`. One length may be -1: it is
+        calculated from the length of the file, and no bytes may be left over.
     kind, device, pool : optional
-        What memory, as for `empty`; `kind` is "device" by default.
+        Where the new memory comes from, as for `empty`; `kind` is "device" by default.
     stream : stream, optional
-        Where device memory is written, by default its current stream.
+        The stream on which device memory is written; by default the device's current
+        stream.
     out : Buffer, array or exporter, optional
-        Writable memory of any sort and strides, all of which is read; it is returned.
-        Then `count`, `shape`, `device` and `pool` cannot be given, and `dtype` and `kind`
-        must be its own.
+        Writable memory of any kind and strides, which is filled as a whole and returned.
+        With it, `count`, `shape`, `device` and `pool` cannot be given, and `dtype` and
+        `kind` must be those of `out`.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Whether items of `dtype` in the file may become those of `out`, as in `copy`; by
-        default the two must be equal.
+        Which conversions from `dtype`, in the file, to the dtype of `out` are allowed, as
+        for `copy`. By default the two must be equal.
     direct : {"auto", True, False}, optional
-        Whether to go past the page cache (``O_DIRECT``); "auto": where much is read that
-        is not in it. Default: the environment variable ``CUMEM_DIRECT``, else "auto".
+        Whether to bypass the page cache (``O_DIRECT``). "auto" does so if much is read
+        that is not in the cache. The default is the value of the environment variable
+        ``CUMEM_DIRECT``, or else "auto".
     progress : bool or callable, optional
-        As for `copy`; what a callable raises ends the call as Ctrl-C does.
+        As for `copy`. An exception that a callable raises ends the call as Ctrl-C does.
 
     Returns
     -------
@@ -871,28 +948,30 @@ def fromfile(
     Raises
     ------
     EOFError
-        If the file ends before `offset` or before all is read, also where it is cut short
-        meanwhile; with the attributes `filename` and `offset`, where it ends.
+        If the file ends before `offset` or before everything is read, or is cut short
+        during the call. The attribute `filename` names the file, and `offset` says where
+        it ends.
     OSError
-        If the file cannot be opened or read; `offset` says where. If it is a directory,
-        FIFO, pipe or socket.
+        If the file cannot be opened or read, in which case the attribute `offset` says
+        where reading failed, or if it is a directory, FIFO, pipe or socket.
     TypeError, ValueError
         If an argument makes no sense or contradicts `out`, if elements of `out` share
-        memory, if the file does not hold a whole number of items or of rows of `shape`,
-        or, where there is no `offset`, if it is an ``.npy`` or ``.npz`` file, which
-        `load` reads, or a Git LFS pointer; and, where `dtype` is longer than a byte, a
-        safetensors file, which `load_safetensors` reads, or one of another known format.
+        memory, or if the file does not hold a whole number of items, or of rows of
+        `shape`. Without `offset`: if the file is an ``.npy`` or ``.npz`` file, which
+        `load` reads, or a Git LFS pointer; if `dtype` is longer than a byte, also if it is
+        a safetensors file, which `load_safetensors` reads, or has another known format.
     OutOfMemoryError
-        If there is no room for the array.
+        If there is not enough memory for the array.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     CudaError
         If a copy to the device failed.
 
     Notes
     -----
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on `out`. After a failure part of `out` may have been written.
+    **Blocks** until everything is read, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work on `out` that cumem knows of. After a failure part of `out`
+    may have been written.
 
     Examples
     --------
@@ -952,48 +1031,50 @@ def tofile(
     ----------
     file : path, int or binary file
         A path, a descriptor, or a binary file that ``open()`` made for writing. A file
-        is written from its position on (at its end if it appends), which then is after
-        what was written; the position of a descriptor is neither used nor moved.
+        object is written from its position on, or at its end if it appends, and
+        afterwards stands behind what was written. The position of a descriptor is neither
+        used nor moved: it is written from its first byte on.
     buf : Buffer, array or exporter
-        Memory of any sort and strides.
+        Memory of any kind and strides.
     dtype : dtype_like, optional
-        Of the items in the file; default: that of `buf`.
+        The dtype of the items in the file; by default that of `buf`.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which dtypes of `buf` may become `dtype`, as ``numpy.can_cast`` has it; default:
-        ``"same_kind"``.
+        Which conversions from the dtype of `buf` to `dtype` are allowed, by the rules of
+        ``numpy.can_cast``; ``"same_kind"`` by default.
     offset : int, optional
-        Bytes to skip; what a file of that path holds elsewhere is then kept. Without it
-        a file of that path is made of `buf` alone; one that is open keeps what lies
-        behind.
+        The number of bytes to skip; everything that the file holds elsewhere is then
+        kept. Without it, a file given by its path holds `buf` and nothing else
+        afterwards; one given as a descriptor or file object keeps what lies behind.
     stream : stream, optional
-        Where device memory is read, by default its current stream.
+        The stream on which device memory is read; by default the device's current stream.
     fsync : bool, optional
-        Return only when the file is on the disk, and with it, for a path, its name in its
-        folder. By default the system writes it some time later, and a loss of power may
-        lose it.
+        If True, return only when the file is on the disk and, for a path, its name in its
+        folder as well. By default the system writes it some time later, and the file may
+        be lost if the power fails.
     direct : {True, False, "auto"}, optional
-        Whether to go past the page cache (``O_DIRECT``); "auto": not. Default: the
-        environment variable ``CUMEM_DIRECT``, else "auto".
+        Whether to bypass the page cache (``O_DIRECT``); "auto" does not. The default is
+        the value of the environment variable ``CUMEM_DIRECT``, or else "auto".
     progress : bool or callable, optional
         As for `fromfile`.
 
     Raises
     ------
     OSError
-        If the file cannot be opened or written, e.g. if the disk is full; `offset` says
-        where. What was written stays. If it is a directory, FIFO, pipe or socket.
+        If the file cannot be opened or written, for instance because the disk is full, in
+        which case the attribute `offset` says where writing failed, and what was written
+        stays; or if it is a directory, FIFO, pipe or socket.
     TypeError, ValueError
-        If an argument makes no sense; no file is then made or changed.
+        If an argument makes no sense; no file is then created or changed.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     CudaError
         If a copy from the device failed.
 
     Notes
     -----
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on `buf`. An existing file is written in place and, given its
-    path, cut to its new length at the end.
+    **Blocks** until everything is written, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work on `buf` that cumem knows of. An existing file is written in
+    place; if it is given by its path, it is cut to its new length at the end.
 
     Examples
     --------
@@ -1051,9 +1132,11 @@ def tofile(
 
 
 def _check_cut(opened: _Opened, item: Item) -> None:
-    """Of a map of the file whose last bytes are to go, converted: raise `_CutMapError`. A
-    new file takes the place of the old one then, which stays as it is for as long as it
-    is mapped, where cutting it would take pages from under the map."""
+    """Raise `_CutMapError` if the item's memory maps the file and the file will be cut.
+
+    The caller then lets a new file replace the old one, which lives on for as long as it
+    is mapped. Cutting it would take pages from under the map.
+    """
     end = item.offset + int(item.memory.size) * item.dtype.itemsize
     is_cut = end < os.fstat(opened.descriptor()).st_size
     if is_cut and _core._maps_file(opened.descriptor, item.offset, item.memory):
@@ -1069,39 +1152,39 @@ def read_ranges(
     direct: Direct = None,
     progress: Progress = None,
 ) -> None:
-    """Read many byte ranges of one file, each into memory of its own, in one go.
+    """Read many byte ranges of one file in one call, each into memory of its own.
 
     Parameters
     ----------
     file : path, int or binary file
-        As for `fromfile`, but for its position, which is neither used nor moved.
+        As for `fromfile`, except that its position is neither used nor moved.
     ranges : iterable of (offset, target)
-        Where a range begins in the file, in bytes, and the writable memory that it
-        fills: a Buffer, a NumPy array of any strides, or anything with DLPack,
+        For each range the offset of its first byte in the file and the writable memory
+        that it fills: a Buffer, a NumPy array of any strides, or an object with DLPack,
         ``__cuda_array_interface__`` or the buffer protocol. The range is as long as the
         target, which is filled in C order. Targets must not overlap.
     stream : stream, optional
-        Where device memory is written; without it each device's current stream. With it
-        all device memory must be of its device.
+        The stream on which device memory is written, all of which must then be of the
+        stream's device; by default each device's current stream.
     direct, progress : optional
         As for `fromfile`.
 
     Raises
     ------
     EOFError, OSError
-        As for `fromfile`; targets may then have been written.
+        As for `fromfile`; some targets may then have been written.
     TypeError, ValueError
         If an argument makes no sense or a target is read-only.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     CudaError
         If a copy to a device failed.
 
     Notes
     -----
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on any target. In what order ranges are read is not defined;
-    ranges in the order of the file are read fastest.
+    **Blocks** until everything is read, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work on any target that cumem knows of. The order in which ranges
+    are read is not defined. Reading is fastest if `ranges` is sorted by offset.
 
     Examples
     --------
@@ -1126,22 +1209,21 @@ def write_ranges(
     direct: Direct = None,
     progress: Progress = None,
 ) -> None:
-    """Write pieces of memory to byte ranges of one file, in one go.
+    """Write pieces of memory to byte ranges of one file in one call.
 
     Parameters
     ----------
     file : path, int or binary file
-        As for `tofile`, but for its position, which is neither used nor moved. A file
-        that does not exist is made; one that does is kept outside the ranges.
+        As for `tofile`, except that its position is neither used nor moved. A file that
+        does not exist is created; an existing one does not change outside the ranges.
     ranges : iterable of (offset, source)
-        Where a range begins in the file, in bytes, and the memory that goes there, in C
-        order. Ranges must not overlap.
+        For each range the offset of its first byte in the file and the memory that is
+        written there, in C order. Ranges must not overlap.
     stream : stream, optional
-        Where device memory is read; without it each device's current stream.
+        The stream on which device memory is read, all of which must then be of the
+        stream's device; by default each device's current stream.
     fsync : bool, optional
-        Return only when the file is on the disk, and with it, for a path, its name in its
-        folder. By default the system writes it some time later, and a loss of power may
-        lose it.
+        As for `tofile`.
     direct, progress : optional
         As for `tofile`.
 
@@ -1152,8 +1234,8 @@ def write_ranges(
 
     Notes
     -----
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on any source.
+    **Blocks** until everything is written, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work on any source that cumem knows of.
 
     Examples
     --------
@@ -1172,8 +1254,11 @@ def write_ranges(
 
 @contextlib.contextmanager
 def open_export(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
-    """A binary file to write a record to: takes the place of what has its name once it
-    is complete. What is not a path is taken to be such a file, and stays open."""
+    """Yield a binary file to write a record to.
+
+    For a path this is a new file, which replaces the one of that name once it is complete.
+    Anything else must be a binary file itself, which stays open.
+    """
     if not isinstance(path, (str, os.PathLike)):
         if not hasattr(path, "write"):
             what = "a str, a Path or a binary file"
