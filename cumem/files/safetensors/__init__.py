@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of safetensors files, by name, into any kind of memory."""
+"""Loads the tensors of safetensors files into memory of any kind.
+
+`load_safetensors` is here. The module ``format`` knows how headers and indexes look and
+checks them, and ``save`` writes files.
+"""
 
 from __future__ import annotations
 
@@ -68,22 +72,22 @@ __all__ = ["SafetensorsDict", "load_safetensors"]
 
 _Path = str | os.PathLike[str]
 _KINDS = (*DEVICE_FIRST, "host")
-#: What else ordinary memory is called.
+#: Other names of ordinary memory, for which an error suggests kind="host".
 _HOST_NAMES = ("cpu", "numpy", "pageable", "ram")
 _FRAMEWORKS = (None, "torch", "numpy", "jax")
 
 
 @found_in("cumem.types")
 class SafetensorsDict(dict[str, _V]):
-    """The tensors of a file or checkpoint by name, and what the files say of them.
+    """The tensors of a file or checkpoint by name, and what the files say about them.
 
     Attributes
     ----------
     infos : dict
-        A `SafetensorsInfo` for each name: the element type as the file names it, its
-        shape, and its place in its file.
+        A `SafetensorsInfo` for each name: the tensor's element type as the file calls it,
+        its shape, and its place in its file.
     metadata : dict
-        Texts by name, from the files that were read. `save_safetensors` keeps them.
+        The texts in the headers of the files that were read. `save_safetensors` keeps them.
 
     Examples
     --------
@@ -95,7 +99,7 @@ class SafetensorsDict(dict[str, _V]):
 
     infos: dict[str, SafetensorsInfo]
     metadata: dict[str, str]
-    _carried: set[str]  # tensors for whose elements integers stand
+    _carried: set[str]  # names of tensors whose elements are held as integers
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,7 +115,7 @@ class SafetensorsDict(dict[str, _V]):
         return new
 
     def __copy__(self) -> SafetensorsDict[_V]:
-        """Return what `copy` does."""
+        """Return a copy, as `copy` does."""
         return self.copy()
 
 
@@ -225,80 +229,83 @@ def load_safetensors(
     ----------
     path : str or path-like, or an iterable of them
         A file; the index of a checkpoint in several files (``*.index.json``); a folder
-        that holds one ``*.safetensors.index.json`` or else one ``*.safetensors``; or a
-        list of such, whose tensors all have names of their own.
+        that holds one ``*.safetensors.index.json``, or else one ``*.safetensors``; or a
+        list of these, in which no two may have a tensor of the same name.
     names : iterable of str, optional
-        Tensors to load, and their order; all of them in the order of their bytes by
-        default.
+        The tensors to load, in this order. By default all are loaded, in the order of
+        their bytes.
     kind : {"device", "pinned", "mapped", "managed", "host"}, optional
-        Memory to load into; ``"host"`` is ordinary memory. ``"device"`` by default,
-        ``"host"`` with ``framework="numpy"``.
+        The memory to load into, where ``"host"`` is ordinary memory. The default is
+        ``"device"``, or ``"host"`` with ``framework="numpy"``.
     device : Device, int or str, optional
-        Device that the memory belongs to; the current one by default.
+        The device of the memory; by default the current one.
     stream : stream, optional
-        Stream that the memory is made and filled on; the device's current one by default.
+        The stream on which the memory is allocated and filled; by default the device's
+        current stream.
     framework : {"torch", "numpy", "jax"}, optional
-        Give tensors of PyTorch or arrays of NumPy or JAX, which share the memory of the
-        buffers and keep it alive, in place of the buffers. JAX copies ordinary memory
+        If given, return tensors of PyTorch or arrays of NumPy or JAX instead of buffers.
+        They share the memory of the buffers and keep it alive. JAX copies ordinary memory
         that does not begin at a multiple of 64 bytes.
     dtype : dtype_like or mapping, optional
-        The dtype that all tensors are to have, or by name those of some; the others keep
-        theirs. A dtype of PyTorch, or the name of one of ``ml_dtypes``, will do as well.
-        Elements are converted while they are read, piece by piece.
+        The dtype that all tensors are converted to, or a mapping from the names of some
+        tensors to dtypes; the others keep theirs. It may also be a dtype of PyTorch, or
+        the name of a dtype of ``ml_dtypes``. Elements are converted piece by piece while
+        they are read.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which dtypes in the file may become `dtype`, as ``numpy.can_cast`` has it; default:
-        ``"same_kind"``, which makes floats of integers, but no integers of floats.
+        Which conversions to `dtype` are allowed, by the rules of ``numpy.can_cast``. The
+        default ``"same_kind"`` converts integers to floats, but not floats to integers.
     progress : bool or callable, optional
-        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
-        as Ctrl-C does.
+        As for `copy`; it counts the bytes of all tensors. An exception that a callable
+        raises ends the call as Ctrl-C does.
 
     Returns
     -------
     SafetensorsDict
-        A buffer (or tensor, or array) for each name, each in memory of its own, with the
-        shape and dtype in the file. A dtype that NumPy lacks is that of ``ml_dtypes``
-        where this is installed, and unsigned integers of the same width where it is not;
-        ``infos[name].dtype`` says which it is. Types of less than a byte stay packed, as
-        bytes (PyTorch's ``float4_e2m1fn_x2`` where it has that): two elements of four
-        bits in a byte, four of six bits in three, along the last axis where that comes
-        out even, else in one row. With `dtype` the ``infos`` still say what the file has.
+        A buffer, tensor or array for each name, each in memory of its own, with the shape
+        and dtype in the file. A dtype that NumPy lacks is the one of ``ml_dtypes`` if this
+        is installed, and otherwise unsigned integers of the same width;
+        ``infos[name].dtype`` says which type the elements have. Types of less than a byte
+        stay packed in bytes (or in PyTorch's ``float4_e2m1fn_x2`` if it has that): a byte
+        holds two elements of four bits, and three bytes hold four elements of six bits.
+        They are packed along the last axis if its elements fill whole bytes, and otherwise
+        into one row. With `dtype`, ``infos`` still says what the file has.
 
     Raises
     ------
     SafetensorsError
-        If a header is wrong as `read_safetensors_header` says; if an index is wrong,
-        names a file outside its folder or one that is missing, or a tensor that is not in
-        the file named for it.
+        If a header is wrong, as `read_safetensors_header` explains; if an index is wrong,
+        or names a file that is missing or outside its folder, or names a file for a tensor
+        that is not in it.
     KeyError
-        If the file has no tensor of one of the `names`, or of those that `dtype` names.
+        If the file has no tensor with one of the `names`, or with a name in `dtype`.
     ValueError
-        If a folder holds no checkpoint or more than one, a list none or one tensor twice;
-        if `kind` or `framework` is unknown; if JAX would cut elements of 64 bits
-        (``jax_enable_x64``); if `casting` is given without `dtype`.
+        If a folder holds no checkpoint or more than one; if a list is empty or has a
+        tensor twice; if `kind` or `framework` is unknown; if JAX would cut elements of 64
+        bits (``jax_enable_x64``); if `casting` is given without `dtype`.
     BufferError
-        If `framework` has no type for that of a tensor.
+        If `framework` has no type for the elements of a tensor.
     TypeError
         If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach;
-        if `casting` does not allow `dtype` for a tensor, whose name it says, or nothing
-        converts its elements, as those that are packed.
+        if `casting` does not allow the conversion of a tensor, whose name the error
+        mentions, or nothing can convert its elements, such as packed ones.
     OSError
         If a file cannot be read, or is a FIFO, a device or the like.
     EOFError
         If a file is cut short after its header was read.
     OutOfMemoryError
-        If there is no memory for the tensors.
+        If there is not enough memory for the tensors.
     ImportError
-        If `framework` is not installed, or `progress` is True and there is no tqdm.
+        If `framework` is not installed, or if `progress` is True and tqdm is not.
 
     Notes
     -----
-    Headers are checked and memory is made for all tensors before the first byte of a
-    tensor is read; then each file is read in one call. When something fails, nothing
-    stays allocated.
+    All headers are checked, and memory is made for all tensors, before the first byte of a
+    tensor is read. Each file is then read in one call. If anything fails, nothing stays
+    allocated.
 
-    **Blocks** until the tensors are there.
+    **Blocks** until all tensors are loaded.
 
-    **Ordered after** work in `stream`, which the memory may have been used by.
+    **Ordered after** the work in `stream`, which may have used the memory before.
 
     Examples
     --------
@@ -344,7 +351,7 @@ def load_safetensors(
                 if is_carried(value, info.dtype):
                     loaded._carried.add(name)
                     remember(value, info.dtype, info.shape)
-        except BaseException:  # its traceback keeps frames, not the memory
+        except BaseException:  # its traceback may keep this frame, not the memory
             ranges.clear()
             buffers.clear()
             loaded.clear()
@@ -354,11 +361,11 @@ def load_safetensors(
 
 
 class _Cast(NamedTuple):
-    """What becomes of a tensor's elements."""
+    """The conversion of one tensor's elements."""
 
     source: np.dtype[Any]
     target: np.dtype[Any]
-    element: str | None  #: what the target is in the format; None: it has none
+    element: str | None  #: the name of the target in the format, or None if it has none
 
     def finish(
         self,
@@ -367,7 +374,7 @@ class _Cast(NamedTuple):
         finish: Callable[[_core.Buffer, SafetensorsInfo], Any],
         carrier: Callable[[str], np.dtype[Any]],
     ) -> Any:
-        """What the caller gets of the buffer, of elements that are converted."""
+        """Return what the caller gets for a buffer of converted elements."""
         if self.element is None:
             return finish(buffer, info)
         made = info._replace(dtype=self.element)
@@ -383,7 +390,7 @@ def _casts(
     rule: Casting,
     framework: str | None,
 ) -> dict[str, _Cast]:
-    """The tensors whose elements are to become others, all of them checked."""
+    """Return a checked conversion for each tensor whose elements will be converted."""
     if dtype is None:
         return {}
     wanted = dtype if isinstance(dtype, Mapping) else dict.fromkeys(infos, dtype)
@@ -410,7 +417,7 @@ def _casts(
 
 
 def _target(given: Any, framework: str | None) -> tuple[np.dtype[Any], str | None]:
-    """The dtype to convert to, and what the format calls it."""
+    """Return the dtype to convert to, and its name in the format if it has one."""
     kind = type_named(given)
     target = read_dtype(given) if kind is None else dtype_for_casts(kind.name)
     kind = type_of(target) if kind is None else kind
@@ -430,7 +437,7 @@ def _read(
     stream: object,
     told: Parts,
 ) -> None:
-    """The tensors of one file: as they are in one call, and what is converted by pieces."""
+    """Read the tensors of one file, in one call but for those that are converted."""
     header, members, file = part
     at = header.tensors
     whole = [name for name in members if name not in casts]
@@ -464,7 +471,7 @@ def _checked_names(names: Iterable[str] | None) -> list[str] | None:
 
 
 class _Part(NamedTuple):
-    """One file: its header, which of its tensors are wanted, in order, and the file."""
+    """An open file, its header, and the names of the tensors wanted from it, in order."""
 
     header: SafetensorsHeader
     members: list[str]
@@ -474,7 +481,7 @@ class _Part(NamedTuple):
 def _parts(
     stack: contextlib.ExitStack, path: Any, names: list[str] | None
 ) -> list[_Part]:
-    """The files that are needed, open: what is read later is what was checked."""
+    """Open all needed files at once, so that what is read later is what was checked."""
     if _is_list(path):
         return _parts_of_list(stack, list(path), names)
     path = resolved(checked_path(path))
@@ -494,7 +501,7 @@ def _parts(
 
 
 def _is_list(path: object) -> bool:
-    """Several paths, and neither one nor something else that can be gone through."""
+    """Return whether `path` is several paths rather than one or a wrong argument."""
     single = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, np.ndarray)
     is_file = hasattr(path, "read")
     return isinstance(path, Iterable) and not is_file and not isinstance(path, single)
@@ -503,7 +510,7 @@ def _is_list(path: object) -> bool:
 def _parts_of_list(
     stack: contextlib.ExitStack, paths: list[Any], names: list[str] | None
 ) -> list[_Part]:
-    """Of files that make one checkpoint without an index that says so."""
+    """Open files that together are a checkpoint, without an index that says so."""
     if not paths:
         raise ValueError("path: the list has no files")
     parts = [part for path in paths for part in _parts(stack, path, None)]
@@ -539,7 +546,7 @@ def _opened(
 def _part(
     header: SafetensorsHeader, file: BufferedReader, names: list[str] | None
 ) -> _Part:
-    """Of some tensors, which the file has."""
+    """Choose the named tensors of a file, all of which it has, in the file's order."""
     tensors = header.tensors
     if names is None:
         return _Part(header, list(tensors), file)
@@ -550,7 +557,7 @@ def _part(
 def _maker(
     kind: str, device: object, stream: object, framework: str | None
 ) -> Callable[[SafetensorsInfo, np.dtype[Any] | None], _core.Buffer]:
-    """What makes the buffer of a tensor, whose elements may be another dtype's."""
+    """Return a function that makes the buffer of a tensor, with another dtype if given."""
     find = _carrier(framework)
 
     def host(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
@@ -563,7 +570,7 @@ def _maker(
     def pooled(info: SafetensorsInfo, other: np.dtype[Any] | None) -> _core.Buffer:
         shape = packed_shape(info)
         dtype = find(info.dtype) if other is None else other
-        place: Any = kind  # one of the kinds, or `_finisher` has refused it
+        place: Any = kind  # `_finisher` has refused anything that is not a kind
         made: _core.Buffer = _core.empty(
             shape, dtype, place, device=device, stream=stream
         )
@@ -573,7 +580,7 @@ def _maker(
 
 
 def _carrier(framework: str | None) -> Callable[[str], np.dtype[Any]]:
-    """What says which dtype a buffer has under the elements of a type."""
+    """Return a function from an element type to the dtype that its buffer has."""
     finds = {"torch": _torch_carrier, "jax": _jax_dtype}
     return finds.get(framework or "", dtype_of)
 
@@ -581,7 +588,7 @@ def _carrier(framework: str | None) -> Callable[[str], np.dtype[Any]]:
 def _finisher(
     kind: str, framework: str | None
 ) -> Callable[[_core.Buffer, SafetensorsInfo], Any]:
-    """What makes of a buffer what the caller wants."""
+    """Return a function that turns a buffer into what the caller asked for."""
     if not isinstance(kind, str) or kind not in _KINDS:
         _refuse_kind(kind)
     if framework not in _FRAMEWORKS:
@@ -598,14 +605,14 @@ def _finisher(
     if framework == "jax":
         _library("jax")
         from_dlpack = _library("jax.dlpack").from_dlpack
-        # JAX knows managed memory only as a device's
+        # JAX accepts managed memory only as device memory.
         return lambda buffer, info: from_dlpack(
             buffer.as_device() if kind == "managed" else buffer
         )
     torch = _library("torch")
 
     def tensor(buffer: _core.Buffer, info: SafetensorsInfo) -> Any:
-        # PyTorch knows managed memory only as a device's
+        # PyTorch accepts managed memory only as device memory.
         made = torch.from_dlpack(buffer.as_device() if kind == "managed" else buffer)
         element = TYPES[info.dtype]
         wanted = getattr(torch, element.torch or "", None)
@@ -636,7 +643,7 @@ def _library(name: str) -> Any:
 
 
 def _jax_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of the buffer under an array of JAX, which must not change it."""
+    """Return the dtype for a buffer under an array of JAX, and refuse one JAX would cut."""
     dtype = dtype_of(name)
     wide = ("int64", "uint64", "float64", "complex128")
     if dtype.name in wide and not _library("jax").config.jax_enable_x64:
@@ -648,5 +655,5 @@ def _jax_dtype(name: str) -> np.dtype[Any]:
 
 
 def _torch_carrier(name: str) -> np.dtype[Any]:
-    """The dtype of the buffer under a tensor of PyTorch."""
+    """Return the dtype for a buffer under a tensor of PyTorch."""
     return np.dtype(TORCH_CARRIED.get(name) or TYPES[name].numpy)

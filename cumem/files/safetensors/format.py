@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors format: element types, headers and indexes, read with suspicion.
+"""The safetensors format: element types, headers and indexes.
 
-A file is the header's length (8 bytes, little-endian), the header (a JSON object) and the
-tensors' bytes, one after the other without gaps. Nothing here reads or moves tensors. The
-format is described at https://github.com/huggingface/safetensors#format; whatever is
-accepted here the reference implementation accepts too.
+A file begins with the length of its header (8 bytes, little-endian), followed by the header
+(a JSON object) and by the bytes of the tensors, without gaps. Nothing here reads or moves
+tensors. The format is described at https://github.com/huggingface/safetensors#format.
+
+Files may come from anywhere, so everything that a header or an index says is checked before
+it is used, and a bad one cannot use much memory or time. Whatever is accepted here, the
+reference implementation accepts too.
+
+A header is read in one of two ways. Nearly all headers look exactly as safetensors or
+Python's json writes them, and `_usual_header` reads these with regular expressions. All
+others are left to `_Scan`, which is slower, reads any JSON, and says what is wrong with a
+bad header.
 """
 
 from __future__ import annotations
@@ -70,21 +78,21 @@ __all__ = [
 ]
 
 MAX_HEADER_NBYTES = 100_000_000
-#: in one JSON object: tensors of a file or checkpoint, texts of its metadata
+#: The largest number of names in one JSON object, of tensors or of texts in the metadata.
 MAX_NAMES = 1 << 19
-#: ends the name of an index of several files
+#: The end of the name of an index of several files.
 INDEX_SUFFIX = ".safetensors.index.json"
-#: name of what is not a tensor in a header
+#: The name in a header that does not belong to a tensor.
 METADATA = "__metadata__"
 _MAX_NDIM = 64
-#: characters of what is said of one tensor
+#: The largest number of characters that may describe one tensor.
 _MAX_VALUE_LENGTH = 1 << 16
 
 
 class SafetensorsError(ValueError):
-    """A file is not a valid safetensors file or index: the message names file and tensor.
+    """A file is not a valid safetensors file or index; the message names file and tensor.
 
-    A file that does not exist or cannot be read is an `OSError` as everywhere.
+    A file that does not exist or cannot be read raises an `OSError`, as everywhere.
 
     Examples
     --------
@@ -100,18 +108,18 @@ class SafetensorsError(ValueError):
 
 @found_in("cumem.types")
 class SafetensorsInfo(NamedTuple):
-    """Where a tensor lies in its file and what it holds.
+    """A tensor's element type and shape, and where its bytes are in the file.
 
     Attributes
     ----------
     dtype : str
-        Element type as the file names it, such as ``"BF16"``.
+        The element type as the file calls it, such as ``"BF16"``.
     shape : tuple of int
-        In elements.
+        The shape in elements.
     offset : int
-        Bytes from the start of the file.
+        The offset of its first byte in the file.
     nbytes : int
-        Its size.
+        The number of its bytes.
 
     Examples
     --------
@@ -127,27 +135,28 @@ class SafetensorsInfo(NamedTuple):
     nbytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """This answer as plain data; see `Counters.to_dict`."""
+        """Return this answer as plain data; see `Counters.to_dict`."""
         return plain(self, "offset_nbytes")
 
 
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class SafetensorsHeader(Answer):
-    """What a file, or a checkpoint in several files, says of itself.
+    """What a file, or a checkpoint in several files, says about its tensors.
 
     Attributes
     ----------
     path : Path
-        The file, or the index of several.
+        The file, or the index of several files.
     tensors : dict
         A `SafetensorsInfo` for each name, in the order of their bytes, file by file.
     metadata : dict
-        Texts by name; empty where there are none. Of several files the last one counts.
+        The texts in the header, which may be empty. Where several files have a text of the
+        same name, the last one counts.
     nbytes : int
-        Size of the file, or of all.
+        The size of the file, or of all files together.
     files : dict
-        The file of each tensor of a checkpoint in several files; empty for one file.
+        The file of each tensor, for a checkpoint in several files; empty for one file.
 
     Examples
     --------
@@ -163,24 +172,24 @@ class SafetensorsHeader(Answer):
     files: dict[str, Path] = dataclasses.field(default_factory=dict)
 
     def memmap(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        """One tensor, mapped from its file: nothing is read before its bytes are used.
+        """Map one tensor from its file; its bytes are read only when they are used.
 
         Parameters
         ----------
         name : str
-            One of `tensors`.
+            A name in `tensors`.
 
         Returns
         -------
         numpy.memmap
-            Read-only, of the dtype that `load_safetensors` gives it; types of less than a
-            byte as the bytes they are packed in. A tensor without elements is a
-            `numpy.ndarray`.
+            A read-only map with the dtype that `load_safetensors` would give the tensor.
+            Elements of less than a byte are shown as the bytes they are packed in. A
+            tensor without elements is a plain `numpy.ndarray`.
 
         Raises
         ------
         KeyError
-            If there is no such tensor.
+            If there is no tensor of this name.
         OSError
             If the file cannot be opened, or is shorter than when the header was read.
 
@@ -209,23 +218,24 @@ class SafetensorsHeader(Answer):
 
 
 class ElementType(NamedTuple):
-    """An element type of the format, and what other libraries call it.
+    """An element type of the format, and its names in other libraries.
 
     Attributes
     ----------
     name : str
-        In the file.
+        Its name in the file.
     bits : int
-        Of one element; elements that do not fill bytes are packed.
+        The bits of one element; elements that do not fill bytes are packed.
     numpy : str
-        NumPy's type of the same width: the type itself, or unsigned integers where NumPy
-        has none.
+        NumPy's type of the same width: the type itself, or unsigned integers if NumPy does
+        not have it.
     ml : str or None
-        What ``ml_dtypes`` calls it, for a type that NumPy lacks.
+        The name in ``ml_dtypes`` of a type that NumPy lacks.
     torch : str or None
-        What PyTorch calls it.
+        The name in PyTorch.
     rank : int
-        Place in the files that the reference implementation writes: high ones come first.
+        Tells the order of tensors in files that the reference implementation writes: those
+        of the highest rank come first.
     """
 
     name: str
@@ -237,17 +247,17 @@ class ElementType(NamedTuple):
 
     @property
     def native(self) -> bool:
-        """Whether NumPy has it without help."""
+        """Whether NumPy has this type itself."""
         return self.ml is None and self.bits >= 8
 
 
 def _element_type(row: _core._Dtype, name: str) -> ElementType:
-    """The type of elements that files call `name`."""
+    """Make the element type that files call `name` from the extension's table."""
     is_whole = row.bits % 8 == 0
     return ElementType(
         name,
         row.bits,
-        # bytes hold what is packed, and integers of its size what NumPy has no dtype for
+        # Packed elements are held as bytes, and other types that NumPy lacks as integers.
         row.name if row.kind else f"uint{row.bits if is_whole else 8}",
         row.name if is_whole and not row.kind else None,
         row.torch_name,
@@ -255,7 +265,7 @@ def _element_type(row: _core._Dtype, name: str) -> ElementType:
     )
 
 
-#: every element type of the format by name
+#: Every element type of the format, by its name.
 TYPES = {
     row.file_name: _element_type(row, row.file_name)
     for row in sorted(_core._DTYPES.values(), key=lambda row: row.file_rank)
@@ -265,9 +275,10 @@ TYPES = {
 _BY_NUMPY = {np.dtype(t.numpy): t for t in TYPES.values() if t.native}
 _BY_ML = {t.ml: t for t in TYPES.values() if t.ml is not None}
 
-#: integers that every PyTorch takes through DLPack, by the bytes of an element
+#: Integers that every version of PyTorch takes through DLPack, by the bytes of an element.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-#: types that not every PyTorch takes through DLPack: they travel as such integers
+#: Types that not every version of PyTorch takes through DLPack, and the integers to pass in
+#: their place; the tensor is then viewed as its own type.
 TORCH_CARRIED = {
     element.name: _CARRIERS[max(element.bits // 8, 1)]
     for element in TYPES.values()
@@ -277,7 +288,7 @@ TORCH_CARRIED = {
 
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of an element type: its own, ``ml_dtypes``'s, or unsigned integers."""
+    """Return the dtype of an element type: NumPy's, ``ml_dtypes``'s or integers."""
     kind = TYPES[name]
     if kind.ml is not None:
         try:
@@ -289,8 +300,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def dtype_for_casts(name: str) -> np.dtype[Any]:
-    """The dtype of an element type that is to become another or comes of another; TypeError
-    where nothing here knows its elements."""
+    """Return the dtype with which elements of a type take part in a conversion.
+
+    It raises a TypeError if nothing here can convert such elements.
+    """
     kind, dtype = TYPES[name], dtype_of(name)
     if kind.native or (kind.ml is not None and dtype.name == kind.ml):
         return dtype
@@ -307,7 +320,7 @@ def dtype_for_casts(name: str) -> np.dtype[Any]:
 
 
 def type_named(dtype: object) -> ElementType | None:
-    """The element type of a dtype of PyTorch, or of the name of one that NumPy lacks."""
+    """Return the element type for a dtype of PyTorch or the name of one of ml_dtypes."""
     said = str(dtype)
     if type(dtype).__module__.partition(".")[0] == "torch":
         name = said.removeprefix("torch.")
@@ -316,16 +329,16 @@ def type_named(dtype: object) -> ElementType | None:
 
 
 def is_carried(value: Any, name: str) -> bool:
-    """Are the elements of a loaded array integers that stand for those of type `name`?"""
+    """Return whether a loaded array holds integers in place of elements of type `name`."""
     kind = TYPES[name]
     said = str(value.dtype).removeprefix("torch.")
     return not kind.native and said == str(np.dtype(kind.numpy))
 
 
 def type_of(dtype: np.dtype[Any]) -> ElementType | None:
-    """The element type of a dtype in this machine's byte order; None where there is none.
+    """Return the element type of a dtype in the machine's byte order, or None.
 
-    The order is the format's, little-endian, on every machine that CUDA runs on.
+    The format is little-endian, as is every machine that CUDA runs on.
     """
     found = _BY_NUMPY.get(dtype)
     if found is None and dtype.isbuiltin == 2:  # registered by another package
@@ -334,10 +347,10 @@ def type_of(dtype: np.dtype[Any]) -> ElementType | None:
 
 
 def packed_shape(info: SafetensorsInfo) -> tuple[int, ...]:
-    """The shape of a tensor's buffer: that of the tensor, or of the bytes it is packed in.
+    """Return the shape of a tensor's buffer, which for packed elements counts bytes.
 
-    Elements of less than a byte are packed along the last axis where its bytes are whole,
-    and otherwise into one row of bytes.
+    Elements of less than a byte are packed along the last axis if its elements fill whole
+    bytes, and otherwise into one row of bytes.
     """
     bits = TYPES[info.dtype].bits
     if bits >= 8:
@@ -348,7 +361,7 @@ def packed_shape(info: SafetensorsInfo) -> tuple[int, ...]:
 
 
 def tensor_nbytes(kind: ElementType, shape: Sequence[int]) -> int:
-    """Bytes of a tensor; ValueError says why there is no such tensor."""
+    """Return the bytes of a tensor, or raise a ValueError if no tensor can be like it."""
     if len(shape) > _MAX_NDIM:
         raise ValueError(f"it has {len(shape)} dimensions, more than {_MAX_NDIM}")
     count = nonzero = 1
@@ -371,7 +384,7 @@ def tensor_nbytes(kind: ElementType, shape: Sequence[int]) -> int:
 
 @hinting
 def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
-    """Read and check what safetensors files say of their tensors; no tensor is read.
+    """Read and check the headers of safetensors files, without reading any tensor.
 
     Parameters
     ----------
@@ -386,24 +399,24 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     Raises
     ------
     SafetensorsError
-        If the header is longer than 100 MB or than the file, does not begin with ``{``,
-        is not JSON in UTF-8, has a key twice, or more than 524,288 tensors or texts, or
-        one that 65,536 characters do not describe; if a tensor has an element type that the
-        format does not know, a shape or offsets that are not whole numbers from 0 on, a
-        size that does not fit in 63 bits, in its bytes or in the file; if tensors
-        overlap; if bytes belong to no tensor. If an index is wrong, names a file outside
-        its folder or one that is missing, or a tensor that is not in its file.
+        If a header is longer than 100 MB or than the file, does not begin with ``{``, is
+        not JSON in UTF-8, has a key twice, has more than 524,288 tensors or texts, or
+        describes one of them in more than 65,536 characters; if a tensor has an unknown
+        element type, a shape or offsets that are not whole numbers from 0 on, or a size
+        that does not fit in 63 bits, in its bytes or in the file; if tensors overlap; if
+        bytes belong to no tensor. If an index is wrong, or names a file that is missing or
+        outside its folder, or names a file for a tensor that is not in it.
     ValueError
         If a folder holds no checkpoint or more than one.
     OSError
         If a file cannot be read, or is a FIFO, a device or the like.
     TypeError
-        If `path` is something else, such as a descriptor.
+        If `path` is no path, such as a descriptor.
 
     Notes
     -----
-    **Blocks** while the header is read. Whatever it holds, no more memory is needed than
-    a few times the header and 500 bytes for each tensor.
+    **Blocks** while the header is read. Whatever the header says, this needs no more
+    memory than a few times its length and 500 bytes for each tensor.
 
     Examples
     --------
@@ -433,7 +446,7 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
 
 
 def resolved(path: Path) -> Path:
-    """The file or index that a path stands for."""
+    """Return the file or index that a path names; for a folder, the one that it holds."""
     if not path.is_dir():
         return path
     indexes = sorted(path.glob("*" + INDEX_SUFFIX))
@@ -456,9 +469,9 @@ def resolved(path: Path) -> Path:
 def read_groups(
     index: Path, names: Iterable[str] | None = None
 ) -> dict[Path, list[str]]:
-    """The files of an index, sorted, and which tensors are in each, of `names` alone.
+    """Return the sorted files of an index, each with its tensors, or those of `names`.
 
-    KeyError: the index has no such tensor. Else as `read_index`.
+    It raises a KeyError if the index lacks one of the names, and what `read_index` raises.
     """
     places = read_index(index)
     groups: dict[Path, list[str]] = {}
@@ -470,7 +483,7 @@ def read_groups(
 
 
 def opened_shard(index: Path, path: Path, name: str) -> BufferedReader:
-    """A file of which an index says that this tensor is in it."""
+    """Open the file that an index names for the tensor `name`."""
     try:
         return open_regular(path)
     except FileNotFoundError:
@@ -480,7 +493,7 @@ def opened_shard(index: Path, path: Path, name: str) -> BufferedReader:
 
 
 def check_shard(index: Path, header: SafetensorsHeader, names: Iterable[str]) -> None:
-    """See that what an index says to be in a file is there."""
+    """Raise an error if a file lacks a tensor that the index says is in it."""
     for name in names:
         if name not in header.tensors:
             raise SafetensorsError(
@@ -489,7 +502,7 @@ def check_shard(index: Path, header: SafetensorsHeader, names: Iterable[str]) ->
 
 
 def checked_path(path: object) -> Path:
-    """A path; no descriptor, which others close, and no bytes."""
+    """Return a path; refuse descriptors, which belong to others, and contents of files."""
     if isinstance(path, (str, os.PathLike)):
         return Path(path)
     given = type(path).__name__
@@ -502,18 +515,18 @@ def checked_path(path: object) -> Path:
 
 
 def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
-    """The header of an open file."""
+    """Read and check the header of an open file."""
     size = os.fstat(file.fileno()).st_size
     try:
         text, start = _header_text(file, size)
         return SafetensorsHeader(path, *_header(text, start, size), size)
     except (ValueError, RecursionError) as error:
         refused = _refused(path, error)
-    raise refused  # without the other, which holds the whole text
+    raise refused  # outside the except: its context would keep the whole text alive
 
 
 def _refused(path: Path, error: Exception) -> SafetensorsError:
-    """The same error with the name of the file."""
+    """Make an error that adds the name of the file to `error`."""
     if isinstance(error, UnicodeDecodeError):
         return SafetensorsError(f"{path}: the header is not UTF-8: {error.reason}")
     if isinstance(error, json.JSONDecodeError):
@@ -524,7 +537,7 @@ def _refused(path: Path, error: Exception) -> SafetensorsError:
 
 
 def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
-    """The header's JSON, and where it ends."""
+    """Return the header's JSON and the offset of its end in the file."""
     start = file.read(8)
     if len(start) < 8:
         raise ValueError(f"{size} bytes are too few for a safetensors file")
@@ -550,7 +563,7 @@ def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
 
 
 def _refuse_other_file(head: bytes) -> None:
-    """Say what it is, if its first bytes tell that it is no safetensors file."""
+    """Raise an error that says what the file is, if it has another known format."""
     if is_lfs_pointer(head):
         raise ValueError(lfs_text("it"))
     known = what_it_is(head)
@@ -561,7 +574,7 @@ def _refuse_other_file(head: bytes) -> None:
 def _header(
     text: str, start: int, size: int
 ) -> tuple[dict[str, SafetensorsInfo], dict[str, str]]:
-    """Tensors and metadata of a header whose data begin at `start`."""
+    """Return tensors and metadata of a header whose data begin at `start`."""
     found = _usual_header(text, start, size)
     if found is not None:
         return found
@@ -580,11 +593,11 @@ def _header(
 
 
 class _Layout(NamedTuple):
-    """How a writer sets the entries of a header."""
+    """The way in which a writer formats the entries of a header."""
 
     entry: re.Pattern[str]
-    rest_length: int  # characters of an entry beside its groups
-    end: str  # of an entry
+    rest_length: int  # the characters of an entry outside the pattern's groups
+    end: str  # the end of an entry
 
 
 def _layout(colon: str, comma: str) -> _Layout:
@@ -603,23 +616,26 @@ def _layout(colon: str, comma: str) -> _Layout:
     return _Layout(re.compile(pattern), 1 + sum(map(len, marks)), marks[-1])
 
 
-#: As safetensors writes a header, and as Python's json does.
+#: The formats of safetensors' own headers and of those that Python's json writes.
 _LAYOUTS = (_layout(":", ","), _layout(": ", ", "))
 _LENGTH = re.compile("0|[1-9][0-9]{0,18}")
 _METADATA_FIRST = re.compile(r'\{"__metadata__":[ ]?(?=\{)')
-#: characters of a header that are looked at at a time
+#: The number of a header's characters that are matched at a time.
 _WINDOW = 1 << 20
 
 
 def _usual_header(
     text: str, start: int, size: int
 ) -> tuple[dict[str, SafetensorsInfo], dict[str, str]] | None:
-    """The same for headers as nearly all are, several times as fast; None for another,
-    which may be as good or may be damaged: `_Scan` reads it and says what is wrong.
+    """Read a header that looks as nearly all do, much faster than `_Scan` reads it.
 
-    Such a header has all entries set in one way, in the order of their bytes. A regular
-    expression finds them, a window at a time, so that what is made of a window stays
-    small, and they are believed if together they are as long as the window.
+    Such a header has all entries in the order of their bytes and formatted in the same way.
+    A regular expression finds the entries of one window of the text at a time, so that
+    the matches take little memory. They are accepted if they and the text between them are
+    exactly as long as the window; then the expression cannot have skipped anything.
+
+    The answer is None for any other header, which may be good or damaged: `_Scan` reads it
+    and says what is wrong with it.
     """
     metadata: dict[str, str] = {}
     at = 1
@@ -676,7 +692,7 @@ def _usual_entries(
 
 
 def _usual_shape(dtype: str, lengths: str) -> tuple[str, tuple[int, ...], int]:
-    """Type, shape and bytes of a tensor. ValueError: it is not as usual, or wrong."""
+    """Return type, shape and bytes; a ValueError says that the entry is not a usual one."""
     parts = lengths.replace(", ", ",").split(",") if lengths else []
     if dtype not in TYPES or not all(map(_LENGTH.fullmatch, parts)):
         raise ValueError(lengths)
@@ -710,7 +726,7 @@ def check_text(text: str) -> None:
 
 
 def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
-    """One tensor of a header, but for its place among the others."""
+    """Check one tensor of a header by itself, without those before and after it."""
     try:
         check_text(name)
         if not isinstance(fields, dict):
@@ -755,7 +771,7 @@ def _check_counts(field: str, values: object) -> None:
 def _check_cover(
     tensors: list[tuple[str, SafetensorsInfo]], start: int, size: int
 ) -> None:
-    """See that tensors, in order, cover each byte from `start` to the end exactly once."""
+    """Check that sorted tensors cover each byte from `start` to the end exactly once."""
     at, before = start, ""
     for name, (_, _, offset, nbytes) in tensors:
         if offset < at:
@@ -776,7 +792,7 @@ def _check_cover(
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which each key stands once."""
+    """Make a JSON object, and refuse a key that it has twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()
@@ -811,15 +827,15 @@ _JSON = json.JSONDecoder(
     parse_constant=_constant,
 )
 _BLANKS = re.compile(r"[ \t\n\r]*")
-#: what most names are, and what follows
+#: Matches a name without escapes, as most are, with the colon behind it.
 _NAME = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
 _NEXT = re.compile(r"[ \t\n\r]*([,}])")
 
 
 class _Scan:
-    """Walks over JSON and makes one value at a time of it, none of them large.
+    """Reads a JSON text value by value, so that only one small value exists at a time.
 
-    All of it at once may take thirty times the memory of the text.
+    Decoding the whole text at once may take thirty times its memory.
     """
 
     def __init__(self, text: str, at: int = 0) -> None:
@@ -827,7 +843,7 @@ class _Scan:
         self._at = at
 
     def names(self) -> Iterator[str]:
-        """The names in the object that comes next; who asks takes the value of each."""
+        """Yield the names in the next object; the caller reads the value of each."""
         self._take("{")
         seen: set[str] = set()
         if self._sign() == "}":
@@ -849,7 +865,7 @@ class _Scan:
                 return
 
     def value(self) -> Any:
-        """The value that comes next: a text of any length, or something short."""
+        """Return the next value: a text of any length, or anything else that is short."""
         if self._sign() == '"':
             return self._long_text()
         length = 1 << 10
@@ -871,7 +887,7 @@ class _Scan:
                 return value
 
     def skip_comma(self) -> int:
-        """Where what comes behind the comma begins."""
+        """Skip a comma, and return where the next token begins."""
         self._take(",")
         self._sign()
         return self._at
@@ -880,7 +896,7 @@ class _Scan:
         return self._sign() == "{"
 
     def end(self) -> None:
-        """See that nothing follows."""
+        """Raise an error if anything follows."""
         if self._sign():
             raise self._error("Extra data")
 
@@ -901,7 +917,7 @@ class _Scan:
         return value
 
     def _sign(self) -> str:
-        """The first character of what comes next; "" at the end."""
+        """Skip blanks and return the next character, or "" at the end of the text."""
         blanks = _BLANKS.match(self._text, self._at)
         self._at = self._at if blanks is None else blanks.end()
         return self._text[self._at : self._at + 1]
@@ -916,7 +932,7 @@ class _Scan:
 
 
 def read_index(path: Path) -> dict[str, Path]:
-    """The file of each tensor of a checkpoint in several files.
+    """Return the file of each tensor of a checkpoint in several files.
 
     Raises
     ------
@@ -937,14 +953,14 @@ def read_index(path: Path) -> dict[str, Path]:
         return _places(_Scan(raw.decode()), path.parent)
     except (ValueError, RecursionError) as error:
         refused = _refused(path, error)
-    raise refused  # without the other, which holds the whole text
+    raise refused  # outside the except: its context would keep the whole text alive
 
 
 def _places(scan: _Scan, folder: Path) -> dict[str, Path]:
     places: dict[str, Path] | None = None
     files: dict[str, Path] = {}
     if not scan.at_object():
-        scan.value()  # which may not be JSON at all
+        scan.value()  # raises an error of its own if it is not JSON at all
         raise ValueError("no JSON object")
     for key in scan.names():
         if key != "weight_map" or not scan.at_object():
@@ -966,10 +982,10 @@ def _places(scan: _Scan, folder: Path) -> dict[str, Path]:
 
 
 def _shard(folder: Path, name: str, shard: str) -> Path:
-    """The file that an index names for a tensor: in its folder, or in one below."""
+    """Return the path of a file that an index names, in its folder or in one below."""
     check_text(shard)
     parts = shard.split("/")
-    if shard.startswith("./"):  # as some programs write all of them
+    if shard.startswith("./"):  # some programs write all names like this
         parts = parts[1:]
     if "\0" in shard or "\\" in shard or any(part in ("", ".", "..") for part in parts):
         raise ValueError(
@@ -985,19 +1001,21 @@ def header_bytes(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
     metadata: Mapping[str, str] | None,
 ) -> tuple[bytes, dict[str, SafetensorsInfo]]:
-    """Length and header of a file, as the reference implementation writes them.
+    """Return the header of a file with its length, as the reference writes them.
 
     Parameters
     ----------
     tensors : iterable of (name, element type, shape, nbytes)
-        In any order: those of the highest rank come first, then it goes by name.
+        They may be in any order; the header has those of the highest rank first, and
+        orders those of equal rank by name.
     metadata : mapping of str to str, optional
-        Written sorted by name, so that equal contents give equal files.
+        The texts, which are written sorted by name, so that equal contents give equal
+        files.
 
     Returns
     -------
     bytes
-        A multiple of 8 long, padded with spaces.
+        The header, padded with spaces to a multiple of 8 bytes.
     dict
         A `SafetensorsInfo` for each name, in the order of their bytes.
 
@@ -1038,9 +1056,9 @@ def _placed(
 
 
 def index_bytes(files: Mapping[str, str], total_nbytes: int) -> bytes:
-    """The index of a checkpoint in several files: the file of each tensor.
+    """Return the index of a checkpoint in several files, from each tensor to its file.
 
-    ValueError: it would have more than 524,288 tensors, or be longer than 100 MB.
+    It raises a ValueError for more than 524,288 tensors or more than 100 MB.
     """
     if len(files) > MAX_NAMES:
         raise ValueError(f"an index has at most {MAX_NAMES} tensors, not {len(files)}")

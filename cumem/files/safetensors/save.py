@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of any kind of memory into safetensors files, whole or not at all."""
+"""Saves tensors from memory of any kind as safetensors files, completely or not at all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BY_TORCH = {element.torch: element for element in TYPES.values() if element.tor
 
 
 class _Source(NamedTuple):
-    """A tensor to save."""
+    """A tensor to save, as it will be described in the file."""
 
     name: str
     dtype: str
@@ -69,75 +69,80 @@ def save_safetensors(
     Parameters
     ----------
     path : str or path-like
-        The file; ``model.safetensors`` in it where it is a folder.
+        The file. In a folder, the file is called ``model.safetensors``.
     tensors : mapping of str to array
         Anything that `copy` takes: buffers, arrays of NumPy, tensors of PyTorch, arrays of
-        CuPy or JAX, of any strides.
+        CuPy or JAX, with any strides.
     metadata : mapping of str to str, optional
-        Texts to keep in the header, of each file. Default: those of the file that `tensors`
-        was loaded from, where it is what `load_safetensors` gave, or that without some of
-        its tensors; of any other mapping, such as a dict made of it, none. ``{}`` keeps
-        none.
+        Texts to keep in the header of each file. If `tensors` is the dict that
+        `load_safetensors` returned, perhaps without some of its tensors, the texts of that
+        file are the default. For any other mapping, such as a plain dict made from that
+        one, there are none by default. ``{}`` keeps none.
     dtypes : mapping, optional
-        For tensors held as integers of the same width: what they are, as the format calls
-        it, such as ``{"w": "BF16"}``, or a `SafetensorsInfo`, which also says the shape of
-        packed elements. ``dtypes=loaded.infos`` saves what `load_safetensors` gave, or a
-        part of it.
+        The real types of tensors that are held as integers of the same width, by the
+        names of the format, such as ``{"w": "BF16"}``; or a `SafetensorsInfo`, which also
+        has the shape of packed elements. ``dtypes=loaded.infos`` saves what
+        `load_safetensors` returned, or a part of it.
     max_shard_nbytes : int or str, optional
-        Bytes, or a text such as ``"5GiB"``: when the tensors have more together, they are
-        written to several files, ``model-00001-of-00003.safetensors`` and so on for a
-        `path` of ``model.safetensors``, in the order given and each with at most so many
-        bytes of tensors (a larger tensor has a file of its own), with an index
-        ``model.safetensors.index.json``. Files of an earlier checkpoint of this name that
-        the new one does not replace are removed: those in the same folder that its index
-        names, that are called so and that are no links.
+        A number of bytes, or a text such as ``"5GiB"``. If the tensors together are larger,
+        they are written to several files and an index. For a `path` of
+        ``model.safetensors`` the files are called ``model-00001-of-00003.safetensors`` and
+        so on, and the index ``model.safetensors.index.json``. Tensors keep the given order,
+        and each file has at most this many bytes of tensors, unless a single tensor is
+        larger. Files of an earlier checkpoint of the same name are removed if the new one
+        does not replace them: those that its index names, in the same folder, with such
+        names, and that are not links.
     fsync : bool, optional
-        Return only when the files and their names are on the disk; files that are replaced
-        stay until then, and an index is placed after the files that it names are there. By
-        default the system writes them some time later, and a loss of power may lose them.
+        If True, return only when the files and their names are on the disk. Files that are
+        replaced stay until then, and an index is put in place after the files that it
+        names. By default the system writes them some time later, and they may be lost if
+        the power fails.
     progress : bool or callable, optional
-        As for `copy`, of the bytes of all tensors; what a callable raises ends the call
-        as Ctrl-C does.
+        As for `copy`; it counts the bytes of all tensors. An exception that a callable
+        raises ends the call as Ctrl-C does.
 
     Returns
     -------
     Path
-        What `load_safetensors` takes: the file, or the index.
+        The file or the index, which `load_safetensors` takes.
 
     Raises
     ------
     TypeError
         If an argument is not a mapping, a name or text is not a str, a value of `dtypes` is
-        neither a str nor a `SafetensorsInfo`, if something is not an array, if its dtype
-        is none of the format's, or if it stood for another type and has a shape that does
-        not tell whether it still does.
+        neither a str nor a `SafetensorsInfo`, a value of `tensors` is not an array, its
+        dtype is none of the format's, or if its integers stood for another type and its new
+        shape does not tell whether they still do.
     ValueError
         If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
-        does not fit in 63 bits, if `dtypes` does not fit a tensor, if `max_shard_nbytes`
-        is not at least 1, if a header or index would be longer than 100 MB or have more
-        than 524,288 tensors, if `path` ends in ``.json``, if an index cannot name shards
-        of this name, if links lead from two shards to one file.
+        does not fit in 63 bits; if `dtypes` does not fit a tensor; if `max_shard_nbytes`
+        is not at least 1; if a header or index would be longer than 100 MB or have more
+        than 524,288 tensors; if `path` ends in ``.json``; if an index cannot name shards
+        of this name; if links lead from two shards to the same file.
     KeyError
-        If `dtypes` says the type of a tensor that there is not, other than as a
+        If `dtypes` gives the type of a tensor that does not exist, unless the type is a
         `SafetensorsInfo`.
     OSError
-        If a file cannot be written, or something else than a file has its name.
+        If a file cannot be written, or its name belongs to something that is no regular
+        file, such as a directory.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
 
     Notes
     -----
-    Equal contents make equal files, and the order within a file is that of the reference
-    implementation: wide elements first, then by name. Files are written under temporary
-    names in the same folder, readable by their owner alone; when all are written they
-    take their own names, an index last. A file that is replaced hands down its
-    permissions, access list and, where the system lets us, owner and group; a link is
-    followed, and what it leads to is replaced. What was written is removed when something
-    fails before that, and an older checkpoint stays.
+    Equal contents make equal files. The order within a file is that of the reference
+    implementation: tensors with wide elements come first, and then they go by name.
+
+    Files are written under temporary names in the same folder, where only their owner can
+    read them. When all are written, they get their own names, the index last. If anything
+    fails before that, the new files are removed and an older checkpoint stays. A new file
+    takes over the permissions, access list and, if the system allows it, owner and group
+    of the file that it replaces. If a name is a link, the file that it leads to is
+    replaced.
 
     **Blocks** until the files are written.
 
-    **Ordered after** what `copy` from the same objects would be.
+    **Ordered after** the same work as a `copy` from the same objects.
 
     Examples
     --------
@@ -160,7 +165,7 @@ def save_safetensors(
     declared = _checked_dtypes(dtypes)
     named = _mapping(tensors, "tensors", "names to arrays")
     for name, value in declared.items():
-        # what was loaded says all types, also where a part of it is saved
+        # `infos` of a loaded file has all types, even if only some tensors are saved.
         if name not in named and not isinstance(value, SafetensorsInfo):
             raise KeyError(f"dtypes: there is no tensor {name!r} to save")
     known = _known_infos(tensors)
@@ -178,7 +183,7 @@ def save_safetensors(
             for i in range(len(shards))
         ]
     stale = _parts_of(index) if limit is not None else set()
-    merged = Replacement(path)  # shards take its place
+    merged = Replacement(path)  # if there are several shards, they take its place
     merged.check()
     total = sum(source.data.nbytes for source in sources)
     with contextlib.ExitStack() as stack:
@@ -215,19 +220,19 @@ def save_safetensors(
 
 
 def _known_texts(tensors: Any) -> Mapping[str, str] | None:
-    """The metadata of what `load_safetensors` gave; None of all else."""
+    """Return the metadata of a dict from `load_safetensors`, or None for another one."""
     return tensors.metadata if hasattr(tensors, "infos") else None
 
 
 def _known_infos(tensors: Any) -> dict[str, SafetensorsInfo]:
-    """Of what `load_safetensors` gave: the infos of tensors that came as integers."""
+    """Return the infos of loaded tensors whose elements came as integers."""
     names = getattr(tensors, "_carried", ())
     infos = getattr(tensors, "infos", {})
     return {name: infos[name] for name in names if name in infos}
 
 
 def _mapping(value: Any, argument: str, of: str) -> dict[Any, Any]:
-    """What `dict` takes but for pairs."""
+    """Return the mapping as a dict; unlike `dict`, refuse a list of pairs."""
     if hasattr(value, "keys") and hasattr(value, "__getitem__"):
         return {key: value[key] for key in value.keys()}  # noqa: SIM118  (TensorDicts)
     given = type(value).__name__
@@ -302,7 +307,7 @@ def _source(
     declared: dict[str, str | SafetensorsInfo],
     known: dict[str, SafetensorsInfo],
 ) -> _Source:
-    """One tensor as it will stand in a file."""
+    """Check one tensor, and find out the type and shape that it will have in the file."""
     _check_name(name, "tensors", "names")
     if name == METADATA:
         raise ValueError(f"a tensor cannot be called {METADATA!r}")
@@ -326,7 +331,7 @@ def _source(
                 )
             else:
                 shape = _logical_shape(data, element)
-        tensor_nbytes(element, shape)  # else it would not be read again
+        tensor_nbytes(element, shape)  # refuses what could not be read again
     except (TypeError, ValueError, BufferError) as error:
         error.add_note(f"while saving the tensor {name!r}")
         raise
@@ -340,11 +345,12 @@ def _carried(
     own: ElementType | None,
     info: SafetensorsInfo | None,
 ) -> tuple[ElementType, tuple[int, ...]] | None:
-    """What a tensor was in the file that it was loaded from, where integers stand for it;
-    None: its dtype says what it is.
+    """Return the type and shape in the file from which the tensor was loaded.
 
-    `info` is that of a value of the dict which came as such integers. It holds for what
-    the user put in its place as well, where that has the same dtype and shape.
+    The answer is None unless the tensor holds integers that stand for another type.
+
+    `info` is given if the loaded dict had such integers under this name. It also holds for
+    an array that the user has put in the tensor's place, if dtype and shape are the same.
     """
     note, is_itself = find(obj)
     if note is not None:
@@ -370,7 +376,7 @@ def _carried(
 
 
 def _has_whole_rows(data: _core.Buffer, note: Note) -> bool:
-    """Were packed elements not taken apart along their last axis?"""
+    """Return whether packed elements still have their whole last axis."""
     return (
         len(data.shape) == len(note.shape) == len(note.packed_shape)
         and data.shape[-1:] == note.packed_shape[-1:]
@@ -379,7 +385,7 @@ def _has_whole_rows(data: _core.Buffer, note: Note) -> bool:
 
 
 def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
-    """The memory of an object, and its element type."""
+    """Return the memory of an object, and its element type if the format has one."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
         return _from_torch(obj, torch)
@@ -392,7 +398,7 @@ def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
 
 
 def _logical_shape(data: _core.Buffer, element: ElementType) -> tuple[int, ...]:
-    """The shape in elements of what may be packed along its last axis."""
+    """Return the shape in elements of data that may be packed along its last axis."""
     if element.bits >= 8:
         return data.shape
     nbits = data.shape[-1] * 8 if data.shape else 8
@@ -407,7 +413,7 @@ def _logical_shape(data: _core.Buffer, element: ElementType) -> tuple[int, ...]:
 def _declared(
     data: _core.Buffer, own: ElementType | None, declared: str | SafetensorsInfo
 ) -> tuple[ElementType, tuple[int, ...]]:
-    """Element type and shape of a tensor for which the caller says them."""
+    """Return the type and shape that the caller declares, after checking that they fit."""
     name = declared if isinstance(declared, str) else declared.dtype
     element = TYPES.get(name)
     if element is None:
@@ -449,10 +455,10 @@ def _check_nameable(path: Path) -> None:
 
 
 def _parts_of(index: Path) -> set[Path]:
-    """The index of an earlier checkpoint and its files, which a new one may remove.
+    """Return the files of an earlier checkpoint that a new one may remove, with its index.
 
-    An index may come from anywhere: only what lies beside it under a name that is given
-    here, and is not a link, is taken for one of its files.
+    An index may come from anywhere. A file is taken for one of the checkpoint's only if it
+    lies beside the index, has a name that `save_safetensors` gives, and is not a link.
     """
     try:
         files = set(read_index(index).values())
@@ -472,7 +478,7 @@ def _parts_of(index: Path) -> set[Path]:
 
 
 def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
-    """What the index file holds."""
+    """Return the contents of the index."""
     files, total = {}, 0
     for part, members in zip(parts, shards, strict=True):
         for source in members:
@@ -501,7 +507,7 @@ def _write(
 
 
 def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:
-    """The memory of a tensor, and its element type."""
+    """Return the memory of a tensor of PyTorch, and its element type."""
     name = str(tensor.dtype).removeprefix("torch.")
     element = _BY_TORCH.get(name)
     if element is None:
