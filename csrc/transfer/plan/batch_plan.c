@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 enum {
-    UNIT_NBYTES = 16,     /* what the kernel moves at once where both ends allow it */
+    UNIT_NBYTES = 16, /* what the kernel moves at once where both ends are aligned */
     ROWS_MIN_WIDTH = 512, /* shorter rows cost the copy engine more than the kernel */
 };
 
@@ -77,8 +77,9 @@ cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
     return dst_on_device ? CM_MANY_UP : CM_MANY_DOWN;
 }
 
-/* Does the piece go on where the one before ends, within one allocation at either end?
- * Ordinary memory is one as far as it is read and written byte by byte. */
+/* Does this piece begin where the one before ends, within the same allocation at either
+ * end? Ordinary memory counts as one allocation, since it is read and written byte by
+ * byte. */
 static bool
 follows(const cm_piece_end *before, uint64_t nbytes, const cm_piece_end *end)
 {
@@ -109,7 +110,7 @@ add_piece(cm_many *many, const cm_piece *piece)
     many->pieces[many->count++] = *piece;
 }
 
-/* The places in the packed space. */
+/* Give each piece its place in the packed space. */
 static void
 place_pieces(cm_many *many)
 {
@@ -176,7 +177,8 @@ cm_many_destroy(cm_many *many)
     }
 }
 
-/* Constant distances from end to end, none less than a row. */
+/* Set `out` to the distance between two ends, which makes a pitch if it is not shorter
+ * than a row. */
 static bool
 pitch_of(const cm_piece_end *first, const cm_piece_end *second, uint64_t width,
          uint64_t *out)
@@ -242,7 +244,7 @@ cm_many_find(const cm_many *many, uint64_t at)
     return low;
 }
 
-/* -- do runs of addresses touch? ---------------------------------------------------- */
+/* -- do spans of addresses touch? --------------------------------------------------- */
 
 static bool
 is_sorted(const cm_byte_span *spans, uint64_t count)
@@ -263,7 +265,7 @@ compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* By where they begin, as they mostly are. */
+/* Sort the spans by where they begin. They mostly are already. */
 static void
 sort_spans(cm_byte_span *spans, uint64_t count)
 {

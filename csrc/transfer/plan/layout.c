@@ -13,7 +13,8 @@ remove_axis(cm_layout *layout, int axis)
             (size_t)(layout->ndim - axis) * sizeof(cm_axis));
 }
 
-/* Before the first one with a smaller stride on that side, after equal ones. */
+/* Insert it before the first axis that has a smaller stride on that side, and after
+ * those of equal stride. */
 static void
 insert_axis(cm_layout *layout, cm_side side, cm_axis new)
 {
@@ -37,7 +38,7 @@ cm_layout_sort(cm_layout *layout, cm_side side)
     }
 }
 
-/* Does the outer axis go on where the inner one ends? */
+/* Does one step of the outer axis lead to where the inner one ends? */
 static bool
 follows(const cm_axis *outer, const cm_axis *inner, cm_side side)
 {
@@ -86,7 +87,9 @@ take_axis(cm_layout *layout, cm_axis axis)
         insert_axis(layout, CM_DST, axis);
         return true;
     }
-    /* Backwards: begin at the other end. On one place: only the last element stays. */
+    /* An axis that the target runs through backwards is turned round: the copy begins
+     * at its other end. On one whose stride is 0 all elements fall on one place, and
+     * only the last is kept. */
     if (axis.stride[CM_DST] < 0) {
         axis.stride[CM_DST] = -axis.stride[CM_DST];
         axis.stride[CM_SRC] = -axis.stride[CM_SRC];
@@ -96,7 +99,7 @@ take_axis(cm_layout *layout, cm_axis axis)
            && cm_add_i64(layout->offset[CM_SRC], src_reach, &layout->offset[CM_SRC]);
 }
 
-/* `out` says what a run is. */
+/* Fill in the axes and offsets of `out`, whose run the caller has set. */
 static cm_status
 init(const cm_region *dst, const cm_region *src, cm_layout *out)
 {
@@ -246,7 +249,7 @@ cm_layout_near_axis(const cm_layout *layout)
 
 /* -- cutting ------------------------------------------------------------------------ */
 
-enum { RAMP_EDGE = 4096 }; /* growing pieces are whole pages, where they can be */
+enum { RAMP_EDGE = 4096 }; /* growing pieces end at whole pages where they can */
 
 void
 cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
@@ -291,7 +294,7 @@ length_of(const cm_layout *layout, int axis)
                                : (int64_t)layout->run_nbytes;
 }
 
-/* Lengths of the axis in the piece that begins at `at` of it. */
+/* How far the piece that begins at index `at` of the cut axis goes along it. */
 static int64_t
 step_from(const cm_cut *cut, int64_t at)
 {
@@ -318,7 +321,7 @@ step_from(const cm_cut *cut, int64_t at)
     return step;
 }
 
-/* On to what comes after `taken` lengths. */
+/* Move the walk past a piece that went `taken` steps along the cut axis. */
 static void
 pass(cm_cut *cut, int64_t taken)
 {
@@ -359,13 +362,14 @@ cm_cut_count(const cm_cut *cut)
     return count;
 }
 
-/* From `index` on, one for each axis up to the one that is cut. Returns the lengths of
- * that in the piece. */
+/* Make the piece that begins at `index`, which has a number for each axis up to the one
+ * that is cut. Returns how far the piece goes along that axis. */
 static int64_t
 make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
 {
     const cm_layout *whole = cut->whole;
-    /* Not the axes: to clear them all takes as long as a short part. */
+    /* The axes are left out, since clearing all of them takes as long as moving a short
+     * part. */
     memcpy(piece, whole, offsetof(cm_layout, axes));
     piece->ndim = 0;
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {

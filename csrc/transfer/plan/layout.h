@@ -1,45 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two regions of one shape reduced to the simplest loops that visit the same bytes:
- * runs that lie together on both sides, and the axes over them; and how those are cut
- * into pieces that are moved one after another or by several threads. Pure: no runtime
- * call, no allocation, no idea of what kind of memory it is or what moves it. */
+/* A layout is a copy as loops: two regions of the same shape, reduced to the simplest
+ * loops that visit the same bytes. It consists of a run, which is a number of bytes
+ * that lie together on both sides, and of axes, which say how often and at which
+ * distances the run is repeated. This file also cuts layouts into pieces, which are
+ * moved one after another or by several threads.
+ *
+ * An example: a C-contiguous array of shape (4, 3, 8) and 2 bytes an element is copied
+ * into `out[:, :3]` of an array of shape (4, 5, 8). On both sides 3 * 8 elements lie
+ * together, so the run has 48 bytes, and one axis of length 4 is left, whose strides
+ * are 80 bytes in the target and 48 in the source.
+ *
+ * Everything here is pure: it calls no runtime, allocates nothing, and knows neither
+ * what kind of memory this is nor what moves it. */
 #pragma once
 
 #include "transfer/plan/region.h"
 
-enum { CM_LINE_NBYTES = 64 }; /* of the caches */
+enum { CM_LINE_NBYTES = 64 }; /* of a line of the processor's caches */
 
 typedef enum cm_side { CM_DST, CM_SRC } cm_side;
 
 typedef struct cm_axis {
     int64_t length;
-    int64_t stride[2]; /* bytes, by cm_side: of the target > 0; of the source any, 0
-                          where it is broadcast */
+    /* In bytes, by cm_side. The target's is > 0; the source's may be anything, and is 0
+     * where the source is broadcast. */
+    int64_t stride[2];
 } cm_axis;
 
 /* Byte b of run (i, j, …) lies at offset + i*axes[0].stride + j*axes[1].stride + … + b
- * from element 0, on either side. Invariants: every length > 1; target strides fall
- * from axis to axis. Where elements are converted on the way, each is a run,
- * of so many bytes as it has on the link or, between host and host, in the target:
- * runs are not joined, nor cut. */
+ * from element 0, on either side. Invariants: every length is > 1, and the strides of
+ * the target fall from axis to axis.
+ *
+ * Where elements are converted on the way, each element is a run. `run_nbytes` is then
+ * its size on the link or, between host and host, its size in the target, and runs are
+ * neither joined nor cut. */
 typedef struct cm_layout {
-    uint64_t run_nbytes; /* 0: nothing to copy */
+    uint64_t run_nbytes; /* 0 if there is nothing to copy */
     int ndim;
-    uint32_t item_nbytes[2]; /* by cm_side: of an element that is converted; else 0 */
+    uint32_t item_nbytes[2]; /* by cm_side: the size of an element that is converted; 0
+                                if none is */
     int64_t offset[2];       /* by cm_side; may be negative */
     cm_axis axes[CM_MAX_NDIM];
 } cm_layout;
 
-/* Drop axes of length 1, turn those the target runs backwards, sort by the target, join
- * what lies together. A target axis of stride 0 keeps its last element only.
- * Fails: CM_ESHAPE (shapes), CM_EINVALID (itemsizes, ndim), CM_EOVERFLOW. */
+/* Make the loops of a copy: drop axes of length 1, turn round those that the target
+ * runs through backwards, sort them by the strides of the target, and join what lies
+ * together. Of a target axis of stride 0 only the last element is kept, since each
+ * element overwrites the one before.
+ * Fails: CM_ESHAPE (the shapes differ), CM_EINVALID (the itemsizes differ),
+ * CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src,
                                       cm_layout *out);
-/* The same of elements that are converted, whose sizes may differ; `run_nbytes` of each
- * are counted. */
+/* The same for elements that are converted, whose sizes may differ on the two sides.
+ * Each counts as a run of `run_nbytes`. */
 CM_NODISCARD cm_status cm_layout_init_items(const cm_region *dst, const cm_region *src,
                                             int64_t run_nbytes, cm_layout *out);
-/* They are no longer: both sides have elements of the same bytes. */
+/* The elements are not converted any more: both sides now have the same bytes, and runs
+ * are joined. */
 void cm_layout_drop_items(cm_layout *layout);
 static inline bool
 cm_layout_has_items(const cm_layout *layout)
@@ -47,38 +64,41 @@ cm_layout_has_items(const cm_layout *layout)
     return layout->item_nbytes[CM_DST] != 0;
 }
 
-/* Bytes written to the target. */
+/* How many bytes are written to the target. */
 uint64_t cm_layout_nbytes(const cm_layout *layout);
 
-/* True when that side is one run without gaps, in the order of the axes. */
+/* True if that side is one run without gaps when the axes are gone through in their
+ * order. */
 bool cm_layout_is_packed(const cm_layout *layout, cm_side side);
-/* Let that side be a run without gaps that begins at offset 0. */
+/* Change that side so that it is one run without gaps, which begins at offset 0. */
 void cm_layout_pack(cm_layout *layout, cm_side side);
 
-/* Take the axes along which the source is only repeated out of `layout` and put them,
- * by themselves, into `repeats` (run_nbytes and offsets 0). */
+/* Move the axes along which the source is only repeated from `layout` to `repeats`,
+ * which holds nothing else: its run and its offsets are 0. */
 void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
-/* The layout without them; returns how many there are. */
+/* Set `core` to the layout without these axes; returns how many there are. */
 int cm_layout_get_core(const cm_layout *layout, cm_layout *core);
-/* Put the axes of `repeats` back in, at their places. */
+/* Put the axes of `repeats` back into `layout`, where they were. */
 void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
 
-/* The axis along which neighbours in the source lie, where that is another than in the
- * target and runs are short: reading in the order of the target then uses little of
- * each cache line. -1: there is none. */
+/* Find the axis along which neighbours of the source lie closest, if it is not the last
+ * one and runs are short. Reading in the order of the target would then use little of
+ * each cache line of the source. -1 if there is no such axis. */
 int cm_layout_near_axis(const cm_layout *layout);
-/* Runs are so short that each costs instructions, not memory: every thread helps. */
+/* Are runs so short that a run costs more in instructions than in memory traffic? It is
+ * then worth having every thread help. */
 static inline bool
 cm_layout_is_scattered(const cm_layout *layout)
 {
     return layout->ndim > 0 && layout->run_nbytes < 4096;
 }
-/* Order the axes so that the strides of that side fall: the target's, as they always
- * do, or for a time the source's. */
+/* Order the axes so that the strides of that side fall. A layout is in the target's
+ * order except for as long as a caller needs the source's. */
 void cm_layout_sort(cm_layout *layout, cm_side side);
 
-/* On to the next index of the first `ndim` axes but `skipped` (-1: none), the last one
- * fastest; `offset` goes with it. Back to the first one and false after the last. */
+/* Go on to the next index of the first `ndim` axes, the last of which is the fastest,
+ * and move `offset` along. The axis `skipped` is left out (-1: none is). After the last
+ * index this goes back to the first one and returns false. */
 static inline bool
 cm_layout_step(const cm_layout *layout, int ndim, int skipped, int64_t *index,
                int64_t offset[2])
@@ -100,32 +120,36 @@ cm_layout_step(const cm_layout *layout, int ndim, int skipped, int64_t *index,
     return false;
 }
 
-/* Walks over a layout in pieces of at most `piece_nbytes`, each byte in exactly one. */
+/* Walks over a layout in pieces of at most `piece_nbytes`. Each byte is in exactly one
+ * piece. */
 typedef struct cm_cut {
     const cm_layout *whole; /* borrowed */
-    int axis;               /* cut across this one; ndim: within runs */
-    int64_t step;           /* lengths of `axis` in a piece, or bytes of a run */
-    uint64_t unit_nbytes;   /* bytes of one length of it */
-    /* Set before the first piece: pieces grow from that on to their full size, and
-     * shrink towards the end, so that a thread that works on them in turn begins soon
-     * and ends soon; 0: all are alike. */
+    int axis;               /* the axis that is cut; ndim if runs are cut */
+    int64_t step; /* how far a piece goes along `axis`, or how many bytes of a run it
+                     has */
+    uint64_t unit_nbytes; /* how many bytes one step along `axis` has */
+    /* Where this is not 0, which callers set before the first piece, pieces grow from
+     * this size to their full one, and shrink towards the end. Threads that work on the
+     * pieces in turn then begin early and end early. With 0 all pieces are alike. */
     uint64_t least_nbytes;
     uint64_t done_nbytes;
     uint64_t left_nbytes;
-    uintptr_t edge_base; /* where the run begins */
-    uintptr_t edge_step; /* a power of two; 0: pieces end anywhere */
+    uintptr_t edge_base; /* the address where the run begins */
+    uintptr_t edge_step; /* a power of two; 0 if pieces may end anywhere */
     bool done;
     int64_t index[CM_MAX_NDIM + 1];
 } cm_cut;
 
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
-/* Pieces of a single run that begins at `base` end at multiples of `step`, a power of
- * two, where there is one in them. Before the first piece. */
+/* Let pieces end at addresses that are multiples of `step`, a power of two, where a
+ * piece has such an address within it. This concerns only a layout that is a single
+ * run, which begins at `base`, and has to be said before the first piece. */
 void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);
-/* Pieces in all; before the first. */
+/* How many pieces there will be; asked before the first one is taken. */
 uint64_t cm_cut_count(const cm_cut *cut);
-/* The next piece; false when there is none. */
+/* Take the next piece; false if there is none left. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
-/* The piece of that number below cm_cut_count(), whatever came before. Without a ramp,
- * and aligned to multiples of a step of the pieces' length. */
+/* Make the piece of that number, below cm_cut_count(), whichever were taken before. The
+ * cut must not have a ramp (`least_nbytes`), and where it is aligned, `step` has to be
+ * the length of a piece. */
 void cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece);

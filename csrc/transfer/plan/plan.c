@@ -14,8 +14,10 @@ cm_plan_is_packed_there(const cm_layout *layout, bool up)
     return cm_layout_is_packed(&core, CM_SRC);
 }
 
-/* Between host and host: can a device that works in a stream's order reach both, or
- * one? The runtime's own copy would keep the caller until the stream came to it. */
+/* Both ends are the host's: which device can make the copy in the order of a stream? It
+ * has to reach both ends, or one of them while the host does the other. The answer is
+ * -1 where the host makes the copy alone. The runtime's own copy of such memory is no
+ * alternative, since it would keep the caller until the stream came to it. */
 static int
 find_host_device(const cm_plan_ends *ends)
 {
@@ -50,7 +52,8 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 
-/* With the pieces, where it goes in pieces. */
+/* Set the route and what follows from it, the pieces of a copy that goes in pieces
+ * included. */
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {
@@ -71,7 +74,7 @@ cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
                      cm_plan_options options)
 {
     cm_plan_ends ends = {dst, src, dst_facts, src_facts, &options};
-    if (plan->is_turned) { /* in the order of the target, as it was at first */
+    if (plan->is_turned) { /* every plan begins in the order of the target */
         cm_layout_sort(&plan->layout, CM_DST);
     }
     choose_route(plan, &ends);
@@ -90,8 +93,9 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
     choose_route(plan, &ends);
 }
 
-/* Do elements grow on the device, so that the link carries the shorter ones? For a few
- * the kernel is not worth its launch. */
+/* Should the device convert an upload, so that the link carries the shorter elements of
+ * the source? A short copy is not worth the launch of the kernel, which also needs each
+ * element of the target to be aligned for a float. */
 static bool
 widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src)
 {
@@ -104,7 +108,7 @@ widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src
            && plan->nbytes >= LEAST_NBYTES && bits % sizeof(float) == 0;
 }
 
-/* Is each element where a load or a store of its size may be? */
+/* Does each element lie at an address where one load or store can move it? */
 static bool
 is_aligned(const cm_region *region)
 {
@@ -115,7 +119,7 @@ is_aligned(const cm_region *region)
     return bits % (uint64_t)region->itemsize == 0;
 }
 
-/* By the kernel alone, which reads and writes memory of its own device. */
+/* A kernel alone can convert these: both ends lie on its own device and are aligned. */
 static bool
 widens_within(const cm_region *dst, const cm_region *src)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a copy is to be made: the route, the device that does it, and the loops. Pure:
- * what must be asked of others (is this host range page-locked?) comes in as facts. */
+/* A plan says how a copy is to be made: by which route, by which device, and in which
+ * loops. Planning is pure, it calls no runtime. Whatever has to be asked of others (is
+ * this host range page-locked?) comes in as facts. */
 #pragma once
 
 #include "base/convert.h"
@@ -10,60 +11,76 @@
 
 enum { CM_PITCH_MAX = INT32_MAX }; /* cudaDeviceProp.memPitch of every device so far */
 
-/* What is known of one end beyond its region. */
+/* What is known about one end of a copy that its region does not say. */
 typedef struct cm_end_facts {
-    bool locked; /* page-locked, or not host memory at all: a copy may run behind our
-                    back */
-    bool whole;  /* no edge of a registration lies within it */
-    bool fresh;  /* a target on the host in one run, whose pages are not there yet */
+    /* The memory is page-locked, or is not the host's at all, so a device may still be
+     * copying it after our call has returned. */
+    bool locked;
+    bool whole; /* no registration begins or ends inside it */
+    bool fresh; /* a target in one run of host memory whose pages do not exist yet */
 } cm_end_facts;
 
-/* What two devices may do, where each end lies on one of them. */
+/* What two devices can do to each other, for a copy whose two ends lie on different
+ * devices. */
 typedef struct cm_peer_facts {
-    bool pulls;  /* the target's may read the source */
-    bool pushes; /* the source's may write the target */
-    bool apart;  /* neither ever reaches the other */
+    bool pulls;  /* the target's device can read the source */
+    bool pushes; /* the source's device can write the target */
+    bool apart;  /* neither can be made to reach the other */
 } cm_peer_facts;
 
-/* Of one copy. What says how it goes in pieces is ring_policy.h's. Batches and files
- * fill in their own. */
+/* The plan of one copy of one region. ring_policy.h sets the members that say how the
+ * copy is cut into pieces. Batches and files fill in plans of their own. */
 typedef struct cm_plan {
-    const cm_route_row *row; /* its route; NULL: no bytes have to move */
-    int device;              /* whose stream does the work; -1: the host */
-    int src_device;          /* PEER…: where the source lies; else = device */
-    bool is_download;        /* through page-locked blocks towards the host */
-    bool is_turned;        /* in the order of the source, though the target is packed */
-    bool is_fresh;         /* a download whose target's pages are not there yet */
-    bool is_cached;        /* up, through blocks that stay in the processor's caches */
-    bool widens;           /* up, and a kernel converts what arrives; or within one
-                              device */
-    uint64_t nbytes;       /* payload, not counting repeats of a broadcast source */
-    uint64_t piece_nbytes; /* of the largest piece */
-    uint64_t piece_count;  /* 1: it goes as a whole */
-    uint32_t slot_count;   /* pieces in flight at once, at most */
-    uintptr_t target;      /* dst.host as a number: where huge pages begin */
+    const cm_route_row *row; /* its route; NULL if no bytes have to move */
+    int device;              /* the one whose stream does the work; -1 for the host */
+    int src_device;   /* where the source lies, if that is another device; else the same
+                         as `device` */
+    bool is_download; /* a copy to the host that goes through page-locked blocks */
+    /* The link carries the elements in the order of the source, and a kernel of the
+     * device rearranges them, although the target is packed. */
+    bool is_turned;
+    /* A download whose target's pages do not exist yet. */
+    bool is_fresh;
+    /* An upload through so few blocks that they stay in the processor's caches. */
+    bool is_cached;
+    /* A kernel of the device converts the elements: those that an upload brings, or
+     * those of a copy within the device. */
+    bool widens;
+    uint64_t nbytes;       /* what the link carries, or the host moves; what a broadcast
+                              source repeats counts once */
+    uint64_t piece_nbytes; /* that the largest piece has */
+    uint64_t piece_count;  /* 1 if the copy goes as a whole */
+    uint32_t slot_count;   /* at most so many pieces are in flight at once */
+    uintptr_t target; /* dst.host as a number, from which the edges of huge pages are
+                         reckoned */
     cm_layout layout;
 } cm_plan;
 
 typedef struct cm_plan_options {
-    bool may_wait;  /* the caller waits for the end anyway: pageable memory may be given
-                       to the runtime as it is */
-    bool on_stream; /* in the order of a stream, without waiting: page-locked and
-                       managed memory is then moved by the device even between host and
-                       host */
-    bool converts;  /* elements, by the host, of which one end is at least, or as the
-                       next says */
-    bool widens;    /* ... which a kernel can do, cm_convert_widens() */
-    bool is_fill;   /* the source is one element of the host's, for all of the target */
-    bool has_more_targets;   /* what the host packs is sent to other devices as well, so
-                                that it has to pack it */
-    bool lacks_memory;       /* there is none beside the two ends: neither on the device
-                                nor page-locked */
-    const cm_tuning *tuning; /* resolved */
+    /* The caller waits for the end anyway, so ordinary memory may be given to the
+     * runtime, whose call then blocks. */
+    bool may_wait;
+    /* The copy takes its place in a stream and does not wait for it. A device then
+     * moves page-locked and managed memory even between two ends of the host. */
+    bool on_stream;
+    /* Elements are converted. The host does it, so one end at least has to be its
+     * memory, unless `widens` is set. */
+    bool converts;
+    /* A kernel can do this conversion as well (cm_convert_widens()). */
+    bool widens;
+    /* The source is one element of host memory, which is written all over the target.
+     */
+    bool is_fill;
+    /* What the host packs is sent to other devices as well, so the host has to pack. */
+    bool has_more_targets;
+    /* No memory can be had besides the two ends, neither on the device nor page-locked.
+     */
+    bool lacks_memory;
+    const cm_tuning *tuning; /* as cm_tuning_resolve() left it */
     cm_peer_facts peers;
 } cm_plan_options;
 
-/* What a plan is made from. */
+/* Everything that a plan is made from; the functions of a route's row get it. */
 typedef struct cm_plan_ends {
     const cm_region *dst;
     const cm_region *src;
@@ -72,49 +89,54 @@ typedef struct cm_plan_ends {
     const cm_plan_options *options;
 } cm_plan_ends;
 
-/* A device may have both ends at any time, */
+/* Is a device free to read and write both ends at any time? */
 static inline bool
 cm_plan_is_locked(const cm_plan_ends *ends)
 {
     return ends->dst_facts.locked && ends->src_facts.locked;
 }
-/* and one of them at least is its memory. */
+/* Is one end at least memory that only a device may touch? */
 static inline bool
 cm_plan_has_device_end(const cm_plan_ends *ends)
 {
     return cm_region_is_on_device(ends->dst) || cm_region_is_on_device(ends->src);
 }
-/* The host has to touch the elements on the way, which no device does in its place. */
+/* Must the host touch the elements on the way, so that no device can make the copy
+ * alone? */
 static inline bool
 cm_plan_needs_host(const cm_plan_ends *ends)
 {
     return ends->options->converts || ends->options->has_more_targets;
 }
 
-/* Fails: CM_ESHAPE, CM_EINVALID (an end nobody can reach, itemsizes, two ends on
- * devices where it converts and cm_plan_is_far()), CM_EOVERFLOW. */
+/* Plan the copy of `src` to `dst`, whose shapes are the same. Where `row` stays NULL
+ * nothing has to be moved: the regions are empty, or are the same elements.
+ * Fails: CM_ESHAPE; CM_EINVALID (nobody can reach an end, itemsizes differ without a
+ * conversion, or elements are converted between two ends on devices where
+ * cm_plan_is_far()); CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);
 
-/* Both ends are memory of devices and elements are converted between them, which no
- * device does: but for the few that cm_convert_widens(), within one device, where both
- * ends are aligned and apart. Such a copy is made by cm_engine_copy_many(), by way of
- * the host. Neither end is empty; `convert` is NULL where nothing is converted. */
+/* True if elements are converted between two ends that are memory of devices, and no
+ * device can do that. A kernel can do only the conversions of cm_convert_widens(),
+ * within one device, and if both ends are aligned and do not overlap. Far copies go by
+ * way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is NULL
+ * where nothing is converted. */
 bool cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                     const cm_convert *convert);
 
-/* Is the device's end of the loops one packed run, to which the link brings what
- * arrives (`up`), or from which it takes what leaves? Else a kernel has to place or to
- * pack it. */
+/* Is the device's end of the loops one packed run? Then the link can bring the bytes
+ * straight to their place (`up`), or take them from it (not `up`). Otherwise a kernel
+ * has to spread them out or pack them there. */
 bool cm_plan_is_packed_there(const cm_layout *layout, bool up);
-/* Choose the route once more, for the layout that the plan has: what is known of the
- * copy, or what there is for it, has changed. */
+/* Choose the route again for the layout that the plan has, after a fact about the copy
+ * has changed, or the memory that there is for it. */
 void cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
                           cm_end_facts dst_facts, cm_end_facts src_facts,
                           cm_plan_options options);
-/* The source was read whole into packed memory, which `src` now is: layout, route
- * and pieces follow. */
+/* The source has been read as a whole into packed memory, and `src` now describes that.
+ * This adapts the layout and chooses route and pieces again. */
 void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
                          cm_end_facts dst_facts, cm_end_facts src_facts,
                          cm_plan_options options);

@@ -5,7 +5,7 @@
 
 #include "base/checked_math.h"
 
-/* However large its other lengths are. */
+/* True if any length is 0, however large the others are. */
 static bool
 is_empty(const cm_region *region)
 {
@@ -65,7 +65,7 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
             return cm_fail(CM_EOVERFLOW, (uint64_t)region->strides[axis]);
         }
     }
-    int64_t length; /* callers take the difference */
+    int64_t length; /* callers subtract the two */
     if (__builtin_sub_overflow(highest, lowest, &length)) {
         return cm_fail(CM_EOVERFLOW, (uint64_t)lowest);
     }
@@ -74,8 +74,8 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
     return cm_ok();
 }
 
-/* Is a step along one axis so many whole steps along another one that these lead to the
- * same element? */
+/* Do some whole steps along axis `by` lead to the same element as one step along axis
+ * `along`? */
 static bool
 is_step_reached(const cm_region *region, int along, int by)
 {
@@ -91,7 +91,7 @@ cm_region_shares_bytes(const cm_region *region)
     if (is_empty(region)) {
         return false;
     }
-    if (region->ndim == 1) { /* as most are, and then no other axis can be met */
+    if (region->ndim == 1) { /* most regions have no second axis to compare with */
         return region->shape[0] > 1
                && cm_magnitude(region->strides[0]) < (uint64_t)region->itemsize;
     }
@@ -101,7 +101,8 @@ cm_region_shares_bytes(const cm_region *region)
             return true;
         }
     }
-    for (int by = 0; by < region->ndim; by++) { /* no stride that counts is 0 */
+    /* From here on no axis that is longer than 1 has a stride of 0. */
+    for (int by = 0; by < region->ndim; by++) {
         for (int along = 0; region->shape[by] > 1 && along < region->ndim; along++) {
             if (along != by && is_step_reached(region, along, by)) {
                 return true;
@@ -171,7 +172,8 @@ cm_region_broadcast(const cm_region *dst, cm_region *src)
     for (int axis = 0; axis < dst->ndim; axis++) {
         int from = axis + src->ndim - dst->ndim;
         if (from < 0 || src->shape[from] == 1) {
-            /* Kept where nothing is stretched, so that contiguity stays visible. */
+            /* The stride is kept where nothing is stretched, so that contiguity stays
+             * visible. */
             strides[axis] = from >= 0 && dst->shape[axis] == 1 ? src->strides[from] : 0;
         }
         else if (src->shape[from] == dst->shape[axis]) {
@@ -209,7 +211,8 @@ cm_overlap_span(cm_runtime *rt, const cm_region *region)
 {
     int64_t low = 0;
     int64_t high = 0;
-    cm_ignore(cm_region_bounds(region, &low, &high)); /* checked by the plan */
+    /* The plan has checked that these do not overflow. */
+    cm_ignore(cm_region_bounds(region, &low, &high));
     uint64_t nbytes = (uint64_t)(high - low);
     const char *host = region->host == NULL ? NULL : (const char *)region->host + low;
     uint64_t begin = cm_overlap_place(

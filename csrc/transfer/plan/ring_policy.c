@@ -4,12 +4,14 @@
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 
-enum { PIPELINE = 3 }; /* one slot is packed, one on its way, one there */
+enum { PIPELINE = 3 }; /* one slot is packed, one is on the link, one has arrived */
 
 static uint64_t
 choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
 {
-    enum { BLOCK_UNIT = 64 }; /* what is aligned in packed bytes is so in a slot */
+    /* Pieces begin at multiples of this among the packed bytes, so that a byte has the
+     * same alignment there and in its slot. */
+    enum { BLOCK_UNIT = 64 };
     uint64_t share = plan->nbytes / tuning->chunk_share;
     share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
     share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
@@ -17,7 +19,8 @@ choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
     if (cm_layout_has_items(&plan->layout) && share < plan->layout.run_nbytes) {
         share = plan->layout.run_nbytes; /* an element that is converted is not cut */
     }
-    /* Each huge page is made by one thread, unless the user wants shorter pieces. */
+    /* Pieces of whole huge pages let one thread make each page. Users may have asked
+     * for shorter pieces. */
     if (plan->is_fresh && share < CM_HUGE_PAGE_NBYTES
         && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
         && tuning->ring_nbytes >= PIPELINE * CM_HUGE_PAGE_NBYTES) {
@@ -77,8 +80,9 @@ cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning)
     return cm_tuning_piece_threads(&all, plan->piece_nbytes);
 }
 
-/* Where there is little to read the first piece is on its way early all the same, and
- * every thread has a part of it. */
+/* Even where there is little to read, the first piece should be on its way early, and
+ * each thread should have a part of it. So chunks and parts get shorter with the
+ * transfer, down to a limit. */
 void
 cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes)
 {
@@ -94,7 +98,8 @@ cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes)
     if (part < tuning->file_part_nbytes) {
         tuning->file_part_nbytes = part;
     }
-    /* a chunk begins anywhere in a page, its memory where one does */
+    /* A chunk may begin anywhere within a page, but its memory begins with a page: at
+     * either end one more page is needed. */
     plan->piece_nbytes = chunk + 2 * page_nbytes;
     plan->piece_count = 1;
     plan->slot_count = (uint32_t)tuning->file_slot_count;
@@ -110,7 +115,7 @@ cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout
     }
     out->least_nbytes = tuning->chunk_min_nbytes;
     if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
-        /* No two pieces write into one huge page, which may not be there yet. */
+        /* Two pieces never write into the same huge page, which may not exist yet. */
         cm_cut_align(out,
                      (const void *)(plan->target + (uintptr_t)core->offset[CM_DST]),
                      CM_HUGE_PAGE_NBYTES);

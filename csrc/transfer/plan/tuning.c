@@ -33,7 +33,8 @@ cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count)
     }
 }
 
-/* More get in each other's way, on an H200 with 16 cores, except at making pages. */
+/* On an H200 with 16 cores more threads get in each other's way, except where they make
+ * pages. */
 enum { ENOUGH_THREADS = 8 };
 
 void

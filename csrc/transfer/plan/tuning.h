@@ -1,72 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thresholds of the engine that may be set, in one plain struct; others are
- * constants of the one file that uses them. Each copy has its own copy of it, taken at
- * the beginning: another may be set at any time. Knows of no engine, no runtime. */
+/* The thresholds of the engine that can be set, in one plain struct. Other thresholds
+ * are constants of the one file that uses them. Each copy takes a copy of the struct
+ * when it begins, so the settings may be changed at any time. This file knows neither
+ * the engine nor a runtime. */
 #pragma once
 
 #include <stdint.h>
 
 enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
-#define CM_TUNING_NEVER (UINT64_C(1) << 40) /* of staged_…_nbytes */
+/* A value of staged_up_nbytes and staged_down_nbytes. */
+#define CM_TUNING_NEVER (UINT64_C(1) << 40)
 
-/* X(name, default, least, most). Defaults are those of an H200 with 16 cores. */
+/* X(name, default, least, most). The defaults suit an H200 with 16 cores. */
 /* clang-format off */
 #define CM_TUNING(X)                                                                     \
-    /* Threads that pack and unpack, the one that runs the copy among them; 0: as many   \
-     * as the process may use. */                                                        \
+    /* How many threads pack and unpack, the one that runs the copy included; 0 for as   \
+     * many as the process may use, up to 8. */                                          \
     X(thread_count, 0, 0, CM_THREAD_MAX)                                                 \
-    /* The same where pages of the target come into being. */                            \
+    /* The same for a copy that makes the pages of its target, where 0 means             \
+     * thread_count if that is set, and otherwise as many as the process may use. */     \
     X(fresh_thread_count, 0, 0, CM_THREAD_MAX)                                           \
-    /* A copy through page-locked blocks goes in pieces of at most chunk_nbytes, of a    \
-     * chunk_share-th of it if that is less, so that the first one is on its way early,  \
-     * but not of less than chunk_min_nbytes: smaller ones cost more in calls than they  \
-     * overlap. */                                                                       \
+    /* A copy through page-locked blocks goes in pieces. A piece has one                 \
+     * chunk_share-th of the copy, so that the first is on its way early, but at most    \
+     * chunk_nbytes and at least chunk_min_nbytes: smaller ones cost more in calls       \
+     * than they gain by overlapping. */                                                 \
     X(chunk_nbytes, 8 << 20, 64 << 10, 1 << 30)                                          \
     X(chunk_min_nbytes, 512 << 10, 4 << 10, 1 << 30)                                     \
     X(chunk_share, 8, 1, 64)                                                             \
-    /* Up, as long as this and packed by so many threads, a copy goes by ordinary stores \
-     * through blocks of so many bytes: from the second time round they are in the       \
-     * caches, where the device reads them, and memory is read once and never written.   \
-     * Fewer threads are themselves the limit, and stores past the caches cost less. */  \
+    /* An upload of at least cached_nbytes, packed by at least cached_thread_count       \
+     * threads, uses ordinary stores and blocks of cached_ring_nbytes together. From     \
+     * the second round on the blocks are in the caches, where the device reads them,    \
+     * so memory is read once and never written. With fewer threads the threads are      \
+     * the limit, and stores past the caches cost them less. */                          \
     X(cached_nbytes, 128 << 20, 0, INT64_C(1) << 40)                                     \
     X(cached_thread_count, 8, 1, CM_THREAD_MAX)                                          \
     X(cached_ring_nbytes, 32 << 20, 1 << 20, 1 << 30)                                    \
-    /* Pieces of one copy in flight; bytes of page-locked blocks, of all together. */    \
+    /* slot_count is the most pieces of one copy that are in flight; ring_nbytes         \
+     * limits the page-locked blocks of one copy, and of all copies together. */         \
     X(slot_count, 8, 2, CM_SLOT_MAX)                                                     \
     X(ring_nbytes, 256 << 20, 1 << 20, INT64_C(1) << 40)                                 \
-    /* Shorter runs of ordinary memory the runtime copies sooner. */                     \
+    /* Shorter runs of ordinary memory are left to the runtime, which copies them        \
+     * faster. */                                                                        \
     X(staged_up_nbytes, 4 << 20, 0, CM_TUNING_NEVER)                                     \
     X(staged_down_nbytes, 1 << 20, 0, CM_TUNING_NEVER)                                   \
-    /* Between devices that do not reach each other the runtime goes through the host by \
-     * itself, at two thirds of the link; less is not worth a pipeline of ours. */       \
+    /* Between devices that do not reach each other the runtime goes through the host    \
+     * by itself, at two thirds of the link's speed. Shorter copies are left to it,      \
+     * since a pipeline of ours would gain nothing. */                                   \
     X(staged_peer_nbytes, 8 << 20, 0, INT64_C(1) << 40)                                  \
     /* Shorter runs are packed before another device reads them. */                      \
     X(pulled_run_nbytes, 128, 1, 1 << 20)                                                \
-    /* Longer copies do not notice a job; shorter ones go in a few pieces. */            \
+    /* Up to quick_nbytes a copy is made without a job, the cost of which shows only     \
+     * in short copies. It goes in a few pieces of at least quick_piece_nbytes. */       \
     X(quick_nbytes, 16 << 20, 0, 256 << 20)                                              \
     X(quick_piece_nbytes, 128 << 10, 4 << 10, 256 << 20)                                 \
-    /* Up from ordinary memory: what is shorter goes in the runtime's own command. */    \
+    /* Shorter uploads from ordinary memory go in the runtime's own command. */          \
     X(bounce_nbytes, 64 << 10, 0, 1 << 30)                                               \
-    /* Threads beside the caller's that help with those; more get in each other's way.   \
-     * Shorter copies are over before a sleeping thread is awake. */                     \
+    /* How many threads besides the caller's help with these copies; more get in each    \
+     * other's way. A copy of less than wake_nbytes wakes none, since it is over         \
+     * before a sleeping thread is awake. */                                             \
     X(quick_thread_count, 7, 0, CM_THREAD_MAX - 1)                                       \
     X(wake_nbytes, 256 << 10, 0, 1 << 30)                                                \
-    /* Shorter rows cost the copy engine more than the kernel. */                        \
+    /* Shorter rows cost the copy engine more than they cost the kernel. */              \
     X(row_min_nbytes, 32, 1, 1 << 20)                                                    \
-    /* What one thread packs or unpacks at a time. */                                    \
+    /* How much one thread packs or unpacks at a time. */                                \
     X(part_min_nbytes, 16 << 10, 1 << 10, 1 << 30)                                       \
     X(part_max_nbytes, 256 << 10, 1 << 10, 1 << 30)                                      \
-    /* Files: most bytes of a page-locked chunk, and how many of one transfer are in     \
-     * flight; most of one call that reads or writes; from how many on it goes past the  \
-     * page cache if they are not in that. */                                            \
+    /* Files: the largest page-locked chunk, and how many chunks of one transfer are     \
+     * in flight; the most that one call reads or writes; and from how many bytes on a   \
+     * transfer goes past the page cache, if its pages are not in it. */                 \
     X(file_chunk_nbytes, 8 << 20, 64 << 10, 256 << 20)                                   \
     X(file_slot_count, 16, 2, CM_SLOT_MAX)                                               \
     X(file_part_nbytes, 1 << 20, 4 << 10, 1 << 30)                                       \
     X(direct_nbytes, 64 << 20, 0, INT64_C(1) << 40)                                      \
-    /* How long an idle thread looks for work before it sleeps: about what waking one    \
-     * takes. */                                                                         \
+    /* How long an idle thread looks for work before it sleeps: about as long as it      \
+     * takes to wake a thread. */                                                        \
     X(spin_ns, 50 * 1000, 0, 1000 * 1000)                                                \
-    /* Parts are short: a wait for the last ones spins. */                               \
+    /* How long the wait for the last parts spins; parts are short. */                   \
     X(wait_spin_ns, 200 * 1000, 0, 1000 * 1000)
 /* clang-format on */
 
@@ -78,7 +87,7 @@ typedef struct cm_tuning {
 
 enum { CM_TUNING_COUNT = sizeof(cm_tuning) / sizeof(uint64_t) };
 
-/* One value of it, by its place in the list. */
+/* One row of the list, by its place there. */
 typedef struct cm_tuning_row {
     const char *name;
     uint64_t value; /* the default */
@@ -95,13 +104,15 @@ cm_tuning_at(cm_tuning *tuning, int index)
 }
 
 void cm_tuning_init(cm_tuning *tuning);
-/* The defaults where `cpu_count` threads can run at once: below four of them smaller
- * pieces stay in the caches, and packing is slower than the runtime's own copy. */
+/* The defaults for a process of which `cpu_count` threads can run at once. With fewer
+ * than four, smaller pieces stay in the caches, and packing is slower than the
+ * runtime's own copy. */
 void cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count);
 
-/* What it comes to where `cpu_count` threads can run at once: thread_count is not 0,
- * and nobody spins where that would keep others from working. */
+/* Replace values that stand for "as many as there are" by numbers, where `cpu_count`
+ * threads can run at once. Afterwards thread_count is not 0, and nobody spins where
+ * that would keep other threads from working. */
 void cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count);
 
-/* Threads that work on one piece, the one that runs the copy among them. */
+/* How many threads work on one piece, the one that runs the copy included. */
 uint32_t cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes);
