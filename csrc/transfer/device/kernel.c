@@ -6,7 +6,7 @@
 
 enum {
     THREADS_PER_BLOCK = 256,
-    MAX_BLOCK_COUNT = 1 << 14, /* threads then take several elements each */
+    MAX_BLOCK_COUNT = 1 << 14, /* with more blocks threads take several elements each */
 };
 
 cm_status
@@ -41,7 +41,7 @@ static cm_status
 load_module(cm_runtime *rt, cm_kernel kernel, int device, uint64_t *module,
             uint64_t *function)
 {
-    cm_scope scope; /* a capture anywhere forbids it */
+    cm_scope scope; /* loading is forbidden while anybody captures */
     CM_TRY(cm_scope_enter(rt, device, CM_CAPTURE_RELAXED, &scope));
     cm_status status = cm_rt_module_load(rt, texts[kernel].text, module);
     if (cm_is_ok(status)) {
@@ -65,7 +65,7 @@ cm_kernels_find(cm_kernels *kernels, cm_kernel kernel, int device, uint64_t *fun
     }
     CM_TRY(load_module(kernels->rt, kernel, device, &module, &loaded));
     if (!atomic_compare_exchange_strong(known, function, loaded)) {
-        /* another thread was first */
+        /* Another thread was first, so ours is unloaded. */
         return CM_IN_SCOPE(kernels->rt, device,
                            cm_rt_module_unload(kernels->rt, module));
     }
@@ -74,7 +74,8 @@ cm_kernels_find(cm_kernels *kernels, cm_kernel kernel, int device, uint64_t *fun
     return cm_ok();
 }
 
-/* The largest unit, a power of two up to 16, that everything is a multiple of. */
+/* Find the largest unit, a power of two up to 16, that addresses, strides and runs are
+ * all multiples of. */
 static uint32_t
 unit_of(const cm_layout *layout, cm_address dst, cm_address src)
 {

@@ -5,7 +5,7 @@
 
 enum {
     STEP_NBYTES = 2 << 20, /* the smallest piece that memory is mapped in */
-    MAX_STEPS = 64,        /* of regions with gaps so much is asked about */
+    MAX_STEPS = 64,        /* in a long region the driver is asked at so many places */
 };
 
 static bool
@@ -16,8 +16,9 @@ may_use(cm_runtime *rt, cm_address address, int wanted)
            && (access & wanted) == wanted;
 }
 
-/* Memory that was mapped in pieces need not be open all over. `all`: a kernel may come
- * to use it, and the first byte is not enough to know. */
+/* May the device of the current context use the region? Memory that was mapped in
+ * pieces may be open in some of them only, so if a kernel may come to use it (`all`),
+ * it is not enough to ask about the first byte. */
 static bool
 may_use_region(cm_runtime *rt, const cm_region *region, int wanted, bool all)
 {
@@ -49,7 +50,8 @@ cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other)
                || has(access->enabled, other, device));
 }
 
-/* Once for each pair. What fails stays as it is. */
+/* Let `device` into the memory of `owner`, once for each pair. If enabling fails,
+ * access stays as it is and is not tried again. */
 static void
 open_pair(cm_peer_access *access, int device, int owner)
 {
@@ -57,10 +59,10 @@ open_pair(cm_peer_access *access, int device, int owner)
     int can = 0;
     cm_scope scope;
     if (!cm_is_ok(cm_rt_peer_can_access(access->rt, device, owner, &can))) {
-        return; /* asked again the next time */
+        return; /* the next call asks again */
     }
     /* Enabling is forbidden while any thread captures in the global mode, unless this
-     * thread says that it knows what it does. */
+     * thread says that it allows it (the relaxed mode). */
     if (can != 0
         && cm_is_ok(cm_scope_enter(access->rt, device, CM_CAPTURE_RELAXED, &scope))) {
         cm_status status = cm_rt_peer_enable(access->rt, owner);
@@ -71,8 +73,9 @@ open_pair(cm_peer_access *access, int device, int owner)
     atomic_fetch_or(&access->asked[device], bit);
 }
 
-/* May the device use memory of another? The driver calls cudaMalloc's memory open
- * whether access is enabled or not, so that comes first. */
+/* May `device` use the region, which is another's? The driver reports memory of
+ * cudaMalloc as open whether access is enabled or not, so access has to be enabled
+ * first. */
 static bool
 reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
         bool all)
@@ -90,7 +93,7 @@ reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
     return may;
 }
 
-/* Known never to access it. */
+/* Is it known that the device cannot be let in? */
 static bool
 is_apart(const cm_peer_access *access, int device, int owner)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs of bytes gathered into tables, each of which one launch copies. */
+/* Runs of bytes are gathered into tables; one launch copies all runs of a table. */
 #include "transfer/device/kernel.h"
 
 enum {
     THREADS_PER_BLOCK = 1 << CM_TABLE_MAX_SHIFT,
-    PART_NBYTES = 16 << 10, /* of a longer run: what a block moves in one go */
+    PART_NBYTES = 16 << 10, /* longer runs are cut into parts, one for each team */
     UNIT_NBYTES = 16,
 };
 
@@ -19,7 +19,8 @@ cm_table_init(cm_table *table, cm_kernels *kernels, int device, uint64_t stream)
     table->job.spare[0] = table->job.spare[1] = 0;
 }
 
-/* So many threads that each has one unit of the average piece. */
+/* Choose how many threads work on one piece, so that each has one unit of an average
+ * piece. */
 static uint32_t
 choose_team(const cm_table *table)
 {

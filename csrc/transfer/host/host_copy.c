@@ -9,10 +9,10 @@
 #include "base/simd_copy.h"
 
 enum {
-    TILE_ROWS = CM_TRANSPOSE_ROWS, /* lines of the source that one tile keeps in the
-                                      cache */
+    TILE_ROWS = CM_TRANSPOSE_ROWS, /* lines of the source that a tile keeps in the cache
+                                    */
     WIDE_RUN_NBYTES = 4096,        /* shorter runs are faster through the caches */
-    PICK_COUNT = 64                /* fewer elements are not worth its masks */
+    PICK_COUNT = 64 /* fewer elements are not worth the set-up of a cm_pick's masks */
 };
 
 typedef struct block block;
@@ -28,11 +28,12 @@ struct block {
     int64_t dst_inner;
     int64_t src_outer;
     int64_t src_inner;
-    const cm_pick *pick; /* for the inner one, or NULL */
-    copy_block rest;     /* what it leaves */
+    const cm_pick *pick; /* how the inner loop is copied by masks, or NULL */
+    copy_block rest;     /* copies what `pick` leaves over */
 };
 
-/* Each run by `move`. memcpy of a constant size is unaligned loads and stores. */
+/* Move each run by `move`. A memcpy of a constant size compiles to unaligned loads and
+ * stores. */
 #define DEFINE_COPY_BLOCK(name, move, nbytes)                                          \
     static void copy_block_##name(const block *b, char *dst, const char *src,          \
                                   size_t run_nbytes)                                   \
@@ -97,14 +98,15 @@ choose_copy(uint64_t run_nbytes, const block *b, bool wide)
     return wide && run_nbytes >= WIDE_RUN_NBYTES ? copy_block_wide : copy_block_runs;
 }
 
-/* The lines of a tile are read once, and whole, to a place where they are near each
- * other: lines that lie a power of two apart share few places in the caches, and each
- * would be gone before all of it was read. */
+/* Read each line of a tile once and whole, into a place where the lines lie next to
+ * each other. Lines that are a power of two apart share few places in the caches, and
+ * each would be evicted before all of it was read. */
 static void
 gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
 {
     for (int64_t k = 0; k < tile->inner_count; k++) {
-        if (nbytes == CM_LINE_NBYTES) { /* a constant makes it a few instructions */
+        /* a constant size compiles to a few instructions */
+        if (nbytes == CM_LINE_NBYTES) {
             memcpy(lines, from, CM_LINE_NBYTES);
         }
         else {
@@ -115,7 +117,8 @@ gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
     }
 }
 
-/* The elements of each line lie side by side, in one direction or the other. */
+/* Copy a tile in which the elements of each line lie side by side, in one direction or
+ * the other. */
 static void
 copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
                  size_t run_nbytes)
@@ -136,7 +139,7 @@ copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
     copy(tile, dst, lines + (src - first), run_nbytes);
 }
 
-/* The processor does not ask for them by itself. */
+/* The processor does not prefetch these lines by itself. */
 static void
 prefetch_lines(const block *tile, const char *src)
 {
@@ -146,8 +149,9 @@ prefetch_lines(const block *tile, const char *src)
     }
 }
 
-/* Transposed: neighbours in the source lie along another axis than those in the target,
- * and each line of the source would be read again and again: in tiles it is once. */
+/* Copy two loops in tiles. Neighbours of the source lie along another axis than those
+ * of the target, so a plain loop would read each line of the source again and again. In
+ * tiles each line is read once. */
 static void
 copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
            size_t run_nbytes)
@@ -181,7 +185,7 @@ copy(const cm_layout *layout, char *dst, const char *src, bool wide)
 {
     int inner = layout->ndim - 1;
     int near = cm_layout_near_axis(layout);
-    int outer = near >= 0 ? near : inner - 1; /* -1: there is one axis only */
+    int outer = near >= 0 ? near : inner - 1; /* -1 if there is only one axis */
     const cm_axis *axis = &layout->axes[inner];
     block b = {.outer_count = 1,
                .inner_count = axis->length,
@@ -235,8 +239,8 @@ cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
     }
 }
 
-/* The axis to convert along: the last one, unless it is so short that each turn costs
- * more than what it converts. */
+/* Choose the axis to convert along: the last one, unless it is so short that starting a
+ * run costs more than converting it. */
 static int
 convert_axis(const cm_layout *layout)
 {
@@ -251,7 +255,8 @@ convert_axis(const cm_layout *layout)
     return best;
 }
 
-/* All axes at a time, as many as a cast takes: it knows best how to go through them. */
+/* Hand over as many axes at a time as a cast takes, since the cast knows best how to go
+ * through them. */
 static bool
 cast_elements(const cm_cast *cast, const cm_layout *layout, void *dst, const void *src)
 {
@@ -275,8 +280,9 @@ cast_elements(const cm_cast *cast, const cm_layout *layout, void *dst, const voi
     return true;
 }
 
-/* Transposed, the lines of the source that a few elements of the target lie in are read
- * again while the cache has them. */
+/* If the source is transposed, this goes only NEAR_COUNT elements along an axis at a
+ * time. The lines of the source that these lie in are then read again while the cache
+ * still has them. */
 bool
 cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                 const void *src)
@@ -306,7 +312,7 @@ cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
     return true;
 }
 
-/* Of an element or a run on that side. */
+/* How many bytes an element or a run has on that side. */
 static uint64_t
 run_of(const cm_layout *layout, cm_side side)
 {
@@ -331,17 +337,17 @@ cm_host_look(const cm_layout *layout, cm_side side, const void *base,
                : cm_pages_look((const char *)base + low, nbytes, side == CM_DST);
 }
 
-/* The pages of one side, as spans in which every page is touched: `own` describes
- * them, with a run for each span and an axis for each distance between spans that
- * leaves whole pages out. Elements lie in one span as long as less than a page is
- * between them:
+/* Describe the pages of one side as spans in which every page is touched. `own` gets a
+ * run for each span, and an axis for each distance between spans that leaves out whole
+ * pages. Elements lie in one span as long as less than a page is between them:
  *
  *     every third byte of 1 MiB             one span of 1 MiB
  *     16 bytes of each row of 3 KiB         one span, as no page lies between two rows
  *     16 bytes of each row of 16 KiB        a span of 16 bytes for each row
  *
- * The axes are taken from the shortest stride on, whose order the other side decides.
- * Repeats are one. */
+ * Axes are merged into the run from the shortest stride on. They have to be sorted for
+ * that, as the order of a layout is that of its target. Axes that only repeat the
+ * source are left out. */
 static void
 find_spans(const cm_layout *layout, cm_side side, cm_layout *own)
 {

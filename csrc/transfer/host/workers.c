@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* First the parts, then the threads that take them, then the task groups: posting,
- * helping and waiting, by the thread that posts. */
+/* This file has first the parts, then the threads that take them, and then the task
+ * groups, in which a poster posts, helps and waits. */
 #include "transfer/host/workers.h"
 
 #include <sched.h>
@@ -10,17 +10,19 @@
 #include "transfer/host/host_copy.h"
 
 enum {
-    MANY_THREADS = 4, /* so many do without the one that posts */
-    WAKE_COUNT = 2,   /* waking takes time: each thread that is awake wakes others */
+    MANY_THREADS = 4, /* with so many threads the poster need not copy parts */
+    WAKE_COUNT = 2,   /* waking takes time, so each thread that is awake wakes others */
     REST_TURNS = 20,
-    VAIN_TURNS = 2000, /* between two yields of a thread that finds no part */
-    RESTS = 64, /* in vain, before the one that posted copies a part all the same */
+    VAIN_TURNS = 2000, /* rounds in which a thread finds no part before it yields */
+    RESTS = 64,        /* rests in vain before the poster copies a part all the same */
     PART_EDGE = 4096,
 };
 
-#define CLOSED UINT32_MAX /* for the next part of a task: none can be taken */
+#define CLOSED                                                                         \
+    UINT32_MAX /* As the next part of a task this means that none can be taken. */
 
-/* Where threads do not get in each other's way: to make pages and to read files. */
+/* May every thread help with the task? Threads do not get in each other's way when they
+ * make pages or read files. */
 static bool
 is_for_all(const cm_copy_task *task)
 {
@@ -29,7 +31,7 @@ is_for_all(const cm_copy_task *task)
 
 /* -- parts ------------------------------------------------------------------------------ */
 
-/* All parts are taken: nobody needs to look at it any more. */
+/* Free the task's place: all parts are taken, so nobody needs to find it any more. */
 static void
 leave_place(cm_workers *workers, const cm_copy_task *task)
 {
@@ -39,7 +41,7 @@ leave_place(cm_workers *workers, const cm_copy_task *task)
     }
 }
 
-/* Its parts can be taken once `next` says so. */
+/* Put the task into a free place. Its parts can be taken only once `next` says so. */
 static void
 enter_place(cm_workers *workers, cm_copy_task *task, uint64_t turn)
 {
@@ -53,7 +55,7 @@ enter_place(cm_workers *workers, cm_copy_task *task, uint64_t turn)
             return;
         }
     }
-    task->place = -1; /* none is free: the poster copies it */
+    task->place = -1; /* none is free, so the poster copies all of it */
 }
 
 static bool
@@ -61,7 +63,8 @@ take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
 {
     uint64_t next = atomic_load(&task->next);
     do {
-        /* read after `next`: where this is of a later posting, that is another now */
+        /* This is read after `next`. If it belongs to a later posting, `next` has
+         * changed by now, and the exchange below fails. */
         if ((uint32_t)next >= atomic_load(&task->ready_count)) {
             return false;
         }
@@ -83,7 +86,7 @@ tell_waiters(cm_workers *workers)
     }
 }
 
-/* A part that was taken. After the last one the task may be posted again. */
+/* Copy a part that was taken. After the last one the task may be posted again. */
 static void
 copy_part(cm_workers *workers, cm_copy_task *task, uint32_t number)
 {
@@ -110,7 +113,7 @@ mask_below(uint32_t end)
     return (UINT32_C(1) << (end < CM_WORKERS_MAX ? end : CM_WORKERS_MAX)) - 1;
 }
 
-/* Of the threads below number `end` that sleep, at most `count`. */
+/* Wake at most `count` of the sleeping threads below number `end`. */
 static void
 wake_below(cm_workers *workers, uint32_t end, uint32_t count)
 {
@@ -125,8 +128,9 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
         uint32_t rest = found & ~chosen;
         chosen |= rest & (~rest + 1);
     }
-    atomic_fetch_and(&workers->asleep, ~chosen); /* the next waker takes another */
-    cm_mutex_unlock(&workers->sleep); /* which the woken thread needs at once */
+    /* so that the next waker takes another one */
+    atomic_fetch_and(&workers->asleep, ~chosen);
+    cm_mutex_unlock(&workers->sleep); /* first, as the woken thread needs it at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
         if (chosen >> i & 1) {
             cm_cond_signal_one(&workers->wake[i]);
@@ -134,8 +138,9 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     }
 }
 
-/* Call for threads below number `end`: `count` are woken, and each wakes others before
- * it takes a part, which would otherwise lie there meanwhile. */
+/* Call for the threads below number `end`. Only `count` are woken here; each of them
+ * wakes others before it takes a part, because a part that it had taken would wait
+ * meanwhile. */
 static void
 call_threads(cm_workers *workers, uint32_t end, uint32_t count)
 {
@@ -143,7 +148,7 @@ call_threads(cm_workers *workers, uint32_t end, uint32_t count)
     wake_below(workers, end, count);
 }
 
-/* Threads below that number may take parts of some task. */
+/* The threads below the number that this returns may take parts of some task. */
 static uint32_t
 find_reach(const cm_workers *workers)
 {
@@ -155,7 +160,8 @@ find_reach(const cm_workers *workers)
     return reach;
 }
 
-/* Of what is open to the thread, the task whose turn it is; -1: there is none. */
+/* Among the places in `open`, find the one whose task is next and open to thread
+ * `number`; -1 if there is none. */
 static int
 find_place(const cm_workers *workers, uint32_t number, uint64_t open)
 {
@@ -179,8 +185,8 @@ leave_task(cm_workers *workers, uint32_t number)
     tell_waiters(workers);
 }
 
-/* A task with the part of it that the thread has taken; NULL: none. The thread is at it
- * until it leaves. */
+/* Find a task and take a part of it; NULL if there is none. The view of the thread
+ * names the task until the thread leaves it. */
 static cm_copy_task *
 enter_task(cm_workers *workers, uint32_t number, uint32_t *part)
 {
@@ -206,8 +212,9 @@ has_news(const cm_workers *workers, uint32_t number)
     return number < find_reach(workers) || atomic_load(&workers->stop);
 }
 
-/* More parts come soon as a rule, sooner than a sleeping thread is awake: also where
- * what a thread was woken for is over when it comes. */
+/* Wait for a part. It spins first, since more parts usually come sooner than a sleeping
+ * thread would be awake. It also spins if the work that a thread was woken for is over
+ * by the time it comes. */
 static void
 wait_for_news(cm_workers *workers, uint32_t number)
 {
@@ -240,7 +247,8 @@ serve(void *argument)
         uint32_t part;
         cm_copy_task *task = enter_task(workers, number, &part);
         if (task == NULL) {
-            /* The last parts may be taken and their place not left yet. */
+            /* All parts of a task may be taken while it is still in its place, so news
+             * alone does not mean work. */
             if (++vain_count % VAIN_TURNS == 0) {
                 (void)sched_yield();
             }
@@ -256,8 +264,8 @@ serve(void *argument)
     return NULL;
 }
 
-/* As many as a task may have beside the thread that posts. One that cannot be started
- * is done without. */
+/* Start threads until there are `wanted`, which is as many as a task may have besides
+ * its poster. If one cannot be started, the work is done without it. */
 static void
 start_threads(cm_workers *workers, uint32_t wanted)
 {
@@ -326,8 +334,8 @@ is_over(const cm_workers *workers, const cm_copy_task *task, bool done)
     return done ? cm_copy_task_is_done(task) : is_left(workers, task);
 }
 
-/* Wait until there is no thread at the task, or (`done`) until it is done: it is a
- * matter of one part, as a rule sooner over than a sleep. */
+/* Wait until the task is done (`done`), or until no thread looks at it. As a rule only
+ * one part is left, which is over sooner than a sleep, so this spins first. */
 static void
 wait_until(const cm_task_group *group, const cm_copy_task *task, bool done)
 {
@@ -366,7 +374,7 @@ cm_task_group_close(cm_task_group *group)
     }
 }
 
-/* Threads that may take parts of it, and the parts that it is cut into. */
+/* Decide which threads may take parts of the task, and cut it into parts. */
 static void
 cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
 {
@@ -375,7 +383,7 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     uint64_t longest = tuning->part_max_nbytes;
     uint32_t few = (uint32_t)tuning->thread_count - 1;
     uint32_t all = (uint32_t)tuning->fresh_thread_count - 1;
-    /* There may be fewer threads for fresh memory than for all else: few > all. */
+    /* Fresh memory may be given fewer threads than everything else: few > all. */
     task->limit = is_for_all(task) ? all : few + group->more;
     if (task->limit >= all) {
         task->limit = all > few ? all : few;
@@ -437,12 +445,14 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
     }
     cut_task(group, task, nbytes);
     bool is_shared = atomic_load(&task->part_count) > 1;
-    /* Behind what the group has posted, but not before what others have for long. */
+    /* Its turn comes after all that the group has posted. A group that has been idle
+     * starts from the lowest turn that is open, or it would be served before all others
+     * for long. */
     int first = find_place(workers, 0, atomic_load(&workers->open));
     uint64_t turn = first < 0 ? 0 : atomic_load(&workers->places[first].turn);
     group->turn = group->turn + 1 > turn ? group->turn + 1 : turn;
     enter_place(workers, task, group->turn);
-    atomic_store(&task->next, posting); /* from here on parts are taken */
+    atomic_store(&task->next, posting); /* from here on parts can be taken */
     if (is_shared && !group->lets_sleep) {
         call_threads(workers, task->limit,
                      is_for_all(task) ? CM_WORKERS_MAX : WAKE_COUNT);
@@ -476,8 +486,8 @@ cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
     uint32_t thread_count = atomic_load(&workers->thread_count);
     uint32_t few = (uint32_t)group->tuning->thread_count - 1;
     few = thread_count < few ? thread_count : few;
-    /* A single part wakes none: where all sleep nobody takes it, and where some are
-     * busy elsewhere it may take them long to come. */
+    /* A task of a single part wakes no thread. If all threads sleep nobody takes it,
+     * and if some are busy elsewhere it may be long until they come. */
     uint32_t asleep = atomic_load(&workers->asleep) & mask_below(few);
     bool all_sleep = (uint32_t)__builtin_popcount(asleep) >= few;
     if ((all_sleep || ++group->rests % RESTS == 0) && cm_task_group_help(group)) {

@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Threads that share out copies between user memory and page-locked blocks. They make
- * no runtime call and know no stream: a copy here is host memory to host memory, in
- * parts that any thread may take. The thread that posts the copies helps, so that all
- * of it gets done where no other thread can be started.
- * Locks: a mutex for those who sleep. Parts are taken without one, by counting. */
+ * no call of the runtime and know no stream: a copy here is one from host memory to
+ * host memory, cut into parts that any thread may take.
+ *
+ * The thread that runs a transfer opens a group and posts tasks in it, one for each
+ * piece that has to be packed or unpacked. While a task has parts left it is in a
+ * place, where idle threads find it; they take the task whose turn is lowest, so that
+ * several transfers get their share. The poster takes parts as well
+ * (cm_task_group_help(), cm_task_group_wait()), and so everything gets done even where
+ * no thread can be started.
+ *
+ * Locks: `sleep`, a mutex for threads that go to sleep. Parts are taken without a lock,
+ * by counting. */
 #pragma once
 
 #include <stdatomic.h>
@@ -15,125 +23,148 @@
 
 enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1, CM_OPEN_TASKS_MAX = 64 };
 
-/* One part of a task, moved in another way than as a layout says. Any thread. */
+/* Moves one part of a task where a group does it in another way than its layout says.
+ * Any thread may call it. */
 typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *dst,
                              const void *src, bool wide);
 
-/* Where memory is the limit few threads do as well as all, and without waiting for each
- * other; not so where each element costs instructions, or the kernel's. */
+/* How the parts of a task are copied, and by how many threads. Where memory is the
+ * limit a few threads are as fast as all, and do not wait for each other. Where each
+ * element costs instructions, or the kernel has to make a page, all threads help. */
 typedef enum cm_copy_way {
     CM_COPY_PLAIN,
-    CM_COPY_WIDE,      /* past the caches */
-    CM_COPY_PLAIN_ALL, /* by every thread there is, and so are the next */
+    CM_COPY_WIDE,      /* by stores past the caches */
+    CM_COPY_PLAIN_ALL, /* by every thread there is, as the next two are */
     CM_COPY_WIDE_ALL,
-    CM_COPY_FRESH, /* pages of the target come into being: a huge one has one thread */
+    CM_COPY_FRESH, /* the copy makes pages of the target; one thread makes each huge
+                      page */
 } cm_copy_way;
 
-/* One copy that is shared out; zero before it is posted for the first time. What is not
- * atomic changes only while no part can be taken and those taken are done: the thread
- * that has one may read it. It fetches few cache lines, the first ones here. */
+/* One copy that is shared out; all zero before it is posted for the first time. Members
+ * that are not atomic change only while no part can be taken and all that were taken
+ * are done, so a thread that has a part may read them. The first members are those that
+ * a thread reads first, so that it fetches few cache lines. */
 typedef struct cm_copy_task {
-    _Atomic uint64_t next;        /* which posting << 32 | its next part */
-    _Atomic uint32_t ready_count; /* parts before that may be taken */
+    _Atomic uint64_t next;        /* the number of the posting << 32 | the next part */
+    _Atomic uint32_t ready_count; /* parts below that number may be taken */
     _Atomic uint32_t done_count;
-    _Atomic uint32_t part_count; /* of all */
+    _Atomic uint32_t part_count;
     cm_copy_way way;
     void *dst;
     const void *src;
     cm_move_part move;   /* the group's */
     const void *context; /* borrowed */
-    uint32_t limit; /* threads below that number may take parts, beside the poster */
-    int place;      /* among workers->places; -1: none was free */
+    /* Besides the poster, threads below that number may take parts. */
+    uint32_t limit;
+    int place; /* the index of its place; -1 if none was free */
     cm_cut cut;
     cm_layout whole;
-    cm_list node; /* of its group */
+    cm_list node; /* in the list of its group */
 } cm_copy_task;
 
-/* A task with parts to take, as threads look for one: the lowest turn is first. */
+/* A place is where threads look for a task that has parts to take. The lowest turn
+ * comes first. */
 typedef struct cm_task_place {
-    _Atomic(cm_copy_task *) task; /* NULL: the place is free */
+    _Atomic(cm_copy_task *) task; /* NULL if the place is free */
     _Atomic uint64_t turn;
     _Atomic uint32_t limit;
 } cm_task_place;
 
-/* What a thread may read of tasks, in a cache line of its own. */
+/* Names the task that a thread is looking at or working on, or NULL. Its memory must
+ * stay until no view names it. Each view has a cache line of its own. */
 typedef struct cm_task_view {
-    _Atomic(cm_copy_task *) task; /* or NULL */
+    _Atomic(cm_copy_task *) task;
     char rest[64 - sizeof(void *)];
 } cm_task_view;
 
-/* 0 <= thread_count <= CM_WORKERS_MAX. Opening a task and ending one is followed by a
- * look at `asleep` or waiter_count, going to sleep is the other way round: one of the
- * two sees the other. In the same way a thread says in its view which task it looks at,
- * and then looks whether that is still open. */
+/* 0 <= thread_count <= CM_WORKERS_MAX.
+ *
+ * Two pairs of steps are in opposite order, so that one side always sees the other. Who
+ * opens or ends a task then looks at `asleep` or at waiter_count, while who goes to
+ * sleep first says so there and then looks for tasks. In the same way a thread first
+ * writes into its view which task it looks at, and then looks whether that task is
+ * still in its place, while a group that closes takes its tasks out of their places
+ * first and then looks at the views. */
 typedef struct cm_workers {
-    _Atomic uint64_t open; /* a bit for each place whose task has parts to take */
+    _Atomic uint64_t open; /* has a bit for each place whose task has parts to take */
     atomic_bool stop;
-    _Atomic uint64_t spin_ns; /* how long an idle thread looks before it sleeps */
-    _Atomic uint32_t asleep;  /* a bit for each thread that sleeps for want of work */
-    _Atomic uint32_t called;  /* threads below that number were last called for */
-    _Atomic uint32_t waiter_count; /* and how many sleep until a task ends */
-    _Atomic uint32_t thread_count; /* by the one that is `starting` others */
+    /* how long an idle thread looks for work before it sleeps */
+    _Atomic uint64_t spin_ns;
+    /* has a bit for each thread that sleeps because there is no work */
+    _Atomic uint32_t asleep;
+    _Atomic uint32_t called;       /* the last call was to threads below that number */
+    _Atomic uint32_t waiter_count; /* how many threads sleep until a task ends */
+    _Atomic uint32_t thread_count; /* changed by the thread that has set `starting` */
     atomic_bool starting;
-    _Atomic uint32_t begun; /* threads that have taken their number */
+    _Atomic uint32_t begun; /* how many threads have taken their number */
     cm_task_place places[CM_OPEN_TASKS_MAX];
     cm_task_view views[CM_WORKERS_MAX];
     cm_mutex sleep;
-    cm_cond done;                 /* a task has ended, or a thread has left one */
-    cm_cond wake[CM_WORKERS_MAX]; /* of each thread: a part, or an end to all work */
+    /* signalled when a task has ended or a thread has left one */
+    cm_cond done;
+    /* One for each thread, signalled when there is a part for it, or at the end of all
+     * work. */
+    cm_cond wake[CM_WORKERS_MAX];
     cm_thread threads[CM_WORKERS_MAX];
 } cm_workers;
 
-/* What one transfer has posted. Groups are served in turn, the tasks of each in order.
- * Used by one thread at a time. */
+/* What one transfer has posted. Groups are served in turn, and the tasks of a group in
+ * their order. Only one thread at a time uses a group. */
 typedef struct cm_task_group {
     cm_workers *workers;     /* borrowed */
     const cm_tuning *tuning; /* borrowed */
     cm_list tasks;           /* posted, oldest first */
-    uint64_t turn;           /* of the last one */
+    uint64_t turn;           /* the turn of the last task */
     uint32_t post_count;
-    uint32_t rests; /* moments that the poster let pass */
-    /* for what is posted from now on: */
-    uint32_t more;        /* threads beyond those that do as a rule; as far as there may
-                             be so many */
-    bool lets_sleep;      /* posting wakes nobody: cm_task_group_wake() does, or what is
-                             posted is over before a sleeping thread is awake */
-    bool is_early;        /* parts can be taken once cm_copy_task_set_ready() says so */
-    uint64_t part_nbytes; /* parts begin at multiples of it; 0: as is best */
-    cm_move_part move;    /* NULL: as the layout says */
+    uint32_t rests; /* how often the poster has let a moment pass */
+    /* The rest concerns what is posted from now on. */
+    /* How many threads more than usual may take parts, as far as the tuning allows so
+     * many. */
+    uint32_t more;
+    /* Posting wakes nobody. Either cm_task_group_wake() does, or what is posted is over
+     * before a sleeping thread would be awake. */
+    bool lets_sleep;
+    /* Parts can only be taken after cm_copy_task_set_ready() has said so. */
+    bool is_early;
+    /* Parts begin at multiples of this; 0 leaves their size to the group. */
+    uint64_t part_nbytes;
+    cm_move_part move; /* NULL to copy as the layout says */
     const void *context;
 } cm_task_group;
 
-/* Starts no thread yet. */
+/* This starts no thread yet. */
 void cm_workers_init(cm_workers *workers);
 /* Joins the threads. No group may be open. */
 void cm_workers_fini(cm_workers *workers);
 
-/* `tuning`, which is resolved, stays until the group is closed. It says how many
- * threads the group has; other groups may have more or fewer at the same time. */
+/* Open a group. `tuning` must be resolved, stays until the group is closed, and says
+ * how many threads the group has. Other groups may have more or fewer at the same
+ * time. */
 void cm_task_group_open(cm_task_group *group, cm_workers *workers,
                         const cm_tuning *tuning);
-/* What nobody has begun is left undone. Blocks until no thread touches its memory. */
+/* Close the group: parts that nobody has begun are left undone. Blocks until no thread
+ * touches the memory of its tasks any more. */
 void cm_task_group_close(cm_task_group *group);
 
-/* Share out what `layout` describes, which is copied; both ends stay until the task is
- * done or the group is closed, the task until the latter. A task that is done may be
- * posted again. */
+/* Share out the copy that `layout` describes. Both ends stay until the task is done or
+ * the group is closed, and the task itself until the group is closed. A task that is
+ * done may be posted again. */
 void cm_task_group_post(cm_task_group *group, cm_copy_task *task,
                         const cm_layout *layout, void *dst, const void *src,
                         cm_copy_way way);
-/* Wake some threads for what is posted now or soon. */
+/* Wake some threads for what has been posted or soon will be. */
 void cm_task_group_wake(cm_task_group *group);
-/* Copy one part of what the group has posted; false when all parts are taken. */
+/* Copy one part of what the group has posted; false if all parts are taken. */
 bool cm_task_group_help(cm_task_group *group);
-/* For a poster with nothing else to do at the moment: copies a
- * part where threads are few, and waits for `task` (NULL: not) where there is none;
- * else lets a moment pass. */
+/* Called by a poster that has nothing else to do at the moment. Where threads are few
+ * it copies a part, and if there is none, it waits for `task`, unless that is NULL.
+ * Where there are enough threads it only lets a moment pass. */
 void cm_task_group_rest(cm_task_group *group, cm_copy_task *task);
-/* Blocks until the task is done; parts that nobody has taken are copied here. */
+/* Copies the parts that nobody has taken. Blocks until the task is done. */
 void cm_task_group_wait(cm_task_group *group, cm_copy_task *task);
 
-/* So many bytes of a task posted early, one run, are there to be copied. */
+/* Say that the first `nbytes` bytes of a task are there, so that the parts within them
+ * may be copied. The task was posted early (`is_early`) and is a single run. */
 static inline void
 cm_copy_task_set_ready(cm_copy_task *task, uint64_t nbytes)
 {
