@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many copies: sorted into groups that go together, each a job; what is left goes as
- * copies of their own. Several are parts of one ticket: each is started as an
- * asynchronous copy, and the whole, which keeps both ends of all, is done with them. */
+/* Sorts many copies into groups. Each group is made by one job, and copies that fit
+ * into no group are made by jobs of their own. Where there are several jobs, each is
+ * started as an asynchronous copy and is a part of one ticket. That ticket, the whole,
+ * keeps both ends of all copies and is done with the last part. */
 #include "transfer/batch/batch.h"
 
 #include <stdlib.h>
@@ -13,26 +14,29 @@
 
 enum {
     GROUP_MAX = 200,
-    AHEAD_MAX = 256, /* far more than a device is ever behind */
+    AHEAD_MAX = 256, /* far more than are ever queued on a device and not begun */
 };
 
-/* One call. Group g has the shape shapes[g]; groups[i] is piece i's, 0: goes alone. */
+/* One call. Piece i belongs to group groups[i], and is made alone if that is 0. Group g
+ * has the shape shapes[g]. */
 typedef struct batch {
     cm_engine *engine;
-    cm_many_request whole; /* the caller's, with what cm_far_expand() makes of it */
-    const cm_many_request *request; /* that */
-    cm_piece_regions *far;          /* owned; NULL: it made nothing */
-    cm_tuning tuning;               /* resolved */
-    bool in_order;                  /* one after the other: they touch each other */
-    bool has_begun;                 /* whoever does the work drops the keeps */
-    uint8_t *groups;                /* owned */
+    cm_many_request whole; /* the caller's request, as cm_far_expand() has changed it */
+    const cm_many_request *request; /* points to `whole` */
+    /* owned; NULL if cm_far_expand() had nothing to replace */
+    cm_piece_regions *far;
+    cm_tuning tuning; /* as cm_tuning_resolve() left it */
+    /* copies touch each other and are made one after the other */
+    bool in_order;
+    bool has_begun;  /* the jobs drop the keeps from now on */
+    uint8_t *groups; /* owned */
     uint32_t group_count;
-    uint64_t alone_count; /* pieces that go alone */
-    cm_copy_request part; /* the next one */
+    uint64_t alone_count; /* how many pieces are made alone */
+    cm_copy_request part; /* the request for the next part */
     cm_ticket **parts;    /* owned array, held */
     uint64_t part_count;
     cm_wait_hooks hooks;
-    uint64_t asked_ns; /* when whether to go on */
+    uint64_t asked_ns; /* when the hooks were last asked whether to go on */
     cm_many shapes[GROUP_MAX];
 } batch;
 
@@ -45,8 +49,8 @@ span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
     return (cm_byte_span){begin, begin + nbytes};
 }
 
-/* Widen `files`, which is from the first end that is a mapped file's to the last one.
- */
+/* Widen `files` by the span of an end that is a mapping of a file. `files` reaches from
+ * the first such end to the last. */
 static void
 extend(cm_file_span *files, bool is_file, cm_byte_span span)
 {
@@ -59,9 +63,9 @@ extend(cm_file_span *files, bool is_file, cm_byte_span span)
     }
 }
 
-/* Does a target touch another end, or show bytes of a file that a source shows by
- * another map? Then none may go beside another, and of two maps each copy is made as
- * one between two maps. */
+/* Set in_order if a target touches another end, or shows bytes of a file that a source
+ * shows through another mapping. No copy may then be made beside another, and each
+ * between two mappings is made as one whose ends overlap. */
 static cm_status
 look_whether_they_touch(batch *b)
 {
@@ -98,7 +102,7 @@ look_whether_they_touch(batch *b)
 
 /* -- groups ------------------------------------------------------------------------------- */
 
-/* The group of that shape, made if there is none; 0: there are too many. */
+/* Find the group of that shape, or make it. Returns 0 if there are too many. */
 static uint8_t
 find_group(batch *b, cm_many_way way, int device, int src_device)
 {
@@ -117,7 +121,8 @@ find_group(batch *b, cm_many_way way, int device, int src_device)
     return (uint8_t)b->group_count++;
 }
 
-/* As the engine says, without a call for each end while nothing is registered. */
+/* Find the facts about an end. While nothing is registered they follow from its kind,
+ * which saves a call of the engine for each. */
 static cm_end_facts
 facts_of(batch *b, const cm_piece_end *end, uint64_t nbytes, bool looks)
 {
@@ -171,7 +176,8 @@ set_other(batch *b, const cm_piece_regions *other)
     b->part.convert = cm_convert_is_on(&other->convert) ? &other->convert : NULL;
 }
 
-/* Pieces that have become one by joining go as that, and rows as the copy they are. */
+/* Let the next part be a group. If its pieces have been joined to one, or form rows, it
+ * is made as an ordinary copy. */
 static cm_status
 set_group(batch *b, uint32_t group)
 {
@@ -199,7 +205,8 @@ set_group(batch *b, uint32_t group)
 
 /* -- several parts ------------------------------------------------------------------------ */
 
-/* Until it is done; on a stream, until the rest is the device's. */
+/* Wait until the part is done. If the call does not block, wait only until the rest is
+ * up to the device. */
 static cm_status
 wait_for_part(batch *b, uint64_t index)
 {
@@ -214,19 +221,22 @@ wait_for_part(batch *b, uint64_t index)
     return cm_ok();
 }
 
-/* What is queued cannot be called back: a caller that waits anyway queues no more than
- * is soon over when it is interrupted. */
+/* Make sure that no more is queued than is soon over if the caller is interrupted,
+ * since queued work cannot be called back. This matters only to a caller that waits
+ * anyway. */
 static cm_status
 make_way(batch *b)
 {
     if (b->request->common.blocking && b->part_count >= AHEAD_MAX) {
         return wait_for_part(b, b->part_count - AHEAD_MAX);
     }
-    return cm_wait_ask(&b->hooks, &b->asked_ns); /* one may be too short to ask */
+    /* a single part may be too short to ask */
+    return cm_wait_ask(&b->hooks, &b->asked_ns);
 }
 
-/* What touches others comes after the one before, and only where that has not failed:
- * then it is done before what came earlier may be. */
+/* Start the next part. If the copies touch each other, it comes after the part before
+ * it and is made only if that succeeds. If that has failed, this part fails as well,
+ * possibly before earlier ones are done. */
 static cm_status
 start_part(batch *b)
 {
@@ -239,22 +249,23 @@ start_part(batch *b)
         return status;
     }
     status = cm_request_start(b->engine, part, &b->tuning, &ticket);
-    part->many = NULL; /* it is the engine's */
+    part->many = NULL; /* it belongs to the engine now */
     if (ticket == NULL) {
         return status;
     }
-    /* It is one even where it failed: some of it may be under way. */
+    /* It counts as a part even if it failed, since some of it may be under way. */
     b->parts[b->part_count++] = ticket;
     cm_ticket_look(ticket, &info);
     part->part_of->captured |= info.captured;
-    /* One without work is done at once, whatever it was to come after. */
+    /* A part without work is done at once, whatever it was to come after, so the next
+     * one cannot come after it. */
     if (b->in_order && info.row != NULL) {
         part->chained_to = ticket;
     }
     return status;
 }
 
-/* In the order of their indices. */
+/* Start the copies that are made alone, in the order of their indices. */
 static cm_status
 start_those_alone(batch *b)
 {
@@ -293,8 +304,9 @@ start_parts(batch *b)
     return start_those_alone(b);
 }
 
-/* Whoever waits here may be interrupted. Of a call that fails what is under way goes on
- * behind the ticket, which nobody asks how it ended. */
+/* Join the parts into the ticket. A call that waits may be interrupted here. If the
+ * call fails, what is under way goes on behind the ticket, and nobody asks that ticket
+ * how it ended. */
 static cm_status
 join_parts(batch *b, cm_ticket *ticket, cm_status started)
 {
@@ -306,22 +318,25 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
         cm_status waited = wait_for_part(b, i);
         status = cm_is_ok(waited) ? status : waited;
     }
-    /* What has not begun does not; the last first: none comes after one not made. */
+    /* Cancel what has not begun, beginning with the last, so that no part comes after
+     * one that was not made. */
     for (uint64_t i = b->part_count; status.code == CM_ECANCELLED && i > 0; i--) {
         (void)cm_ticket_cancel(b->parts[i - 1]);
     }
     bool failed = !cm_is_ok(status);
     cm_ticket_finish_after_parts(ticket, b->parts, b->part_count,
                                  failed ? cm_fail(CM_ECANCELLED, 0) : cm_ok(),
-                                 failed || blocking); /* else the ticket tells */
-    b->parts = NULL;                                  /* the ticket's */
+                                 /* otherwise the ticket reports it */
+                                 failed || blocking);
+    /* they belong to the ticket now */
+    b->parts = NULL;
     if (waits && status.code == CM_ECANCELLED) {
         cm_ticket_drain(ticket);
     }
     return blocking && !failed ? cm_ticket_outcome(ticket, false) : status;
 }
 
-/* Without what a source repeats. */
+/* Count the bytes of all sources, without those that a broadcast repeats. */
 static uint64_t
 count_nbytes(const cm_many_request *request)
 {
@@ -354,14 +369,14 @@ start_several(batch *b, uint64_t count, cm_ticket **out)
     ticket->nbytes = count_nbytes(b->request);
     ticket->row = &cm_routes[CM_ROUTE_SEVERAL];
     b->part.part_of = ticket;
-    b->part.keep_count = 0; /* the whole keeps them */
+    b->part.keep_count = 0; /* the whole keeps the ends */
     b->part.blocking = false;
     b->part.ticket_seen = NULL;
     b->hooks = cm_request_hooks(common);
     b->asked_ns = cm_now_ns();
     cm_status status = join_parts(b, ticket, start_parts(b));
     if (!cm_is_ok(status) && out != NULL && !cm_ticket_update(ticket)) {
-        *out = ticket; /* so that others can come after it */
+        *out = ticket; /* others can come after it */
         return status;
     }
     return cm_ticket_hand_over(ticket, status, out);
@@ -369,7 +384,7 @@ start_several(batch *b, uint64_t count, cm_ticket **out)
 
 /* -- the call ----------------------------------------------------------------------------- */
 
-/* One group, one copy or none: what is started is the whole. */
+/* Start a batch that is one group, one copy or nothing: its only job is the whole. */
 static cm_status
 start_single(batch *b, cm_ticket **out)
 {
@@ -392,7 +407,7 @@ start_single(batch *b, cm_ticket **out)
 static cm_status
 start(batch *b, cm_ticket **out)
 {
-    if (b->request->other_count > 0) { /* pieces convert nothing */
+    if (b->request->other_count > 0) { /* pieces are never converted */
         CM_TRY(cm_far_expand(b->engine->rt, &b->whole, &b->far));
     }
     CM_TRY(look_whether_they_touch(b));

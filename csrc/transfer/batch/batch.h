@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many copies asked for at once: runs of bytes, of which a whole table goes with one
- * launch or through one page-locked block, and regions of any other form. Knows nothing
- * of Python.
- * Locks: as cm_engine_copy. */
+/* Makes many copies that are asked for at once. Runs of bytes are gathered, and a table
+ * of them goes with one launch or through one page-locked block. Regions of any other
+ * form go as copies of their own. This file knows nothing of Python.
+ * Locks: as cm_engine_copy(). */
 #pragma once
 
 #include "transfer/engine/engine.h"
@@ -10,21 +10,26 @@
 
 typedef struct cm_many_request {
     cm_copy_request common; /* all but dst and src */
-    cm_piece *pieces;       /* borrowed until the call returns; may be changed */
+    /* borrowed until the call returns; the call may change them */
+    cm_piece *pieces;
     uint64_t piece_count;
     const cm_piece_regions *others; /* borrowed until the call returns */
     uint64_t other_count;
 } cm_many_request;
 
-/* As cm_engine_copy for all of them together: one ticket, which is done when the last
- * is; that of a call which failed while some were under way, not NULL, is done when
- * these are, whatever came of them. They may be made in any order and at the same time
- * unless one touches what another writes: then it is as if each were made after those
- * with lower indices. What cm_plan_is_far() goes by way of the host. `keep` is dropped
- * once all are done. On failure some may have been made, none with a higher index that
- * touches what failed, and some may still be:
- * a blocking call waits for them unless it is interrupted. Fails: as
- * cm_engine_copy. */
+/* Make all copies of the request, with one ticket, as cm_engine_copy() makes one. The
+ * ticket is done when the last copy is.
+ *
+ * The copies may be made in any order and at the same time, unless one touches what
+ * another writes. Then the outcome is as if each were made after those with lower
+ * indices. Copies that cm_plan_is_far() go by way of the host. The keeps are dropped
+ * once all copies are done.
+ *
+ * After a failure some copies may have been made, but none that touches what the failed
+ * one does and has a higher index. Some may still be under way: a blocking call waits
+ * for them unless it is interrupted; for a call that does not block, *out may be a
+ * ticket, which is done when they are, whatever came of them.
+ * Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,
                                            cm_ticket **out);

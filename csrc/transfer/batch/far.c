@@ -3,15 +3,17 @@
 
 #include <stdlib.h>
 
-enum { STAGE_NBYTES = 32 << 20 }; /* so much that the link is rarely idle between two */
+/* large enough that the link is rarely idle between two pieces */
+enum { STAGE_NBYTES = 32 << 20 };
 
 /* -- one copy, piece by piece ------------------------------------------------------------- */
 
-/* Pieces of the same elements of both ends: all of the axes behind `axis`, so many rows
- * of that, and one index of each before it. */
+/* Walks over pieces that have the same elements at both ends. A piece has all of the
+ * axes after `axis`, `rows` indices of `axis` itself, and one index of each axis before
+ * it. */
 typedef struct piece_walk {
     const cm_piece_regions *whole;
-    int axis; /* -1: there is one piece */
+    int axis; /* -1 if there is only one piece */
     int64_t rows;
     int64_t index[CM_MAX_NDIM];
     bool done;
@@ -81,7 +83,7 @@ walk_on(piece_walk *walk)
 
 /* -- the stage ---------------------------------------------------------------------------- */
 
-/* With what the request keeps beside it. */
+/* The stage, with the keeps of the request. */
 typedef struct stage {
     char *memory; /* owned */
     uint32_t keep_count;
@@ -132,7 +134,8 @@ is_far(cm_runtime *rt, const cm_piece_regions *copy)
     return cm_plan_is_far(rt, &copy->dst, &copy->src, &copy->convert);
 }
 
-/* Copies that there will be, and bytes of the largest piece in the target's dtype. */
+/* Count the copies that there will be, and the bytes of the largest piece in the
+ * target's dtype. */
 static cm_status
 measure(cm_runtime *rt, const cm_many_request *request, uint64_t *count,
         uint64_t *nbytes)
@@ -158,7 +161,7 @@ measure(cm_runtime *rt, const cm_many_request *request, uint64_t *count,
     return cm_ok();
 }
 
-/* There and on from there. */
+/* Add the two copies of a piece: to the stage, and on from there. */
 static cm_status
 add_piece(const piece_walk *walk, char *memory, cm_piece_regions *out)
 {

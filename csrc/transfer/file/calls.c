@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What file transfers ask of the system; and the reading and writing, by whichever of
- * the workers: one part of a chunk at a time. The first failure stops the rest. */
+/* What file transfers ask the system for, and their reads and writes. Workers make
+ * these, one part of a chunk at a time. The first failure stops the rest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #include "transfer/host/host_copy.h"
 
 #if !defined(SYS_cachestat)
-#    define SYS_cachestat 451 /* on every architecture; Linux 6.5 */
+#    define SYS_cachestat 451 /* the number on every architecture, since Linux 6.5 */
 #endif
 
 enum { HELD_PAUSE_NS = 1000 * 1000 };
@@ -31,7 +31,8 @@ faults_of(const cm_file_job *file)
     return faults != NULL && faults->is_on ? faults : NULL;
 }
 
-/* False: the read or write fails unmade; errno is set, or 0: it moves nothing. */
+/* May this read or write be made? If not, it counts as failed: errno is set, or 0 if it
+ * moves nothing. */
 static bool
 may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 {
@@ -53,7 +54,8 @@ may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 
 /* -- what is asked of the system ---------------------------------------------------- */
 
-/* Files that the kernel makes up as they are read have the size 0. */
+/* Files whose contents the kernel makes up when they are read say that their size is 0,
+ * so 0 counts as unknown. */
 uint64_t
 cm_file_size(int fd)
 {
@@ -64,7 +66,8 @@ cm_file_size(int fd)
     return (uint64_t)info.st_size;
 }
 
-/* Not dup(): the flag belongs to what was opened. */
+/* The file is opened again by its descriptor. dup() would not do, as both descriptors
+ * would share their flags. */
 int
 cm_file_open_direct(const cm_file_job *file)
 {
@@ -78,7 +81,7 @@ cm_file_open_direct(const cm_file_job *file)
     return open(path, access | O_DIRECT | O_CLOEXEC);
 }
 
-/* As cachestat(2) has them. */
+/* The arguments of cachestat(2). */
 typedef struct cache_range {
     uint64_t offset;
     uint64_t nbytes;
@@ -89,7 +92,8 @@ typedef struct cache_counts {
     uint64_t others[4];
 } cache_counts;
 
-/* Without cachestat(2): can a byte be had without waiting? */
+/* Can a byte be read without waiting? This is asked where the system has no
+ * cachestat(2). */
 static bool
 is_byte_cached(int fd, uint64_t offset)
 {
@@ -116,7 +120,7 @@ cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
 
 /* -- one part of a chunk ------------------------------------------------------------ */
 
-/* The one nearest to the file's beginning is told. */
+/* Record a failure. The one nearest to the beginning of the file is kept. */
 static void
 fail(cm_file_job *file, int error, uint64_t offset, uint64_t range_index)
 {
@@ -131,7 +135,7 @@ fail(cm_file_job *file, int error, uint64_t offset, uint64_t range_index)
     cm_mutex_unlock(&file->lock);
 }
 
-/* As pread and pwrite. */
+/* Read or write, with the answers of pread and pwrite. */
 static int64_t
 call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
      uint64_t offset)
@@ -145,7 +149,7 @@ call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
                   : pread(fd, memory, (size_t)nbytes, (off_t)offset);
 }
 
-/* So much of it is through. */
+/* Move the beginning of what is left past `nbytes`. */
 static void
 pass(cm_file_piece *p, uint64_t nbytes)
 {
@@ -154,7 +158,8 @@ pass(cm_file_piece *p, uint64_t nbytes)
     p->nbytes -= nbytes;
 }
 
-/* Short answers are asked for the rest. False: it failed. */
+/* Move a run of the file. After a short read or write it asks for the rest. False if it
+ * failed. */
 static bool
 move_run(cm_file_job *file, cm_file_piece p)
 {
@@ -165,7 +170,7 @@ move_run(cm_file_job *file, cm_file_piece p)
         }
         if (moved <= 0) {
             int error = errno;
-            if (moved == 0) { /* a file that is read has ended */
+            if (moved == 0) { /* on reading this is the end of the file */
                 error = file->request->writes ? EIO : 0;
             }
             fail(file, error, p.offset, p.range_index);
@@ -176,8 +181,9 @@ move_run(cm_file_job *file, cm_file_piece p)
     return p.nbytes == 0;
 }
 
-/* As much as can be had from the beginning of a page on, asking for up to `reach`
- * bytes. Whatever is wrong is found again when the rest is moved the ordinary way. */
+/* Move as much as can be had past the page cache, from the beginning of a page on, and
+ * return what is left. It asks for up to `reach` bytes. Whatever goes wrong here is met
+ * again when the rest is moved the ordinary way. */
 static cm_file_piece
 move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {
@@ -200,9 +206,9 @@ move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
     return p;
 }
 
-/* Past the page cache. Pages that are not whole are read whole where the memory is our
- * own (`wide`); else they are moved the ordinary way, as is all of a part that begins
- * within one. */
+/* Move a run past the page cache. Incomplete pages are read whole where the memory is
+ * our own (`wide`). Otherwise they are moved the ordinary way, as is a whole part that
+ * begins within a page. */
 static bool
 move_direct(cm_file_job *file, cm_file_piece p, bool wide)
 {
@@ -216,8 +222,9 @@ move_direct(cm_file_job *file, cm_file_piece p, bool wide)
     return move_run(file, rest.offset < p.offset ? p : rest);
 }
 
-/* Where the user's memory is a mapped file, its pages may be gone: the failure is the
- * one that the system's own reads and writes tell of such memory. */
+/* Where the user's memory is a mapping of a file, its pages may be gone. They are
+ * populated first, and the failure is then the one that the system's own reads and
+ * writes of such memory give. */
 static bool
 populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
               const char *user)
@@ -233,15 +240,17 @@ populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
     return cm_is_ok(status);
 }
 
-/* Between the file and the user's memory, as `layout` says with packed bytes on the
- * other side, by way of memory of our own that lies as the file's pages do. */
+/* Move bytes between the file and the user's memory by way of memory of our own that is
+ * aligned as the file's pages are. `layout` describes the user's memory, with packed
+ * bytes on the other side. */
 static bool
 bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
 {
     cm_file_job *file = chunk->file;
     bool reads = !file->request->writes;
     uint64_t before = p.offset % CM_FILE_PAGE_NBYTES;
-    /* the last page is read whole, too, and the first begins where that is aligned */
+    /* The last page is read whole as well, and the first one begins where the memory is
+     * aligned. */
     void *own = malloc((size_t)(before + p.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
     if (own == NULL) {
         fail(file, ENOMEM, p.offset, p.range_index);
@@ -264,7 +273,7 @@ bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
     return moved;
 }
 
-/* A part of strided memory of the host. */
+/* Move a part of strided host memory. */
 static void
 move_strided(const cm_file_chunk *chunk, cm_layout part)
 {
@@ -277,7 +286,8 @@ move_strided(const cm_file_chunk *chunk, cm_layout part)
     (void)bounce(chunk, p, &part);
 }
 
-/* As much of a piece as belongs to bytes [begin, end) of the chunk. */
+/* Move the bytes of a piece that are within [begin, end) of the chunk. False if it
+ * failed. */
 static bool
 move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t end)
 {
@@ -299,7 +309,7 @@ move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t
                             : move_run(file, p);
 }
 
-/* A part of the chunk's bytes, of which some belong to no piece. */
+/* Move a part of a chunk. Some of its bytes may belong to no piece. */
 static void
 move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
           const void *src CM_UNUSED, bool wide_stores CM_UNUSED)
@@ -317,13 +327,13 @@ move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
     }
 }
 
-/* Tell the system what the chunk reads soon, if it has to be. */
+/* Announce to the system what the chunk will read, if it is not in the page cache. */
 static void
 advise(cm_file_chunk *chunk)
 {
     const cm_file_job *file = chunk->file;
     cm_file_faults *faults = faults_of(file);
-    /* the kernel takes no more at a time */
+    /* the kernel takes in no more than this at a time */
     uint64_t longest = file->job->tuning.file_part_nbytes;
     if (!chunk->is_cold || chunk->is_direct) {
         return;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranges of a file cut into chunks: a long range becomes several, short ones share one
- * if their memory is of one sort. */
+/* Cuts ranges of a file into chunks. A long range becomes several chunks. Short ones
+ * share a chunk if their memory is of one device, or of the host. */
 #include "base/checked_math.h"
 #include "transfer/file/job.h"
 
@@ -25,7 +25,8 @@ cm_file_range_init(cm_file_range *range, uint64_t offset, const cm_region *regio
                                                         : cm_ok();
 }
 
-/* The first place from `at` on that is as far from a page's beginning as `offset`. */
+/* Find the first place from `at` on that is as far from the beginning of a page as
+ * `offset` is. */
 static uint64_t
 place_of(uint64_t at, uint64_t offset)
 {
@@ -33,7 +34,8 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
-/* Those of devices come first: from the host's first chunk on no slot needs memory. */
+/* Ranges of devices come first: from the first chunk of the host on, no slot needs
+ * memory. */
 bool
 cm_file_find_next(cm_file_job *file)
 {
@@ -55,7 +57,7 @@ cm_file_find_next(cm_file_job *file)
     }
 }
 
-/* Most bytes of a chunk whose memory is that device's. */
+/* The largest chunk whose memory is that device's. */
 static uint64_t
 limit_of(const cm_file_job *file, int device, bool is_strided)
 {
@@ -65,11 +67,13 @@ limit_of(const cm_file_job *file, int device, bool is_strided)
 
 /* -- past the page cache or not ----------------------------------------------------- */
 
-/* What is in the page cache is read through it, and so is what is short; much that is
- * not goes past it, where the file system lets us, and else is announced. */
+/* Bytes that are in the page cache are read through it, and so are short reads. Long
+ * reads of what is not there go past the cache, where the file system allows it, and
+ * are announced otherwise. */
 enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 
-/* Set is_direct and is_cold of a chunk that begins with `nbytes` at `offset`. */
+/* Set is_direct and is_cold of a chunk that begins at `offset`, where `nbytes` are
+ * left. */
 static void
 look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
@@ -77,7 +81,8 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        /* By its middle, further than the kernel reads ahead for the chunk before. */
+        /* The middle of the chunk is probed, which is further on than the kernel reads
+         * ahead for the chunk before. */
         uint64_t length = cm_least(nbytes, limit_of(file, chunk->device, false));
         uint64_t probe = cm_least(length, PROBE_NBYTES);
         chunk->is_cold = !cm_file_is_cached(file, offset + (length - probe) / 2, probe);
@@ -94,8 +99,8 @@ look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
 
 /* -- chunks ------------------------------------------------------------------------------- */
 
-/* With the file as the target: a region of the same shape in C order. What is one run
- * is cut where pages of the file end. */
+/* Begin a range. Its layout has the file as the target, that is a region of the same
+ * shape in C order. A single run is cut where pages of the file end. */
 static cm_status
 begin_range(cm_file_job *file, const cm_file_range *range)
 {
@@ -120,7 +125,7 @@ begin_range(cm_file_job *file, const cm_file_range *range)
     return cm_ok();
 }
 
-/* From the memory to the packed bytes, or the other way round. */
+/* Swap the two sides of a layout. */
 static void
 turn_layout(cm_layout *layout)
 {
@@ -162,8 +167,7 @@ take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
     }
 }
 
-/* Short ranges share a chunk if their memory is of one sort. Returns the next one, if
- * all of it fits in. */
+/* Return the next range if all of it fits into the chunk as well, or NULL. */
 static const cm_file_range *
 find_neighbour(cm_file_job *file, const cm_file_chunk *chunk)
 {

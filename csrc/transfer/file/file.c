@@ -35,14 +35,14 @@ cm_file_first_device(const cm_file_request *request)
     return device;
 }
 
-/* Told before anything is written. */
+/* Check that the file is long enough before anything is read from it. */
 static cm_status
 check_size(cm_file_job *file)
 {
     const cm_file_request *request = file->request;
     uint64_t size = request->writes ? UINT64_MAX : cm_file_size(request->fd);
     if (!request->writes && size == UINT64_MAX && file->had_size) {
-        size = 0; /* it has lost all of it */
+        size = 0; /* it had a size before, so it has become empty */
     }
     file->had_size = size != UINT64_MAX;
     for (uint64_t i = 0; i < request->range_count; i++) {
@@ -58,7 +58,8 @@ check_size(cm_file_job *file)
     return cm_ok();
 }
 
-/* Which part found the end first is chance; the file says where it is, if it can. */
+/* Set where the file ends. Which part found the end first is chance, so the file is
+ * asked again where it is. */
 static void
 settle_failure(cm_file_job *file)
 {
@@ -82,7 +83,7 @@ cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
     free(file);
 }
 
-/* Ends that nobody reaches, and streams that are captured. */
+/* Refuse ends that nobody reaches, and streams that are being captured. */
 static cm_status
 check_ends(cm_file_job *file)
 {
@@ -126,7 +127,8 @@ cm_file_plan(cm_job *job)
 
 /* -- the device's half of a chunk -------------------------------------------------------- */
 
-/* By way of a block on the device, unless it is one run there as well. */
+/* Copy between the slot and strided memory of the device, by way of a block there, in
+ * which the elements are packed. */
 static cm_status
 copy_strided(cm_job *job, const cm_file_chunk *chunk, const cm_stream *stream)
 {
@@ -157,13 +159,14 @@ copy_runs(cm_job *job, const cm_file_chunk *chunk, const cm_stream *stream)
     return cm_ok();
 }
 
-/* The device is current. */
+/* Queue the device's half of a chunk. Its device is current. */
 static cm_status
 queue_chunk(cm_job *job, const cm_slot *s, const cm_file_chunk *chunk,
             const cm_stream *stream)
 {
     cm_runtime *rt = job->engine->rt;
-    if (s->plain != NULL && stream != job->stream) { /* else it has been waited for */
+    /* on other streams this was waited for already */
+    if (s->plain != NULL && stream != job->stream) {
         CM_TRY(cm_rt_event_record(rt, s->event, stream->handle));
         CM_TRY(cm_job_wait_event(job, chunk->device, s->event));
     }
@@ -203,7 +206,7 @@ move_at_file(cm_job *job, cm_slot *s)
     return cm_ok();
 }
 
-/* Before the host itself copies from or to it. */
+/* Check the user's memory before the host itself copies from it or to it. */
 static cm_status
 look_at_host(const cm_file_chunk *chunk)
 {
@@ -214,7 +217,7 @@ look_at_host(const cm_file_chunk *chunk)
                         writes ? CM_SRC : CM_DST, host, CM_LOOK_NBYTES);
 }
 
-/* From the next piece on the slots do what the cursor says. */
+/* Set what the ring does from the next piece on by where the cursor now is. */
 static void
 look_ahead(cm_job *job)
 {

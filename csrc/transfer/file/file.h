@@ -1,50 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes between ranges of one file and memory of any kind: reads and writes are shared
- * out among the engine's threads, straight where the host may touch the memory, else
- * through page-locked chunks while the device copies others. Knows open descriptors, no
- * names. Locks: the engine's, and one per call for its first failure. */
+/* Moves bytes between ranges of one file and memory of any kind. Reads and writes are
+ * shared out among the engine's threads. Where the host may touch the memory they go
+ * straight to it; otherwise they go through page-locked chunks, while the device copies
+ * other chunks. This file knows open descriptors, but no names of files. Locks: the
+ * engine's, and one for each call that guards its first failure. */
 #pragma once
 
 #include <stdatomic.h>
 
 #include "transfer/engine/engine.h"
 
-/* What tests make of calls on files, and what they count. Any thread; all but the
- * counters and `is_shut` changes while no call is under way. */
+/* Lets tests change what reads and writes do, and count them. Any thread may use it.
+ * Everything but the counters and `is_shut` may change only while no call is under
+ * way. */
 typedef struct cm_file_faults {
-    uint64_t nth;           /* read or write that fails, by `count`; 0: none */
-    uint64_t most;          /* bytes that one moves; 0: all */
-    uint64_t held;          /* from this on they wait while it is shut; 0: none */
-    _Atomic uint64_t count; /* reads and writes so far */
-    _Atomic uint64_t direct_count;  /* those past the page cache */
-    _Atomic uint64_t advised_count; /* announcements */
-    int error;                      /* of the nth: errno; 0: it moves nothing */
-    bool is_on;                     /* else all of it is ignored */
-    bool repeat;                    /* later ones than the nth fail too */
-    bool is_cold;                   /* nothing is in the page cache */
-    bool no_direct;                 /* there is no descriptor past it */
+    /* the number, by `count`, of the read or write that fails; 0 for none */
+    uint64_t nth;
+    uint64_t most; /* the most bytes that one of them moves; 0 for no limit */
+    /* from this number on they wait while `is_shut` is set; 0 for none */
+    uint64_t held;
+    _Atomic uint64_t count;         /* reads and writes so far */
+    _Atomic uint64_t direct_count;  /* those that went past the page cache */
+    _Atomic uint64_t advised_count; /* announcements of reads to the system */
+    /* the errno of the nth; 0 if it moves nothing instead */
+    int error;
+    bool is_on;   /* if not set, everything here is ignored */
+    bool repeat;  /* those after the nth fail as well */
+    bool is_cold; /* the page cache counts as empty */
+    /* no descriptor that goes past the page cache can be had */
+    bool no_direct;
     atomic_bool is_shut;
 } cm_file_faults;
 
-/* One run of the file and its place in memory. */
+/* One run of bytes of the file, and the memory that it is read to or written from. */
 typedef struct cm_file_range {
     uint64_t offset; /* in the file */
     uint64_t nbytes;
-    void *host; /* as in cm_region, of the lowest byte; not used with a region */
+    void *host; /* The addresses, as in cm_region, are those of the lowest byte. */
     cm_address address;
     cm_kind kind;
     int device;
-    bool is_file;            /* the memory is a mapped file's: its pages may be gone */
-    const cm_region *region; /* borrowed: memory in more than one run, taken in C order;
-                                NULL: it is one */
+    /* the memory is a mapping of a file, whose pages may be gone */
+    bool is_file;
+    const cm_region *region; /* Borrowed. Memory that is more than one run, whose
+                                elements are taken in C order, or NULL if it is one run.
+                                With a region `host` and `address` are not used. */
 } cm_file_range;
 
-/* The range at `offset` for all of `region`, which is borrowed if it is no single run.
+/* Set `range` to the run at `offset` of the file that fits all of `region`. The range
+ * borrows the region unless it is a single run.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
                                           const cm_region *region);
 
-/* Whose memory; -1: the host's. */
+/* The device whose memory it is; -1 if it is the host's. */
 static inline int
 cm_file_range_device(const cm_file_range *range)
 {
@@ -52,17 +61,18 @@ cm_file_range_device(const cm_file_range *range)
                                                                     : -1;
 }
 
-/* What was wrong with the file. */
+/* What went wrong with the file. */
 typedef struct cm_file_failure {
-    int error; /* errno; 0: the file ends at `offset`, or no failure of the file's */
+    /* errno; 0 if the file ends at `offset`, or if the failure is not the file's */
+    int error;
     bool at_end;
     uint64_t offset;      /* where in the file */
     uint64_t range_index; /* in which range */
 } cm_file_failure;
 
-/* Past the page cache, where the file system lets us: what is long and not in it. */
+/* When reads and writes go past the page cache, where the file system allows it. */
 typedef enum cm_file_direct {
-    CM_FILE_DIRECT_AUTO, /* when reading, much */
+    CM_FILE_DIRECT_AUTO, /* for long reads of what is not in the page cache */
     CM_FILE_DIRECT_NEVER,
     CM_FILE_DIRECT_ALWAYS,
 } cm_file_direct;
@@ -73,19 +83,23 @@ typedef struct cm_file_request {
     cm_file_direct direct;
     const cm_file_range *ranges; /* borrowed */
     uint64_t range_count;
-    /* For work of each device, borrowed; NULL: a stream of the engine's own. */
+    /* For each device the stream that its work goes on; NULL for a stream of the
+     * engine's own. Borrowed. */
     cm_stream *streams[CM_MAX_DEVICES];
-    cm_copy_request copy;   /* what comes first, what is kept alive, who is asked; it
-                               has no ends and no stream, and blocks */
-    cm_file_faults *faults; /* borrowed; NULL: none */
+    cm_copy_request copy; /* Says what comes first, what is kept alive, and who is asked
+                             whether to go on. It has neither ends nor a stream, and it
+                             blocks. */
+    cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
 
-/* run/request.c: read all ranges, or write them, in any order. Blocks until all of it
- * is there. On failure some of it may have been read or written, and nothing is in
- * flight: but when interrupted, copies that a stream has been given end behind the
- * keep, while the file is let go of at once. `failure` is written.
- * Fails: any runtime call, the pools; CM_ESYSTEM, with `failure` set, when the file
- * refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
+/* Read all ranges of the request, or write them, in any order; run/request.c has it. It
+ * blocks until all bytes are there, and sets `failure`.
+ *
+ * After a failure some bytes may have been read or written, and nothing is in flight.
+ * After an interruption, copies that a stream has been given may still be; they end
+ * behind the request's keep. The file is let go of at once.
+ * Fails: any call of the runtime; the pools; CM_ESYSTEM, with `failure` set, if the
+ * file refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
  * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
                                                const cm_file_request *request,

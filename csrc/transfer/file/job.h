@@ -1,73 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One file transfer being made: what a job has beside its ring, of which each piece is
- * a chunk: a run of the file, or a few. All runtime calls are made by the thread
- * that runs the job; the workers see the tasks alone. Locks: `lock`, over the failure. */
+/* A file transfer that is under way: what a job has for it besides its ring. Each piece
+ * of the ring is a chunk, which is one run of the file or a few short ones. The thread
+ * that runs the job makes all calls of the runtime, and workers see only tasks. Locks:
+ * `lock` guards the failure. */
 #pragma once
 
 #include "transfer/engine/job.h"
 #include "transfer/file/file.h"
 
-/* What is moved at a time is one run of the file, or a few short ones. Plain data;
- * the job's thread writes it, the workers read it while a task is posted. */
+/* Sizes of what is moved at a time. */
 enum {
-    CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is moved in place */
-    CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one call past the page cache */
+    CM_FILE_SPAN_NBYTES = 32 << 20, /* of a chunk that is host memory moved in place */
+    CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one read or write past the page cache */
     CM_FILE_PIECE_COUNT = 64,
     CM_FILE_NOT_TRIED = -2,
 #if defined(__aarch64__)
-    CM_FILE_PAGE_NBYTES = 64 << 10, /* of the kernel's cache, at most */
+    CM_FILE_PAGE_NBYTES = 64 << 10, /* of a page of the kernel's cache, at most */
 #else
     CM_FILE_PAGE_NBYTES = 4 << 10,
 #endif
 };
 
-/* A run of the file within a chunk. */
+/* A run of the file within a chunk. The job's thread writes pieces and chunks; workers
+ * read them while their task is posted. */
 typedef struct cm_file_piece {
-    uint64_t at; /* in the chunk, as far from a page's beginning as `offset` */
+    /* its place in the chunk, which is as far from the beginning of a page as `offset`
+     * is */
+    uint64_t at;
     uint64_t nbytes;
     uint64_t offset;
-    char *host;         /* NULL: it lies in the chunk's own memory */
-    cm_address address; /* of the device; 0: in the chunk's layout, or `host` */
+    char *host;         /* NULL if the bytes go to or from the chunk's own memory */
+    cm_address address; /* the device's address; 0 if the memory is the host's */
     uint64_t range_index;
 } cm_file_piece;
 
-/* What lies in a slot. Its bytes pass the file's half, by the workers, and where a
- * device is its end the device's, by way of memory that begins at a page. */
+/* The contents of a slot of the ring. The workers do the file's half of moving it.
+ * Where its end is on a device, the device does the other half, by way of memory of the
+ * slot that begins at a page. */
 typedef struct cm_file_chunk {
     struct cm_file_job *file;
-    int device;      /* whose memory; -1: the host's */
-    bool is_strided; /* one piece, whose memory `layout` describes from its `host` or
-                        `address` on */
-    bool is_direct;  /* past the page cache, as far as its pages are whole */
-    bool is_cold;    /* else: not in it, as far as is known */
-    bool bounces;    /* the host's memory does not lie as the file's pages do */
+    int device;      /* whose memory it is; -1 for the host's */
+    bool is_strided; /* It has one piece, whose memory `layout` describes, beginning at
+                        the piece's `host` or `address`. */
+    bool is_direct;  /* it goes past the page cache, as far as its pages are whole */
+    bool is_cold;    /* it is not in the page cache, as far as is known */
+    /* The host's memory is not aligned as the file's pages are, so direct reads and
+     * writes go by way of memory that is. */
+    bool bounces;
     uint32_t piece_count;
     uint64_t nbytes; /* up to the end of the last piece */
-    char *memory;    /* the slot's, if it has any */
+    char *memory;    /* the slot's memory, if it has any */
     cm_file_piece pieces[CM_FILE_PIECE_COUNT];
-    cm_layout layout; /* the user's memory on its side, packed on the other */
+    cm_layout layout; /* the user's memory on one side, packed bytes on the other */
 } cm_file_chunk;
 
 /* Where the next chunk begins. */
 typedef struct cm_file_cursor {
-    bool at_host; /* ranges of the host come after those of devices */
+    bool at_host; /* ranges of host memory come after those of devices */
     uint64_t range;
-    bool has_begun;   /* that one: what is left of it is that of the cut */
-    cm_layout layout; /* which is cut */
+    /* the range has begun: what is left of it is what `cut` has left */
+    bool has_begun;
+    cm_layout layout; /* what `cut` cuts */
     cm_cut cut;
 } cm_file_cursor;
 
 typedef struct cm_file_job {
     const cm_file_request *request; /* borrowed */
-    cm_job *job;                    /* borrowed, from its plan on */
+    cm_job *job;                    /* borrowed, set when the job is planned */
     cm_file_cursor cursor;
-    uint64_t nbytes;            /* of all ranges */
-    bool has_host_end;          /* one at least of them is the host's */
-    bool had_size;              /* the file, when it was last asked */
-    int direct_fd;              /* owned; -1: none; CM_FILE_NOT_TRIED */
-    atomic_bool direct_refused; /* by the file system */
+    uint64_t nbytes;
+    bool has_host_end;          /* at least one range is of host memory */
+    bool had_size;              /* the file had a size when it was last asked */
+    int direct_fd;              /* owned; -1 if there is none; or CM_FILE_NOT_TRIED */
+    atomic_bool direct_refused; /* the file system has refused a direct read or write */
     cm_mutex lock;
-    cm_file_failure failure; /* under lock: the one nearest to the beginning */
+    /* under lock: the one nearest to the beginning of the file */
+    cm_file_failure failure;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
 
@@ -78,31 +86,36 @@ cm_file_has_failed(const cm_file_job *file)
     return atomic_load(&file->job->lost_error) != 0;
 }
 
-/* file.c: of a call that has begun. Fails: CM_ENOMEM, CM_ESYSTEM. */
+/* file.c: make the state of a transfer, within a call that has begun.
+ * Fails: CM_ENOMEM, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
                                           cm_file_job **out);
-/* What was wrong with the file is told. */
+/* Free it, and set `failure` to what went wrong with the file. */
 void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
-/* Device whose memory is the first end of the ranges; -1: it is the host's alone. */
+/* The first device among those whose memory the ranges are; -1 if all is the host's. */
 int cm_file_first_device(const cm_file_request *request);
-/* The plan of such a job; after a look whether the file is long enough, and the streams
- * fit. Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
+/* Plan the job of a file, after checking that the file is long enough and that the
+ * streams fit.
+ * Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
 CM_NODISCARD cm_status cm_file_plan(cm_job *job);
 
-/* cut.c: go on to the next range that has bytes; false: all are through. */
+/* cut.c: go on to the next range that has bytes; false if there is none left. */
 bool cm_file_find_next(cm_file_job *file);
-/* The next chunk, described. Fails: CM_EINVALID, CM_EOVERFLOW. */
+/* Describe the next chunk.
+ * Fails: CM_EINVALID, CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk);
 
 /* calls.c: post the reading or writing of a chunk. */
 void cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task);
-/* Bytes the file has; UINT64_MAX where it does not say. */
+/* How many bytes the file has; UINT64_MAX if it does not say. */
 uint64_t cm_file_size(int fd);
-/* Another descriptor of the file, past the page cache; -1: there is none. */
+/* Open another descriptor of the file that goes past the page cache; -1 if there is
+ * none. */
 int cm_file_open_direct(const cm_file_job *file);
-/* Are most pages of it in the page cache? True where that is not known. */
+/* Are most pages of these bytes in the page cache? True if nobody knows. */
 bool cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes);
-/* Memory of so many bytes and two pages has a page's beginning here. */
+/* Find where a page begins in the memory of a slot, which has two pages more than its
+ * bytes need so that there is one. */
 static inline char *
 cm_file_align(void *memory)
 {

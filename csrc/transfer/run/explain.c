@@ -6,8 +6,8 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/run/run.h"
 
-/* The outermost axis of the target among those that one axis of the loops, or a run,
- * consists of. */
+/* Find the outermost axis of the target among those that one axis of the loops, or a
+ * run, was joined from. */
 static int
 find_axis(const cm_region *dst, const cm_layout *layout, int loop)
 {
@@ -43,7 +43,7 @@ explain_pieces(const cm_job *job, cm_explanation *out)
     }
 }
 
-/* The threads of the host that would work on a piece. */
+/* Count the threads of the host that would work on a piece. */
 static uint32_t
 count_threads(const cm_job *job, const cm_copy_request *request, bool is_short)
 {
@@ -61,7 +61,7 @@ count_threads(const cm_job *job, const cm_copy_request *request, bool is_short)
     return cm_ring_policy_thread_count(plan, &job->tuning);
 }
 
-/* Of a job that is planned: what else it would find out as it runs. */
+/* Add what a planned job would find out only while it runs. */
 static void
 explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
 {
@@ -75,11 +75,12 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     out->overlaps = job->overlaps && !out->is_short;
     out->thread_count = count_threads(job, request, out->is_short);
     if (out->is_short && plan->device >= 0 && !plan->row->crosses) {
-        plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whatever a job would do instead */
+        plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whichever route a job would have */
     }
     else if (out->overlaps
              && (job->is_two_maps || plan->layout.ndim > 0 || plan->device >= 0)) {
-        bool on_device = cm_job_can_own_on_device(job); /* as if it were there */
+        /* as if the memory had been taken */
+        bool on_device = cm_job_can_own_on_device(job);
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);
         out->thread_count = count_threads(job, request, false);
@@ -90,7 +91,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     }
 }
 
-/* Of one between devices that converts. */
+/* Explain a copy between devices that converts elements. */
 static void
 explain_far(const cm_job *job, uint64_t count, cm_explanation *out)
 {

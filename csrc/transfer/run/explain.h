@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a copy would do, without doing it. */
+/* Says what a copy would do without making it. */
 #pragma once
 
 #include "transfer/engine/engine.h"
@@ -7,21 +7,25 @@
 
 typedef struct cm_explanation {
     cm_plan plan;
-    cm_tuning tuning; /* resolved */
+    cm_tuning tuning; /* as cm_tuning_resolve() left it */
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
-    bool is_short;         /* made by the calling thread with few runtime calls */
-    bool is_bounced;       /* ... through a page-locked block of its own */
-    bool overlaps;         /* the source is read whole first */
+    /* the calling thread makes it with few calls of the runtime */
+    bool is_short;
+    bool is_bounced; /* and through a page-locked block of its own */
+    /* the ends overlap, so the source is read as a whole first */
+    bool overlaps;
     bool is_broadcast;     /* the source is repeated */
-    uint64_t piece_nbytes; /* of the largest piece, as it is cut */
-    uint32_t thread_count; /* of the host that work on a piece; 0: none does */
-    int axis;              /* of the target, along which it is cut; -1: one piece */
+    uint64_t piece_nbytes; /* the size of the largest piece */
+    /* the threads of the host that would work on a piece; 0 if it has no part in it */
+    uint32_t thread_count;
+    /* the axis of the target along which it is cut; -1 if it is one piece */
+    int axis;
 } cm_explanation;
 
-/* What cm_engine_copy() would do with the request now: makes no copy, and keeps no
- * memory. Asks the stream, if there is one, whether it is idle. Fails: as cm_plan_init,
- * and for want of the host's memory. */
+/* Describe what cm_engine_copy() would do with the request now. It makes no copy and
+ * keeps no memory. If there is a stream, it asks whether that is idle.
+ * Fails: as cm_plan_init(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
                                          const cm_copy_request *request,
                                          cm_explanation *out);

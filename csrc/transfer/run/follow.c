@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A ticket for the end of an event of the user's. */
+/* Makes a ticket that is done when an event of the user's is reached. */
 #include "runtime/scope.h"
 #include "transfer/engine/ticket.h"
 
-/* A ticket already has all that somebody needs who sleeps until the device is through:
- * an event of its own that the watcher asks about, descriptors that are written to, its
- * place at shutdown() and in a forked child. So an event of the user's is followed by a
- * ticket on a stream that does nothing but wait for it. */
+/* Submit the ticket behind the event. A ticket already has everything that is needed to
+ * sleep until a device has finished: an event of its own that the watcher asks about,
+ * descriptors that are written to, and a place at shutdown() and in a forked child. So
+ * an event of the user's is followed by a ticket on a stream that does nothing but wait
+ * for it. */
 static cm_status
 submit_behind(cm_ticket *ticket, int device, uint64_t event)
 {

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that run whole jobs in the background and unpack what came to the host;
- * ending a job before it has begun, and ending the engine with all of them.
- * A thread is started when there is a job and nobody idle, up to CM_MAX_JOB_THREADS. A
- * job that has to wait leaves it to others. */
+/* The threads that run whole jobs in the background, and that unpack what has come to
+ * the host. The file also ends jobs before they have begun, and ends the engine with
+ * all of them.
+ *
+ * A thread is started when there is a job and no thread is idle, up to
+ * CM_MAX_JOB_THREADS. A job that has to wait does not keep its thread: it is put back,
+ * and the thread takes others. */
 #include "base/nvtx.h"
 #include "runtime/scope.h"
 #include "transfer/run/run.h"
 
-/* By a thread for which `status` is the outcome of getting ready. What was stopped
- * before it began ends here. */
+/* Run a job in this thread. `status` says whether the thread could prepare for it. A
+ * job that was stopped before it began ends here. */
 static void
 run_job(cm_engine *engine, cm_job *job, cm_status status)
 {
@@ -19,15 +22,17 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
     job->in_background = true;
     job->wait = CM_WAIT_NONE;
     if (cm_ticket_is_stopped(ticket) && !ticket->started) {
-        job->has_queued = false; /* but waits for others */
+        job->has_queued = false; /* what it has queued is only waits for others */
         status = cm_fail(CM_ECANCELLED, 0);
     }
-    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* its caller waits no
-                                                                 more */
+    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* The caller of a job in
+                                                                 DRAIN has returned, so
+                                                                 it has to be run. */
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {
-        job->lost_track = job->has_queued; /* before it waited */
+        /* it has queued something before it was put back */
+        job->lost_track = job->has_queued;
     }
     if (job->wait != CM_WAIT_NONE) {
         cm_mutex_lock(&engine->lock);
@@ -59,10 +64,11 @@ work(void *argument)
         }
         cm_mutex_unlock(&engine->lock);
         cm_status status = cm_ok();
-        /* Once: what we call would break a capture that another thread has under way. A
-         * job that has queued something needs it more. Until somebody has started the
-         * driver nothing is captured, and a copy from host to host must not start it.
-         */
+        /* The thread's capture mode is relaxed once, since what we call would otherwise
+         * break a capture that another thread has under way. A job that has already
+         * queued something needs this more, so it tries twice. Until somebody has
+         * started the driver nothing is captured, and a copy from host to host must not
+         * start it. */
         bool asks = !relaxed && cm_runtime_is_of_use(engine->rt);
         for (int i = 0; asks && !relaxed && i <= job->has_queued; i++) {
             int mode = CM_CAPTURE_RELAXED;
@@ -80,7 +86,8 @@ cm_status
 cm_engine_give_job(cm_engine *engine, cm_job *job)
 {
     cm_status status = cm_ok();
-    CM_TRY(cm_engine_need_watcher(engine)); /* which finds that it can go on */
+    /* the watcher finds out when a waiting job can go on */
+    CM_TRY(cm_engine_need_watcher(engine));
     cm_mutex_lock(&engine->lock);
     if ((uint64_t)engine->idle_count <= engine->job_count + engine->waiting_count
         && engine->thread_count < CM_MAX_JOB_THREADS) {
@@ -88,7 +95,7 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
         engine->thread_count += cm_is_ok(status);
     }
     if (engine->thread_count > 0) {
-        status = cm_ok(); /* there is somebody who will come to it */
+        status = cm_ok(); /* the threads that there are will come to it */
         cm_order_put_job_locked(engine, job);
     }
     cm_mutex_unlock(&engine->lock);
@@ -125,7 +132,7 @@ cm_ticket_cancel(cm_ticket *ticket)
     if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
         ticket->cancelled = true;
         atomic_store(&ticket->stopped, true);
-        ticket->read = true; /* the canceller knows */
+        ticket->read = true; /* whoever cancels it knows */
         job = cm_order_take_job_locked(ticket);
         engine->caller_count += job != NULL;
     }
@@ -144,7 +151,7 @@ cm_ticket_cancel(cm_ticket *ticket)
         cm_engine_end_call(engine);
     }
     else if (cancelled) {
-        /* A thread has it in hand that will see it at once. */
+        /* A thread is working on the job and will see at once that it was cancelled. */
         cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
     }
     return cancelled;
@@ -156,12 +163,13 @@ cm_status
 cm_engine_close(cm_engine *engine)
 {
     if (cm_engine_is_forked(engine)) {
-        return cm_ok(); /* its threads and its lock are the parent's: all of it leaks */
+        /* its threads and its lock are the parent's, so all of it is leaked */
+        return cm_ok();
     }
     cm_mutex_lock(&engine->lock);
     engine->closed = true;
-    /* A call that began before may leave a transfer behind; job threads and the watcher
-     * see to the end of each. */
+    /* A call that began earlier may leave a transfer behind. Job threads and the
+     * watcher bring each to its end. */
     while (engine->caller_count > 0 || engine->pending_count > 0) {
         cm_cond_wait(&engine->changed, &engine->lock);
     }
@@ -169,7 +177,7 @@ cm_engine_close(cm_engine *engine)
     cm_cond_signal_all(&engine->work);
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
-    for (int i = 0; i < engine->thread_count; i++) { /* no more are started */
+    for (int i = 0; i < engine->thread_count; i++) { /* no more threads are started */
         cm_thread_join(engine->threads[i]);
     }
     if (engine->has_watcher) {
@@ -184,7 +192,7 @@ cm_engine_close(cm_engine *engine)
             cm_pool_release(pool);
         }
     }
-    atomic_store(&engine->over, true); /* no failure is kept any more */
+    atomic_store(&engine->over, true); /* from here on no failure is kept for later */
     cm_status unread = cm_engine_take_unread(engine);
     while (!cm_is_ok(cm_engine_take_unread(engine))) {
     }

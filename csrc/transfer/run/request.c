@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry: from a request to a job: here, on a stream or in the background. */
+/* The entry of copies: makes a job of a request, and has it run here, on a stream or in
+ * the background. */
 #include <stdlib.h>
 
 #include "base/file_maps.h"
@@ -10,7 +11,8 @@
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
 
-/* `tells`: the call does, of a failure. */
+/* Run the job in this thread. If the host still has to unpack something, a job thread
+ * goes on with it. `tells`: this call reports a failure to the user itself. */
 static cm_status
 run_here(cm_job *job, bool tells)
 {
@@ -19,18 +21,19 @@ run_here(cm_job *job, bool tells)
         return cm_job_finish(job, status, tells);
     }
     cm_wait_hooks hooks = job->hooks;
-    job->hooks.interrupted = NULL; /* no caller's thread waits any more */
+    job->hooks.interrupted = NULL; /* the caller's thread does not wait any more */
     status = cm_engine_give_job(job->engine, job);
     if (cm_is_ok(status)) {
         return status;
     }
     job->hooks = hooks;
-    /* No thread to be had: the caller waits after all. */
+    /* No job thread can be had, so the caller waits after all. */
     return cm_job_finish(job, cm_job_run(job), tells);
 }
 
-/* What is found locked may have come after the ticket took its shares. Where it is gone
- * again by now, the runtime copies it as ordinary memory. */
+/* Keep page-locked what the plan has found to be so, until the ticket is done. It may
+ * have been registered after the ticket took its shares. If it is not locked any more
+ * by now, the runtime copies it as ordinary memory. */
 static cm_status
 share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
 {
@@ -39,8 +42,9 @@ share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
                : cm_ok();
 }
 
-/* On a stream, but with the last step done by the host: in the call that asks for it,
- * as no stream orders what the host writes. A whole's parts are waited for together. */
+/* Does this copy on a stream end within the call that asks for it? It does if the host
+ * does the last step, since no stream orders what the host writes. The parts of a batch
+ * are waited for together instead. */
 static bool
 is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
 {
@@ -57,7 +61,8 @@ plan_many(cm_job *job, const cm_copy_request *request)
     return cm_ok();
 }
 
-/* A copy from a device to host memory whose pages are not there yet, in one run. */
+/* Is this a copy from a device to host memory in one run whose pages do not exist
+ * yet? */
 static bool
 is_fresh(const cm_job *job)
 {
@@ -70,8 +75,8 @@ is_fresh(const cm_job *job)
                                  layout.run_nbytes);
 }
 
-/* Two maps of one file, which are looked for where both ends are known to be a file's.
- */
+/* Find out whether the two ends show the same bytes of one file through two mappings.
+ * This is looked for only where both ends are known to be mappings of files. */
 static cm_status
 look_for_two_maps(cm_job *job)
 {
@@ -181,7 +186,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->unkept = request->take_keeps == NULL ? NULL : request;
 }
 
-/* Run it, here or in the background; or give it up, where its preparation failed. */
+/* Run the job, here or in the background; or give it up if its preparation failed. */
 static cm_status
 start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
 {
@@ -195,13 +200,14 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
     if (background && (waits || cm_job_must_wait_after(job))) {
-        job->blocking = waits; /* until the end; else a job thread queues it */
+        /* it blocks to the end, or else a job thread only queues it */
+        job->blocking = waits;
         job->hooks.interrupted = NULL;
         cm_status given = cm_engine_give_job(job->engine, job);
         return cm_is_ok(given) ? given : cm_job_finish(job, given, true);
     }
     ticket->started = true;
-    /* What fails in the background the ticket tells, whichever thread ran it. */
+    /* The ticket reports what fails in the background, whichever thread ran it. */
     cm_status status = run_here(job, !background);
     return background ? cm_ok() : status;
 }
@@ -214,8 +220,8 @@ cm_request_drop_keeps(const cm_copy_request *request)
     }
 }
 
-/* The device, entered once here, is current for all that follows: each of those steps
- * enters it too, which then costs next to nothing. */
+/* Prepare and start the job. The device is entered once here and stays current for the
+ * steps that follow. Each of them enters it too, which then costs next to nothing. */
 static cm_status
 start(cm_job *job, const cm_copy_request *request)
 {
@@ -231,7 +237,7 @@ start(cm_job *job, const cm_copy_request *request)
     bool entered = device >= 0
                    && cm_is_ok(cm_scope_enter(engine->rt, device,
                                               CM_CAPTURE_THREAD_LOCAL, &scope));
-    /* Where it cannot be entered, the step that needs it says so. */
+    /* If it cannot be entered, the step that needs it says so. */
     cm_status status = start_job(job, request, prepare(job, request));
     if (entered) {
         cm_scope_leave(&scope);
@@ -239,7 +245,8 @@ start(cm_job *job, const cm_copy_request *request)
     return status;
 }
 
-/* Of many runs the recorder is told of the first; of a file, that it is one. */
+/* Add the ends of a batch or of a file to the recorded event: those of the first of
+ * many runs, or the memory of the first range of a file. */
 static void
 note_ends(const cm_copy_request *request, cm_event *noted)
 {
@@ -292,8 +299,8 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     return cm_ticket_hand_over(ticket, status, out);
 }
 
-/* What needs no job: a short copy that the caller waits for, or one that its stream
- * takes as it is. */
+/* Try to make the copy without a job: a short copy that the caller waits for, or one
+ * that its stream takes as it is. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
                 const cm_tuning *tuning, cm_ticket **out, cm_status *status, bool *kept)
@@ -333,7 +340,7 @@ cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
 {
     cm_tuning tuning;
     if (!cm_is_ok(cm_engine_begin_call(engine, &tuning))) {
-        return false; /* the job that is made instead says why */
+        return false; /* the job that is made instead will say why */
     }
     bool is_made = cm_fill_try_queue(engine, fill, out);
     cm_engine_end_call(engine);

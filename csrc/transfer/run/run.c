@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job run, and giving back what it has borrowed. */
+/* Runs a job, and gives back what it has borrowed. */
 #include "transfer/run/run.h"
 
 #include <stdlib.h>
@@ -12,11 +12,12 @@
 
 /* -- the run ------------------------------------------------------------------------ */
 
-/* The end of what is queued becomes the ticket's. */
+/* Leave it to the ticket to find the end of what is queued. */
 static cm_status
 submit_end(cm_job *job, cm_status outcome)
 {
-    /* What the side waits for may lie before the caller's stream. */
+    /* The side's stream may wait for something that the caller's stream has not
+     * reached. */
     CM_TRY(cm_engine_need_watcher(job->engine));
     CM_TRY(cm_ticket_submit(
         job->ticket, job->stream, job->request_stream, job->start_event,
@@ -27,7 +28,7 @@ submit_end(cm_job *job, cm_status outcome)
     return cm_ok();
 }
 
-/* All is queued: what tells when it is over? */
+/* All is queued: arrange for who finds out when it is over. */
 static cm_status
 end_asynchronously(cm_job *job)
 {
@@ -41,18 +42,20 @@ end_asynchronously(cm_job *job)
     return cm_ok();
 }
 
-/* All up to the moving. What is queued behind the work of others cannot be called back:
- * a call that may be interrupted, and leaves nothing behind, waits for that first. */
+/* Do everything that comes before bytes are moved. Work that is queued behind the work
+ * of others cannot be called back. So a call that may be interrupted and leaves nothing
+ * behind first waits for the others. */
 static cm_status
 prepare_stream(cm_job *job)
 {
     if (!job->capturing) {
-        bool is_file = job->file != NULL; /* says itself when it queues something */
+        /* a file sets has_queued itself when it queues something */
+        bool is_file = job->file != NULL;
         bool stops = job->blocking && job->hooks.interrupted != NULL && !is_file;
         job->has_queued = !stops && !is_file;
         CM_TRY(cm_job_wait_after(job));
         if (stops) {
-            CM_TRY(cm_job_wait_stream(job)); /* of others */
+            CM_TRY(cm_job_wait_stream(job)); /* for the work of others */
             job->has_queued = true;
         }
         if (!job->blocking && !job->is_fill && !job->plan.is_download) {
@@ -65,7 +68,7 @@ prepare_stream(cm_job *job)
     return cm_ok();
 }
 
-/* What the host still has to do for what is queued. */
+/* Do what the host still has to do for work that is queued. */
 static cm_status
 drain(cm_job *job)
 {
@@ -115,7 +118,8 @@ run_on_stream(cm_job *job)
             CM_TRY(cm_targets_begin(job));
         }
         if (!row->packs || job->plan.is_download) {
-            CM_TRY(cm_job_begin(job)); /* else it did once the source could be read */
+            /* otherwise it did so once the source could be read */
+            CM_TRY(cm_job_begin(job));
         }
         CM_TRY(row->move(job));
         if (job->targets != NULL) {
@@ -123,7 +127,7 @@ run_on_stream(cm_job *job)
         }
         job->step = CM_JOB_END;
     }
-    if (job->capturing || job->file != NULL) { /* of which nothing is under way */
+    if (job->capturing || job->file != NULL) { /* nothing of these is under way here */
         return cm_ok();
     }
     if (!job->blocking) {
@@ -135,8 +139,8 @@ run_on_stream(cm_job *job)
     return job->plan.is_download ? cm_ok() : cm_job_wait_stream(job);
 }
 
-/* Leave what is queued to the ticket, which must then keep the ends as well. False: it
- * cannot, so that what is queued has to be waited for. */
+/* Leave what is queued to the ticket, which must then keep the ends as well. Returns
+ * false if it cannot keep them, in which case what is queued has to be waited for. */
 static bool
 leave_to_ticket(cm_job *job, cm_status status)
 {
@@ -147,10 +151,11 @@ leave_to_ticket(cm_job *job, cm_status status)
     return cm_is_ok(submit_end(job, status));
 }
 
-/* Nothing of a failed copy may be in flight when its caller hears of it. One that the
- * user interrupted goes on behind the ticket, and so does one in the background, of
- * which only the ticket tells, and a part of several, whose caller hears of the whole.
- * The stream's device is current. */
+/* Deal with what a failed copy has left in flight, of which there may be none when its
+ * caller learns of the failure. Three kinds go on behind their ticket instead: a copy
+ * that the user interrupted; one in the background, whose failure only the ticket
+ * reports; and a part of several, whose caller learns of the whole. The stream's device
+ * is current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
@@ -163,7 +168,7 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     cm_ring_stop(job);
-    /* Nothing but waits for others is queued before it has started. */
+    /* Before it has started, a job has queued nothing but waits for others. */
     job->has_queued = job->has_queued && job->ticket->started;
     if (!job->has_queued) {
         return;
@@ -176,7 +181,8 @@ abandon(cm_job *job, cm_status status)
     job->lost_track = job->lost_track || !waited;
 }
 
-/* What is queued already has to be looked after: such a job tries twice. */
+/* Enter the device of the job's stream. A job that has queued something has to be
+ * looked after, so it tries twice. */
 static cm_status
 enter_device(cm_job *job, cm_device_guard *guard)
 {
@@ -189,8 +195,9 @@ enter_device(cm_job *job, cm_device_guard *guard)
     return status;
 }
 
-/* The one asked for, if it can do the work; else that of one that it comes after, which
- * so many copies of the same bytes share; else a spare one. */
+/* Take a stream for the job. It is the one asked for, if that can do the work.
+ * Otherwise it is the stream of a copy that this one comes after, so that a chain of
+ * copies of the same bytes shares one, or else a spare one. */
 static cm_status
 take_stream(cm_job *job)
 {
@@ -213,12 +220,12 @@ cm_job_run(cm_job *job)
     bool waits_here = job->file != NULL ? job->file->has_host_end
                                         : job->in_background && job->ticket->by_host;
     if (waits_here && job->step == CM_JOB_ORDER) {
-        CM_TRY(cm_job_wait_after(job)); /* without a stream */
+        CM_TRY(cm_job_wait_after(job)); /* waits in this thread, not on a stream */
     }
     if (job->plan.device < 0) {
-        return job->plan.row->move(job); /* the host does all of it */
+        return job->plan.row->move(job); /* the host makes the whole copy */
     }
-    if (job->stream == NULL) { /* else it has waited: the same again */
+    if (job->stream == NULL) { /* it has one already if it goes on after a wait */
         CM_TRY(take_stream(job));
     }
     cm_device_guard guard;
@@ -233,7 +240,7 @@ cm_job_run(cm_job *job)
 
 /* -- the end ------------------------------------------------------------------------ */
 
-/* Everything is given back. */
+/* Free the job and give back everything that it has borrowed. */
 static void
 destroy(cm_job *job)
 {
@@ -263,7 +270,8 @@ destroy(cm_job *job)
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
     }
-    else if (job->stream != NULL) { /* not ours, or the next would wait for the same */
+    /* it is not ours, or its next user would wait for the same work */
+    else if (job->stream != NULL) {
         cm_stream_release(job->stream);
     }
     if (job->request_stream != NULL) {

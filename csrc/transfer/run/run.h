@@ -1,28 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a request to a job, and the threads that run jobs. Locks: as engine.h. */
+/* Makes jobs of requests, and has the threads that run jobs. Locks: as engine.h. */
 #pragma once
 
 #include "transfer/engine/job.h"
 #include "transfer/routes/routes.h"
 
-/* request.c: cm_engine_copy inside a call that has begun. */
+/* request.c: does the work of cm_engine_copy() within a call that has begun. It takes
+ * over the keeps and `many`. Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
                                         const cm_copy_request *request,
                                         const cm_tuning *tuning, cm_ticket **out);
 void cm_request_drop_keeps(const cm_copy_request *request);
-/* A zeroed job for the request, without a ticket: it holds nothing. */
+/* Fill in a zeroed job for the request. It has no ticket, and holds nothing that has to
+ * be given back. */
 void cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
                  const cm_tuning *tuning);
-/* How it is to be made, by what is known of its two ends now. Fails: as cm_plan_init. */
+/* Plan the job by what is known about its two ends now. Fails: as cm_plan_init(). */
 CM_NODISCARD cm_status cm_job_plan(cm_job *job, const cm_copy_request *request);
-/* run.c: make the copy, from its step on. On success that is DRAIN, SUBMITTED, DETACHED
- * or END, and then it is over; a failure has left nothing in flight, unless SUBMITTED
- * (CM_ECANCELLED, or a job thread's). In a job thread it can also return CM_ETIMEOUT
- * with job->wait set: to be called again once it need not wait any more. */
+/* run.c: make the copy, going on from the job's step. After success the step is DRAIN,
+ * SUBMITTED, DETACHED or END, and this call is not needed again, except that a job in
+ * DRAIN is run once more by a job thread. After a failure nothing is in flight, unless
+ * the step is SUBMITTED, which it may be with CM_ECANCELLED or in a job thread. In a
+ * job thread this may also return CM_ETIMEOUT with job->wait set; it is then called
+ * again once the job need not wait any more. */
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
-/* Everything is given back, and the ticket is done with `status`, unless it was
- * submitted. `tells`: the caller tells the user of a failure. Returns `status`. */
+/* Give back everything and free the job. Unless it was submitted, its ticket is done
+ * with `status`. `tells`: the caller reports a failure to the user itself. Returns
+ * `status`. */
 CM_NODISCARD cm_status cm_job_finish(cm_job *job, cm_status status, bool tells);
 
-/* job_threads.c: hand a job over. Fails: CM_ETHREAD (it stays the caller's). */
+/* job_threads.c: hand a job over to the job threads.
+ * Fails: CM_ETHREAD, and the job stays the caller's. */
 CM_NODISCARD cm_status cm_engine_give_job(cm_engine *engine, struct cm_job *job);
