@@ -12,9 +12,9 @@
 
 /* -- which stream a consumer waits for --------------------------------------------- */
 
-/* True if a consumer may be given the handle of the stream. The handles of the default
- * streams are refused: JAX (0.11) takes the numbers 1 and 2 for "no stream" and reads
- * at once, and 2 means the default stream of whichever thread uses it. */
+/* True if a consumer may be given the handle of the stream. The handles of the
+ * default streams are refused: JAX (0.11) takes the numbers 1 and 2 for "no stream"
+ * and reads at once, and 2 means the default stream of whichever thread uses it. */
 static bool
 may_be_named(const cm_stream *stream)
 {
@@ -22,7 +22,8 @@ may_be_named(const cm_stream *stream)
            && stream->handle != CM_STREAM_PER_THREAD;
 }
 
-/* The first that may be named of the streams with work left, borrowed; NULL: none. */
+/* Return the first stream with work left that may be named, borrowed, or NULL if there
+ * is none. */
 static cm_stream *
 find_named(const cm_pending *pending)
 {
@@ -34,9 +35,10 @@ find_named(const cm_pending *pending)
     return NULL;
 }
 
-/* The stream that a consumer is to wait for: one that has work left; else the current
- * one, or else one of our own, and that one stands for the work from now on, so it must
- * outlive the consumer. Held; NULL with an exception. */
+/* Choose the stream that a consumer has to wait for. If a stream that has work left may
+ * be named, it is that one. Otherwise it is the current stream or one of our own. This
+ * one then stands for all the work that is left, so the storage remembers it for as
+ * long as it lives. Returns a held stream, or NULL with an exception. */
 static cm_stream *
 choose_stream(cm_storage *storage, const cm_pending *pending, cm_stream *current)
 {
@@ -53,8 +55,9 @@ choose_stream(cm_storage *storage, const cm_pending *pending, cm_stream *current
     return found;
 }
 
-/* The handle of a stream that comes after all the work that is left, or None where no
- * work is left, because consumers block on every import that names a stream. */
+/* Bring all pending work onto one stream and return its handle. Returns None if nothing
+ * is pending: consumers block on every import that names a stream, so none is named
+ * without need. */
 static PyObject *
 join(cm_storage *storage, cm_pending *pending, cm_stream *current)
 {
@@ -253,7 +256,7 @@ cm_array_interface_dict(PyObject *self)
     if (dict == NULL) {
         return NULL;
     }
-    /* the consumer's work cannot be seen from here on */
+    /* from here on the consumer's work cannot be seen */
     buffer->storage->was_exported = true;
     buffer->state->export_total++;
     buffer->storage->was_named = true;
@@ -261,7 +264,8 @@ cm_array_interface_dict(PyObject *self)
                                     : stream_entry(buffer->state, buffer->storage);
     if (stream == NULL || PyDict_SetItemString(dict, "stream", stream) < 0
         || cm_buffer_note_side(buffer, true) < 0
-        || cm_buffer_check_open(buffer) < 0) { /* freed while it was read */
+        /* it was freed while the entries were made */
+        || cm_buffer_check_open(buffer) < 0) {
         Py_CLEAR(dict);
     }
     Py_XDECREF(stream);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The buffer protocol of the host-usable types, and their pickles. Shape and strides of
- * a view are the buffer's own, which it keeps alive; `internal` holds the format. */
+/* The buffer protocol of the types that the host may use, and their pickles. Shape and
+ * strides of a view are the buffer's own arrays, which live as long as the buffer that
+ * the view keeps. `internal` of a view holds the format. */
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
@@ -8,8 +9,8 @@
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "cumem needs a 64-bit platform");
 
-/* Of less, an export costs next to no memory, and to look at the stack takes longer
- * than to copy the bytes. */
+/* Smaller exports are not watched: they keep next to no memory alive, and looking at
+ * the stack takes longer than copying the bytes. */
 enum { LEAST_WATCHED_NBYTES = 4096 };
 
 static bool
@@ -18,7 +19,7 @@ has_all(int flags, int wanted)
     return (flags & wanted) == wanted;
 }
 
-/* Can a view be what `flags` ask for? 0, or -1 with BufferError. */
+/* Check that a view can be as `flags` ask. 0, or -1 with BufferError. */
 static int
 check_request(const cm_buffer *buffer, const cm_region *region, int flags)
 {
@@ -59,7 +60,7 @@ fill_view(const cm_buffer *buffer, const cm_region *region, Py_buffer *view, int
     view->strides = NULL;
     view->suboffsets = NULL;
     if (!has_all(flags, PyBUF_ND)) {
-        view->ndim = 1; /* one run of bytes */
+        view->ndim = 1; /* then it is one run of bytes */
     }
     else if (buffer->ndim > 0) {
         view->shape = (Py_ssize_t *)(void *)cm_buffer_shape(buffer);
@@ -89,29 +90,30 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         if (format == NULL) {
             return -1;
         }
-        /* consumers do not write to it */
+        /* the type is `char *`, but consumers do not write to it */
         view->format = (char *)(uintptr_t)PyUnicode_AsUTF8AndSize(format, NULL);
         if (view->format == NULL) {
             Py_DECREF(format);
             return -1;
         }
     }
-    /* counted before the wait, so that free() refuses meanwhile */
+    /* The export is counted before the wait, so that free() refuses meanwhile. */
     bool is_first = !buffer->storage->was_exported
                     && buffer->storage->nbytes >= LEAST_WATCHED_NBYTES;
     Py_ssize_t refs = Py_REFCNT(self);
     cm_storage_begin_export(buffer->storage);
-    buffer->storage->view_count++; /* torch.frombuffer gives its view back at once */
+    /* counted as well, since torch.frombuffer returns its view at once */
+    buffer->storage->view_count++;
     if (cm_storage_wait(buffer->storage, false) < 0
         || cm_buffer_note_side(buffer, false) < 0
-        || cm_buffer_check_open(buffer) < 0) { /* somebody closed it meanwhile */
+        || cm_buffer_check_open(buffer) < 0) { /* it was closed meanwhile */
         buffer->storage->view_count--;
         cm_storage_unpin(buffer->storage);
         Py_XDECREF(format);
         return -1;
     }
     fill_view(buffer, &region, view, flags);
-    if (is_first && flags == PyBUF_FULL_RO) { /* what memoryviews ask for, and NumPy */
+    if (is_first && flags == PyBUF_FULL_RO) { /* memoryviews and NumPy ask for this */
         cm_storage_watch_view(buffer->storage, view, refs);
     }
     view->internal = format;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack's element types as dtypes, both ways, by the list of base/dtypes.h. The
- * package says why a type has no counterpart. */
+/* Translates DLPack's element types to dtypes and back, by the list in base/dtypes.h.
+ * The package says why a type has no counterpart. */
 #include "python/protocols/dlpack.h"
 #include "python/core/numpy_bridge.h"
 
@@ -16,8 +16,8 @@ cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out)
     return 0;
 }
 
-/* Always NULL. `name` is what ml_dtypes calls the type, or NULL where no package has
- * it. */
+/* Raise the error about a type. `name` is its name in ml_dtypes, or NULL if no package
+ * has it. Always returns NULL. */
 static PyObject *
 refuse_type(cm_dl_dtype type, const char *name)
 {

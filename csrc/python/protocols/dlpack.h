@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack: its binary interface in our own words, ABI major version 1 (versioned) and
- * the unversioned one before it (legacy), and what an exporter needs. GIL held. Only
- * the dlpack files include this. */
+/* DLPack: declarations of its binary interface in our own words, and what an exporter
+ * needs. They cover ABI major version 1 (versioned) and the unversioned one before it
+ * (legacy). The GIL is held. Only the dlpack files include this. */
 #pragma once
 
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 enum { CM_DL_MAJOR = 1, CM_DL_MINOR = 3 };
 
-/* device types that cumem knows */
+/* The device types that cumem knows. */
 enum { CM_DL_CPU = 1, CM_DL_CUDA = 2, CM_DL_CUDA_HOST = 3, CM_DL_CUDA_MANAGED = 13 };
 
 enum { CM_DL_FLAG_READ_ONLY = 1, CM_DL_FLAG_IS_COPIED = 2 };
@@ -40,19 +40,19 @@ typedef struct cm_dl_tensor {
     int32_t ndim;
     cm_dl_dtype dtype;
     int64_t *shape;
-    int64_t *strides; /* in elements; NULL: C order (before 1.2) */
+    int64_t *strides; /* in elements; NULL for C order (before 1.2) */
     uint64_t byte_offset;
 } cm_dl_tensor;
 
-/* Capsule "dltensor". */
+/* The content of a capsule named "dltensor". */
 typedef struct cm_dl_legacy {
     cm_dl_tensor tensor;
     void *context;
     void (*deleter)(struct cm_dl_legacy *self);
 } cm_dl_legacy;
 
-/* Capsule "dltensor_versioned". Of another major version only the first three fields
- * may be used. */
+/* The content of a capsule named "dltensor_versioned". If its major version is not
+ * ours, only the first three members may be used. */
 typedef struct cm_dl_versioned {
     cm_dl_version version;
     void *context;
@@ -61,19 +61,21 @@ typedef struct cm_dl_versioned {
     cm_dl_tensor tensor;
 } cm_dl_versioned;
 
-/* Since 1.3 a type may carry one in the capsule "dlpack_exchange_api": the protocol as
- * C functions, which wait for no stream: the memory is used on the current one. They
- * return 0, or -1 with an exception; the GIL is held, but by who calls the first, which
- * tells what failed. Other major versions of the table are chained by `previous`. */
+/* The protocol as a table of C functions, which a type may have since version 1.3, in a
+ * capsule named "dlpack_exchange_api". These functions wait for no stream: the memory
+ * is used on the current one. All but `allocate` are called with the GIL held and
+ * return 0, or -1 with an exception; `allocate` reports what failed by calling `tell`.
+ * Tables of other major versions are found through `previous`. */
 typedef void (*cm_dl_tell)(void *context, const char *kind, const char *message);
 typedef struct cm_dl_exchange {
     cm_dl_version version;
     const struct cm_dl_exchange *previous;
     int (*allocate)(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
                     cm_dl_tell tell);
-    int (*from_object)(void *object, cm_dl_versioned **out); /* the caller deletes it */
-    int (*to_object)(cm_dl_versioned *managed, void **out);  /* takes it over */
-    int (*borrow)(void *object, cm_dl_tensor *out); /* good until control returns */
+    int (*from_object)(void *object, cm_dl_versioned **out); /* the caller owns *out */
+    int (*to_object)(cm_dl_versioned *managed, void **out);  /* takes `managed` over */
+    /* valid until the caller returns to Python */
+    int (*borrow)(void *object, cm_dl_tensor *out);
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 } cm_dl_exchange;
 
@@ -95,11 +97,13 @@ _Static_assert(offsetof(cm_dl_exchange, from_object) == 24
 
 /* -- element types ---------------------------------------------------------------- */
 
-/* 0, or -1 with BufferError when DLPack has no code for the dtype. One of another
- * package is asked for its name, which may run Python code. */
+/* Find DLPack's code for a dtype. 0, or -1 with BufferError if it has none. A dtype of
+ * another package is asked for its name, which may run Python code. */
 int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
-/* New numpy.dtype; BufferError when NumPy has none (ml_dtypes is used where it is). */
+/* Make a numpy.dtype of DLPack's code; BufferError if NumPy has none. Types of
+ * ml_dtypes are found if that package is there. */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 
-/* As __dlpack__(max_version=(1, 3), copy=False) of a consumer on the current stream. */
+/* Export as __dlpack__(max_version=(1, 3), copy=False) does for a consumer on the
+ * current stream. */
 PyObject *cm_dlpack_current(PyObject *buffer);

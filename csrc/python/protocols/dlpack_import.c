@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack as a consumer speaks it: ask an object for a tensor that is ready on our
- * stream, by the C exchange API, and make a buffer of it; __dlpack__() is asked by the
- * package. */
+/* DLPack as a consumer. It asks an object by the C exchange API for a tensor that is
+ * ready on our stream, and makes a buffer of it. The package calls __dlpack__(). */
 #include <stdarg.h>
 
 #include "base/checked_math.h"
@@ -13,7 +12,7 @@
 
 #define WHAT "DLPack tensor"
 
-/* ValueError; always -1. */
+/* Raise ValueError; always returns -1. */
 static int
 refuse(const char *format, ...)
 {
@@ -26,11 +25,11 @@ refuse(const char *format, ...)
 
 /* -- a tensor ----------------------------------------------------------------------- */
 
-/* Ours until it is handed on. */
+/* A tensor that we own until a buffer takes it over. */
 typedef struct taken {
-    void *managed;              /* a cm_dl_versioned or a cm_dl_legacy, which has its */
-    void (*drop)(void *);       /* end in this one */
-    const cm_dl_tensor *tensor; /* in it; NULL where its version is not ours */
+    void *managed;              /* a cm_dl_versioned or a cm_dl_legacy */
+    void (*drop)(void *);       /* frees `managed` */
+    const cm_dl_tensor *tensor; /* inside `managed`; NULL if its version is not ours */
     uint64_t flags;
 } taken;
 
@@ -55,13 +54,15 @@ drop_legacy(void *argument)
 static taken
 tensor_of_versioned(cm_dl_versioned *managed)
 {
-    bool ours = managed->version.major == CM_DL_MAJOR; /* else the rest is elsewhere */
+    /* in other versions the members after these are elsewhere */
+    bool ours = managed->version.major == CM_DL_MAJOR;
     return (taken){managed, drop_versioned, ours ? &managed->tensor : NULL,
                    ours ? managed->flags : 0};
 }
 
-/* False when it is no unused DLPack capsule. Renamed at once, so that others,
- * in another thread or in code that the import runs, find it used. */
+/* Take the tensor of an unused DLPack capsule; false for any other object. The capsule
+ * is renamed at once, so that others, in another thread or in code that the import
+ * runs, find it used. */
 static bool
 open_capsule(PyObject *capsule, taken *out)
 {
@@ -79,7 +80,7 @@ open_capsule(PyObject *capsule, taken *out)
     return false;
 }
 
-/* Throw the tensor away. Keeps a pending exception. */
+/* Free the tensor. A pending exception is kept. */
 static void
 discard(const taken *from)
 {
@@ -90,12 +91,12 @@ discard(const taken *from)
 
 /* -- from a tensor to a buffer ------------------------------------------------------- */
 
-/* The kind of the memory of a device that this process has. 0, or -1 with ValueError or
- * BufferError. */
+/* Find the kind of memory that a DLPack device stands for, if this process has that
+ * device. 0, or -1 with ValueError or BufferError. */
 static int
 check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
 {
-    int count = 1; /* of devices of the type */
+    int count = 1; /* how many devices of the type there are */
     *kind = CM_KIND_PAGEABLE;
     switch (device.type) {
     case CM_DL_CPU:
@@ -147,24 +148,25 @@ read_tensor(const cm_dl_tensor *tensor, cm_import *import)
     }
     for (int i = 0; i < region->ndim && !dense; i++) {
         if (!cm_mul_i64(tensor->strides[i], region->itemsize, &region->strides[i])) {
-            return refuse(WHAT
-                          ": strides[%d] is %lld elements, which is no number of bytes",
-                          i, (long long)tensor->strides[i]);
+            return refuse(
+                WHAT ": strides[%d] is %lld elements: more bytes than fit in 63 bits",
+                i, (long long)tensor->strides[i]);
         }
     }
     uint64_t data = (uint64_t)(uintptr_t)tensor->data;
-    import->data = 0; /* an offset from nowhere is still nowhere */
+    import->data = 0; /* with NULL the offset does not matter */
     if (data != 0 && !cm_add_u64(data, tensor->byte_offset, &import->data)) {
         return refuse(WHAT ": data plus byte_offset leaves the address space");
     }
     return cm_import_measure(import, WHAT);
 }
 
-/* Does what the driver says fit the device, whose memory is of this kind? */
+/* Check that the driver's answer fits the claimed device, whose memory is of this kind.
+ * 0, or -1 with ValueError. */
 static int
 check_claim(const cm_pointer_info *info, cm_dl_device device, cm_kind kind)
 {
-    /* mapped and managed memory may be handed out as a device's */
+    /* Mapped and managed memory may be exported as a device's. */
     bool agrees = cm_kind_is_on_device(kind)
                       ? !cm_kind_is_pageable(info->kind)
                       : cm_kind_is_pageable(kind) || info->kind == kind;
@@ -194,13 +196,14 @@ place(cm_state *state, cm_import *import, cm_dl_device device, uint64_t unasked)
         return -1;
     }
     if (import->host) {
-        import->kind = info.kind; /* torch calls its pinned memory the CPU's */
+        import->kind = info.kind; /* torch says that its pinned memory is the CPU's */
     }
     cm_import_place(import, &info, device.id);
     return 0;
 }
 
-/* A buffer, which takes the tensor over, or NULL with an exception. */
+/* Make a buffer, which takes the tensor over. NULL with an exception, and the tensor is
+ * still the caller's. */
 static PyObject *
 import_taken(cm_state *state, const taken *from, uint64_t unasked)
 {
@@ -230,7 +233,8 @@ import_taken(cm_state *state, const taken *from, uint64_t unasked)
     return buffer;
 }
 
-/* The caller's own capsule, which stays unused unless it is accepted. */
+/* Import a capsule that the caller has given. It stays unused unless the import
+ * succeeds. */
 static PyObject *
 import_bare_capsule(cm_state *state, PyObject *capsule)
 {
@@ -254,8 +258,8 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
 
 /* -- asked by the C exchange API ---------------------------------------------------- */
 
-/* A type's own: one that inherits it may have changed what it means. NULL without an
- * exception: it has none. */
+/* Read the table of a type. A subclass does not get the table of its base, since it may
+ * have changed what the functions mean. NULL without an exception if it has none. */
 static const cm_dl_exchange *
 read_table(PyObject *type)
 {
@@ -272,7 +276,9 @@ read_table(PyObject *type)
     return table != NULL && table->from_object != NULL ? table : NULL;
 }
 
-/* A type without a table is not remembered: it may be one that is soon to go. */
+/* Find the table of a type, and remember the type that had one last. A type without a
+ * table is not remembered, since keeping it could keep alive a type that is about to
+ * go. */
 static const cm_dl_exchange *
 find_table(cm_state *state, PyObject *type)
 {
@@ -289,7 +295,8 @@ find_table(cm_state *state, PyObject *type)
     return table;
 }
 
-/* Such a tensor is refused by __dlpack__(), which says what to do. -1: it raised. */
+/* Does the tensor require a gradient? __dlpack__() refuses such a tensor and says what
+ * to do. -1 with an exception. */
 static int
 has_gradient(const cm_state *state, PyObject *object)
 {
@@ -303,8 +310,9 @@ has_gradient(const cm_state *state, PyObject *object)
     return fails ? -1 : has;
 }
 
-/* A function of the table failed: 1, since asked in Python the object says why; -1
- * where the exception is no error. */
+/* Called after a function of the table has failed. Returns 1 to have the object asked
+ * in Python, where it says why, or -1 if the exception is one that must not be
+ * swallowed, such as KeyboardInterrupt. */
 static int
 leave_to_python(void)
 {
@@ -315,9 +323,9 @@ leave_to_python(void)
     return 1;
 }
 
-/* The stream that the exporter works on now, where the memory has any: 0, or 1 where
- * only Python can tell, -1 with an exception. A complex tensor may be one that is to be
- * conjugated when it is read. */
+/* Ask for the stream that the exporter works on now, if the memory has any. 0, 1 if
+ * only Python can tell, or -1 with an exception. Complex tensors are left to Python,
+ * since one may have to be conjugated when it is read. */
 static int
 ask_stream(const cm_dl_exchange *table, const cm_dl_tensor *tensor, uint64_t *handle)
 {
@@ -339,8 +347,9 @@ ask_stream(const cm_dl_exchange *table, const cm_dl_tensor *tensor, uint64_t *ha
     return 0;
 }
 
-/* DLPack by C calls alone, for memory of the host or a GPU where the object's type has
- * a table of them. NotImplemented also where the object must be asked in Python. */
+/* Import an object whose type has a table by C calls alone. This is for memory of the
+ * host or of a GPU. It also returns NotImplemented for objects that have to be asked in
+ * Python. */
 static PyObject *
 import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t unasked)
 {
@@ -377,8 +386,8 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
 
 /* -- for cumem/interchange/importing.py, which asks by __dlpack__() ------------------- */
 
-/* _take_tensor(capsule), made for us, and on which device it is: whatever is wrong with
- * it, its deleter is called exactly once. */
+/* _take_tensor(capsule): import a capsule that was made for us, and say on which device
+ * it is. Its deleter is called exactly once, whatever is wrong with it. */
 PyObject *
 cm_take_tensor(PyObject *module, PyObject *capsule)
 {
@@ -389,7 +398,7 @@ cm_take_tensor(PyObject *module, PyObject *capsule)
                             capsule);
     }
     cm_state *state = cm_state_of_module(module);
-    cm_state_enter(state); /* the runtime that it is imported with stays the same */
+    cm_state_enter(state); /* so that the runtime stays the same during the import */
     PyObject *buffer = import_taken(state, &from, 0);
     cm_state_leave(state);
     if (buffer == NULL) {
@@ -401,8 +410,8 @@ cm_take_tensor(PyObject *module, PyObject *capsule)
                          (int)from.tensor->device.type, (int)from.tensor->device.id);
 }
 
-/* _on_dlpack_device(type, id, function, arguments), with the memory's device current:
- * PyTorch refuses to export that of another one. */
+/* _on_dlpack_device(type, id, function, arguments): call the function with the memory's
+ * device current, since PyTorch refuses to export memory of another one. */
 PyObject *
 cm_on_dlpack_device(PyObject *module, PyObject *args)
 {
@@ -414,7 +423,8 @@ cm_on_dlpack_device(PyObject *module, PyObject *args)
                           &PyTuple_Type, &arguments)) {
         return NULL;
     }
-    /* Only now, since reading the numbers may have run code that shut down. */
+    /* The runtime is asked for only now, since reading the numbers may have run code
+     * that shut it down. */
     cm_runtime *rt = cm_state_runtime(state);
     if (rt == NULL || check_device(rt, device, &kind) < 0) {
         return NULL;
@@ -441,9 +451,10 @@ cm_on_dlpack_device(PyObject *module, PyObject *args)
 
 /* -- either way ---------------------------------------------------------------------- */
 
-/* The imaginary part of a conjugated tensor of PyTorch's has the other sign when it is
- * read, of which DLPack cannot tell. Such parts lie apart, so that only those are
- * asked. 0, or -1 with an exception. */
+/* Check that a tensor of PyTorch's is not an imaginary part whose sign is to be changed
+ * when it is read, as that of a conjugated tensor is. DLPack cannot say so. The
+ * elements of such parts lie apart, so only tensors with gaps are asked. 0, or -1 with
+ * an exception. */
 static int
 check_sign(PyObject *object, PyObject *imported)
 {
@@ -488,9 +499,9 @@ cm_exporter_device(const cm_state *state, PyObject *object)
     Py_XDECREF(answer);
     Py_XDECREF(ask);
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-        PyErr_SetInterrupt(); /* the call that asks sees it as soon as it waits */
+        PyErr_SetInterrupt(); /* the call that asked will see it as soon as it waits */
     }
-    PyErr_Clear(); /* whoever imports the object hears what is wrong with it */
+    PyErr_Clear(); /* whoever imports the object will be told what is wrong with it */
     bool is_there = is_read && type == CM_DL_CUDA && state->runtime != NULL
                     && device >= 0 && device < state->runtime->device_count;
     return is_there ? device : -1;

@@ -60,12 +60,13 @@ static const char locked_name[] = "cumem.locked_pages";
 typedef struct locked_pages {
     cm_state *state;
     PyObject *type;        /* owned: keeps the state */
-    cm_registry *registry; /* held by the shares */
+    cm_registry *registry; /* the shares keep it alive */
     cm_page_shares shares;
 } locked_pages;
 
-/* The GIL is released: the last share unlocks. Nothing is left to unlock where the
- * registry's runtime was shut down, or just is. */
+/* Give the shares back, with the GIL released, since the last share unlocks the pages.
+ * If the registry's runtime has been shut down, or is being shut down, there is nothing
+ * to unlock. */
 static void
 give_back(cm_state *state, cm_registry *registry, cm_page_shares *shares)
 {
@@ -85,7 +86,8 @@ static void
 locked_pages_destroy(PyObject *capsule)
 {
     locked_pages *self = PyCapsule_GetPointer(capsule, locked_name);
-    cm_kept_error kept = cm_error_keep(); /* of the code that lets go of it */
+    /* the exception of the code that drops the capsule */
+    cm_kept_error kept = cm_error_keep();
     give_back(self->state, self->registry, &self->shares);
     Py_DECREF(self->type);
     free(self);
@@ -116,7 +118,8 @@ cm_locked_pages_new(cm_state *state, cm_registry *registry, cm_page_shares *shar
     return capsule;
 }
 
-/* Does all of it lie in memory the emulated device knows? A real driver would fault. */
+/* Does all of it lie in memory that the emulated device knows? A real driver would
+ * fault. */
 static bool
 is_inside_emulated(const cm_runtime *rt, const cm_import *import)
 {
@@ -124,9 +127,10 @@ is_inside_emulated(const cm_runtime *rt, const cm_import *import)
            || cm_runtime_host_alias(rt, import->first, import->nbytes) != NULL;
 }
 
-/* Ordinary memory, without a question, where no context is there that could have made
- * it anything else: none is to be created to hear that. Whose memory a device pointer
- * is must be asked. */
+/* Is the memory certainly ordinary, so that the driver need not be asked? Host memory
+ * is, as long as no context exists that could have made it anything else, and none
+ * should be created only to ask. Whose memory a device pointer names always has to be
+ * asked. */
 static cm_status
 is_surely_ordinary(cm_runtime *rt, const cm_import *import, bool *out)
 {
@@ -137,7 +141,8 @@ is_surely_ordinary(cm_runtime *rt, const cm_import *import, bool *out)
     return status;
 }
 
-/* The open runtime is `rt`, which stays: the state is entered. */
+/* Do the work of cm_import_probe(). The open runtime is `rt`, and it stays open because
+ * the caller has entered the state. */
 static int
 probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
       cm_pointer_info *info)
@@ -145,7 +150,8 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
     cm_registry *registry = state->registry;
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
-    if (!cm_runtime_is_of_use(rt)) { /* no driver has locked any memory */
+    /* no driver is in use, so none has locked memory */
+    if (!cm_runtime_is_of_use(rt)) {
         *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
         return 0;
     }
@@ -158,11 +164,12 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
         *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
         return 0;
     }
-    int device = cm_state_device(state); /* which needs the GIL */
-    /* The answer comes sooner than the GIL would from a thread that computes. */
+    int device = cm_state_device(state); /* this needs the GIL */
+    /* The GIL is kept while the driver is asked, unless that may take long. The answer
+     * comes sooner than another thread, which computes, would give the GIL back. */
     bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? cm_gil_give() : NULL;
-    /* On a thread without a context the driver knows no pointer. */
+    /* The driver knows no pointers on a thread without a context. */
     status = CM_ON_ANY_DEVICE(rt, device,
                               cm_registry_probe(registry, import->first, import->nbytes,
                                                 &shares, info, &last));
@@ -184,7 +191,7 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while asking about a foreign pointer");
     }
-    if (import->host) { /* so its exporter says */
+    if (import->host) { /* its exporter says that it is the host's */
         if (cm_kind_is_on_device(info->kind) || cm_kind_is_on_device(last.kind)) {
             return refuse(what,
                           "the address is device memory, which the host may not touch");
@@ -211,13 +218,13 @@ cm_import_probe(cm_state *state, cm_import *import, const char *what,
     if (rt == NULL) {
         return -1;
     }
-    cm_state_enter(state); /* reading the current device may run Python code */
+    cm_state_enter(state); /* since reading the current device may run Python code */
     int result = probe(state, rt, import, what, info);
     cm_state_leave(state);
     return result;
 }
 
-/* `first` is an address of the lowest byte; the answer is that of element 0. */
+/* Turn an address of the lowest byte into that of element 0. */
 static uint64_t
 element_zero(const cm_import *import, uint64_t first)
 {
@@ -242,12 +249,14 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
     }
     region->kind = info->kind;
     region->device = info->device < 0 ? device : info->device;
-    /* the driver names none where the current device does not reach another's memory */
+    /* The driver names no address where the current device does not reach another's
+     * memory. */
     region->address =
         element_zero(import, cm_kind_is_on_device(info->kind) ? import->first
                                                               : info->device_address);
     if (import->host) {
-        /* as the exporter knows it; a device may reach the bytes by another address */
+        /* The host's address is the exporter's; a device may reach the bytes by another
+         * one. */
         region->host = (void *)(uintptr_t)import->data;
     }
     else if (!cm_kind_is_on_device(info->kind)) {
@@ -258,8 +267,8 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
 
 /* -- order -------------------------------------------------------------------------------- */
 
-/* Let `stream` come after what the exporter gave its stream `handle` of `device`. 0, or
- * -1 with CudaError. */
+/* Make `stream` wait for everything that the exporter gave its stream `handle` of
+ * `device`. 0, or -1 with CudaError. */
 static int
 follow(cm_state *state, cm_stream *stream, int device, uint64_t handle)
 {
@@ -297,7 +306,7 @@ cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
     return result;
 }
 
-/* _order_import(buffer, stream, device, handle); stream None: the current one. */
+/* _order_import(buffer, stream, device, handle); stream None means the current one. */
 PyObject *
 cm_order_import(PyObject *module, PyObject *args)
 {

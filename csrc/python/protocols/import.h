@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the importers share: from a described piece of foreign memory to a Buffer, after
- * every check that does not depend on the protocol. Knows no protocol. GIL held. */
+/* Makes a Buffer of a described piece of foreign memory, after all checks that do not
+ * depend on the protocol. All importers use it, and it knows none of their protocols.
+ * The GIL is held. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
@@ -9,53 +10,61 @@
  * `first`, `nbytes` and `low`, which cm_import_measure() writes. */
 typedef struct cm_import {
     cm_region region; /* ndim, itemsize, shape, strides */
-    uint64_t data;    /* address of element 0, as claimed; anything when empty */
-    bool host;        /* claimed to be the host's address, not a device's */
-    PyObject *dtype;  /* borrowed */
+    /* the claimed address of element 0; may be anything if it is empty */
+    uint64_t data;
+    bool host;       /* the exporter claims that this is an address of the host */
+    PyObject *dtype; /* borrowed */
     bool readonly;
-    cm_kind kind;      /* what consumers may do with it */
-    uint64_t first;    /* lowest byte; 0 when empty */
-    uint64_t nbytes;   /* bytes from the lowest to the highest; 0 when empty */
-    int64_t low;       /* of the lowest byte, relative to element 0; <= 0 */
+    cm_kind kind;      /* says what consumers may do with it */
+    uint64_t first;    /* the lowest byte; 0 if it is empty */
+    uint64_t nbytes;   /* from the lowest byte to the highest; 0 if it is empty */
+    int64_t low;       /* the place of the lowest byte relative to element 0; <= 0 */
     PyObject *foreign; /* borrowed: keeps the bytes alive; may be NULL */
-    void (*drop)(void *argument); /* once, when the last buffer is gone; or NULL */
+    /* called once, when the last buffer is gone; may be NULL */
+    void (*drop)(void *argument);
     void *argument;
-    PyObject *locked; /* owned, or NULL: what keeps page-locked memory so */
+    PyObject *locked; /* owned, or NULL: keeps page-locked memory locked */
 } cm_import;
 
 /* Check shape, strides and address for overflow and NULL. `what` names the source in
- * errors, e.g. "__cuda_array_interface__". 0, or -1 with ValueError. */
+ * errors, for example "__cuda_array_interface__". 0, or -1 with ValueError. */
 int cm_import_measure(cm_import *import, const char *what);
 
-/* Ask the driver about the first and the last byte (nbytes > 0). Memory that only a
- * driver can vouch for must be one allocation (`host` false): both must agree, and the
- * emulated device looks at every byte. The host's memory (`host` true) may not be a
- * device's; it is PAGEABLE where the two ends differ, e.g. when half of it is
- * page-locked. What we have locked stays so with `locked`.
+/* Ask the driver about the first and the last byte (nbytes > 0).
+ *
+ * Memory for which only the driver can vouch (`host` is false) must be one allocation:
+ * the two answers must agree, and on the emulated device all bytes are looked at.
+ * Memory of the host (`host` is true) may not be a device's. It counts as PAGEABLE if
+ * the two answers differ, for example if half of it is page-locked. Pages that we have
+ * locked stay locked as long as `locked` lives.
+ *
  * 0, or -1 with ValueError or CudaError. */
 int cm_import_probe(cm_state *state, cm_import *import, const char *what,
                     cm_pointer_info *info);
 
-/* Set region.kind, .host, .address and .device from what the driver said (NULL:
- * ordinary or no memory; `device` is used then). */
+/* Set region.kind, .host, .address and .device to what the driver said. `info` is NULL
+ * for ordinary memory and for no memory, and `device` is used then. */
 void cm_import_place(cm_import *import, const cm_pointer_info *info, int device);
 
-/* An object that gives these shares back at its end; takes them. NULL: it raised. */
+/* Make an object that gives these shares back when it is dropped. It takes the shares
+ * over, even if it fails. NULL with an exception. */
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
-/* Let `given`, or the current stream of the buffer's device (NULL), and with it the
- * buffer come after what the exporter gave its stream `handle` of `device`. 0, or -1
- * with CudaError. */
+/* Make a stream wait for everything that the exporter gave its stream `handle` of
+ * `device`, and let the buffer remember that stream. It is `given`, or the current
+ * stream of the buffer's device if that is NULL. 0, or -1 with CudaError. */
 int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
                     uint64_t handle);
 
-/* The buffer. Takes over `drop` on success only, `locked` never. NULL: it raised. */
+/* Make the buffer. It takes over `drop` only if it succeeds, and never takes `locked`.
+ * NULL with an exception. */
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
-/* An ndarray's memory; the driver is not asked about up to `unasked` bytes. `dtype` and
- * `locked` are owned by the caller on success. 0 or -1. */
+/* Describe the memory of an ndarray. The driver is not asked about up to `unasked`
+ * bytes. After success the caller owns `dtype` and `locked`. 0, or -1 with an
+ * exception. */
 int cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked,
                          cm_import *out);
-/* An ndarray (which is kept) to a buffer over its memory. */
+/* Make a buffer over the memory of an ndarray, which the buffer keeps. */
 PyObject *cm_import_array(cm_state *state, PyObject *array);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A buffer over a `__cuda_array_interface__` dictionary, which the package has read and
- * checked, entry by entry. */
+/* Makes a buffer over memory that a `__cuda_array_interface__` dictionary describes.
+ * The package has read the dictionary and checked it entry by entry. */
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/protocols/import.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any object as memory: the order in which protocols are tried, asbuffer(), and
- * whatever copy() is given as a region with all that keeps it alive. */
+/* Takes any object as memory: tries the protocols in their order, has asbuffer(), and
+ * describes whatever copy() is given as a region with everything that keeps it
+ * alive. */
 #include "docstrings.h"
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
@@ -14,7 +15,7 @@
 /* -- arrays with a mask ------------------------------------------------------------- */
 
 /* The mask of a numpy.ma.MaskedArray lies in memory of its own, which nothing here
- * reads: its elements would come as if none were masked. 0, or -1 with TypeError. */
+ * reads, so its elements would be copied as if none were masked. */
 int
 cm_check_unmasked(PyObject *array)
 {
@@ -34,7 +35,8 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
                    ? NULL
                    : Py_NewRef(object);
     }
-    /* NumPy's own arrays: datetimes and structures too, which DLPack cannot describe */
+    /* NumPy's arrays are read directly, since DLPack cannot describe datetimes and
+     * structures. */
     if (cm_numpy_is_array(object)) {
         return cm_check_unmasked(object) < 0 ? NULL : cm_import_array(state, object);
     }
@@ -51,9 +53,9 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     return buffer;
 }
 
-/* An import failed: a tensor of PyTorch's that has no memory of its own, or other
- * values than its memory, is told of by its name instead of by what it stumbled over.
- */
+/* After a failed import, find out whether the object is a tensor of PyTorch's that has
+ * no memory of its own, or whose values are not those in its memory. The error then
+ * names that, instead of what the import stumbled over. */
 static void
 explain_tensor(cm_state *state, PyObject *object)
 {
@@ -74,10 +76,11 @@ explain_tensor(cm_state *state, PyObject *object)
     cm_error_restore(kept);
 }
 
-/* Any exporter to a new Buffer without a copy: a Buffer itself, DLPack (with `stream`,
- * may be NULL), CAI, the buffer protocol, in that order. The driver is not asked about
- * up to `unasked` bytes of the host's memory that come by DLPack's C functions.
- * TypeError naming the type when it exports none of them. */
+/* Make a new Buffer without a copy of any exporter. It tries, in this order, a Buffer
+ * itself, DLPack (with `stream`, which may be NULL), the CUDA array interface, and the
+ * buffer protocol. The driver is not asked about host memory of up to `unasked` bytes
+ * that comes by DLPack's C functions. TypeError names the type of an object that
+ * exports none of them. */
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
@@ -167,7 +170,7 @@ cm_operand_storage_of(const cm_state *state, PyObject *array)
     PyObject *owner = cm_numpy_owner(array);
     cm_storage *storage = NULL;
     if (owner != NULL && cm_buffer_check(state, owner)) {
-        storage = ((cm_buffer *)(void *)owner)->storage; /* kept by the array */
+        storage = ((cm_buffer *)(void *)owner)->storage; /* the array keeps it */
     }
     Py_XDECREF(owner);
     return storage;
@@ -175,8 +178,10 @@ cm_operand_storage_of(const cm_state *state, PyObject *array)
 
 enum { SHORT_NBYTES = 64 << 10 };
 
-/* `array` is kept. Where it is page-locked or managed, the planner should know; up to
- * `unasked` bytes of memory that is not ours (UINT64_MAX: of any) that is not asked. */
+/* Describe the memory of `array`, which is kept. The driver is asked whether it is
+ * page-locked or managed, because the planner should know. It is not asked about up to
+ * `unasked` bytes of memory that is not ours, and about no memory if that is
+ * UINT64_MAX. */
 static int
 read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
@@ -215,7 +220,7 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     return result;
 }
 
-/* A scalar of Python or NumPy, or a list or tuple of values. */
+/* Is it a scalar of Python or NumPy, or a list or tuple of values? */
 static bool
 is_plain_value(PyObject *object)
 {
@@ -224,7 +229,8 @@ is_plain_value(PyObject *object)
            || cm_numpy_is_scalar(object);
 }
 
-/* bytes are a run of uint8, but one value of a bytes or void dtype. */
+/* Are these bytes one value for the target? They are if its dtype is of bytes or void;
+ * for other dtypes bytes are a run of uint8. */
 static bool
 is_bytes_value(PyObject *object, PyObject *target_dtype)
 {
@@ -235,7 +241,8 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
     return kind == 'S' || kind == 'V';
 }
 
-/* Python values become elements of the target's dtype, if they stay the same. */
+/* Make elements of the target's dtype of Python values, as far as their values stay the
+ * same. */
 static int
 init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)
@@ -251,13 +258,13 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     if (array == NULL) {
         return -1;
     }
-    /* what was made of a value just now is ordinary memory */
+    /* the array that was just made of a value is ordinary memory */
     int result = init_array(state, operand, array, plain ? UINT64_MAX : 0);
     Py_DECREF(array);
     return result;
 }
 
-/* Has it a protocol that import_object() reads? */
+/* Has the object a protocol that import_object() reads? */
 static bool
 is_exporter(PyObject *object)
 {
@@ -267,7 +274,8 @@ is_exporter(PyObject *object)
         return true;
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        /* on the type: a property that raises is still an exporter, with its reason */
+        /* The type is asked as well: an object whose property raises is still an
+         * exporter, and the import says why it failed. */
         if (PyObject_HasAttrString((PyObject *)Py_TYPE(object), names[i])
             || PyObject_HasAttrString(object, names[i])) {
             return true;
@@ -282,12 +290,14 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     if (cm_buffer_check(state, object) || cm_numpy_is_array(object)) {
         return true;
     }
-    /* a tensor: looking for its protocols would take longer than importing it does */
+    /* For a tensor of the type seen last, looking for protocols would take longer than
+     * importing it. */
     bool is_known = state->exchange_type == (PyObject *)Py_TYPE(object);
     return is_known || (!is_plain_value(object) && is_exporter(object));
 }
 
-/* Else what another library's managed memory may be asked for is not known. */
+/* Can the host read managed memory at any time on all devices? Only then is it safe to
+ * treat another library's memory as ordinary without asking what it is. */
 static bool
 shares_managed(cm_state *state)
 {
@@ -341,7 +351,7 @@ void
 cm_operand_fini(cm_operand *operand)
 {
     if (operand->storage != NULL) {
-        cm_storage_unpin(operand->storage); /* `keep` still holds it */
+        cm_storage_unpin(operand->storage); /* `keep` still holds the storage */
     }
     operand->storage = NULL;
     Py_CLEAR(operand->dtype);

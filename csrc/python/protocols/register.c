@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Page-locked memory of others: the begin and the end of a Registration. */
+/* Page-locks memory that somebody else made: the beginning and the end of a
+ * Registration. */
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -9,7 +10,7 @@
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
-/* The storage's `foreign_drop`. */
+/* The `foreign_drop` of a storage over another storage's memory. */
 static void
 drop_storage(void *argument)
 {
@@ -17,8 +18,8 @@ drop_storage(void *argument)
     cm_storage_release(argument, true);
 }
 
-/* `object`, one of our own buffers or an array, is kept by `storage` from now on. 0, or
- * -1 with an exception; bytes->dtype is owned. */
+/* Let `storage` keep `object`, one of our buffers or an array, and describe its memory.
+ * The caller owns bytes->dtype. 0, or -1 with an exception. */
 static int
 keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *bytes)
 {
@@ -39,11 +40,12 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     cm_memory_share(storage, buffer->storage);
     storage->foreign_drop = drop_storage;
     storage->foreign_argument = cm_storage_hold(buffer->storage);
-    cm_storage_begin_export(buffer->storage); /* so that free() refuses */
+    /* so that free() of that buffer refuses */
+    cm_storage_begin_export(buffer->storage);
     return 0;
 }
 
-/* Why mapping it failed, where the driver's own words do not say. */
+/* Raise why mapping the memory failed, where the driver's own words do not say it. */
 static int
 refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
 {
@@ -54,8 +56,9 @@ refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
                                            status.code == CM_ENOTSUP, offset));
 }
 
-/* Lock the pages. Where a limit or the driver has no room for them, what the pools of
- * page-locked memory keep for reuse goes back first, and they are tried once more. */
+/* Lock the pages. If a limit or the driver has no room for them, the pools of
+ * page-locked memory first give back the memory that they keep for reuse, and the pages
+ * are tried again. */
 static cm_status
 lock_with_room(cm_state *state, const cm_storage *storage, bool read_only,
                cm_registration **out)
@@ -80,8 +83,8 @@ lock_with_room(cm_state *state, const cm_storage *storage, bool read_only,
     return status;
 }
 
-/* Raise what locking pages failed with; where there was no room for them, or the system
- * does not lock pages, the package adds what was asked for and what to do. */
+/* Raise the failure to lock pages. If there was no room for them, or the system does
+ * not lock pages, the package adds what was asked for and what to do. */
 static int
 refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
 {
@@ -98,7 +101,7 @@ refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
             (unsigned long long)storage->nbytes, cm_limits_list(budget)));
 }
 
-/* Lock what `bytes` reaches and fill `storage` in. */
+/* Lock the memory that `bytes` describes, and fill in `storage`. */
 static int
 lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
            bool lock_read_only, bool mapped)
@@ -110,12 +113,12 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
     cm_address address = 0;
     cm_status status = lock_with_room(state, storage, lock_read_only, &registration);
     if (status.code == CM_ECANCELLED) {
-        return -1; /* with the exception of a signal's handler */
+        return -1; /* a signal's handler has raised */
     }
     if (cm_is_ok(status)) {
         status = CM_WITHOUT_GIL(cm_registration_device_address(registration, &address));
     }
-    storage->registration = registration; /* goes with the storage */
+    storage->registration = registration; /* the storage owns it */
     if (registration != NULL) {
         cm_storage_note_registered(storage, CM_EVENT_ALLOCATE);
     }
@@ -127,7 +130,8 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
         if (mapped) {
             return refuse_mapping(state, storage, status);
         }
-        status = cm_ok(); /* locked by others, unmapped: copies need no address */
+        /* others have locked it without mapping it; copies need no address */
+        status = cm_ok();
         address = 0;
     }
     if (!cm_is_ok(status)) {
@@ -182,8 +186,8 @@ cm_register_memory(PyObject *module, PyObject *args)
 
 /* -- the end of a registration ------------------------------------------------------- */
 
-/* Until nothing but buffers knows the memory; the GIL is released in between. 0, or -1
- * with BufferError, a transfer's failure or what a signal handler raised. */
+/* Wait until only buffers use the memory. The GIL is released in between. 0, or -1 with
+ * BufferError, the failure of a transfer, or what a signal handler raised. */
 static int
 wait_until_unused(cm_storage *storage)
 {
@@ -210,7 +214,7 @@ cm_unregister_memory(PyObject *module, PyObject *args)
     }
     cm_buffer *buffer = (cm_buffer *)(void *)object;
     cm_storage *storage = cm_storage_hold(buffer->storage);
-    /* free() may have closed it, and left the pages to a transfer */
+    /* free() may have closed it and left the pages to a transfer */
     bool open = !storage->closed || storage->registration != NULL;
     int result = 0;
     if (!open) {
