@@ -10,7 +10,7 @@
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 
-/* -- Devices, of which there is one for each index --------------------------------- */
+/* -- Devices: one for each index --------------------------------------------------- */
 
 PyObject *
 cm_device_object_new(cm_state *state, int index)
@@ -135,7 +135,8 @@ device_enter(PyObject *op, PyTypeObject *type, PyObject *const *args, Py_ssize_t
     return device_block(op, type, false);
 }
 
-/* The arguments are what was raised in the block, which is let pass. */
+/* The arguments describe an exception that was raised in the block. It is not
+ * swallowed. */
 static PyObject *
 device_exit(PyObject *op, PyTypeObject *type, PyObject *const *Py_UNUSED(args),
             Py_ssize_t Py_UNUSED(nargs), PyObject *Py_UNUSED(kwnames))
@@ -143,8 +144,9 @@ device_exit(PyObject *op, PyTypeObject *type, PyObject *const *Py_UNUSED(args),
     return device_block(op, type, true);
 }
 
-/* What a Device has in C: no Python frame may be between the `with` statement and
- * these, since a Ctrl-C that came there would leave a block open. */
+/* The `with` methods of a Device. They are C functions, since no Python frame may be
+ * between the `with` statement and them: a Ctrl-C that came there would leave a block
+ * open. */
 static PyMethodDef device_blocks[] = {
     {"__enter__", CM_METHOD(device_enter), METH_METHOD | CM_KEYWORDS,
      CM_DOC__DeviceBlocks___enter__},

@@ -89,7 +89,7 @@ runtime_version(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(version);
 }
 
-/* By the name of each call of CUDA, the oldest driver that has it. */
+/* A dict from the name of each CUDA call to the oldest driver that has it. */
 static PyObject *
 oldest_drivers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {

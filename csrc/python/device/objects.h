@@ -62,13 +62,13 @@ cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
  * another device. */
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 /* Read the handle of a stream of another library, from an object or from the handle
- * itself as an int. *keep says whether the stream lasts as long as the object, which
- * nobody knows of an int. 0; or -1 with TypeError or ValueError, which call it
- * `argument`, or with what the object's own code raised. May run Python code. */
+ * itself as an int. *keep says whether the stream lives as long as the object, which is
+ * unknown for an int. 0; or -1 with TypeError or ValueError, which call it `argument`,
+ * or with what the object's own code raised. May run Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
 /* The record that None means, borrowed until Python code runs or the GIL is released.
- * NULL, without an exception, where it takes cm_stream_for_device() to find out. */
+ * NULL, without an exception, if only cm_stream_for_device() can find it out. */
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {
@@ -143,10 +143,11 @@ typedef struct cm_transfer_object {
      * state. */
     PyObject *module;
     PyObject *weakrefs;
-    /* owned: memory that may have moved during the copy; NULL: none. */
+    /* owned: memory that may have moved during the copy; may be NULL */
     PyObject *watched;
     int (*check)(cm_state *state, PyObject *watched); /* 0, or -1 with BufferError */
-    /* The device whose default stream order(None) and order(1) mean; -1: none. */
+    /* The device whose default stream order(None) and order(1) mean; -1 if there is
+     * none. */
     int device;
 } cm_transfer_object;
 
@@ -154,7 +155,8 @@ typedef struct cm_transfer_object {
  * exception. */
 PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
                                  PyObject *src, int device);
-/* Let whoever first sees that the copy is done `check` what is `watched`, a list. */
+/* Have `check` called with `watched`, a list, by whoever first sees that the copy is
+ * done. */
 void cm_transfer_watch(PyObject *transfer, PyObject *watched,
                        int (*check)(cm_state *state, PyObject *watched));
 /* Let `stream` wait for the copy. Blocks as cm_ticket_order() does; Ctrl-C ends that

@@ -78,7 +78,8 @@ cm_streams_collect(cm_state *state, cm_stream **out)
     return count;
 }
 
-/* As in CUDA, the per-thread handle means the stream of the thread that uses it. */
+/* Take the per-thread stream of the calling thread. As in CUDA, its handle means the
+ * stream of whichever thread uses it. */
 static cm_stream *
 take_own(cm_state *state, const cm_stream *others)
 {
@@ -176,7 +177,7 @@ cm_joining_stream(cm_state *state, int device)
     return cm_stream_hold(*slot);
 }
 
-/* The innermost stream of `device` in a chain, borrowed from `chain`; NULL: there is
+/* The innermost stream of `device` in a chain, borrowed from `chain`; NULL if there is
  * none. Streams that a shutdown closed are passed over, since the next use starts
  * afresh. */
 static PyObject *
@@ -218,7 +219,7 @@ cm_current_stream(cm_state *state, int device)
 /* -- of another library ------------------------------------------------------------- */
 
 /* The device that the object itself names (device_index in PyTorch; device_id in CuPy,
- * where -1 is "the current one"); -1: it does not say; -2 with an exception. */
+ * where -1 is "the current one"). -1 if it does not say; -2 with an exception. */
 static int
 named_device(const cm_runtime *rt, PyObject *object)
 {
@@ -307,9 +308,10 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
     return record;
 }
 
-/* Make a record of a foreign stream, which the record keeps alive unless it is an int.
- * `device` (-1: cumem's current one) counts only where neither the object nor the
- * driver says it. On loan; NULL with TypeError, ValueError or CudaError. */
+/* Make a record of a foreign stream. The record keeps the stream's object alive, unless
+ * that is an int. `device` (-1: cumem's current one) counts only if neither the object
+ * nor the driver says which it is. On loan; NULL with TypeError, ValueError or
+ * CudaError. */
 static cm_stream *
 from_foreign(cm_state *state, PyObject *object, const char *argument, int device)
 {

@@ -37,8 +37,8 @@ from_int(PyObject *number, const char *name, uint64_t *out)
                              Py_BuildValue("(Os)", number, name));
 }
 
-/* Whether int() may make a handle of a value. It reads texts and floats as well, but
- * nobody means these as handles. 1; 0; or -1 with what reading an attribute raised. */
+/* May int() make a handle of the value? It reads texts and floats as well, but nobody
+ * means these as handles. 1; 0; or -1 with what reading an attribute raised. */
 static int
 may_be_number(PyObject *value)
 {
@@ -213,7 +213,7 @@ try_index(const cm_state *state, PyObject *object, const char *argument, uint64_
     return result < 0 ? -1 : 1;
 }
 
-/* Whether .ptr and .handle of this object may be those of a stream. 1; 0; or -1 with an
+/* May .ptr and .handle of this object be those of a stream? 1; 0; or -1 with an
  * exception. */
 static int
 may_be_stream(const cm_state *state, PyObject *object)

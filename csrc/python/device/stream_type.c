@@ -184,7 +184,7 @@ stream_dealloc(PyObject *op)
 
 /* -- methods ----------------------------------------------------------------------- */
 
-/* Give the record of a Stream back, and answer. */
+/* Give the record of a Stream back, and return `answer` or raise what `status` says. */
 static PyObject *
 give(PyObject *op, cm_stream *stream, cm_status status, PyObject *answer)
 {
@@ -394,7 +394,7 @@ stream_hash(PyObject *op)
 static PyObject *
 stream_repr(PyObject *op)
 {
-    /* reading .handle would count as telling other code */
+    /* reading .handle would count as giving it to other code */
     const cm_stream_object *self = (cm_stream_object *)(void *)op;
     unsigned long long handle = self->stream == NULL ? 0 : self->stream->handle;
     return cm_package_call(

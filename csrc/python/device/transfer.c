@@ -114,7 +114,7 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
-/* Wait for the copy, and tell of its progress. False with an exception. */
+/* Wait for the copy, and report its progress. False with an exception. */
 static bool
 wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
               const cm_progress *progress)

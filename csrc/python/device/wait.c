@@ -13,8 +13,8 @@
 
 /* -- signals ----------------------------------------------------------------------- */
 
-/* The main thread; there is one for the process, as signal handlers are. 0: not known.
- * After a fork, the thread that forked is the main one. */
+/* The main thread, or 0 if it is not known. There is one for the process, as there is
+ * one set of signal handlers. After a fork, the thread that forked is the main one. */
 static _Atomic unsigned long main_thread;
 static _Atomic pid_t main_process;
 
@@ -139,10 +139,11 @@ cm_wait_for_ticket(cm_ticket *ticket,
 
 /* -- whole devices ----------------------------------------------------------------- */
 
-/* A wait for a device in a thread of its own. It belongs to the call, until a signal
- * ends that. */
+/* A wait for a device in a thread of its own. It belongs to the call that began it,
+ * until a signal ends that call. */
 typedef struct device_wait {
-    cm_list node; /* after that in state->device_waits; guarded by the GIL */
+    /* in state->device_waits once the call has ended; guarded by the GIL */
+    cm_list node;
     cm_runtime *rt;
     int device;
     cm_thread thread;
@@ -172,7 +173,7 @@ run_wait(void *argument)
     return NULL;
 }
 
-/* Begin such a wait. NULL: there is no memory, or no thread can be had. */
+/* Begin such a wait. NULL if there is no memory, or no thread can be had. */
 static device_wait *
 begin_wait(cm_runtime *rt, int device)
 {
@@ -190,7 +191,7 @@ begin_wait(cm_runtime *rt, int device)
     return wait;
 }
 
-/* Wait for its end, at most so long. False: it goes on. */
+/* Wait for its end for at most `most_ns`. False if it goes on. */
 static bool
 await_end(device_wait *wait, uint64_t most_ns)
 {

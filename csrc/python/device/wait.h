@@ -37,9 +37,9 @@ bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  cm_status (*synchronize)(cm_runtime *rt, uint64_t handle),
                  uint64_t handle, bool naps, cm_status *out);
 
-/* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_settle, and tell
- * of its progress (NULL: nobody is told). False with the exception of a signal handler
- * or of the progress callback. Needs the GIL, and releases it meanwhile. */
+/* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_settle, and
+ * report its progress unless `progress` is NULL. False with the exception of a signal
+ * handler or of the progress callback. Needs the GIL, and releases it meanwhile. */
 bool cm_wait_for_ticket(cm_ticket *ticket,
                         cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
                         uint64_t timeout_ns, const cm_progress *progress,
@@ -67,8 +67,8 @@ cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
  * handler that did not end the wait is raised by the next instruction of Python's, and
  * the result of the call stands. */
 void cm_pool_waiter_end(const cm_pool_waiter *waiter, cm_status status);
-/* True if the current stream that PyTorch or CuPy has in this thread is capturing.
- * (Streams that cumem was told of are known to the runtime.) Needs the GIL. An
+/* True if the current stream that PyTorch or CuPy has in this thread is capturing. (The
+ * runtime itself knows the streams that were passed to cumem.) Needs the GIL. An
  * exception that a signal handler raises meanwhile is raised by the next instruction of
  * Python's. */
 bool cm_library_captures(void);
