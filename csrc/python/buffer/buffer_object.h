@@ -13,7 +13,7 @@ typedef struct cm_buffer {
     cm_state *state;     /* borrowed */
     cm_storage *storage; /* held; never NULL */
     PyObject *dtype;     /* owned: a numpy.dtype */
-    PyObject *base;      /* owned: the buffer that this is a view of; NULL: none */
+    PyObject *base;      /* owned: the buffer that this is a view of, or NULL */
     PyObject *weakrefs;
     int64_t offset; /* of element 0, from the first byte of the storage */
     int64_t itemsize;
@@ -40,8 +40,8 @@ typedef struct cm_inline_buffer {
  * the extents and the itemsize. NULL with MemoryError. */
 cm_inline_buffer *cm_inline_buffer_new(cm_state *state, cm_kind kind, int device,
                                        PyObject *dtype, int ndim);
-/* Take one that was kept, of one dimension and without a dtype; NULL without an
- * exception: there is none. */
+/* Take one that was kept, which has one dimension and no dtype. NULL, without an
+ * exception, if there is none. */
 static inline cm_inline_buffer *
 cm_inline_buffer_take(cm_state *state, cm_kind kind)
 {

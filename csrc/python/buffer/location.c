@@ -16,7 +16,7 @@ is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The node in "numa:1", a number of one or two digits; -1: it is another text. */
+/* The node in "numa:1", a number of one or two digits; -1 for any other text. */
 static int
 node_of(const char *text, Py_ssize_t size)
 {

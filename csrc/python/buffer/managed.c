@@ -12,7 +12,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 
-/* None, or NULL where `result` says that an exception is set. */
+/* None, or NULL if `result` says that an exception is set. */
 static PyObject *
 none_unless(int result)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding what foreign bytes are in, keeping that, and comparing where it is. */
+/* Finds what object foreign bytes are in, keeps it, and compares where it is. */
 #include "python/buffer/memory_watch.h"
 
 #include "python/core/errors.h"
@@ -46,8 +46,8 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
-/* Forgive an Exception: what an object does not tell of its memory is not known, which
- * is not a failure. 0, or -1 with anything else. */
+/* Forgive an Exception: what an object does not say about its memory is not known,
+ * which is not a failure. 0, or -1 with anything else. */
 static int
 forgive(void)
 {
@@ -153,8 +153,8 @@ holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
            && storage->nbytes <= nbytes - (first - address);
 }
 
-/* Have a storage refuse to be resized. Only storages on the CPU can be told, and each
- * only once. */
+/* Have a storage refuse to be resized. Only storages on the CPU can be asked to, and
+ * each only once. */
 static int
 fix_size(const cm_storage *storage)
 {

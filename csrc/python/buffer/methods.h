@@ -21,7 +21,7 @@ PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
 /* In shapes.c; METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
-/* All elements as a view of one axis, or NotImplemented where that takes a copy. */
+/* All elements as a view of one axis, or NotImplemented if that takes a copy. */
 PyObject *cm_buffer_in_a_row(cm_buffer *self);
 
 /* In axes.c; a getter, and METH_FASTCALL | METH_KEYWORDS. */

@@ -88,9 +88,9 @@ keep_whole_pages(cm_address *address, uint64_t *nbytes)
 /* How a buffer divides into parts that have nothing of others between their elements.
  * All parts look the same, and there is one for each index of the first axes. */
 typedef struct row_cut {
-    /* How many of the first axes are stepped through; 0: there is one part. */
+    /* How many of the first axes are stepped through; 0 if there is only one part. */
     int axis_count;
-    uint64_t count; /* of parts */
+    uint64_t count; /* how many parts there are */
     int64_t low;    /* the lowest byte of a part, from its first element */
     uint64_t nbytes;
 } row_cut;
@@ -176,7 +176,8 @@ submit(cm_runtime *rt, const cm_page_call *call, const span_list *spans)
     return cm_ok();
 }
 
-/* Give the reason of a refusal, of which the driver's "invalid device" says nothing. */
+/* Give the reason of a refusal, about which the driver's "invalid device" says
+ * nothing. */
 static cm_status
 explained(cm_runtime *rt, int device, cm_status status)
 {
@@ -266,8 +267,7 @@ run(cm_state *state, const cm_page_call *call, int home, const span_list *spans)
     return cm_py_check(state, status, doing[call->work]);
 }
 
-/* Submit the call for buffers that the caller has pinned. 0, or -1 with an exception.
- */
+/* Submit the call for pinned buffers. 0, or -1 with an exception. */
 static int
 submit_pinned(cm_state *state, const cm_page_call *call, cm_buffer *const *buffers,
               Py_ssize_t buffer_count)

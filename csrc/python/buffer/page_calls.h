@@ -18,11 +18,11 @@ typedef struct cm_page_call {
     int location;      /* for a prefetch or an advice */
     int advice;        /* one of CM_ADVISE_…, for an advice */
     cm_stream *stream; /* on loan; an advice has none */
-    /* On loan; remembered in place of `stream`, since the caller makes it come after
-     * that before the memory is unpinned. NULL: there is none. */
+    /* On loan, or NULL. The memory remembers this stream in place of `stream`, since
+     * the caller makes it come after `stream` before the memory is unpinned. */
     cm_stream *follower;
-    /* Not for the span of the buffer, of which there is only one, but for the spans of
-     * those of its parts that have nothing of others between their elements. */
+    /* The call is not for the one span of the buffer, but for the spans of those of its
+     * parts that have nothing of others between their elements. */
     bool by_rows;
 } cm_page_call;
 

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_residency(): what is known of where the pages of managed memory are.
+/* page_residency(): what is known about where the pages of managed memory are.
  *
- * The driver tells of a range where it was last sent, if all of it was sent to the same
- * place, and nothing otherwise. So a range of which it does not know that is halved
- * until it does, or until the range is too short to be told apart.
+ * The driver says where a range was last sent if all of it was sent to the same place,
+ * and nothing otherwise. So a range about which it says nothing is halved until it
+ * does, or until the range is too short to be divided. Example: 8 MiB, of which the
+ * first 2 MiB were sent to device 0.
  *
- * Example: 8 MiB, of which the first 2 MiB were sent to device 0.
- *
- *   0-8      not known: halve
- *   0-4      not known: halve
- *   0-2      device 0
- *   2-4      nowhere, not known: halved down to 64 KiB, each of them nowhere
- *   4-8      likewise
+ *     0-8  not known: halve
+ *     0-4  not known: halve
+ *     0-2  device 0
+ *     2-4  nowhere, not known: halved down to 64 KiB, each of them nowhere
+ *     4-8  likewise
  *
  * Neighbours with the same answer are joined: (0, 2 MiB, device 0), (2, 8 MiB,
  * None). */
@@ -20,7 +19,7 @@
 #include "python/buffer/page_calls.h"
 
 enum {
-    /* All of the memory is looked at in at most so many steps. */
+    /* the memory is looked at in at most so many ranges */
     MOST_RANGES = 1024,
     STEP_NBYTES = 64 << 10, /* the least step */
     MOST_WAITING = 64, /* ranges that wait to be asked about; each halving adds two */
@@ -110,7 +109,7 @@ find_sent(const cm_buffer *self, cm_address address, uint64_t nbytes)
     return answer;
 }
 
-/* The bytes on pages that are on the host, or None where the system does not tell. */
+/* The bytes on pages that are on the host, or None if the system does not say. */
 static PyObject *
 find_host_nbytes(cm_address address, uint64_t nbytes, bool *sampled)
 {

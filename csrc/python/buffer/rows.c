@@ -11,7 +11,7 @@ typedef struct rows {
     cm_buffer *buffer; /* owned */
     int64_t next;      /* the index of the next row */
     int64_t step;      /* 1 or -1 */
-    int64_t left;      /* so many rows are still to come */
+    int64_t left;      /* how many rows are still to come */
 } rows;
 
 static PyObject *

@@ -81,7 +81,7 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
     CM_NEEDS_GIL();
     memcpy((void *)out, storage, sizeof(*out));
-    out->spans = NULL; /* what goes back is ordered after all uses alike */
+    out->spans = NULL; /* giving back comes after all uses alike */
     out->span_count = out->span_capacity = 0;
     if (storage->uses == &storage->first_use) {
         out->uses = &out->first_use;
@@ -140,7 +140,7 @@ unlocks(const cm_storage *detached)
     return detached->unlocks || detached->registration != NULL;
 }
 
-/* True when giving back may make runtime calls, for which the GIL is released. */
+/* True if giving back may make calls of the runtime, for which the GIL is released. */
 static bool
 may_wait(const cm_storage *detached)
 {
@@ -178,7 +178,7 @@ settle(const cm_storage *detached, cm_runtime *runtime)
     return first;
 }
 
-/* Take back what was advised: whoever has the block next did not ask for it. */
+/* Take the advice back, since whoever gets the block next did not ask for it. */
 static cm_status
 forget_advice(const cm_storage *detached, cm_runtime *rt)
 {
@@ -191,7 +191,7 @@ forget_advice(const cm_storage *detached, cm_runtime *rt)
         cm_status status = CM_IN_SCOPE(
             rt, detached->device,
             cm_rt_advise(rt, detached->address, detached->nbytes, advice, location));
-        /* a device that cannot access it need not be told that it does not */
+        /* a device that cannot access the memory has no advice to take back */
         if (location < 0 || status.code != CM_CUDA_INVALID_DEVICE) {
             first = cm_first_failure(first, status);
         }
@@ -266,7 +266,7 @@ cm_storage_drop_foreign(cm_storage *detached)
     cm_error_restore(kept);
 }
 
-/* Give everything back, with the GIL released where that may wait. */
+/* Give everything back, with the GIL released if that may wait. */
 static cm_status
 give_detached(cm_storage *detached)
 {

@@ -74,9 +74,11 @@ typedef struct cm_use_span {
     bool is_known;
     /* The storage's use_calls when the stream was last given work. */
     uint64_t named_at;
-    /* The stream came after everything that is in the way of this …. */
+    /* The stream has come after all work that is in the way of `followed` and that
+     * streams had been given when use_calls was `followed_at`, which is 0 if it has
+     * come after nothing. */
     cm_extent followed;
-    uint64_t followed_at; /* … and was given by then; 0: after nothing */
+    uint64_t followed_at;
 } cm_use_span;
 
 /* -- itself ------------------------------------------------------------------------------- */
@@ -91,12 +93,13 @@ typedef struct cm_use_span {
  * GIL. Exactly one of block, registration with view, and foreign keeps the bytes. */
 typedef struct cm_storage {
     atomic_size_t refs;
-    atomic_uint_least64_t holds; /* of CM_HOLD_…: what the bytes must outlive */
-    cm_list node;                /* in state->storages while open */
-    cm_state *state;             /* borrowed */
-    cm_kind kind;                /* what consumers may do with it */
-    cm_kind residency;           /* where the planner takes the bytes to be */
-    int device;                  /* index; 0 for pageable memory, which has none */
+    /* counts what the bytes must outlive, in units of CM_HOLD_… */
+    atomic_uint_least64_t holds;
+    cm_list node;      /* in state->storages while open */
+    cm_state *state;   /* borrowed */
+    cm_kind kind;      /* what consumers may do with it */
+    cm_kind residency; /* where the planner takes the bytes to be */
+    int device;        /* index; 0 for pageable memory, which has none */
     /* Flags of cudaHostAlloc, cudaMallocManaged or cudaHostRegister. */
     unsigned flags;
     void *host;         /* first byte for the host; NULL for device memory */
@@ -106,7 +109,7 @@ typedef struct cm_storage {
     /* Closed by free(), the end of a with block or shutdown(): the bytes are gone, or
      * go with the last hold. */
     atomic_bool closed;
-    /* Someone may work on it whom we cannot see: a fence when it goes back. */
+    /* Somebody whom we cannot see may work on it, so it goes back behind a fence. */
     bool was_exported;
     bool is_file; /* foreign, and known to be that of a mapped file */
     /* __cuda_array_interface__ gave the address away; its consumers may have kept
@@ -120,26 +123,26 @@ typedef struct cm_storage {
     bool is_lost;
     bool is_traced;    /* tracemalloc knows of the block */
     bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
-    /* For thrashing.c, of managed memory: who used which bytes last, and how often that
-     * changed since when. */
+    /* For thrashing.c, about managed memory: which side used which bytes last, how
+     * often that changed, and since when. */
     bool side_is_device;
-    /* The warning was given. This and what follows means nothing while side_high is
-     * 0. */
+    /* The warning was given. This and the members after it mean nothing while side_high
+     * is 0. */
     bool side_was_told;
     uint32_t side_turns;
     uint64_t side_since_ns;
     int64_t side_low;
-    int64_t side_high; /* 0: nobody has used any */
-    /* Fills that were left to streams: writes that no ticket tells of. */
+    int64_t side_high; /* 0 if nobody has used any */
+    /* How many fills were left to streams. No ticket stands for these writes. */
     uint64_t late_count;
-    uint64_t seen_count; /* so many of these fills were waited for */
-    /* Exports through the buffer protocol, ever. Each consumer may have kept nothing
-     * but the object, so the bytes then go with the last reference. Our own arrays take
-     * theirs back. */
+    uint64_t seen_count; /* how many of these fills were waited for */
+    /* How often it was ever exported through the buffer protocol. Each consumer may
+     * have kept nothing but the object, so after such an export the bytes go with the
+     * last reference. Our own arrays take their export back. */
     size_t view_count;
     /* About the view that is the only export there ever was, while it may turn out not
      * to have been one (cm_storage_watch_view()): */
-    const void *only_view;   /* where its consumer keeps it; NULL: there is none */
+    const void *only_view;   /* where its consumer keeps it; NULL if there is none */
     uint64_t only_number;    /* state->export_total when it was given */
     Py_ssize_t only_refs;    /* references of the buffer before that */
     cm_numpy_call only_call; /* the call within which it was asked for */
@@ -154,22 +157,22 @@ typedef struct cm_storage {
     PyObject *memory;
     uint64_t memory_address; /* its first byte and its size, where is_watched */
     uint64_t memory_nbytes;
-    bool is_watched; /* each use compares these two with what they are then */
+    bool is_watched; /* each use checks that these two have not changed */
     /* C clean-up, instead of `foreign` or beside it. */
     void (*foreign_drop)(void *argument);
     void *foreign_argument;
     /* Streams that worked on it, held, without duplicates; guarded by the GIL. */
     cm_stream **uses;
-    /* The first so many of these streams are used by others too: whatever is queued
-     * there may use the memory for as long as it lives. */
+    /* How many of the first streams are used by others too: whatever is queued there
+     * may use the memory for as long as it lives. */
     uint32_t lasting_count;
     uint64_t use_calls;   /* how often a stream was given work */
     cm_stream *first_use; /* uses points here while one is enough */
     uint32_t use_count;
     uint32_t use_capacity;
-    cm_use_span *spans;  /* one for each use, or NULL: nothing is known of any */
+    cm_use_span *spans;  /* one for each use; NULL if nothing is known of any */
     uint32_t span_count; /* use_count, or 0 */
-    uint32_t prune_at;   /* with so many uses, look again which streams are idle */
+    uint32_t prune_at;   /* how many uses make us look again which streams are idle */
     uint32_t span_capacity;
     bool first_is_lent; /* uses[0] is the state's own record, and is not held */
     void (*free_struct)(struct cm_storage *storage); /* called at the very end */
@@ -178,7 +181,7 @@ typedef struct cm_storage {
     cm_writer *pending;
     uint32_t writer_count;
     uint32_t writer_capacity;
-    uint32_t forget_at; /* with so many transfers, look again which have finished */
+    uint32_t forget_at; /* how many transfers make us look again which have finished */
     /* The engine's count of failures when it was last looked at. */
     uint64_t failed_total;
     uint64_t many_call; /* the last copy_many() that named it, and its index there */
@@ -235,8 +238,7 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
  * bytes are ordinary memory from now on, and bytes that the child did not get are lost
  * to it. Needs the GIL. */
 void cm_storage_inherit(cm_storage *storage);
-/* The rest of cm_storage_check_open(), where there is more to look at than two
- * flags. */
+/* The rest of cm_storage_check_open(), called if one of its two flags is set. */
 int cm_storage_look_closer(const cm_storage *storage);
 
 /* Check that the memory can be used. 0; or -1 with ValueError "… is closed", with
@@ -265,16 +267,16 @@ bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
 /* As cm_storage_add_use(), for a stream on which others work on it, now or later. 0, or
  * -1 with MemoryError. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
-/* Forget uses that no later call can have to wait for, except `by` and lasting ones.
- * Called when a call of ours of `extent` is done or, if `by` is not NULL, queued on
- * `by`, after it came after what was in its way when `use_calls` was read; `all`: after
- * everything. Nothing happens if another stream was given work since. Needs the GIL,
- * and releases it for streams that end. */
+/* Forget uses that no later call can have to wait for, except `by` and lasting ones. It
+ * is called for a call of ours that touches `extent`, once that is done or, if `by` is
+ * not NULL, queued on `by`. That call came after all work that was in its way when
+ * `use_calls` was read, or with `all` after all work. Nothing happens if another stream
+ * was given work since. Needs the GIL, and releases it for streams that end. */
 void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
                             bool all, uint64_t use_calls);
-/* Forget streams that are idle, once so many have gathered that it is worth asking: not
- * each of them need have been in the way of another. Needs the GIL, and releases it for
- * streams that end. */
+/* Forget streams that are idle, once so many have gathered that it is worth asking.
+ * Streams that are in nobody's way would otherwise never be forgotten. Needs the GIL,
+ * and releases it for streams that end. */
 void cm_storage_prune_uses(cm_storage *storage);
 /* With more uses than this, a call comes after all of them, so that it may forget them;
  * otherwise busy streams that live for one copy would gather. */
@@ -283,8 +285,8 @@ enum { CM_MOST_USES = 64 };
  * what was written; with `streams`, also for the work of its streams. 0, or -1 with the
  * failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);
-/* As cm_storage_wait(), for the transfers alone and not for what fill() queued: for
- * work that comes after that anyway. */
+/* As cm_storage_wait(), but for transfers only and not for what fill() queued. This is
+ * for callers whose work comes after the fills anyway. */
 int cm_storage_wait_pending(cm_storage *storage);
 /* Keep free() and shutdown() of other threads away (with BufferError) while a call of
  * ours works on it without the GIL. */
@@ -342,7 +344,7 @@ cm_storage_has_past(const cm_storage *storage)
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);
 /* Remember an unfinished transfer of it, which came after all those in its way that
- * have numbers below `seen` (0: after none). 0, or -1 with MemoryError. Needs the
+ * have numbers below `seen` (0 if after none). 0, or -1 with MemoryError. Needs the
  * GIL. */
 int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                           uint64_t seen);

@@ -98,7 +98,7 @@ widen(cm_extent *extent, cm_extent by)
     }
 }
 
-/* The span of a use, borrowed; NULL: nothing is known of that use. */
+/* The span of a use, borrowed; NULL if nothing is known of that use. */
 static cm_use_span *
 span_of(const cm_storage *storage, uint32_t index)
 {

@@ -15,8 +15,8 @@
 enum { MANY_TURNS = 16 };
 #define WINDOW_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-/* Whether the user said where the memory is to be, so that its moves are meant. 1; 0;
- * or -1 with an exception. */
+/* Has the user said where the memory is to be, so that its moves are intended? 1; 0; or
+ * -1 with an exception. */
 static int
 is_steered(const cm_buffer *self)
 {

@@ -7,8 +7,8 @@
 
 /* -- indexing ----------------------------------------------------------------------------- */
 
-/* By integers, slices, Ellipsis and None. These functions answer false for an index
- * that is wrong, and the package says what is wrong with it. */
+/* Indexing by integers, slices, Ellipsis and None. These functions return false for an
+ * index that is wrong, and the package says what is wrong with it. */
 
 typedef struct cursor {
     const cm_buffer *self;

@@ -13,7 +13,7 @@
 #include "python/module/module.h"
 #include "python/protocols/protocols.h"
 
-/* -- attributes: of the layout on closed buffers too, of the memory not -------------- */
+/* -- attributes: a closed buffer still has those of its layout --------------------- */
 
 enum attribute {
     AT_ptr,
@@ -67,9 +67,9 @@ get(PyObject *object, void *attribute)
 #define ATTRIBUTE(type, name)                                                          \
     {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
 
-/* Names that everybody types who comes from NumPy, CuPy or PyTorch, and whose error
- * says what to type here. They are descriptors, as a __getattr__ would take the
- * interpreter's short way from every attribute there is. */
+/* Names that people type who come from NumPy, CuPy or PyTorch; the error of each says
+ * what to type here. They are descriptors, since a type with a __getattr__ loses the
+ * interpreter's fast way to all its attributes. */
 /* clang-format off */
 #define HINTS(X)                                                                       \
     X(clone) X(close) X(contiguous) X(copy_) X(cpu) X(cuda) X(data_ptr) X(detach)      \
@@ -133,7 +133,7 @@ static PyGetSetDef device_getters[] = {
     }
 ASK(unary, "buffers.hints", "refuse_arithmetic", object)
 
-/* What the buffer says of itself, with its values or without. */
+/* Ask the package for the text of repr(), or for that of str(), which shows values. */
 static PyObject *
 buffer_text(PyObject *object, bool with_values)
 {
@@ -157,8 +157,8 @@ buffer_str(PyObject *object)
     return buffer_text(object, true);
 }
 
-/* The names of what can be read of the buffer now. Whether it can be handed over by the
- * CUDA array interface depends on its memory, its strides and its dtype. */
+/* List the names that can be read of the buffer now. Whether the CUDA array interface
+ * is one of them depends on its memory, its strides and its dtype. */
 static PyObject *
 buffer_dir(PyObject *object, PyObject *unused CM_UNUSED)
 {
@@ -168,7 +168,7 @@ buffer_dir(PyObject *object, PyObject *unused CM_UNUSED)
         Py_BuildValue("(ON)", object, PyBool_FromLong(has_interface)));
 }
 
-/* What a notebook shows of the buffer. */
+/* Ask the package for what a notebook shows. */
 static PyObject *
 buffer_html(PyObject *object, PyObject *unused CM_UNUSED)
 {
@@ -177,15 +177,16 @@ buffer_html(PyObject *object, PyObject *unused CM_UNUSED)
                            Py_BuildValue("(ON)", object, PyBool_FromLong(is_emulated)));
 }
 
-/* Without this `in` would compare the views one by one, by identity. */
+/* Refuse `in`, which would otherwise compare the views one by one, by identity. */
 static int
 buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 {
     return cm_package_refuse("buffers.views", "refuse_search", PyTuple_Pack(1, object));
 }
 
-/* Arithmetic is for others: what to type, or NotImplemented; in place never that, after
- * which `buf += array` would make `buf` another array. */
+/* Buffers do no arithmetic. The package says what to type, or answers NotImplemented so
+ * that the other operand may do it. In place it never does: `buf += array` would then
+ * make `buf` another array. */
 #define REFUSE(name)                                                                   \
     static PyObject *name(PyObject *a, PyObject *b)                                    \
     {                                                                                  \
@@ -209,7 +210,8 @@ buffer_round(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nargs
     return refuse_in_place(object, Py_None);
 }
 
-/* A number of Python's, and none of NumPy's, which compares elements itself. */
+/* Is it a number of Python's? NumPy's numbers are left to NumPy, which compares
+ * elements itself. */
 static bool
 is_number(PyObject *object)
 {
@@ -217,8 +219,9 @@ is_number(PyObject *object)
            && !cm_numpy_is_scalar(object);
 }
 
-/* Buffers are equal if they are the same object. With a number somebody means the
- * elements: "never equal" would be a wrong answer that nobody notices. */
+/* Buffers are equal if they are the same object. Who compares one with a number means
+ * its elements, so that is refused: "never equal" would be a wrong answer that nobody
+ * notices. */
 static PyObject *
 buffer_compare(PyObject *a, PyObject *b, int op)
 {
@@ -259,7 +262,8 @@ static PyMethodDef buffer_methods[] = {
     KEYWORDED(fill),
     {"item", CM_METHOD(cm_buffer_item), METH_FASTCALL, CM_DOC_Buffer_item},
     {"tolist", cm_buffer_tolist, METH_NOARGS, CM_DOC_Buffer_tolist},
-    /* of device memory too, where it says no: without it NumPy makes an object array */
+    /* Device buffers have it too, where it refuses; without it NumPy makes an array of
+     * objects. */
     {"__array__", CM_METHOD(cm_buffer_array), CM_KEYWORDS, CM_DOC_Buffer___array__},
     {"__complex__", cm_buffer_complex, METH_NOARGS, CM_DOC_Buffer___complex__},
     {"__format__", cm_buffer_format, METH_O, CM_DOC_Buffer___format__},
@@ -305,7 +309,8 @@ static PyMemberDef buffer_members[] = {
 /* -- the types ------------------------------------------------------------------------ */
 
 static PyType_Slot buffer_slots[] = {
-    {Py_tp_hash, NULL}, /* object's, which whoever compares does not inherit */
+    {Py_tp_hash, NULL}, /* that of `object`, which a type with a comparison does not
+                           inherit */
     {Py_tp_doc, (void *)CM_DOC_Buffer},
     {Py_tp_dealloc, (void *)cm_buffer_dealloc},
     {Py_tp_members, buffer_members},
@@ -316,7 +321,7 @@ static PyType_Slot buffer_slots[] = {
     {Py_mp_subscript, (void *)cm_buffer_subscript},
     {Py_mp_ass_subscript, (void *)cm_buffer_ass_subscript},
     {Py_mp_length, (void *)cm_buffer_length},
-    /* without int and float Python would read the bytes of a buffer as digits */
+    /* Without int and float Python would read the bytes of a buffer as digits. */
     {Py_nb_int, (void *)cm_buffer_int},
     {Py_nb_float, (void *)cm_buffer_float},
     {Py_nb_bool, (void *)cm_buffer_bool},
@@ -329,7 +334,8 @@ static PyType_Slot buffer_slots[] = {
     {Py_nb_absolute, (void *)buffer_unary},
     {Py_nb_invert, (void *)buffer_unary},
     {Py_tp_richcompare, (void *)buffer_compare},
-    /* no sq_item: with it others would take a buffer for a list, element by element */
+    /* There is no sq_item: with it others would take a buffer for a list, element by
+     * element. */
     {Py_sq_contains, (void *)buffer_contains},
     {0, NULL},
 };
@@ -376,7 +382,7 @@ cm_register_buffer_types(PyObject *module, cm_state *state)
             {0, NULL},
         };
         if (cm_kind_is_on_device((cm_kind)kind)) {
-            slots[4].slot = 0; /* the host cannot read it */
+            slots[4].slot = 0; /* the host cannot read this memory */
         }
         PyTypeObject **type = &state->buffer_types[kind];
         result = cm_type_add(module, types[kind].name, sizeof(cm_buffer), flags, slots,

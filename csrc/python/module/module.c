@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem._core: what the folder's files export, put together. Importing it makes no CUDA
+/* cumem._core: puts together what the other folders export. Importing it makes no CUDA
  * call and loads no driver. */
 #include "python/module/module.h"
 #include "python/buffer/managed.h"
@@ -59,7 +59,8 @@ add_functions(PyObject *module)
                : PyModule_AddFunctions(module, cm_testing_methods);
 }
 
-/* What each kind of memory is, with its usual flags, and the runtime that is linked. */
+/* Add what the package has to know of the core: the kinds of memory with their usual
+ * flags, and the version of the runtime that is linked. */
 static int
 add_constants(PyObject *module)
 {
@@ -81,7 +82,8 @@ add_constants(PyObject *module)
     return failed ? -1 : 0;
 }
 
-/* 0, or -1 with ImportError where cumem would corrupt memory or hang. */
+/* Refuse an interpreter in which cumem would corrupt memory or hang. 0, or -1 with
+ * ImportError. */
 static int
 check_interpreter(void)
 {
@@ -159,7 +161,8 @@ visit_all(PyObject **first, size_t count, visitproc visit, void *arg)
     return 0;
 }
 
-/* Every object that the state owns, but for kept buffers; `visit` NULL: drop it. */
+/* Visit every object that the state owns, except kept buffers; with `visit` NULL they
+ * are dropped instead. */
 static int
 visit_owned(cm_state *state, visitproc visit, void *arg)
 {
@@ -185,7 +188,7 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     cm_state *state = cm_state_of_module(module);
     for (int kind = 0; state != NULL && kind < CM_KIND_COUNT; kind++) {
-        /* what is kept holds its type */
+        /* Kept buffers hold a reference to their type. */
         cm_inline_buffer *root = state->free_inline[kind].first;
         for (; root != NULL; root = (cm_inline_buffer *)root->buffer.base) {
             Py_VISIT(Py_TYPE((PyObject *)root));

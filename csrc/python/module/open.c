@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the process's devices are opened, at first use and again after a shutdown. */
+/* Opens the devices of the process: at first use, again after a shutdown, and in a
+ * forked child. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,22 +16,22 @@
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
-enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times that */
+enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times as long */
 
 /* What to open, decided with the GIL before it is released. */
 typedef struct opening {
     bool tries_cuda;
-    bool may_emulate;   /* where CUDA is not tried, or does not open */
-    bool fell_back;     /* emulation was not asked for: CUDA did not open */
-    bool faults;        /* wrapped in cm_faults_open() */
-    int driver_version; /* 0: there is no driver */
+    bool may_emulate;   /* if CUDA is not tried, or does not open */
+    bool fell_back;     /* CUDA did not open, and emulation was not asked for */
+    bool faults;        /* the runtime is wrapped by cm_faults_open() */
+    int driver_version; /* 0 if there is no driver */
     int device_count;   /* see count_devices() */
-    cm_status counted;  /* why there are none, by one that was asked elsewhere */
+    cm_status counted;  /* why there are no devices, as count_devices() found out */
     cm_emulated_config emulated;
 } opening;
 
-/* cumem/devices/device.py reads the environment, and what a test has set in its place.
- */
+/* Read the plan. cumem/devices/device.py reads the environment, or what a test has set
+ * in its place. */
 static int
 opening_init(opening *plan)
 {
@@ -72,9 +73,9 @@ opening_init(opening *plan)
     return 0;
 }
 
-/* How many devices the driver is sure to have, which cumem/devices/counting.py finds
- * out without starting it in this process; -1: it is to be started, since it is about
- * to be used or there is no other way. */
+/* Set how many devices the driver certainly has, which cumem/devices/counting.py finds
+ * out without starting it in this process. It is -1 if the driver is to be started,
+ * because it is about to be used or because there is no other way to find out. */
 static int
 count_devices(const cm_state *state, opening *plan)
 {
@@ -113,7 +114,7 @@ opening_run(opening *plan, cm_runtime **out)
     CM_TRY(status);
     if (plan->faults) {
         cm_runtime *wrapper = NULL;
-        /* which the limited API leaves out; NULL if there is none */
+        /* The limited API leaves this function out. NULL if there is none. */
         void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
         int (*has_gil)(void);
         memcpy(&has_gil, &symbol, sizeof(has_gil));
@@ -139,10 +140,10 @@ opening_run_alone(cm_state *state, opening *plan, cm_runtime **out)
     return status;
 }
 
-/* CUDA did not open. The package decides whether the emulated device may stand in, for
- * it depends on whether this machine has a GPU that the process was meant to use. 0
- * with the plan changed, or -1 with the error that says what keeps the GPU from being
- * used. */
+/* Called when CUDA did not open. The package decides whether the emulated device may
+ * stand in, since that depends on whether this machine has a GPU that the process was
+ * meant to use. 0 with the plan changed, or -1 with the error that says what keeps the
+ * GPU from being used. */
 static int
 fall_back(cm_state *state, opening *plan, cm_status failure)
 {
@@ -170,9 +171,9 @@ fall_back(cm_state *state, opening *plan, cm_status failure)
     return may_emulate ? 0 : -1;
 }
 
-/* Wait a while without the GIL for the thread that is opening. 0, or -1 with the
- * exception of a signal's handler, or RuntimeError in a child that was forked
- * meanwhile: no thread goes on with it there. */
+/* Wait a while, without the GIL, for the thread that is opening. 0, or -1 with the
+ * exception of a signal handler, or with RuntimeError in a child that was forked
+ * meanwhile, where no thread will finish the opening. */
 static int
 wait_while_opening(cm_state *state)
 {
@@ -185,7 +186,8 @@ wait_while_opening(cm_state *state)
     return PyErr_CheckSignals();
 }
 
-/* Warn once in the life of the process; a warning made an error undoes the opening. */
+/* Warn once in the life of the process. A warning that is an error undoes the
+ * opening. */
 static int
 warn_of_emulation(cm_state *state, const char *reason)
 {
@@ -220,11 +222,13 @@ adopt(cm_state *state, cm_runtime *runtime)
     state->engine = engine;
     memset(state->engine_has_pool, 0, sizeof(state->engine_has_pool));
     state->has_several = runtime->device_count > 1;
-    (void)cm_configure_apply(state); /* nobody has forked since it was opened */
+    /* this fails only after a fork, and nobody has forked since */
+    (void)cm_configure_apply(state);
     return 0;
 }
 
-/* Load the driver's library without the GIL, which may take a while, and count. */
+/* Load the driver's library without the GIL, because that may take a while, and count
+ * its devices. */
 static int
 find_driver(cm_state *state, opening *plan)
 {
@@ -238,7 +242,8 @@ find_driver(cm_state *state, opening *plan)
     return count_devices(state, plan);
 }
 
-/* 0 and the runtime is open, or is being opened by another; or -1. */
+/* Open the runtime. 0 if it is open or another thread is opening it, or -1 with an
+ * exception. */
 static int
 open_runtime(cm_state *state)
 {
@@ -275,8 +280,8 @@ open_runtime(cm_state *state)
     }
     int result = 0;
     if (plan.fell_back && !state->warned) {
-        /* May be Python code that uses cumem, here or in a thread that it waits for:
-         * they open a runtime of their own, which then serves us too. */
+        /* The warning may run Python code that uses cumem, here or in a thread that it
+         * waits for. That opens a runtime of its own, which then serves us too. */
         result = warn_of_emulation(state, state->emulation_reason);
     }
     if (result < 0 || state->runtime != NULL || state->opening) {
@@ -298,8 +303,9 @@ open_runtime(cm_state *state)
 
 /* -- in a forked child -------------------------------------------------------------------- */
 
-/* Nothing of the parent's is given back or waited for, so all of it leaks: its threads
- * are not here, and each of its locks may be held by one. */
+/* Forget everything of the parent's. Nothing is given back or waited for, so all of it
+ * leaks: its threads are not in the child, and any of its locks may be held by one of
+ * them. */
 static void
 forget_parent(cm_state *state)
 {
@@ -314,8 +320,8 @@ forget_parent(cm_state *state)
     cm_configure_close(state);
 }
 
-/* What the parent's driver made is nothing in a child: bytes of the host are ordinary
- * memory from now on, and everything else is lost. */
+/* Forget what the parent's driver made, since it does not exist in a child. Host memory
+ * is ordinary memory from now on, and everything else is lost. */
 static void
 forget_driver(cm_state *state)
 {
@@ -330,9 +336,9 @@ forget_driver(cm_state *state)
     }
 }
 
-/* Where the parent's driver was never started its runtime is as good in the child, and
- * so are pools over it, which hold nothing. Else a runtime for the host alone follows.
- */
+/* If the parent never started the driver, the child goes on with the same runtime, and
+ * with pools over it, which hold nothing. Otherwise it gets a runtime for the host
+ * alone. */
 int
 cm_state_leave_parent(cm_state *state)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of a generation: everything waited for, given back and closed. */
+/* Ends a generation, that is everything that was opened since the first use or since
+ * the last shutdown. All of it is waited for, given back and closed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,9 +17,10 @@
 #include "python/pool/lending.h"
 #include "python/pool/pool_object.h"
 
-/* -- waited for before anything is taken apart, so that Ctrl-C may end it ---------- */
+/* -- waits before anything is taken apart, so that Ctrl-C may end them ------------- */
 
-/* Waits at most so long. False: there is more. No GIL. */
+/* Wait for unfinished transfers, at most for `most_ns`. False if some are left. Called
+ * without the GIL. */
 static bool
 transfers_end(cm_engine *engine, uint64_t most_ns)
 {
@@ -47,7 +49,8 @@ wait_for_transfers(const cm_state *state)
     return 0;
 }
 
-/* May it be asked? Not what captures, nor a handle that nobody keeps alive. */
+/* May the stream be asked whether it is idle? Not if it is being captured, and not if
+ * its handle is one that nobody keeps alive. */
 static bool
 may_ask(const cm_stream *stream)
 {
@@ -76,11 +79,12 @@ wait_for_stream(const cm_state *state, const cm_stream *stream)
     return is_over ? 0 : -1;
 }
 
-/* For all streams that work on a buffer is on now. */
+/* Wait for all streams that a buffer is used on. */
 static int
 wait_for_uses(cm_state *state)
 {
-    cm_call all = {.state = state}; /* a list of streams on loan, each of them once */
+    /* used as a list of streams on loan, without duplicates */
+    cm_call all = {.state = state};
     int result = 0;
     const cm_list *storages = &state->storages;
     for (const cm_list *n = storages->next; n != storages; n = n->next) {
@@ -96,8 +100,8 @@ wait_for_uses(cm_state *state)
     return result;
 }
 
-/* What was exported may be used by anyone, on any device: it waits for all of them when
- * it is given back. */
+/* Wait for all devices in use if any memory was exported. Anybody may use such memory
+ * on any device, so giving it back would wait for all of them. */
 static int
 wait_for_exports(cm_state *state)
 {
@@ -118,10 +122,10 @@ wait_for_exports(cm_state *state)
     return 0;
 }
 
-/* Wait until nothing that shutdown() ends is at work any more, as far as it can be
- * asked about without touching what others may have destroyed; failures are left to it.
- * In a thread that sees no signals it does nothing. 0, or -1 with the exception of a
- * signal handler: nothing was changed. */
+/* Wait until nothing that shutdown() ends is at work any more, as far as that can be
+ * asked without touching what others may have destroyed. Failures are left to
+ * shutdown() itself. In a thread that sees no signals this does nothing. 0, or -1 with
+ * the exception of a signal handler, and nothing has changed. */
 static int
 wait_for_work(cm_state *state)
 {
@@ -132,26 +136,26 @@ wait_for_work(cm_state *state)
     int result = wait_for_transfers(state);
     result = result == 0 ? wait_for_uses(state) : result;
     result = result == 0 ? wait_for_exports(state) : result;
-    /* What is freed stays cached for now: pools are only waited for. */
+    /* Pools are only waited for; memory that comes free stays in them for now. */
     cm_trim_request r = {.device = -1, .keep_nbytes = INT64_MAX};
     result = result == 0 ? cm_state_trim(state, &r, true) : result;
     cm_state_leave(state);
     return result;
 }
 
-/* -- taken apart ------------------------------------------------------------------- */
+/* -- taking it apart --------------------------------------------------------------- */
 
-/* What a generation leaves behind, taken out of the state before the GIL is released so
- * that a thread which comes meanwhile opens afresh. */
+/* Everything that a generation leaves behind. It is taken out of the state before the
+ * GIL is released, so that a thread that comes meanwhile opens a new one. */
 typedef struct detached_state {
     cm_runtime *runtime;
     cm_registry *registry;
     cm_engine *engine;
-    cm_pool **pools; /* default ones and those of Pool objects */
+    cm_pool **pools; /* default pools and those of Pool objects */
     size_t pool_count;
     cm_storage *storages; /* detached */
     size_t storage_count;
-    cm_stream **streams; /* the default and the joining ones, too */
+    cm_stream **streams; /* including the default and the joining streams */
     size_t stream_count;
     cm_detached_event *events;
     size_t event_count;
@@ -175,7 +179,8 @@ check_no_exports(const cm_state *state)
     return 0;
 }
 
-/* Room for all that there is now, in one piece; NULL with MemoryError. */
+/* Make room, in one piece of memory, for everything that there is now. NULL with
+ * MemoryError. */
 static detached_state *
 detached_create(const cm_state *state)
 {
@@ -199,8 +204,8 @@ detached_create(const cm_state *state)
     return old;
 }
 
-/* Close every storage, Stream and Event; what they had follows once the engine has
- * ended. The GIL is not released: no thread finds half of it gone. */
+/* Close every storage, Stream and Event. Their contents are given back later, once the
+ * engine has ended. The GIL is not released, so no thread sees half of it gone. */
 static void
 collect(cm_state *state, detached_state *out)
 {
@@ -248,7 +253,7 @@ reset_used_devices(cm_runtime *runtime)
     cm_status first = cm_ok();
     for (int device = 0; device < runtime->device_count; device++) {
         if (atomic_load(&runtime->primary[device]) == 0) {
-            continue; /* never entered: a reset would first create a context */
+            continue; /* never entered; a reset would first create a context */
         }
         first = cm_first_failure(
             first, CM_ON_DEVICE(runtime, device, cm_rt_device_reset(runtime)));
@@ -256,7 +261,8 @@ reset_used_devices(cm_runtime *runtime)
     return first;
 }
 
-/* No GIL. Engine first: only then does nothing touch the memory any more. */
+/* Give all memory back. The engine is closed first, since it may still touch the memory
+ * until then. Called without the GIL. */
 static cm_status
 give_memory_back(detached_state *old)
 {
@@ -267,7 +273,7 @@ give_memory_back(detached_state *old)
     }
     for (size_t i = 0; i < old->pool_count; i++) {
         uint64_t released;
-        /* The release frees too, but has nobody to tell what failed. */
+        /* The release would free this memory too, but cannot say what failed. */
         first = cm_first_failure(
             first, cm_pool_trim(old->pools[i], 0, &uninterrupted, &released));
         cm_pool_release(old->pools[i]);
@@ -275,7 +281,7 @@ give_memory_back(detached_state *old)
     return first;
 }
 
-/* No GIL. */
+/* Close what is left, and the runtime at last. Called without the GIL. */
 static cm_status
 close_runtime(detached_state *old, bool reset_devices)
 {
@@ -294,7 +300,7 @@ close_runtime(detached_state *old, bool reset_devices)
     return first;
 }
 
-/* GIL held, released for whatever waits. */
+/* Give back and close everything. The GIL is held, and released for whatever waits. */
 static cm_status
 dismantle(cm_state *state, detached_state *old, bool reset_devices)
 {
@@ -310,7 +316,8 @@ dismantle(cm_state *state, detached_state *old, bool reset_devices)
     return first;
 }
 
-/* 0, or -1 with an exception: nothing may be taken apart. */
+/* Check that nobody uses cumem. 0, or -1 with an exception if nothing may be taken
+ * apart. */
 static int
 check_unused(const cm_state *state)
 {
@@ -323,14 +330,15 @@ check_unused(const cm_state *state)
     return check_no_exports(state);
 }
 
-/* -1 with an exception, 0: another thread did it meanwhile, 1: go ahead. */
+/* Wait until nobody uses cumem. 1 if shutdown() may go on, 0 if another thread has done
+ * it meanwhile, or -1 with an exception. */
 static int
 wait_until_unused(cm_state *state)
 {
     if (cm_device_waits_join(state) < 0) {
         return -1;
     }
-    cm_state_drop_deferred(state); /* which may run Python code: then look */
+    cm_state_drop_deferred(state); /* this may run Python code, so look again */
     if (state->runtime == NULL) {
         return 0;
     }
@@ -338,11 +346,11 @@ wait_until_unused(cm_state *state)
         return -1;
     }
     while (!CM_WITHOUT_GIL(cm_lending_wait(CM_SIGNAL_SLICE_NS))) {
-        if (PyErr_CheckSignals() < 0) { /* which some threads do not see */
+        if (PyErr_CheckSignals() < 0) { /* some threads see no signals */
             return -1;
         }
     }
-    cm_state_drop_deferred(state); /* what the work has left */
+    cm_state_drop_deferred(state); /* what finished work has left */
     if (state->runtime == NULL || state->engine == NULL) {
         return 0;
     }
@@ -359,7 +367,7 @@ shut_down(cm_state *state, bool reset_devices)
         return cm_py_raise_int(state, cm_fail(CM_EFORKED, 0), "while shutting down");
     }
     if (state->engine == NULL) {
-        return 0; /* after the atexit handler: the system frees the rest */
+        return 0; /* the atexit handler has run, and the system frees the rest */
     }
     detached_state *old = NULL;
     do {
@@ -379,7 +387,7 @@ shut_down(cm_state *state, bool reset_devices)
     return cm_py_check(state, status, "while shutting down");
 }
 
-/* Of the package's shutdown(), which has read the flag. */
+/* Does the work of the package's shutdown(), which has read the flag. */
 static PyObject *
 shutdown(PyObject *module, PyObject *reset_devices)
 {
@@ -389,8 +397,8 @@ shutdown(PyObject *module, PyObject *reset_devices)
 
 /* -- at exit ---------------------------------------------------------------------------- */
 
-/* Waits for transfers and, unless daemon threads may be using them, joins the workers;
- * frees nothing (the system does). */
+/* The atexit handler. It waits for transfers, and joins the workers unless daemon
+ * threads may be using them. It frees nothing, as the system does that. */
 static PyObject *
 at_exit(PyObject *module, PyObject *others_run)
 {
@@ -406,7 +414,8 @@ at_exit(PyObject *module, PyObject *others_run)
     cm_status status = cm_ok();
     state->engine = shared ? engine : NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (shared) { /* daemon threads may start new ones for ever: at most a second */
+    /* daemon threads may start transfers for ever: wait at most a second */
+    if (shared) {
         (void)transfers_end(engine, UINT64_C(1000000000));
     }
     else {
@@ -420,7 +429,8 @@ at_exit(PyObject *module, PyObject *others_run)
 
 /* -- after a fork -------------------------------------------------------------------------- */
 
-/* In the child, as soon as it is there: whatever it uses first finds what works. */
+/* Called in a forked child at once, so that whatever it uses first finds a state that
+ * works. */
 static PyObject *
 after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 {
@@ -434,10 +444,10 @@ after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* -- the module's end --------------------------------------------------------------------- */
 
-/* The interpreter's last collection frees objects in any order. Pools, streams and
- * events that are still open use the state when they die, so they are closed while it
- * is there; afterwards they do not look for it. A registrar that did not run has left
- * its list as zeros. */
+/* Close pools, streams and events that are still open. The interpreter's last
+ * collection frees objects in any order, and these use the state when they die, so they
+ * are closed while it is there. Afterwards they do not look for it. A registrar that
+ * did not run has left its list as zeros. */
 static void
 close_objects(cm_state *state)
 {
@@ -466,8 +476,8 @@ void
 cm_state_fini(cm_state *state)
 {
     close_objects(state);
-    /* Storages may outlive the module in the hands of C consumers: they must not look
-     * for a state that is gone. */
+    /* Storages may outlive the module if C consumers hold them, and must not look for a
+     * state that is gone. */
     while (!cm_list_is_empty(&state->storages)) {
         cm_storage *storage = CM_LIST_ENTRY(state->storages.next, cm_storage, node);
         cm_list_remove(&storage->node);

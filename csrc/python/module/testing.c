@@ -87,15 +87,15 @@ poll_transfers(PyObject *module, PyObject *Py_UNUSED(unused))
         cm_gil_take(thread);
         cm_state_leave(state);
     }
-    if (cm_state_runtime(state) == NULL) { /* which drops what was deferred */
+    if (cm_state_runtime(state) == NULL) { /* this drops what was deferred */
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
-/* The interpreter is told that a pending call is queued already. It would else drop the
- * reference as soon as the main thread runs Python, and a test is about a call of the
- * core that does so. */
+/* The state is made to look as if a pending call were queued already. Otherwise the
+ * interpreter would drop the reference as soon as the main thread runs Python, while
+ * the test is about a call of the core that does so. */
 static PyObject *
 defer(PyObject *module, PyObject *value)
 {
@@ -166,7 +166,7 @@ operations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return list;
 }
 
-/* An operation by either of its names; NULL is any. False with ValueError. */
+/* Find an operation by either of its names; NULL means any. False with ValueError. */
 static bool
 find_op(const char *name, cm_op *out)
 {
@@ -279,7 +279,8 @@ calls_with_gil(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* -- the emulated device ------------------------------------------------------------------ */
 
-/* NULL with an exception where no emulated device is open or can be opened. */
+/* The emulated runtime. NULL with an exception if no emulated device is open or can be
+ * opened. */
 static cm_runtime *
 emulated_runtime(PyObject *module)
 {
@@ -467,7 +468,7 @@ order_consumer(PyObject *module, PyObject *args)
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* -- calls on files: the nth fails, counted, held ----------------------------------------- */
+/* -- calls on files: counted, held, or made to fail -------------------------------- */
 
 static PyObject *
 file_plan(PyObject *module, PyObject *args)

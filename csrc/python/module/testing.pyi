@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of testing.c, which cumem._core has in builds for tests alone."""
+"""The hooks of testing.c, which cumem._core has only in builds for tests."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def _test_count_transfers() -> int:
     """The number of unfinished transfers."""
 
 def _test_poll() -> None:
-    """Let go of what is done."""
+    """Look which transfers are done, and drop what they have kept."""
 
 def _test_defer(value: object, /) -> None:
     """Drop a reference to `value` at the next use, as a finished copy does."""
@@ -30,7 +30,7 @@ def _test_copy_counts() -> dict[str, int]:
     """The number of copies by the text of their route; short ones are "quick"."""
 
 def _test_deny_peers(denied: bool, /) -> None:
-    """Copy as if no device reached another, or again as they do."""
+    """Copy as if no device reached another, or again as they really do."""
 
 def _test_operations() -> list[tuple[str, str, int]]:
     """The name, CUDA's name and the oldest driver of each call of the runtime."""
@@ -45,7 +45,7 @@ def _test_fault_struck() -> str | None:
     """The operation that the plan made fail last."""
 
 def _test_delay_op(op: str | None, us: int, /) -> None:
-    """Delay each call of an operation, or of any, by so many microseconds."""
+    """Delay each call of an operation, or of any, by `us` microseconds."""
 
 def _test_calls_with_gil() -> dict[str, int]:
     """The number of calls that were made with the GIL held, by operation."""
@@ -54,7 +54,7 @@ def _test_set_capturing(stream: object, on: bool, /) -> None:
     """Begin or end the capture of an emulated stream."""
 
 def _test_emulated_counts() -> dict[str, int]:
-    """The number of live objects of the emulated devices, by their kind."""
+    """The number of live objects of the emulated devices, by kind."""
 
 def _test_contexts() -> int:
     """The emulated devices that have had a context, as bits."""
@@ -63,7 +63,7 @@ def _test_enter_device(device: int, /) -> None:
     """Make an emulated device current in this thread, as a library does."""
 
 def _test_leave_device() -> None:
-    """Make current again what was so before the last _test_enter_device()."""
+    """Make the device current again that was so before _test_enter_device()."""
 
 def _test_host_pages(address: int, nbytes: int, /) -> int:
     """The number of pages of managed memory that are on the host."""
@@ -75,7 +75,7 @@ def _test_array_interface(buffer: Buffer, /) -> dict[str, Any]:
     """The __cuda_array_interface__ that the buffer would have on a GPU."""
 
 def _test_order_consumer(buffer: Buffer, stream: object, /) -> None:
-    """Order a stream after the buffer's work, as DLPack does for a consumer's."""
+    """Order a stream after the buffer's work, as DLPack does for a consumer."""
 
 def _test_file_plan(
     nth: int,
