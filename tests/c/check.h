@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Assertions and a runner for the C tests. A failed check prints both values, is
- * counted and leaves the test function; MAIN lists the tests and answers non-zero on
- * failure. Checks may be made from any thread; only RUN's own thread may use a failing
- * one to leave.
+/* Assertions and a runner for the C tests. A check that fails prints both values, is
+ * counted, and returns from the function that it is in, which in a test ends the test.
+ * Any thread may make checks. MAIN lists the tests, and its program exits non-zero if a
+ * check failed.
  *
  *     static void
  *     test_pool_empty_has_no_bytes(void)
@@ -10,8 +10,8 @@
  *         CHECK_EQ(count(), 0);
  *         CHECK_OK(cm_pool_create(rt, &config, &pool));
  *     }
- *     MAIN(RUN(test_pool_empty_has_no_bytes))
- */
+ *
+ *     MAIN(RUN(test_pool_empty_has_no_bytes)) */
 #pragma once
 
 #include <stdatomic.h>
@@ -24,9 +24,9 @@
 
 static atomic_int check_failures;
 
-/* Under ThreadSanitizer, which takes many times as long, more rounds of what one thread
- * does say nothing more: every nth of them is enough there; elsewhere it is every one.
- */
+/* How often to repeat what a single thread does: every nth round under ThreadSanitizer,
+ * which takes many times as long and learns nothing from more rounds of one thread, and
+ * otherwise every round. */
 #define CHECK_EVERY(n) (CHECK_TSAN ? (n) : 1)
 #ifdef __SANITIZE_THREAD__
 #    define CHECK_TSAN 1
@@ -34,8 +34,8 @@ static atomic_int check_failures;
 #    define CHECK_TSAN 0
 #endif
 
-/* A loop of a test over its own bytes, which no sanitizer need watch: else it would
- * take most of the time. */
+/* For a loop of a test over its own bytes. No sanitizer need watch it, and watching
+ * would take most of the time. */
 #define CHECK_UNWATCHED                                                                \
     __attribute__((no_sanitize("address,undefined,thread"), optimize("O2")))
 
@@ -130,7 +130,7 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
-/* The call answers a cm_status with that code. */
+/* The call returns a cm_status with that code. */
 #define CHECK_CODE(call, expected)                                                     \
     do {                                                                               \
         cm_status check_status_ = (call);                                              \
@@ -144,7 +144,7 @@ static atomic_int check_failures;
     } while (0)
 #define CHECK_OK(call) CHECK_CODE(call, CM_OK)
 
-/* Body of MAIN: run one test and say how it went. */
+/* In the body of MAIN: run one test and say how it went. */
 #define RUN(test)                                                                      \
     do {                                                                               \
         if (only == NULL || strstr(#test, only) != NULL) {                             \
@@ -157,8 +157,8 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0);
 
-/* The same for a test of one thread that maps gigabytes: for each of them
- * ThreadSanitizer writes several. */
+/* The same for a test of one thread that maps gigabytes, which is left out under
+ * ThreadSanitizer: for each byte it writes several. */
 #define RUN_WITHOUT_TSAN(test)                                                         \
     if (CHECK_TSAN) {                                                                  \
         printf("skip   %s\n", #test);                                                  \
@@ -167,8 +167,8 @@ static atomic_int check_failures;
     else                                                                               \
         RUN(test)
 
-/* int main: MAIN(RUN(test_a) RUN(test_b)). An argument runs only tests whose name holds
- * it. */
+/* Defines main(), as in MAIN(RUN(test_a) RUN(test_b)). With an argument it runs only
+ * tests whose names contain that. */
 #define MAIN(runs)                                                                     \
     int main(int argc, char **argv)                                                    \
     {                                                                                  \

@@ -60,7 +60,7 @@ has_happened(cm_runtime *rt, uint64_t event)
     return done;
 }
 
-/* Whatever may run has run. */
+/* Wait until everything that may run has run. */
 CM_UNUSED static void
 let_run(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests of the engine: a function of the test before each copy that the runtime
- * is given, on the thread that gives it. */
+/* For C tests of the engine: calls a function of the test before each copy that the
+ * runtime is given, on the thread that gives it. */
 #pragma once
 
 #include <unistd.h>
@@ -19,7 +19,7 @@ hooked_copy_async(cm_runtime *rt, cm_address dst, cm_address src, uint64_t nbyte
     return real_ops->copy_async(rt, dst, src, nbytes, stream);
 }
 
-/* Before anybody uses the world; it ends with the world. */
+/* To be called before anybody uses the world. The hook ends with the world. */
 CM_UNUSED static void
 hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbytes))
 {
@@ -30,7 +30,7 @@ hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbyt
     w->rt->ops = &hooked_ops;
 }
 
-/* Until the flag is set. */
+/* Wait until the flag is set. */
 CM_UNUSED static bool
 wait_for_flag(const atomic_bool *flag)
 {

@@ -25,7 +25,7 @@ typedef struct memory {
     uint64_t nbytes;
     void *host;
     cm_address address;
-    unsigned char *bytes; /* the same, for the test to look at */
+    unsigned char *bytes; /* the same memory, for the test to look at */
 } memory;
 
 CM_UNUSED static void
@@ -106,7 +106,7 @@ take_memory(world *w, cm_kind kind, int device, uint64_t nbytes)
     return m;
 }
 
-/* By an element at `value`. `out` (NULL if it is not wanted) says how. */
+/* Fill with the element at `value`. `out`, which may be NULL, gets how it went. */
 CM_UNUSED static cm_status
 fill(world *w, const cm_region *dst, const void *value, cm_stream *stream,
      bool blocking, cm_ticket_info *out)
@@ -148,7 +148,7 @@ give_memory(world *w, memory *m)
     cm_device_leave(w->rt, &guard);
 }
 
-/* All of the memory, or what begins at `offset`, as a region of no dimensions yet. */
+/* Describe the memory from `offset` on as a region that has no dimensions yet. */
 CM_UNUSED static cm_region
 region_at(const memory *m, uint64_t offset)
 {
@@ -189,7 +189,8 @@ unshut(world *w, const cm_stream *stream)
     MUST(cm_emulated_gate_open(w->rt, stream->handle));
 }
 
-/* A file of `nbytes` bytes at `offset` that no name leads to any more. */
+/* Open a file that no name leads to any more, with `nbytes` bytes of content at
+ * `offset`. */
 CM_UNUSED static void
 open_file(int *fd, const unsigned char *content, uint64_t nbytes, uint64_t offset)
 {
@@ -200,7 +201,7 @@ open_file(int *fd, const unsigned char *content, uint64_t nbytes, uint64_t offse
     CHECK_EQ(pwrite(*fd, content, nbytes, (off_t)offset), nbytes);
 }
 
-/* A cm_keep.drop that counts. */
+/* A cm_keep.drop that counts its calls. */
 CM_UNUSED static void
 count_drop(void *object)
 {

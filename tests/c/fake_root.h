@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests: a folder of files that stands for /proc and /sys. */
+/* For C tests: a folder of files that takes the place of /proc and /sys. */
 #pragma once
 
 #include <ftw.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests of many copies at once: ends of pieces. */
+/* For C tests of many copies at once: makes the ends of pieces. */
 #pragma once
 
 #include "engine_world.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests: an emulated runtime under a fault wrapper, and its end with a leak
- * check. */
+/* For C tests: opens an emulated runtime under a fault wrapper, and closes it with a
+ * check for leaks. */
 #pragma once
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "runtime/faults.h"
 #include "wait.h"
 
-/* What a test cannot go on without. */
+/* A call that a test cannot go on without. */
 #define MUST(call)                                                                     \
     do {                                                                               \
         cm_status must_status_ = (call);                                               \
@@ -30,8 +30,8 @@ page_nbytes(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* True when the host may not touch the byte, as the kernel finds that reads it for us:
- * a child would not do to find out, where it gets no such memory. */
+/* True if the host may not touch the byte. The kernel finds out by reading it for us. A
+ * child could not find out, since it does not get such memory. */
 CM_UNUSED static bool
 touch_crashes(const void *at)
 {
@@ -43,13 +43,13 @@ touch_crashes(const void *at)
     return crashes;
 }
 
-/* How late a stream is at most. Sweeps, which run the same hundreds of times with
- * another call failing, are late by less: they define it before. */
+/* How late a stream is at most. Sweeps run the same code hundreds of times with another
+ * call failing each time, so they define a smaller delay before they include this. */
 #ifndef EMULATED_DELAY_US
 #    define EMULATED_DELAY_US 200
 #endif
 
-/* As the package opens it. */
+/* The configuration with which the package opens it. */
 CM_UNUSED static void
 default_config(cm_emulated_config *config)
 {

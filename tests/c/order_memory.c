@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks of memory: what goes back to the runtime has no work on it. */
+/* The oracle's hooks of memory: no work may run on memory that goes back to the
+ * runtime. */
 #include "order_private.h"
 
 static void

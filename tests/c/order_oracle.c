@@ -40,7 +40,7 @@ order_join_locked(oracle_clock *into, const oracle_clock *from)
     }
 }
 
-/* What the next work of the line stands behind: CUDA's own order too. */
+/* What the next work of the line comes after, by CUDA's own order as well. */
 oracle_clock
 order_clock_locked(uint32_t index)
 {

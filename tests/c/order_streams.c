@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks of streams, gates and events. */
+/* The oracle's hooks of streams, gates and events. */
 #include <stdlib.h>
 
 #include "order_private.h"
@@ -7,8 +7,8 @@
 
 /* -- streams ---------------------------------------------------------------------------- */
 
-/* The line behind a handle, and the clock of what it was given so far or (`next`) would
- * be given now; ORACLE_LINES: a stale handle. */
+/* Find the line behind a handle, and the clock of what it was given so far or, with
+ * `next`, of what it would be given now. ORACLE_LINES if the handle is stale. */
 static uint32_t
 look_up(uint64_t handle, bool next, oracle_clock *clock)
 {
@@ -71,7 +71,7 @@ hook_stream_destroy(cm_runtime *rt, uint64_t stream)
     uint32_t line = order_find_locked(stream, 0);
     if (line < ORACLE_LINES) {
         order_it->lines[line].is_open = false;
-        order_it->lines[line].is_shut = false; /* that opens its gate */
+        order_it->lines[line].is_shut = false; /* destroying it opens its gate */
     }
     cm_mutex_unlock(&order_it->lock);
     return order_it->real->stream_destroy(rt, stream);
@@ -89,7 +89,7 @@ hook_stream_query(cm_runtime *rt, uint64_t stream, bool *done)
     return status;
 }
 
-/* Say so and do it: with nobody between the two. */
+/* Note it and do it, so that nobody comes in between. */
 static cm_status
 gate_locked(uint32_t index, bool shut)
 {
@@ -150,7 +150,7 @@ device_clock(int device)
     oracle_clock clock = {{0}};
     cm_mutex_lock(&order_it->lock);
     for (uint32_t i = 0; i < order_it->line_count; i++) {
-        if (order_it->lines[i].device == device) { /* destroyed ones too */
+        if (order_it->lines[i].device == device) { /* even if it was destroyed */
             order_join_locked(&clock, &order_it->lines[i].after);
             clock.of[i] = order_it->lines[i].seq;
         }

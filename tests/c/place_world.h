@@ -4,7 +4,8 @@
 
 #include "pool_world.h"
 
-/* One chunk, and as much as a growth takes at once of a pool that holds little. */
+/* The size of one chunk. It is also how much a pool that holds little grows by at a
+ * time. */
 #define LUMP (8 * MIB)
 
 CM_UNUSED static uint64_t
@@ -29,7 +30,8 @@ check_usable(cm_runtime *rt, const cm_block *block)
     cm_address end = block->address + block->nbytes;
     for (cm_address at = block->address; at < end;
          at = (at / (2 * MIB) + 1) * (2 * MIB)) {
-        MUST(cm_rt_fill_8_async(rt, at, epoch, 1, 0)); /* mapped in whole chunks */
+        /* memory is mapped in whole chunks */
+        MUST(cm_rt_fill_8_async(rt, at, epoch, 1, 0));
     }
     MUST(cm_rt_fill_8_async(rt, end - 1, epoch, 1, 0));
     MUST(cm_rt_device_synchronize(rt));

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What random operations on pools must add up to: the blocks handed out, each pool's
- * sums and what it may hold, compared with the pool's own counters, its budgets and the
- * emulated device. Knows nothing of how a pool works.
- * Locks: one, for the sums; compare only while no other thread is in a pool. */
+/* A model of what random operations on pools must add up to: the blocks that are handed
+ * out, the sums of each pool, and what it may hold. These are compared with the pool's
+ * own counters, its budgets and the emulated device. The model knows nothing about how
+ * a pool works. Locks: one, for the sums. Compare only while no other thread is in a
+ * pool. */
 #pragma once
 
 #include "order_oracle.h"
@@ -11,24 +12,24 @@
 enum { MODEL_POOLS = 7, MODEL_USES = 4, MODEL_KINDS = 4 };
 
 typedef struct model_pool {
-    cm_pool *pool;   /* NULL: none */
-    bool is_closing; /* let go of: gone with its last block */
+    cm_pool *pool;   /* may be NULL */
+    bool is_closing; /* released, and gone with its last block */
     cm_pool_config config;
     uint64_t live_nbytes, live_count, requested_nbytes;
     uint64_t alloc_count, free_count, refused_count, trim_count;
     uint64_t peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes;
     uint64_t window_live_nbytes, window_requested_nbytes, window_waste_nbytes;
-    uint64_t reserved_nbytes; /* when last looked at */
+    uint64_t reserved_nbytes; /* when it was last looked at */
 } model_pool;
 
 typedef struct model_block {
-    cm_block *block; /* NULL: an empty place */
+    cm_block *block; /* NULL if the place is empty */
     model_pool *of;
-    uint64_t begin;          /* by the host's address where there is one */
-    uint64_t nbytes;         /* asked for */
-    const cm_stream *behind; /* compared only: whose earlier work may still run on it;
-                                NULL: none's */
-    cm_stream *uses[MODEL_USES]; /* held: that worked on it */
+    uint64_t begin;          /* the host's address if there is one */
+    uint64_t nbytes;         /* as asked for */
+    const cm_stream *behind; /* the stream whose earlier work may still run on it, or
+                                NULL; only compared */
+    cm_stream *uses[MODEL_USES]; /* held: streams that worked on it */
     uint32_t use_count;
 } model_block;
 
@@ -37,30 +38,30 @@ typedef struct pool_model {
     cm_runtime *rt; /* borrowed, the fault wrapper */
     order_oracle *oracle;
     model_pool pools[MODEL_POOLS];
-    cm_budget kinds[MODEL_KINDS];      /* which pools share, */
-    uint64_t kind_nbytes[MODEL_KINDS]; /* and what they were charged with */
+    cm_budget kinds[MODEL_KINDS];      /* the budgets that pools share */
+    uint64_t kind_nbytes[MODEL_KINDS]; /* what they were charged with */
     model_block *blocks;
     uint32_t block_count;
     char wrong[240];
 } pool_model;
 
-/* The line of a stream for new work; of NULL the host's. */
+/* The line for new work of a stream, or the host's line for NULL. */
 uint32_t model_line(const pool_model *model, const cm_stream *stream);
-/* A block was handed out for `stream`: nobody has these bytes, nothing may run there.
- */
+/* Note that a block was handed out for `stream`, and check that nobody has these bytes
+ * and that no work may run there. */
 void model_take(pool_model *model, model_pool *of, uint32_t place, cm_block *block,
                 uint64_t nbytes, const cm_stream *stream);
-/* It is about to be given back; its place is empty then. */
+/* Note that a block is about to be given back, which empties its place. */
 model_block model_give(pool_model *model, uint32_t place);
-/* The peaks were begun anew. */
+/* Note that the peaks were begun anew. */
 void model_reset_peaks(model_pool *of);
 void model_reset_window(model_pool *of);
-/* The pool's figures are the model's; it holds no more than its limits allow, unless it
- * held more before they were set. */
+/* Check that the pool's figures are those of the model, and that it holds no more than
+ * its limits allow, unless it held more before they were set. */
 void model_compare(pool_model *model, model_pool *of);
-/* Its listing shows the blocks handed out and adds up. */
+/* Check that the pool's listing shows the blocks that are handed out, and adds up. */
 void model_compare_list(pool_model *model, model_pool *of);
-/* What the pools say they hold is what the budgets were charged with and what came from
- * the runtime. */
+/* Check that the pools hold what the budgets were charged with and what came from the
+ * runtime. */
 void model_compare_all(pool_model *model);
 void model_fail(pool_model *model, const char *what, uint64_t a, uint64_t b);

@@ -8,7 +8,8 @@
 random_world world;
 
 static _Thread_local uint64_t state;
-/* For so many operations most are about one pool, size and two streams. */
+/* While `left` is not 0, most operations are about one pool, one size and two
+ * streams. */
 static _Thread_local struct {
     int left, pool, streams[2];
     uint64_t nbytes;
@@ -121,8 +122,8 @@ is_used(const cm_stream *stream)
     return false;
 }
 
-/* Ours may go at any time; another's when no block that is held was used on it. The
- * pool may still remember either. */
+/* One of our streams may go at any time, another library's only if no block that is
+ * held was used on it. The pool may still remember either. */
 void
 random_drop_stream(random_stream *h)
 {
@@ -244,8 +245,8 @@ random_place(bool taken)
     return RANDOM_BLOCKS;
 }
 
-/* Work that touches no memory, but stands in the stream: what is noted has to be
- * queued, or it is over sooner than the notes say. */
+/* Queue work that touches no memory but has its place in the stream. What is noted
+ * really has to be queued, or it would be over sooner than the notes say. */
 static void
 queue_mark(const cm_stream *stream)
 {
@@ -273,11 +274,12 @@ random_use(model_block *b, cm_stream *stream)
     cm_device_guard guard;
     MUST(cm_device_enter(world.inner, stream->device, &guard));
     if (b->behind != NULL && b->behind != stream) {
-        queue_mark(stream); /* who hands a block on to another has to order the two */
+        /* whoever hands a block on to another stream has to order the two */
+        queue_mark(stream);
     }
     else {
-        /* Nothing orders the streams of one block, so each has a part of its own: a
-         * race that is seen is then the pool's. */
+        /* Nothing orders the streams of one block, so each works on a part of its own.
+         * A race that is seen is then the pool's. */
         uint64_t part = b->block->nbytes / MODEL_USES;
         uint64_t nbytes = part < 256 ? part : 256;
         uint64_t offset = i * part + dice(2) * (part - nbytes);
@@ -317,7 +319,7 @@ random_open(uint64_t seed, bool is_alone)
     for (int d = 0; d < 2; d++) {
         cm_device_guard guard;
         MUST(cm_device_enter(world.rt, d, &guard));
-        /* What cudaMalloc gave is used by the other's streams, too. */
+        /* Streams of the other device use memory of cudaMalloc as well. */
         MUST(cm_rt_peer_enable(world.inner, 1 - d));
         cm_device_leave(world.rt, &guard);
         random_stream *to = &world.streams[d];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of the pool share: one pool on an emulated device, its blocks and
- * streams, the invariants looked at after each step. */
+ * streams, and the invariants that are checked after each step. */
 #pragma once
 
 #include "base/thread.h"
@@ -9,7 +9,8 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1) << 20)
-/* Fills a chunk of its own, so that whether it came back can be told by its address. */
+/* A block of this size fills a chunk of its own, so that its address says whether it
+ * came back. */
 #define CHUNK (2 * MIB)
 
 /* clang-format off */
@@ -36,7 +37,7 @@ open_stream(cm_runtime *rt, int device)
     return stream;
 }
 
-/* Nobody interrupts its waits. */
+/* An allocation whose waits nobody interrupts. */
 CM_UNUSED static cm_status
 pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
 {
@@ -92,7 +93,7 @@ synchronize(cm_runtime *rt, const cm_stream *stream)
     cm_device_leave(rt, &guard);
 }
 
-/* Shut the gate with work on the block behind it. */
+/* Shut the gate of the stream with work on the block behind it. */
 CM_UNUSED static void
 hold_work(cm_runtime *rt, const cm_stream *stream, const cm_block *block)
 {
@@ -120,7 +121,7 @@ open_gate(void *arg)
     return NULL;
 }
 
-/* Nothing is left but streams, which the tests make outside of what they test. */
+/* Check that nothing is left but streams, which the tests themselves make. */
 CM_UNUSED static void
 check_only_streams_live(cm_runtime *rt)
 {

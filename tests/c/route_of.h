@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which route a row is. Only tests ask that: the core asks the row what it does. */
+/* Says which route a row is. Only tests ask that: the core asks the row for its
+ * properties. */
 #pragma once
 
 #include "transfer/plan/route.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random copies of eight threads through one engine: every route, strides, all ways to
  * wait, transfers that are cancelled, dropped and interrupted, and runtime calls that
- * fail in between. Each byte is looked at, each ticket held against what has happened.
- * Arguments: seconds (4), seed (1). */
+ * fail in between. Each byte is looked at, and each ticket is compared with what has
+ * happened. Arguments: seconds (4), seed (1). */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ enum {
     SMALL_NBYTES = (2 << 20) / CHECK_EVERY(8),
     LARGE_NBYTES = 64 << 20, /* one thread at a time */
     LARGE_KINDS = 3,
-    UNTOUCHED = 255, /* no byte of a source */
+    UNTOUCHED = 255, /* no byte of a source has this value */
     STUCK_SECONDS = 100,
     FAULT = 998,
 };
@@ -53,8 +53,8 @@ dice(uint64_t sides)
 static const cm_ops_table *real_ops;
 static cm_ops_table failing_ops;
 
-/* Never two in a row on one thread: a wait that is tried again works then, so that it
- * is known what still runs. */
+/* Should this call fail? Never two in a row on one thread: a wait that is tried again
+ * then works, so it is known what still runs. */
 static bool
 strikes(void)
 {
@@ -127,7 +127,8 @@ typedef struct copy {
     int64_t steps[2]; /* of target and source; negative: backwards */
     unsigned char first;
     atomic_int drops;
-    int asks; /* of the engine whether to go on, until it is not */
+    /* how often the engine may still ask whether to go on before it is interrupted */
+    int asks;
 } copy;
 
 static unsigned char
@@ -160,8 +161,8 @@ fill_ends(const copy *c)
     }
 }
 
-/* All is as it should be: every byte where it belongs (`all`), none (`none`), or some.
- */
+/* Check the target: every byte is where it belongs (`all`), no byte has changed
+ * (`none`), or some have. */
 static void
 check_target(const copy *c, bool all, bool none)
 {
@@ -204,7 +205,7 @@ count_outcome(int what)
     atomic_fetch_add(&step_count, 1);
 }
 
-/* The ticket says of the copy, which is over, what is so. */
+/* Check that the ticket says what is true about the copy, which is over. */
 static void
 check_ticket(const copy *c, cm_ticket *ticket, cm_status status, bool cancelled)
 {
@@ -223,7 +224,7 @@ check_ticket(const copy *c, cm_ticket *ticket, cm_status status, bool cancelled)
     check_target(c, cm_is_ok(status), cancelled);
 }
 
-/* Wait, cancel, let a stream wait, or let go. */
+/* Wait for the copy, cancel it, let a stream wait for it, or drop its ticket. */
 static void
 follow(copy *c, cm_ticket *ticket)
 {
@@ -246,7 +247,7 @@ follow(copy *c, cm_ticket *ticket)
     }
     if (dice(4) == 0) {
         cm_status ordered = cm_ticket_order(ticket, w.streams[dice(WORLD_DEVICES)]);
-        (void)ordered; /* the wait says the same */
+        (void)ordered; /* waiting says the same */
     }
     while (status.code == CM_ETIMEOUT) {
         status = cm_ticket_wait(ticket, dice(2) == 0 ? UINT64_MAX : 100000);
@@ -288,7 +289,9 @@ make_copy(copy *c, uint32_t index)
         return;
     }
     CHECK(status.code == FAULT || status.code == CM_ECANCELLED);
-    await_drop(c); /* interrupted while the device is busy with others: in a moment */
+    /* if the copy was interrupted while the device was busy with others, the keep is
+     * dropped soon */
+    await_drop(c);
     check_target(c, false, false);
     count_outcome(status.code == FAULT ? FAILED : INTERRUPTED);
 }
@@ -348,7 +351,7 @@ work(void *argument)
         make_copy(&c, index);
         exempt = true;
         cm_status unread = cm_engine_take_unread(w.engine);
-        (void)unread; /* of those that were dropped */
+        (void)unread; /* failures of copies whose tickets were dropped */
     }
     for (int i = 0; i < 2 * KINDS; i++) {
         give_memory(&w, &mine.of[i / KINDS][i % KINDS]);
@@ -356,7 +359,7 @@ work(void *argument)
     return NULL;
 }
 
-/* Who hangs does not end by himself. */
+/* A thread that ends the program if it hangs. */
 static void *
 watch(void *unused)
 {
@@ -397,7 +400,7 @@ check_nothing_left(void)
     for (int i = 0; i < WORLD_DEVICES; i++) {
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[i]->handle));
     }
-    WAIT_UNTIL(count_left() == 0); /* threads that give back the last */
+    WAIT_UNTIL(count_left() == 0); /* threads may still be giving back the last ones */
 }
 
 static void
@@ -412,9 +415,9 @@ stress(void)
     open_world(&w);
     let_calls_fail();
     cm_tuning_init(&tuning);
-    tuning.chunk_min_nbytes = 16 << 10; /* many pieces of short copies too */
+    tuning.chunk_min_nbytes = 16 << 10; /* so that short copies have many pieces too */
     MUST(cm_engine_set_tuning(w.engine, &tuning));
-    w.engine->drain_ns = UINT64_MAX >> 1; /* here no stream is held up for ever */
+    w.engine->drain_ns = UINT64_MAX >> 1; /* no stream is held up for ever here */
     for (int i = 0; i < LARGE_KINDS; i++) {
         large[i] = take_memory(&w, large_kinds[i], 0, LARGE_NBYTES);
     }

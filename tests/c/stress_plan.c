@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random copies through the plan: its pieces, and the parts that threads take of each,
- * write every byte of the target exactly once and nothing else, read nothing but the
- * source, keep their limits, and packing with unpacking gives what the plainest loop
- * gives. Arguments: seconds of processor time (4), first seed (1). Prints one line of
- * JSON. */
+/* Random copies through the plan. Its pieces, and the parts that threads take of each,
+ * must write every byte of the target exactly once and nothing else, read nothing but
+ * the source, and keep their limits. Packing and unpacking must give what the plainest
+ * loop gives. Arguments: seconds of processor time (4), first seed (1). Prints one line
+ * of JSON. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -18,7 +18,7 @@ enum { ARENA = 1 << 15, MAX_DIMS = 8, SEED_CASES = 1000, CHUNK_MOST = 3000 };
 typedef struct fuzz_case {
     cm_region dst;
     cm_region src;
-    int64_t dst_at; /* of element 0, in the arenas below */
+    int64_t dst_at; /* where element 0 lies in the arenas below */
     int64_t src_at;
     cm_tuning tuning;
     cm_plan plan;
@@ -56,7 +56,8 @@ shuffle(int *order, int count)
     }
 }
 
-/* Strides in the order of `order`, with gaps; some turned round or repeated. */
+/* Make strides in the order of `order`, with gaps. Some axes are turned round or
+ * repeated. */
 static void
 make_strides(cm_region *region, const int *order, uint64_t repeated)
 {
@@ -147,7 +148,7 @@ make_case(fuzz_case *c)
         bool pageable = ends[i]->kind == CM_KIND_PAGEABLE;
         facts[i] = (cm_end_facts){.locked = !pageable, .whole = true};
         facts[i].fresh = pageable && i == 0 && one_in(4);
-        if (pageable && one_in(4)) { /* registered: all of it or some */
+        if (pageable && one_in(4)) { /* registered, as a whole or in part */
             facts[i].whole = one_in(2);
             facts[i].locked = facts[i].whole;
             if (facts[i].locked && one_in(2)) {
@@ -184,8 +185,8 @@ copy_naively(const cm_region *dst, const cm_region *src, int64_t to, int64_t fro
     }
 }
 
-/* Note the writes of one part, and see that it reads and writes what it may. A side
- * that is packed has `packed_nbytes`; the other lies in the arenas. */
+/* Note the writes of one part, and check that it reads and writes only what it may. A
+ * side that is packed has `packed_nbytes`; the other lies in the arenas. */
 static void
 trace(const cm_layout *part, int64_t to, int64_t from, bool dst_packed, bool src_packed,
       uint64_t packed_nbytes, int axis)
@@ -226,7 +227,8 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
 
 /* -- what is done ------------------------------------------------------------------------ */
 
-/* Whoever takes a part by its number has the one that comes so many after the first. */
+/* Check that the part with this number is the one that is taken after as many
+ * others. */
 static void
 check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
 {
@@ -239,7 +241,7 @@ check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
     CHECK(memcmp(piece.axes, part->axes, (size_t)part->ndim * sizeof(cm_axis)) == 0);
 }
 
-/* One copy by the workers: in parts. */
+/* Make one copy as the workers do, in parts. */
 static void
 copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
               int64_t dst_at, const unsigned char *src, int64_t src_at,
@@ -263,7 +265,7 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     uint64_t told = cm_cut_count(&cut);
     while (cm_cut_next(&cut, &part)) {
         check_is_piece(&cut, count, &part);
-        /* The parts together, or one element where that is more. */
+        /* A part has at most `limit` bytes, or one element if that is more. */
         CHECK(cm_layout_nbytes(&part) <= limit);
         trace(&part, dst_at + part.offset[CM_DST], src_at + part.offset[CM_SRC],
               dst == packed, src == packed, packed_nbytes, 0);
@@ -274,7 +276,7 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     part_count += count;
 }
 
-/* Through packed bytes, as staging and copies between devices do it. */
+/* Copy through packed bytes, as staging and copies between devices do. */
 static void
 copy_in_pieces(const fuzz_case *c, unsigned char *traced)
 {
@@ -307,7 +309,7 @@ copy_in_pieces(const fuzz_case *c, unsigned char *traced)
     piece_count += count;
 }
 
-/* What the kernel does with its parameter. */
+/* Do what the kernel does with its parameter. */
 static void
 run_kernel(const fuzz_case *c)
 {
@@ -360,7 +362,7 @@ run_route(const fuzz_case *c)
     case CM_ROUTE_PEER:
     case CM_ROUTE_PEER_STAGED:
         if (route_of(c->plan.row) == CM_ROUTE_PEER && layout->ndim == 0) {
-            break; /* one runtime copy */
+            break; /* this is one copy of the runtime's */
         }
         copy_in_pieces(c, traced);
         memcpy(writes, traced, sizeof(writes));

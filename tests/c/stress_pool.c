@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads, streams and kinds at random, with gates, faults, limits and trims: each
- * block is filled by stream work and compared when that work has ended, so that one
- * handed out too early shows as somebody else's mark. Arguments: seconds (4), seed (1).
- */
+/* Random threads, streams and kinds, with gates, faults, limits and trims. Stream work
+ * fills each block, and the block is compared when that work has ended, so a block that
+ * was handed out too early shows somebody else's mark. Arguments: seconds (4), seed
+ * (1). */
 #include <stdlib.h>
 #include <time.h>
 
@@ -26,7 +26,7 @@ typedef struct held {
     cm_pool *pool;
     cm_block *block;
     cm_stream *stream;
-    cm_block *copy; /* pinned: what the stream found, once it is done */
+    cm_block *copy; /* pinned: holds what the stream found, once it is done */
     uint8_t mark;
 } held;
 
@@ -80,7 +80,7 @@ begin(job *j, held *h)
     }
     else if (!cm_is_ok(cm_rt_fill_8_async(w->rt, h->block->address, h->mark,
                                           h->block->nbytes, h->stream->handle))) {
-        h->mark = 0; /* nothing to compare: an injected fault */
+        h->mark = 0; /* an injected fault: there is nothing to compare */
     }
     for (int part = 0; part < 2; part++) {
         cm_address from = h->block->address + (part == 0 ? 0 : h->block->nbytes - 128);
@@ -92,7 +92,8 @@ begin(job *j, held *h)
     atomic_fetch_add(&w->written, 1);
 }
 
-/* The block goes back while the work may still run; its copy is looked at after. */
+/* Give the block back while the work may still run. Its copy is looked at
+ * afterwards. */
 static void
 end(job *j, held *h)
 {
@@ -132,7 +133,7 @@ step(job *j)
     if ((r >> 16) % 128 == 0) {
         cm_status ignored =
             pool_trim(pool, (r >> 32) % (4 * MIB), (r >> 30) & 1, &released);
-        (void)ignored; /* a fault may have struck it */
+        (void)ignored; /* an injected fault may have made it fail */
     }
     if ((r >> 24) % 8 == 0 && !cm_pool_check(pool)) {
         CHECK_FAIL_("invariants broken");

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random operations of one thread on pools of all kinds, two devices and streams of
- * every sort, held against two models after each: what the figures must add up to
- * (pool_model.h), and whose work may still run where (order_oracle.h).
- * Arguments: seconds (4), first seed (1), operations of a seed (3000). */
+ * every sort. After each, two models are compared: what the figures must add up to
+ * (pool_model.h), and whose work may still run where (order_oracle.h). Arguments:
+ * seconds (4), first seed (1), operations of a seed (3000). */
 #include <stdlib.h>
 
 #include "pool_random.h"
 #include "pool_world.h"
 
 static int device;          /* current for this thread */
-static bool struck;         /* a fault did, in this operation */
-static model_pool *touched; /* by this operation */
+static bool struck;         /* an injected fault made a call of this operation fail */
+static model_pool *touched; /* the pool that this operation used */
 static double seconds = 4;
 static uint64_t first_seed = 1;
 static uint64_t seed_operations = 3000;
@@ -69,7 +69,8 @@ op_use(void)
     }
 }
 
-/* With nothing live and room by all limits there is no reason to refuse. */
+/* Is there room by all limits? If nothing is live, there is then no reason to
+ * refuse. */
 static bool
 has_room(const model_pool *of, uint64_t nbytes)
 {
@@ -151,7 +152,7 @@ free_block(uint32_t place)
     bool fence = b.use_count > 0 && dice(8) == 0;
     uint32_t told = fence ? (uint32_t)dice(b.use_count) : b.use_count;
     if (b.of->is_closing && b.of->live_count == 0) {
-        b.of->pool = NULL; /* goes with its last block */
+        b.of->pool = NULL; /* it goes with its last block */
     }
     random_plan_fault(b.of->pool != NULL);
     if (fence || dice(3) != 0
@@ -173,7 +174,7 @@ op_free(void)
     }
 }
 
-/* A block goes from hand to hand while the first stream's work on it is held up. */
+/* A block is handed on twice while the first stream's work on it is held up. */
 static void
 op_relay(void)
 {
@@ -210,7 +211,7 @@ op_close(void)
         bool last = of->live_count == 0;
         of->is_closing = !last;
         of->pool = last ? NULL : pool;
-        random_plan_fault(false); /* an end tries twice, and no more */
+        random_plan_fault(false); /* closing tries twice, and no more */
         cm_pool_release(pool);
         settle_fault();
     }
@@ -291,7 +292,8 @@ op_read(void)
 
 /* -- one operation, one seed ------------------------------------------------------------ */
 
-/* No call changes what is current for the thread, unless a fault was in the way. */
+/* Check that no call has changed which device is current for the thread, unless a fault
+ * was in the way. */
 static void
 check_thread(void)
 {
@@ -307,7 +309,8 @@ check_thread(void)
     MUST(cm_rt_device_set(world.inner, device));
 }
 
-/* What an operation cannot have touched is looked at less often. */
+/* Compare pools and models. What the operation cannot have touched is looked at less
+ * often. */
 static void
 compare(void)
 {
@@ -395,7 +398,7 @@ run_seed(uint64_t seed)
     if (random_wrong() != NULL) {
         fprintf(stderr, "seed %llu, operation %llu: %s\n", (unsigned long long)seed,
                 (unsigned long long)n, random_wrong());
-        exit(1); /* what is wrong by now could hang the end */
+        exit(1); /* after this a clean end could hang */
     }
     seed_count++;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random operations of four threads on shared pools and streams, in rounds: whose work
- * may still run where is asked at each block (order_oracle.h), the figures are compared
- * between the rounds (pool_model.h), when streams and pools come and go too.
- * Arguments: seconds (4), first seed (1), rounds of a seed (8). */
+/* Random operations of four threads on shared pools and streams, in rounds. At each
+ * block the oracle is asked whose work may still run there (order_oracle.h). The
+ * figures are compared between the rounds (pool_model.h), and streams and pools come
+ * and go then too. Arguments: seconds (4), first seed (1), rounds of a seed (8). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +24,8 @@ typedef struct worker {
     uint64_t seed;
 } worker;
 
-/* The per-thread handle means another stream on each thread: not one of the models'. */
+/* A stream that threads can share. The per-thread handle means another stream on each
+ * thread, so it is in none of the models. */
 static cm_stream *
 shared_stream(int device)
 {
@@ -47,7 +48,7 @@ take_one(uint32_t place)
         block = cm_pool_try_alloc(of->pool, nbytes, stream, 0);
     }
     else if (!cm_is_ok(pool_alloc(of->pool, nbytes, stream, &block))) {
-        atomic_fetch_add(&refused_count, 1); /* by limits, or a fault */
+        atomic_fetch_add(&refused_count, 1); /* by a limit, or by an injected fault */
         block = NULL;
     }
     if (block != NULL) {
@@ -89,7 +90,7 @@ disturb(void)
     case 0: {
         cm_status ignored =
             pool_trim(of->pool, dice(2) * dice(8 * MIB), dice(2) == 0, &released);
-        (void)ignored; /* a fault may have struck it */
+        (void)ignored; /* an injected fault may have made it fail */
         break;
     }
     case 1:
@@ -150,7 +151,8 @@ run_round(void *arg)
     return NULL;
 }
 
-/* A gate stays shut for a moment: threads wait behind it, and others for them. */
+/* A gate stays shut for a moment: threads wait behind it, and others for these
+ * threads. */
 static void
 join_round(const worker *workers)
 {
@@ -165,8 +167,9 @@ join_round(const worker *workers)
     oracle_drain(&world.oracle);
 }
 
-/* With no thread in a pool. What they cannot be asked for is taken as it is: how often
- * they refused, and peaks, which lie between a call and what the model was told. */
+/* Compare pools and model while no thread is in a pool. Two things are taken as the
+ * pools say, since the model cannot know them: how often they refused, and their peaks,
+ * which lie between a call and what the model is told of it. */
 static void
 compare_round(void)
 {
@@ -183,7 +186,7 @@ compare_round(void)
         of->peak_requested_nbytes = c.peak_requested_nbytes;
         of->peak_waste_nbytes = c.peak_waste_nbytes;
         of->refused_count = c.out_of_memory_count;
-        of->reserved_nbytes = UINT64_MAX; /* limits were moved meanwhile */
+        of->reserved_nbytes = UINT64_MAX; /* the limits were changed meanwhile */
         memset(world.model.kind_nbytes, 0xff, sizeof(world.model.kind_nbytes));
         model_compare(&world.model, of);
         model_compare_list(&world.model, of);
@@ -239,7 +242,7 @@ run_seed(uint64_t seed)
     if (random_wrong() != NULL || atomic_load(&check_failures) != 0) {
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed,
                 random_wrong() != NULL ? random_wrong() : "invariants");
-        exit(1); /* what is wrong by now could hang the end */
+        exit(1); /* after this a clean end could hang */
     }
     seed_count++;
 }

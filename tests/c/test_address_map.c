@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/address_map: held against a plain list, and used by several threads. */
+/* Tests of base/address_map: compared with a plain list, and used by several
+ * threads. */
 #include <stdlib.h>
 
 #include "base/address_map.h"
@@ -25,7 +26,8 @@ test_map_bounds_include_what_was_put(void)
     CHECK(cm_address_map_put(&map, 1, &values[2]));
     CHECK_PTR_EQ(cm_address_map_find(&map, 5000, false), &values[0]);
     CHECK_PTR_EQ(cm_address_map_find(&map, 4999, false), NULL);
-    CHECK_PTR_EQ(cm_address_map_find(&map, 0, false), NULL); /* what free places have */
+    /* free places have this key */
+    CHECK_PTR_EQ(cm_address_map_find(&map, 0, false), NULL);
     CHECK_PTR_EQ(cm_address_map_find(&map, 1, true), &values[2]);
     CHECK_PTR_EQ(cm_address_map_find(&map, 1, true), NULL);
     CHECK_PTR_EQ(cm_address_map_find(&map, UINT64_MAX, true), &values[1]);
@@ -34,8 +36,8 @@ test_map_bounds_include_what_was_put(void)
     cm_address_map_fini(&map);
 }
 
-/* Entries that are put and taken in no order, few enough of addresses for many runs of
- * entries that lie next to each other. */
+/* Entries are put and taken in random order, at so few addresses that many runs of
+ * entries lie next to each other. */
 static void
 test_map_random_agrees_with_a_list(void)
 {
@@ -80,7 +82,8 @@ enum { THREADS = 4, OWN = 400, ROUNDS = 50 };
 static cm_address_map shared;
 static char own_values[THREADS][OWN];
 
-/* Each has addresses of its own, between those of the others, while the map grows. */
+/* Each thread has addresses of its own, between those of the others, while the map
+ * grows. */
 static void *
 use_own(void *arg)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: status, checked arithmetic, the list, threads, the spin lock. */
+/* Tests of base/: status, checked arithmetic, the list, threads and the spin lock. */
 #include <signal.h>
 #include <stdlib.h>
 
@@ -110,7 +110,7 @@ test_list_order_push_remove_splice(void)
     cm_list_remove(&items[5].node); /* in no list: harmless */
     cm_list_splice_back(&a, &b);
     CHECK(cm_list_is_empty(&b));
-    cm_list_splice_back(&a, &b); /* of nothing: nothing */
+    cm_list_splice_back(&a, &b); /* an empty list adds nothing */
     CHECK_EQ(take(&a), 0);
     CHECK_EQ(take(&a), 2);
     CHECK_EQ(take(&a), 3);
@@ -191,7 +191,7 @@ typedef struct spun {
 
 enum { SPIN_ROUNDS = 200000 };
 
-/* Long enough inside to be met there. */
+/* Stays inside long enough for others to meet it there. */
 static void *
 count_slowly(void *argument)
 {

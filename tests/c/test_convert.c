@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers converted, against arithmetic that knows nothing of bits; the instructions
- * that every processor has against those of this one; fenced and at any address. */
+/* Tests of conversion: against arithmetic that knows nothing of bits; with the
+ * instructions that every processor has against those of this one; and between fences,
+ * at any address. */
 #include "base/convert.c"
 
 #include <math.h>
@@ -23,8 +24,8 @@ convert_packed(cm_convert convert, void *dst, const void *src, int64_t count)
                    cm_dtypes[convert.from].nbytes, count);
 }
 
-/* The value of a half with so many bits of mantissa, of 1 << (15 - mantissa) exponents.
- */
+/* The value of a 16-bit float with `mantissa` bits of mantissa, which leaves 1 << (15 -
+ * mantissa) exponents. */
 static double
 value_of(uint16_t half, int mantissa)
 {
@@ -82,15 +83,15 @@ test_convert_every_half_there_and_back(void)
     check_every_half(CM_BFLOAT16, 7);
 }
 
-/* What lies between two neighbours goes to the nearer one, the middle to the even one.
- */
+/* A number between two neighbours is rounded to the nearer one, and the middle to the
+ * even one. */
 static void
 check_rounding(cm_number wide, cm_number to, int mantissa)
 {
     int most = (1 << (15 - mantissa)) - 1;
     for (int i = 0; i < most << mantissa; i++) {
         double low = value_of((uint16_t)i, mantissa);
-        bool is_last = i + 1 == most << mantissa; /* infinity is as far as one more */
+        bool is_last = i + 1 == most << mantissa; /* infinity counts as one more step */
         double high = is_last ? 2 * low - value_of((uint16_t)(i - 1), mantissa)
                               : value_of((uint16_t)(i + 1), mantissa);
         double halfway = low + (high - low) / 2;
@@ -131,8 +132,8 @@ draw(void)
     return random_state ^ random_state >> 31;
 }
 
-/* Bytes between elements stay; nothing outside is read or written: each room ends where
- * its last element does. */
+/* Bytes between elements stay as they are, and nothing outside is read or written: each
+ * room ends where its last element does. */
 static void
 check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
             int64_t src_gap, bool scales)
@@ -158,7 +159,7 @@ check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
             CHECK_EQ(dst[i * dst_step + k], 0x5a);
         }
     }
-    /* backwards, from the last on */
+    /* Once more backwards, beginning with the last element. */
     cm_convert_run(&convert, dst + (count - 1) * dst_step, -dst_step,
                    src + (count - 1) * src_step, -src_step, count);
     char one[16];
@@ -232,7 +233,8 @@ check_integers(const step_table *a, const step_table *b, int number)
     }
 }
 
-/* Against each part by itself, as the real number that it is. */
+/* Compare with each part of a complex number converted by itself, as the real number
+ * that it is. */
 static void
 check_parts(cm_number from, cm_number to, bool from_swapped, bool to_swapped)
 {
@@ -329,8 +331,8 @@ test_convert_is_the_same_by_all_instructions(void)
     }
 }
 
-/* Each way that goes by 32 or 64 bits, about the numbers where it takes another turn.
- */
+/* Each conversion that goes through 32 or 64 bits is tried with numbers around those
+ * where it changes. */
 static void
 test_convert_cuts_about_every_edge(void)
 {
@@ -369,7 +371,8 @@ test_convert_cuts_about_every_edge(void)
     }
 }
 
-/* In the other byte order at either end or both, against turning the bytes by hand. */
+/* Conversion with swapped bytes at either end, or at both, is compared with swapping
+ * the bytes by hand. */
 static void
 test_convert_of_swapped_bytes_is_that_of_the_others(void)
 {
@@ -390,7 +393,7 @@ test_convert_of_swapped_bytes_is_that_of_the_others(void)
                 swapped.from_swapped = (which & 1) != 0 && was > 1;
                 swapped.to_swapped = (which & 2) != 0 && is > 1;
                 convert_packed(plain, expected, src, SOME);
-                if (from == to) { /* not a bit changes, NaN's neither */
+                if (from == to) { /* no bit changes, not even a NaN's */
                     memcpy(expected, src, sizeof(src));
                 }
                 convert_packed(swapped, found, swapped.from_swapped ? turned : src,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and fills on the emulated device: every pair of kinds, and every edge. */
+/* Tests of copies and fills on the emulated device: every pair of kinds, and every
+ * edge. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -97,7 +98,7 @@ test_copy_moves_between_all_kinds(void)
             }
             CHECK_OK(cm_rt_copy_async(rt, ends[from], of(pattern), N, 0));
             CHECK_OK(cm_rt_copy_async(rt, ends[to], ends[from], N, 0));
-            memset(pattern, 0, N); /* staged: was read already */
+            memset(pattern, 0, N); /* it was staged, so it has been read already */
             CHECK_OK(cm_rt_copy_async(rt, of(pattern), ends[to], N, 0));
             for (int i = 0; i < N; i++) {
                 CHECK_EQ(pattern[i], (unsigned char)(i * 7 + to * 31 + from * 11));
@@ -243,7 +244,7 @@ test_freed_while_queued_is_an_illegal_address(void)
     CHECK_NE(other, device);
     CHECK_OK(cm_emulated_gate_open(rt, stream));
     CHECK_CODE(cm_rt_stream_synchronize(rt, stream), 700);
-    CHECK_CODE(cm_rt_device_alloc(rt, 1, &device), 700); /* it sticks */
+    CHECK_CODE(cm_rt_device_alloc(rt, 1, &device), 700); /* the error sticks */
     CHECK_CODE(cm_rt_device_synchronize(rt), 700);
     CHECK_OK(cm_rt_device_reset(rt));
     CHECK_OK(cm_rt_device_alloc(rt, 1, &device));
@@ -260,12 +261,12 @@ static void *
 open_gate_soon(void *argument)
 {
     opener *o = argument;
-    let_others_run(); /* the call waits */
+    let_others_run(); /* the call is waiting */
     MUST(cm_emulated_gate_open(o->rt, o->stream));
     return NULL;
 }
 
-/* As the driver does. */
+/* Unregistering waits, as the driver does. */
 static void
 test_unregistering_waits_for_queued_copies(void)
 {
@@ -283,7 +284,7 @@ test_unregistering_waits_for_queued_copies(void)
     memset(host, 7, page);
     CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
     CHECK_OK(cm_rt_copy_2d_async(rt, of(host), 8, device + 64, 8, 4, 8, o.stream));
-    CHECK_OK(cm_rt_host_unregister(rt, host + page)); /* of which there are none */
+    CHECK_OK(cm_rt_host_unregister(rt, host + page)); /* there are none of these */
     CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
     CHECK_OK(cm_rt_host_unregister(rt, host));
     CHECK_EQ(((const unsigned char *)cm_runtime_host_alias(rt, device, 1))[0], 7);
@@ -311,7 +312,8 @@ test_reset_ends_registrations_with_their_copies(void)
     CHECK_OK(cm_emulated_gate_close(rt, o.stream));
     CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
     CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
-    CHECK_OK(cm_rt_device_reset(rt)); /* after the copy, and the registration with it */
+    /* waits for the copy, and ends the registration too */
+    CHECK_OK(cm_rt_device_reset(rt));
     cm_thread_join(thread);
     CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);
     close_emulated(rt);

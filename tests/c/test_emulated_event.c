@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device's events, handles and captures. */
+/* Tests of the emulated device's events, handles and captures. */
 #include "emulated_bench.h"
 
 static void
@@ -28,7 +28,8 @@ test_event_orders_streams(void)
     CHECK(!has_happened(t.rt, event));
     CHECK_OK(cm_rt_stream_wait_event(t.rt, t.b, event));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, t.b));
-    /* Recorded again, or destroyed: whoever waits already is not moved. */
+    /* The event is recorded again, and then destroyed. Whoever waits already keeps
+     * waiting for the first record. */
     CHECK_OK(cm_rt_event_record(t.rt, event, t.a));
     CHECK_OK(cm_rt_event_destroy(t.rt, event));
     let_run();

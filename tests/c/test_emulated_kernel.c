@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The strided kernel and managed pages on the emulated device; what the PTX text of
- * both kernels takes for granted. */
+/* Tests of the strided kernel and of managed pages on the emulated device, and of what
+ * the PTX text of both kernels takes for granted. */
 #include <assert.h>
 #include <stddef.h>
 
@@ -52,7 +52,7 @@ run_kernel(cm_runtime *rt, const cm_strided_job *job)
     return cm_rt_stream_synchronize(rt, 0);
 }
 
-/* Where it was last sent. */
+/* Ask where memory was last sent. */
 static cm_status
 ask(cm_runtime *rt, cm_address address, uint64_t nbytes, int *out)
 {
@@ -130,7 +130,7 @@ test_managed_batches_need_a_stream_of_their_own(void)
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
     CHECK_OK(cm_emulated_host_pages(rt, managed, 4 * page, &on_host));
     CHECK_EQ(on_host, 1);
-    const cm_address inside = managed + 1; /* of which the whole page goes */
+    const cm_address inside = managed + 1; /* its whole page goes */
     CHECK_OK(cm_rt_discard_batch_async(rt, &inside, sizes, 1, stream));
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
     CHECK(bytes[0] != 7);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device's memory: kinds, limits, guards, registrations, attributes,
- * reset. */
+/* Tests of the emulated device's memory: kinds, limits, guards, registrations,
+ * attributes and reset. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -46,7 +46,7 @@ test_device_memory_crashes_the_host(void)
     CHECK_OK(cm_rt_device_free(rt, address));
     CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1), NULL);
     CHECK(touch_crashes(alias));
-    /* Nor does a copy touch what either of the two was the address of. */
+    /* A copy does not touch memory at either of these addresses either. */
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &other));
     CHECK_CODE(cm_rt_copy_async(rt, other, of(alias), 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, other, address, 1, 0), CM_CUDA_INVALID_VALUE);
@@ -82,10 +82,10 @@ test_device_memory_ends_at_its_size(void)
     CHECK_EQ(status.arg, 257);
     CHECK_EQ(more, 5);
     CHECK_CODE(cm_rt_device_alloc(rt, UINT64_MAX, &more), CM_CUDA_OUT_OF_MEMORY);
-    CHECK_OK(cm_rt_device_set(rt, 1)); /* has its own */
+    CHECK_OK(cm_rt_device_set(rt, 1)); /* device 1 has memory of its own */
     CHECK_OK(cm_rt_device_alloc(rt, MIB, &more));
     CHECK_OK(cm_rt_device_free(rt, more));
-    CHECK_OK(cm_rt_device_free(rt, all)); /* from another device's context */
+    CHECK_OK(cm_rt_device_free(rt, all)); /* freed while another device is current */
     CHECK_OK(cm_rt_device_set(rt, 0));
     CHECK_OK(cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
     CHECK_EQ(free_nbytes, MIB);
@@ -243,7 +243,7 @@ test_registration_arguments_are_checked(void)
     CHECK_CODE(cm_rt_host_register(rt, host, UINT64_MAX, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_register(rt, host, 10, 16), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_unregister(rt, NULL), CM_CUDA_INVALID_VALUE);
-    /* Unmapped pages, and pages that may not be written. */
+    /* Pages that are unmapped, and pages that may not be written. */
     CHECK_EQ(munmap(host + 3 * page, page), 0);
     CHECK_CODE(cm_rt_host_register(rt, host, 4 * page, 0), CM_CUDA_INVALID_VALUE);
     CHECK_EQ(mprotect(host, page, PROT_READ), 0);
@@ -286,12 +286,13 @@ test_registration_of_memory_gone_yields_to_new_memory(void)
     unsigned char *lost = pages(4 * MIB);
     CHECK(lost != NULL);
     CHECK_OK(cm_rt_host_register(rt, lost, 4 * MIB, 0));
-    (void)munmap(lost, 4 * MIB); /* without unregistering: a bug of the owner */
+    /* not unregistered first, which is a bug of its owner */
+    (void)munmap(lost, 4 * MIB);
     CHECK_OK(cm_rt_host_alloc(rt, 4 * MIB - 4 * 4096, 0, &host));
     CHECK(cm_runtime_host_alias(rt, of(host), 4 * MIB - 4 * 4096) == host);
     CHECK_OK(cm_rt_host_free(rt, host));
     cm_emulated_read_counts(rt, &counts);
-    if (counts.registrations != 0) { /* the kernel placed it elsewhere */
+    if (counts.registrations != 0) { /* the kernel has put it elsewhere */
         CHECK_OK(cm_rt_host_unregister(rt, lost));
     }
     close_emulated(rt);
@@ -396,7 +397,7 @@ write_while_it_is_freed(cm_emulated_job *job, unsigned char *dst,
     while (cm_runtime_host_alias(what->rt, what->address, 1) != NULL) {
         let_others_run();
     }
-    dst[0] = 1; /* is still there */
+    dst[0] = 1; /* it is still there */
 }
 
 static void

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device's streams and gates: what waits for what. */
+/* Tests of the emulated device's streams and gates: what waits for what. */
 #include "emulated_bench.h"
 #include "runtime/emulated/private.h"
 
@@ -47,14 +47,14 @@ test_legacy_waits_for_blocking_streams(void)
     bench t = set_up(0, CM_STREAM_NON_BLOCKING);
     CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a));
-    CHECK(!is_done(t.rt, 0)); /* what blocks counts as its own */
+    CHECK(!is_done(t.rt, 0)); /* work of blocking streams counts as its own */
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, CM_STREAM_LEGACY));
     let_run();
     CHECK_FILLED(t.alias, 0, N);
     CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
     CHECK_OK(cm_rt_stream_synchronize(t.rt, 0));
     CHECK_FILLED(t.alias, 2, N);
-    CHECK_OK(cm_emulated_gate_close(t.rt, t.b)); /* which does not block */
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.b)); /* this stream does not block */
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 3, N, t.b));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 4, N, CM_STREAM_LEGACY));
     let_run();
@@ -72,7 +72,7 @@ test_blocking_streams_wait_for_legacy(void)
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N / 2, 0));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N / 2, t.a));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device + N / 2, 3, N / 2, t.b));
-    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.b)); /* exempt */
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.b)); /* not blocking, so exempt */
     CHECK(!is_done(t.rt, t.a));
     CHECK_FILLED(t.alias, 0, N / 2);
     CHECK_FILLED(t.alias + N / 2, 3, N / 2);
@@ -89,7 +89,7 @@ test_legacy_ignores_other_devices(void)
     CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a));
     CHECK_OK(cm_rt_device_set(t.rt, 1));
-    CHECK_OK(cm_rt_stream_synchronize(t.rt, 0)); /* of device 1 */
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, 0)); /* the default stream of device 1 */
     CHECK_OK(cm_rt_device_synchronize(t.rt));
     CHECK_OK(cm_rt_device_set(t.rt, 0));
     CHECK(!is_done(t.rt, t.a));
@@ -208,7 +208,8 @@ test_stream_and_event_flags_are_checked(void)
     CHECK_CODE(cm_rt_event_create(t.rt, 4, &handle), CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_stream_priority_range(t.rt, &least, &greatest));
     CHECK_LT(greatest, least);
-    CHECK_OK(cm_rt_stream_create(t.rt, 0, greatest - 100, &handle)); /* clamped */
+    /* the priority is clamped */
+    CHECK_OK(cm_rt_stream_create(t.rt, 0, greatest - 100, &handle));
     CHECK_OK(cm_rt_stream_destroy(t.rt, handle));
     tear_down(&t);
 }
@@ -255,7 +256,7 @@ test_close_finishes_shut_streams(void)
     CHECK_OK(cm_rt_event_record(rt, event, stream));
     CHECK_OK(cm_rt_stream_wait_event(rt, 0, event));
     CHECK_OK(cm_rt_fill_8_async(rt, of(host), 2, 100, 0));
-    rt->close(rt); /* with everything still open and queued */
+    rt->close(rt); /* everything is still open and queued */
 }
 
 static void
@@ -270,7 +271,7 @@ test_open_refuses_bad_configuration(void)
     CHECK_CODE(cm_emulated_open(&config, &rt), CM_EINVALID);
 }
 
-/* Each thread allocates, copies there and back on streams of its own, and checks. */
+/* Allocate, copy there and back on a stream of this thread's, and check. */
 static void *
 work_hard(void *arg)
 {
@@ -338,7 +339,8 @@ use_own_stream(void *argument)
 static void
 test_threads_that_have_gone_leave_nothing(void)
 {
-    enum { COUNT = 300, AT_MOST = 30 }; /* the kernel forgets them a moment later */
+    /* the kernel forgets threads a moment after they end */
+    enum { COUNT = 300, AT_MOST = 30 };
     cm_runtime *rt = open_emulated(13000, 1, MIB);
     for (int i = 0; i < COUNT; i++) {
         cm_thread thread;
@@ -347,7 +349,7 @@ test_threads_that_have_gone_leave_nothing(void)
     }
     int queues = 0;
     cm_emulated *emulated = cm_emulated_of(rt);
-    let_run(); /* what was closed ends */
+    let_run(); /* the closed streams end now */
     cm_mutex_lock(&emulated->lock);
     const cm_list *list = &emulated->streams.queues;
     for (const cm_list *node = list->next; node != list; node = node->next) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory mapped on demand on the emulated device: what may be mapped where, who
- * may touch it, and that work which comes too late for it fails. */
+/* Tests of device memory that is mapped on demand on the emulated device: what may be
+ * mapped where, who may touch it, and that work which comes too late for it fails. */
 #include <unistd.h>
 
 #include "emulated_bench.h"
@@ -16,7 +16,7 @@ static const char ptx[] =
 
 typedef struct world {
     cm_runtime *rt;
-    cm_address base; /* of RANGE granules */
+    cm_address base; /* has RANGE granules */
     uint64_t stream;
 } world;
 
@@ -47,7 +47,7 @@ create(const world *w, uint64_t granules)
     return handle;
 }
 
-/* Map the handle at granule `at`, for device 0, and give the handle away. */
+/* Map the handle at granule `at` for device 0, and release the handle. */
 static void
 put(const world *w, uint64_t at, uint64_t granules, uint64_t handle)
 {
@@ -150,7 +150,8 @@ test_memory_without_access_is_not_touched(void)
     CHECK_OK(cm_rt_copy_async(w.rt, of(host), w.base, 16, w.stream));
     CHECK_FILLED(host, 1, 16);
     CHECK_OK(unmap(&w, 0, 1));
-    /* Mapped anew, nobody may touch it again, and a kernel learns it the hard way. */
+    /* Once it is mapped anew nobody may touch it until access is set, and a kernel that
+     * tries fails. */
     CHECK_OK(cm_rt_address_map(w.rt, w.base, G, handle));
     CHECK_CODE(run_kernel(w.rt, w.base, w.base + 64, 16), CM_CUDA_ILLEGAL_ADDRESS);
     CHECK_OK(unmap(&w, 0, 1));
@@ -185,7 +186,7 @@ test_neighbours_are_one_range(void)
     CHECK_FILLED(alias, 7, 2 * SIDE);
     CHECK_CODE(cm_rt_fill_8_async(w.rt, w.base + 3 * G - 1, 1, 2, w.stream),
                CM_CUDA_INVALID_VALUE);
-    CHECK_OK(unmap(&w, 1, 1)); /* now there is a hole */
+    CHECK_OK(unmap(&w, 1, 1)); /* now there is a hole in the range */
     CHECK_CODE(cm_rt_fill_8_async(w.rt, border, 1, 2 * SIDE, w.stream),
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_fill_8_async(w.rt, w.base, 1, 3 * G, w.stream),
@@ -209,7 +210,7 @@ test_one_handle_is_mapped_at_one_place(void)
     put(&w, 5, 1, handle);
     CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + 5 * G, G), 0x31, G);
     CHECK_OK(cm_rt_physical_release(w.rt, handle));
-    CHECK_EQ(free_granules(&w), BUDGET - 1); /* it has its place */
+    CHECK_EQ(free_granules(&w), BUDGET - 1); /* the memory has its place */
     CHECK_OK(unmap(&w, 5, 1));
     CHECK_EQ(free_granules(&w), BUDGET);
     end(&w);
@@ -316,7 +317,8 @@ test_physical_memory_is_counted(void)
     end(&w);
 }
 
-/* What a queued fill comes to when `meanwhile` was done before its turn. */
+/* Queue a fill, do `meanwhile` before its turn comes, and return what the fill ended
+ * with. */
 static cm_status
 late_fill(const world *w, void (*meanwhile)(const world *w))
 {
@@ -358,7 +360,7 @@ test_work_queued_before_unmapping_fails(void)
         CHECK_CODE(late_fill(&w, bugs[i]), CM_CUDA_ILLEGAL_ADDRESS);
         unsigned char *rest = cm_runtime_host_alias(w.rt, w.base + 2 * G, 8);
         CHECK_FILLED(rest, 0xA5, 8);
-        if (i == 1) { /* what was put there instead is whole */
+        if (i == 1) { /* memory that was put there instead is untouched */
             CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + G - 8, 8), 0xA5, 8);
         }
         uint64_t handle;
@@ -370,7 +372,7 @@ test_work_queued_before_unmapping_fails(void)
     }
 }
 
-/* Work of device 0 that executes while memory under it is unmapped. */
+/* Work of device 0 that executes while its memory is unmapped. */
 typedef struct executing {
     cm_emulated_job job; /* first */
     cm_runtime *rt;
@@ -401,7 +403,8 @@ execute(executing *what, cm_address address, uint64_t nbytes,
     return code;
 }
 
-/* The second granule and the first byte of the third are in use. */
+/* Called while the second granule and the first byte of the third are in use: unmaps
+ * the second in another thread. */
 static void
 begin_to_unmap(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
                const unsigned char *src CM_UNUSED)
@@ -411,11 +414,12 @@ begin_to_unmap(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
     while (cm_runtime_host_alias(what->rt, what->base + G, 1) != NULL) {
         let_run();
     }
-    /* It waits, and nobody else gets in. */
+    /* That thread waits, and nobody else can unmap the granule meanwhile. */
     CHECK_CODE(cm_rt_address_unmap(what->rt, what->base + G, G), CM_CUDA_INVALID_VALUE);
 }
 
-/* The third granule is, which stays. */
+/* Called while the third granule is in use, which stays mapped: executes work on the
+ * second one, which is unmapped meanwhile. */
 static void
 touch_what_goes(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
                 const unsigned char *src CM_UNUSED)
@@ -538,7 +542,8 @@ test_calls_make_no_context_and_respect_captures(void)
     close_emulated(rt);
 }
 
-/* Dead ranges keep their addresses, but not more of them than there are. */
+/* Ranges that were given back keep their addresses for a while, but there are never too
+ * few addresses. */
 static void
 test_ranges_come_and_go(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: every kind to every kind in every mode; overlap, broadcast, edges, fills.
- */
+/* Tests of transfer/: copies from every kind to every kind in every mode; overlap,
+ * broadcast, edges and fills. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "runtime/emulated/private.h"
@@ -36,8 +36,8 @@ copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
     }
 }
 
-/* Random shape and strides over an arena; where element 0 is, or -1 when it is too
- * large. */
+/* Add a random shape and strides over an arena. Returns where element 0 is, or -1 if
+ * the region is too large. */
 static int64_t
 add_random_strides(cm_region *region, bool may_repeat)
 {
@@ -101,7 +101,7 @@ check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
     cm_ticket_info info;
     CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
     if (how == ON_STREAM && src_memory->kind == CM_KIND_PAGEABLE) {
-        memset(src_memory->bytes, 0x77, ARENA); /* it has been read */
+        memset(src_memory->bytes, 0x77, ARENA); /* the source has been read */
     }
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_read(ticket, &info);
@@ -117,7 +117,7 @@ test_engine_random_copies_between_all_kinds(void)
     memory dst[CM_KIND_COUNT + 1], src[CM_KIND_COUNT + 1];
     open_world(&w);
     for (int kind = 0; kind <= CM_KIND_COUNT; kind++) {
-        /* the last one is memory of the other device */
+        /* The last one is memory of the other device. */
         int device = kind == CM_KIND_COUNT ? 1 : 0;
         cm_kind real = kind == CM_KIND_COUNT ? CM_KIND_DEVICE : (cm_kind)kind;
         dst[kind] = take_memory(&w, real, device, ARENA);
@@ -196,8 +196,8 @@ test_engine_large_copies_go_in_pieces(void)
     }
     cm_pool_counters counters;
     cm_pool_read(w.pinned, &counters);
-    CHECK_LE(counters.reserved_nbytes, 64u << 20); /* bounded, not the size of the copy
-                                                    */
+    CHECK_LE(counters.reserved_nbytes, 64u << 20); /* it has a bound, and does not grow
+                                                      with the copy */
     CHECK_EQ(counters.live_nbytes, 0);
     close_world(&w);
 }
@@ -236,8 +236,8 @@ check_overlap(world *w, cm_kind kind, mode how)
     give_memory(w, &m);
 }
 
-/* A device that is through with a piece before the next is packed waits for the host:
- * each look at it comes late here. */
+/* A device that is done with a piece before the next one is packed waits for the host.
+ * Each look at the device comes late here, so that this happens. */
 static void
 test_engine_more_threads_pack_when_the_device_waits(void)
 {
@@ -270,8 +270,8 @@ test_engine_more_threads_pack_when_the_device_waits(void)
     close_world(&w);
 }
 
-/* A square transposed in place: read whole and written back, both by several threads.
- */
+/* A square is transposed in place. It is read as a whole and written back, both by
+ * several threads. */
 static void
 test_engine_transposes_in_place_with_several_threads(void)
 {
@@ -330,7 +330,7 @@ test_engine_overlap_through_the_second_mapping(void)
     world w;
     open_world(&w);
     memory m = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
-    memory alias = m; /* what an export to the CPU shows */
+    memory alias = m; /* the mapping that an export to the CPU shows */
     alias.kind = CM_KIND_PAGEABLE;
     alias.host = m.bytes;
     alias.address = 0;
@@ -427,8 +427,9 @@ test_engine_copies_are_split_at_registration_edges(void)
     close_world(&w);
 }
 
-/* With host addresses for the device, as drivers have it: two registrations in a row
- * are page-locked memory, which one copy of the runtime may not cross all the same. */
+/* The device uses host addresses, as with real drivers. Two adjacent registrations are
+ * then page-locked memory, and still one copy of the runtime may not cross their
+ * edge. */
 static void
 test_engine_overlap_over_a_registration_edge(void)
 {
@@ -508,7 +509,8 @@ test_engine_fill_uses_memset_where_it_can(void)
     close_world(&w);
 }
 
-/* Mapped and managed memory: by the device in a stream's order, else by the host. */
+/* Mapped and managed memory is filled by the device in a stream's order, and otherwise
+ * by the host. */
 static void
 test_engine_fill_of_shared_memory_follows_the_stream(void)
 {
@@ -538,8 +540,8 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
     close_world(&w);
 }
 
-/* Memory of device 0 that another program mapped in three pieces, the middle one
- * not for device 1: strided copies there are packed here. */
+/* Another program mapped memory of device 0 in three pieces, the middle one not for
+ * device 1. Strided copies there are packed by us. */
 static void
 test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
 {
@@ -562,7 +564,7 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
                                       piece == 1 ? 1 : 2));
     }
     memory dst = take_memory(&w, CM_KIND_DEVICE, 1, 8 * COUNT);
-    for (int part = 0; part < 2; part++) { /* what is open, and all */
+    for (int part = 0; part < 2; part++) { /* first what is open, then all of it */
         int64_t count = part == 0 ? COUNT / PIECES : COUNT;
         cm_region src = {.kind = CM_KIND_DEVICE,
                          .device = 0,
@@ -592,7 +594,7 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
 }
 
 /* clang-format off */
-/* An ordinary block has to do, as where that pool has nothing left. */
+/* An ordinary block is used instead, as if that pool had nothing left. */
 static void
 test_engine_packs_without_a_page_locked_pool(void)
 {

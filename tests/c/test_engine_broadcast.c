@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: one source to several targets by one copy, and how targets are grouped. */
+/* Tests of transfer/: one copy from one source to several targets, and how targets are
+ * grouped. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
@@ -11,7 +12,7 @@ enum { COUNT = 1 << 20, TARGETS = 4 };
 
 typedef struct targets {
     memory src;
-    memory dst[TARGETS]; /* on 0, on 1, on 1 with gaps, on 0 again */
+    memory dst[TARGETS]; /* on device 0, on 1, on 1 with gaps, and on 0 again */
     cm_region regions[TARGETS];
 } targets;
 
@@ -37,8 +38,8 @@ give_targets(world *w, targets *t)
     }
 }
 
-/* Every target has the source's bytes. Words are compared, for a call of memcmp takes
- * long under a sanitizer. */
+/* Check that every target has the source's bytes. Words are compared, since memcmp()
+ * takes long under a sanitizer. */
 CHECK_UNWATCHED static void
 check_targets(const targets *t, int64_t count)
 {
@@ -54,7 +55,8 @@ check_targets(const targets *t, int64_t count)
     CHECK_EQ(wrong, 0);
 }
 
-/* The outcome of one copy to all, whoever learns of it. */
+/* Make one copy to all targets, and return its outcome, whether the call or the ticket
+ * reports it. */
 static cm_status
 broadcast(world *w, const targets *t, int64_t count, bool stops, atomic_int *drops)
 {
@@ -109,7 +111,7 @@ test_broadcast_that_is_stopped_leaves_nothing(void)
     take_targets(&w, &t, COUNT, CM_KIND_PAGEABLE);
     cm_tuning tuning;
     cm_tuning_init(&tuning);
-    tuning.slot_count = 2; /* of eight pieces */
+    tuning.slot_count = 2; /* two slots for eight pieces */
     CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
     shut(&w, w.streams[0]);
     CHECK_CODE(broadcast(&w, &t, COUNT, true, &drops), CM_ECANCELLED);
@@ -130,9 +132,10 @@ test_broadcast_refuses_what_makes_no_sense(void)
     open_world(&w);
     take_targets(&w, &t, 100, CM_KIND_PAGEABLE);
     cm_region good = t.regions[1];
-    t.regions[1] = row(&t.src, 0, 100, 4, 4); /* the host's */
+    t.regions[1] = row(&t.src, 0, 100, 4, 4); /* host memory */
     CHECK_CODE(broadcast(&w, &t, 100, false, &drops), CM_EINVALID);
-    t.regions[1] = t.regions[2]; /* none in the strides of the copy's own */
+    /* no other target has the strides of the copy's own one */
+    t.regions[1] = t.regions[2];
     CHECK_CODE(broadcast(&w, &t, 100, false, &drops), CM_EINVALID);
     t.regions[1] = good;
     CHECK_OK(broadcast(&w, &t, 100, false, &drops));

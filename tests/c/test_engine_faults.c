@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: what is refused, and each runtime call of a copy failing once. */
+/* Tests of transfer/: what is refused, and each runtime call of a copy failing once. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_hook.h"
@@ -26,7 +26,7 @@ test_engine_refuses_what_makes_no_sense(void)
     CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_EINVALID);
     CHECK_EQ(atomic_load(&drops), 2);
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
-    request.dst = row(&b, 0, 10, 4, 4); /* which would be a quick one */
+    request.dst = row(&b, 0, 10, 4, 4); /* this one would need no job */
     request.src = row(&a, 0, 11, 4, 4);
     request.stream = w.streams[0];
     request.blocking = true;
@@ -50,7 +50,7 @@ test_engine_unread_failure_is_handed_out_once(void)
     CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
     WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     cm_status unread;
-    do { /* the last hold goes just after it is done */
+    do { /* the last hold is dropped just after it is done */
         unread = cm_engine_take_unread(w.engine);
     } while (cm_is_ok(unread));
     CHECK_EQ(unread.code, 999);
@@ -64,7 +64,7 @@ test_engine_unread_failure_is_handed_out_once(void)
     CHECK_CODE(cm_ticket_order(ticket, w.streams[0]), 999);
     cm_ticket_release(ticket);
     CHECK(cm_is_ok(cm_engine_take_unread(w.engine)));
-    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket)); /* it still works */
+    CHECK_OK(cm_engine_copy(w.engine, &request, &ticket)); /* the engine still works */
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_release(ticket);
     give_memory(&w, &a);
@@ -91,7 +91,8 @@ test_engine_failure_let_go_of_after_the_end_is_no_leak(void)
     give_memory(&w, &b);
     close_world(&w);
     cm_ticket_release(released); /* AddressSanitizer counts what is left */
-    CHECK_CODE(cm_ticket_abandon(abandoned), 999); /* which nobody else will tell */
+    /* nobody else reports this failure */
+    CHECK_CODE(cm_ticket_abandon(abandoned), 999);
 }
 
 typedef struct scenario {
@@ -99,12 +100,12 @@ typedef struct scenario {
     cm_kind src;
     int dst_device;
     int64_t stride;
-    int stream_device; /* -1: the background, unless blocking */
+    int stream_device; /* -1 for the background, unless it blocks */
     bool blocking;
     bool overlap;
 } scenario;
 
-/* The outcome of one copy, whoever learns of it. */
+/* Make one copy, and return its outcome, whether the call or the ticket reports it. */
 static cm_status
 run_scenario(world *w, const scenario *s, memory *dst, memory *src, atomic_int *drops)
 {
@@ -146,7 +147,8 @@ sweep(const scenario *s)
         CHECK_EQ(atomic_load(&drops), 1);
         cm_op struck = cm_faults_struck(w.rt);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
-        /* Some are not its own: the watcher's, and giving back what is not needed. */
+        /* Some calls are not the copy's own: the watcher's, and those that give back
+         * what is not needed. */
         if (!cm_is_ok(status)) {
             CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[struck].name);
             CHECK_EQ(status.code, 998);
@@ -189,7 +191,7 @@ test_engine_fault_sweep(void)
     }
 }
 
-/* Page-locked memory is a help for short copies down, not a need. */
+/* Short downloads are faster with page-locked memory, but do not need it. */
 static void
 test_engine_short_copy_down_does_without_page_locked_memory(void)
 {
@@ -215,15 +217,15 @@ test_engine_short_copy_down_does_without_page_locked_memory(void)
 static uint64_t user_source;
 static uint64_t odd_count;
 
-/* Between the user's memory, blocks of pools and whole pages. */
+/* Count sources that are neither the user's memory nor at the beginning of a page. */
 static void
 count_odd_sources(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes CM_UNUSED)
 {
     odd_count += src != user_source && src % (uint64_t)sysconf(_SC_PAGESIZE) != 0;
 }
 
-/* Ordinary memory of ours that lay on a page with registered memory of others would be
- * read behind the caller's back, or could not be copied in one call. */
+/* Our own ordinary memory must not share a page with registered memory of others. The
+ * device would read it after the call, or one copy could not take it. */
 static void
 test_engine_block_that_is_not_page_locked_has_pages_of_its_own(void)
 {
@@ -250,7 +252,7 @@ test_engine_block_that_is_not_page_locked_has_pages_of_its_own(void)
     close_world(&w);
 }
 
-/* A pool with room for two pieces only, whose limit its user has set. */
+/* The pool has room for only two pieces, because its user has set its limit. */
 static void
 test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
 {
@@ -284,7 +286,7 @@ test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
     close_world(&w);
 }
 
-/* A transposed source is turned on the device only where it has memory for that. */
+/* A transposed source is rearranged on the device only if there is memory for it. */
 static void
 test_engine_transposed_source_needs_no_device_memory(void)
 {

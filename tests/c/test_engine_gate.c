@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: what waits for a stream that is shut holds up nothing else: no worker, no
- * page-locked memory, no streams. */
+/* Tests of transfer/: a copy that waits for a stream that is shut holds up nothing
+ * else, neither workers nor page-locked memory nor streams. */
 #include "many_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -16,7 +16,7 @@ enum {
     PIECE_NBYTES = 64 << 10
 };
 
-/* `many`: two runs, as a batch. Strides are in bytes. */
+/* A way to copy. With `many` it is a batch of two runs. Strides are in bytes. */
 typedef struct way {
     cm_route route;
     cm_kind dst, src;
@@ -54,11 +54,11 @@ static const way ways[] = {
 
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
-/* One copy of a way. */
+/* One copy that goes this way. */
 typedef struct going {
     const way *way;
     memory dst, src;
-    cm_ticket *before; /* NULL: none */
+    cm_ticket *before; /* may be NULL */
     cm_ticket *ticket;
 } going;
 
@@ -73,7 +73,8 @@ open_going(world *w, going *g, const way *how)
     number_bytes(&g->src, (unsigned)(how - ways) + 1);
 }
 
-/* After the stream, or (NULL) after nothing, in the background or on `on`. */
+/* Start the copy after the stream `after`, or after nothing if that is NULL. It runs in
+ * the background, or on `on`. */
 static void
 start_going(world *w, going *g, cm_stream *after, cm_stream *on)
 {
@@ -132,7 +133,7 @@ finish_going(world *w, going *g)
     give_memory(w, &g->src);
 }
 
-/* All that wait own nothing that others could need. */
+/* Check that copies that wait hold nothing that others could need. */
 static void
 check_nothing_is_held(world *w)
 {
@@ -152,10 +153,10 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     cm_stream *shut_stream;
     cm_tuning tuning;
     open_world(&w);
-    cm_tuning_init(&tuning); /* one copy could have all of the ring */
+    cm_tuning_init(&tuning); /* with these one copy could have all of the ring */
     tuning.ring_nbytes = COUNT * ITEM;
-    tuning.staged_peer_nbytes = 2 * COUNT * ITEM / 3; /* less than a copy, but not a
-                                                         batch */
+    tuning.staged_peer_nbytes = 2 * COUNT * ITEM / 3; /* less than a copy has, but more
+                                                         than a run of a batch */
     tuning.chunk_nbytes = tuning.chunk_min_nbytes = PIECE_NBYTES;
     CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
     MUST(cm_stream_create(w.rt, 0, CM_STREAM_NON_BLOCKING, 0, &shut_stream));
@@ -169,7 +170,8 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
         start_going(&w, &held[i], shut_stream, NULL);
     }
     check_nothing_is_held(&w);
-    for (int round = 0; round < 2; round++) { /* in the background; on another stream */
+    /* first in the background, then on another stream */
+    for (int round = 0; round < 2; round++) {
         for (int i = 0; i < WAYS; i++) {
             open_going(&w, &free_ones[i], &ways[i]);
             start_going(&w, &free_ones[i], NULL, round == 0 ? NULL : w.streams[0]);
@@ -213,8 +215,9 @@ fill_behind(world *w, memory *filler, cm_stream *stream)
     CHECK_OK(fill(w, &whole, "\1", stream, false, NULL));
 }
 
-/* As many as there are job threads, each with a second stream; they are run by those
- * (after a copy that makes way), or by the thread that asks for them. */
+/* Let as many copies fail as there are job threads, each of which has a second stream.
+ * Job threads run them (after a copy that makes way), or the thread that asks for them
+ * does. */
 static void
 fail_behind_a_shut_stream(bool by_job_threads)
 {
@@ -266,8 +269,8 @@ test_failed_copy_behind_a_shut_stream_keeps_no_thread(void)
 
 /* -- copies of the same bytes ------------------------------------------------------------ */
 
-/* Each after the one before, behind a stream that is shut, and then it opens: by as
- * many streams as it takes for one. */
+/* Queue copies behind a stream that is shut, each after the one before, and then open
+ * it. All of them need no more streams than one does. */
 static void
 run_same_bytes(cm_kind kind)
 {

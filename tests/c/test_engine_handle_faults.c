@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: each runtime call of a copy of many pieces fails once, on every route and
- * in every way to wait for it. The ticket tells the truth, nothing stays behind and the
- * next copy works. */
+/* Tests of transfer/: each runtime call of a copy of many pieces fails once, on every
+ * route and with every way to wait for it. The ticket must say what happened, nothing
+ * may stay behind, and the next copy must work. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
@@ -21,7 +21,7 @@ typedef struct route_case {
     int dst_device;
     int64_t dst_stride;
     int64_t src_stride;
-    bool turned; /* the source's axes the other way round */
+    bool turned; /* the source's axes are in the opposite order */
 } route_case;
 
 static const route_case cases[] = {
@@ -64,7 +64,7 @@ open_ends(world *w, const route_case *c)
     ends e = {.dst = take_memory(w, c->dst, c->dst_device, 2 * NBYTES),
               .src = take_memory(w, c->src, 0, 2 * NBYTES)};
     number_bytes(&e.src, 5);
-    memset(e.dst.bytes, 255, 2 * NBYTES); /* which is no byte of the source */
+    memset(e.dst.bytes, 255, 2 * NBYTES); /* no byte of the source has this value */
     e.to = rows_of(&e.dst, c->dst_stride, false);
     e.from = rows_of(&e.src, c->src_stride, c->turned);
     return e;
@@ -83,7 +83,7 @@ count_wrong(const ends *e)
     return wrong;
 }
 
-/* Make the copy and hold the ticket against what has happened. */
+/* Make the copy, and compare the ticket with what has happened. */
 static cm_status
 copy_and_check(world *w, const ends *e, mode how, atomic_int *drops)
 {
@@ -144,7 +144,8 @@ check_nothing_left(world *w, atomic_int *drops)
     CHECK(cm_is_ok(cm_engine_take_unread(w->engine)));
 }
 
-/* The `nth` call fails; 0: none. The number of calls. */
+/* Run the copy with its `nth` call failing (0 for none). Returns the number of
+ * calls. */
 static uint64_t
 run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
 {
@@ -155,7 +156,8 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     uint64_t calls = cm_faults_count(w->rt, CM_OP_none);
     cm_op struck = cm_faults_struck(w->rt);
     cm_faults_plan(w->rt, CM_OP_none, 0, 0, false);
-    /* Some are not its own: the watcher's, and giving back what is not needed. */
+    /* Some calls are not the copy's own: the watcher's, and those that give back what
+     * is not needed. */
     if (!cm_is_ok(status)
         && (status.code != 998 || (cm_op)status.op != struck || nth == 0)) {
         CHECK_FAIL_("%d of %s where %s failed", status.code,
@@ -192,9 +194,9 @@ open_tuned(world *w)
     MUST(cm_engine_set_tuning(w->engine, &tuning));
 }
 
-/* In a world that has made copies before every call fails; in new ones, of which
- * opening takes longer than the copy, some of those that make threads, streams and
- * blocks. */
+/* In a world that has made copies before, every call fails once. In new worlds, which
+ * take longer to open than the copy takes, only some calls fail: those that make
+ * threads, streams and blocks. */
 static void
 sweep(const route_case *c, mode how, size_t offset)
 {
@@ -227,7 +229,8 @@ test_ticket_tells_the_truth_whichever_call_fails(void)
     }
 }
 
-/* Asking may fail while the copy goes on: its ends are not let go before it is over. */
+/* A question may fail while the copy goes on. Its ends are not released before it is
+ * over. */
 static void
 test_ticket_is_not_done_because_one_question_failed(void)
 {
@@ -260,11 +263,11 @@ test_ticket_is_not_done_because_one_question_failed(void)
     close_world(&w);
 }
 
-/* What is given back then may fail to be; the copy is cancelled all the same. */
+/* Calls that give things back may fail then. The copy is cancelled all the same. */
 static void
 test_ticket_is_cancelled_whichever_call_fails(void)
 {
-    /* Not destroying, which leaves behind what the runtime does not take. */
+    /* Destroying is not among them: what is not destroyed is left behind. */
     static const cm_op ops[] = {CM_OP_capture_mode_exchange, CM_OP_context_get,
                                 CM_OP_context_set,           CM_OP_event_query,
                                 CM_OP_stream_wait_event,     CM_OP_device_set};
@@ -290,20 +293,22 @@ test_ticket_is_cancelled_whichever_call_fails(void)
                                   .after_count = 1,
                                   .keep = {{&drops, count_drop}},
                                   .keep_count = 1};
-        if (i / OPS % 2 == 0) { /* up, on a stream of the engine's that then waits */
+        /* an upload on a stream of the engine's, which then waits */
+        if (i / OPS % 2 == 0) {
             second.dst = row(&device, 0, 2048, 1, 1);
             second.src = row(&held, 0, 2048, 0, 1);
             second.src.address = 0;
         }
         MUST(cm_engine_copy(w.engine, &second, &ticket));
-        if (i / OPS % 4 < 2) { /* parked, or not yet */
+        if (i / OPS % 4 < 2) { /* the job may have left its thread, or not yet */
             let_others_run();
         }
         cm_faults_plan(w.rt, ops[i % OPS], i / OPS / 4 + 1, 998, false);
         bool cancelled = cm_ticket_cancel(ticket);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         cm_status status = cm_ticket_wait(ticket, UINT64_MAX);
-        CHECK_EQ(status.code, cancelled ? CM_ECANCELLED : 998); /* a worker's call */
+        /* a call of a worker failed */
+        CHECK_EQ(status.code, cancelled ? CM_ECANCELLED : 998);
         CHECK_EQ(atomic_load(&drops), 1);
         cm_ticket_release(ticket);
         unshut(&w, w.streams[0]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: what a ticket says of its copy while it waits, runs, is cancelled or
- * fails. */
+/* Tests of transfer/: what a ticket says about its copy while that waits, runs, is
+ * cancelled or fails. */
 #include "engine_hook.h"
 #include "transfer/engine/private.h"
 
@@ -15,7 +15,7 @@ typedef struct ends {
     memory device;
 } ends;
 
-/* `held` is still to be filled with 7 by streams[0]. */
+/* Make both ends. Streams[0], which is shut, is still to fill `held` with 7. */
 static ends
 open_ends(world *w)
 {
@@ -45,8 +45,9 @@ close_ends(world *w, ends *e)
     give_memory(w, &e->device);
 }
 
-/* 0: between hosts after a stream. 1: after a transfer that waits. 2: up from memory
- * that a stream is to write. */
+/* Make a request that has to wait: for `which` 0 a copy between host and host after a
+ * stream, for 1 one after a transfer that waits, for 2 an upload from memory that a
+ * stream is to write. */
 static cm_copy_request
 waiting_request(world *w, ends *e, int which, cm_ticket **before)
 {
@@ -61,7 +62,7 @@ waiting_request(world *w, ends *e, int which, cm_ticket **before)
         request.after_ticket_count = 1;
     }
     if (which == 2) {
-        /* broadcast: neither the copy engine nor the kernel can take it as it is */
+        /* a broadcast, which neither the copy engine nor the kernel can make */
         request.dst = row(&e->device, 0, NBYTES / 2, 1, 1);
         request.src = row(&e->held, 0, NBYTES / 2, 0, 1);
         request.src.address = 0;
@@ -117,7 +118,7 @@ test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything(void)
     close_world(&w);
 }
 
-/* Its place is taken by nobody: what waits for a cancelled copy goes on. */
+/* Nobody takes the place of a cancelled copy, so a copy that waits for it goes on. */
 static void
 test_ticket_that_waits_for_a_cancelled_one_goes_on(void)
 {
@@ -151,8 +152,8 @@ hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM
     atomic_fetch_add(&too_late, !wait_for_flag(&copy_may_go));
 }
 
-/* All workers are held in copies; what waits behind them can still be cancelled, or
- * stopped: then it is not made when a worker comes to it. */
+/* All workers are held in copies. A copy that waits behind them can still be cancelled,
+ * or stopped: it is then not made when a worker comes to it. */
 static void
 test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 {
@@ -202,7 +203,7 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
     close_world(&w);
 }
 
-/* Whatever the worker is at: either all of it happens, or nothing. */
+/* Whatever the worker is doing, either all of the copy happens or nothing. */
 static void
 test_ticket_cancelled_at_any_time_tells_the_truth(void)
 {
@@ -246,8 +247,8 @@ static int piece_count;
 static uint64_t last_moved;
 static int bad_count;
 
-/* The thread that runs the job counts what is over: more than was sent cannot be, and
- * what was in the slot that is used again is. */
+/* The thread that runs the job counts what is over. It cannot count more than was sent,
+ * and must count what was in a slot that is used again. */
 static void
 look_at_progress(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes)
 {
@@ -271,7 +272,7 @@ test_ticket_progress_counts_pieces_that_are_over(void)
         world w;
         cm_tuning tuning;
         open_world(&w);
-        cm_tuning_init(&tuning); /* pieces all alike */
+        cm_tuning_init(&tuning); /* all pieces have the same size */
         tuning.chunk_nbytes = tuning.chunk_min_nbytes = PIECE_NBYTES;
         CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
         hook_copies(&w, look_at_progress);
@@ -290,7 +291,7 @@ test_ticket_progress_counts_pieces_that_are_over(void)
         atomic_store(&watched_set, true);
         uint64_t before = 0;
         cm_status status;
-        do { /* never less than before, never all before it is done */
+        do { /* progress never falls, and is not complete before the copy is done */
             status = cm_ticket_wait(watched, 100000);
             uint64_t moved = cm_ticket_count_moved(watched);
             CHECK_GE(moved, before);
@@ -307,7 +308,8 @@ test_ticket_progress_counts_pieces_that_are_over(void)
     }
 }
 
-/* What is queued whole is nothing and then all; so is what fails at its end. */
+/* A copy that is queued as a whole has moved nothing and then everything; so has one
+ * that fails at its end. */
 static void
 test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
 {
@@ -370,7 +372,7 @@ test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
 
 /* -- time -------------------------------------------------------------------------------- */
 
-/* The time for which the stream is held up before it is not the copy's. */
+/* The time for which the stream is held up before the copy does not count. */
 static void
 test_ticket_seconds_are_of_the_copy_alone(void)
 {
@@ -397,7 +399,7 @@ test_ticket_seconds_are_of_the_copy_alone(void)
     close_world(&w);
 }
 
-/* What knows when it was keeps the device for longer. */
+/* Events that know their time keep the device busy for longer. */
 static void
 test_loan_of_a_brief_event_is_without_time(void)
 {
@@ -408,7 +410,8 @@ test_loan_of_a_brief_event_is_without_time(void)
     uint64_t timed[2];
     cm_device_guard guard;
     MUST(cm_device_enter(w.rt, 0, &guard));
-    for (int round = 0; round < 2; round++) { /* the second are those given back */
+    /* the second round gets those that were given back */
+    for (int round = 0; round < 2; round++) {
         for (int i = 0; i < 2; i++) {
             CHECK_OK(cm_cache_take_event(w.engine, 0, CM_POLLED, &brief[i]));
             CHECK_OK(cm_cache_take_event(w.engine, 0, CM_WAITED, &timed[i]));

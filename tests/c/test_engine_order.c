@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: order, lifetime, tickets, capture and interruption. */
+/* Tests of transfer/: order, lifetime, tickets, capture and interruption. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -98,7 +98,7 @@ test_engine_waits_for_streams_and_tickets_named(void)
     shut(&w, w.streams[0]);
     CHECK_OK(cm_engine_copy(w.engine, &first, &tickets[0]));
     CHECK_OK(cm_engine_copy(w.engine, &second, &tickets[1]));
-    /* host to host, after a copy that is still to be made in the background */
+    /* A copy from host to host, after one that is still to be made by a job. */
     memory d = take_memory(&w, CM_KIND_MANAGED, 0, 4096);
     cm_copy_request third = {.dst = row(&d, 0, 4096, 1, 1),
                              .src = row(&c, 0, 4096, 1, 1),
@@ -142,9 +142,10 @@ test_ticket_order_and_notify(void)
     CHECK_OK(cm_ticket_notify(second, fd));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_EQ(count, 1);
-    CHECK_OK(cm_ticket_wait(second, 0)); /* done when told so */
+    /* it is done by the time that somebody is notified */
+    CHECK_OK(cm_ticket_wait(second, 0));
     CHECK_FILLED(c.bytes, 6, 4096);
-    CHECK_OK(cm_ticket_notify(second, fd)); /* at once */
+    CHECK_OK(cm_ticket_notify(second, fd)); /* writes at once */
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_CODE(cm_ticket_notify(second, -1), CM_ESYSTEM);
     (void)close(fd);
@@ -186,13 +187,14 @@ static void *
 open_gate_soon(void *argument)
 {
     world *w = argument;
-    let_others_run(); /* the call waits */
+    let_others_run(); /* the call is waiting */
     unshut(w, w->streams[0]);
     return NULL;
 }
 
-/* A copy into locked memory only takes its place in the stream, so one that reads that
- * memory on the host comes after it, be it locked as a whole or in part. */
+/* A copy into page-locked memory only takes its place in the stream. A copy that reads
+ * that memory on the host has to come after it, whether all of the memory is locked or
+ * a part. */
 static void
 test_engine_registered_source_is_read_after_the_stream(void)
 {
@@ -245,12 +247,12 @@ test_engine_registered_source_is_read_after_the_stream(void)
 
 typedef struct ending {
     world *w;
-    cm_registration *registration; /* NULL: released */
-    uint64_t count_when_ended;     /* pieces, when it was released */
-    uint64_t count_when_dropped;   /* ... and when the keep was dropped */
+    cm_registration *registration; /* NULL if released */
+    uint64_t count_when_ended;     /* pieces when it was released */
+    uint64_t count_when_dropped;   /* pieces when the keep was dropped */
 } ending;
 
-/* While the caller waits for its copy. */
+/* A hook: ends the registration while the caller waits for its copy. */
 static bool
 end_registration(void *argument)
 {
@@ -282,7 +284,7 @@ test_engine_pages_stay_locked_until_the_copy_is_done(void)
     memory *pairs[][2] = {{&device, &h}, {&h, &device}};
     for (int i = 0; i < 4; i++) {
         ending e = {.w = &w, .count_when_dropped = UINT64_MAX};
-        int64_t stride = i < 2 ? 4 : 8; /* the quick way, a job */
+        int64_t stride = i < 2 ? 4 : 8; /* without a job, or by one */
         cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, 512, stride, 4),
                                    .src = row(pairs[i % 2][1], 0, 512, stride, 4),
                                    .stream = w.streams[0],
@@ -324,7 +326,7 @@ relieve(void *argument, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
 {
     helper *h = argument;
     h->asked++;
-    MUST(cm_rt_device_set(h->w->rt, 1)); /* as a user's code may */
+    MUST(cm_rt_device_set(h->w->rt, 1)); /* user code may do this */
     if (!h->helps) {
         return status;
     }
@@ -356,9 +358,11 @@ test_engine_short_of_device_memory_asks_for_relief(void)
                                .blocking = true};
     cm_budget *budget = cm_pool_get_config(w.device[0])->budget;
     atomic_store(&budget->limit_nbytes, 1);
-    for (int asked = 0; asked <= 2; asked++) { /* at first nobody may be kept waiting */
+    /* in the first round nobody may be kept waiting */
+    for (int asked = 0; asked <= 2; asked++) {
         request.interrupted = asked == 0 ? NULL : go_on;
-        h.helps = asked == 2; /* else a kernel reads page-locked memory */
+        /* if it does not help, a kernel reads page-locked memory */
+        h.helps = asked == 2;
         number_bytes(&host, 5 + (unsigned)asked);
         CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
         CHECK_EQ(h.asked, asked);
@@ -366,7 +370,7 @@ test_engine_short_of_device_memory_asks_for_relief(void)
             CHECK_BYTES_EQ(device.bytes + 8 * k, host.bytes + 8 * k, 4);
         }
     }
-    /* and where there is none of that either */
+    /* The copy also works if there is none of that memory either. */
     atomic_store(&budget->limit_nbytes, 1);
     atomic_store(&cm_pool_get_config(w.pinned)->budget->limit_nbytes, 1);
     h.helps = false;
@@ -471,10 +475,11 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
     memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
-    w.engine->drain_ns = 1000000; /* the stream is shut, which no waiting ends */
+    w.engine->drain_ns = 1000000; /* waiting is in vain, since the stream is shut */
     for (int i = 0; i < 12; i++) {
         interrupted_call call;
-        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8; /* the quick way, a job */
+        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8; /* without a job, or by one
+                                                            */
         init_interrupted_call(&call, &w, pairs[i % 3][0], pairs[i % 3][1], stride);
         if (i < 6) {
             CHECK(take_keep_late(&call)); /* before there is a copy */
@@ -483,7 +488,8 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
             call.request.take_keeps = take_keep_late;
         }
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
-        shut(&w, w.streams[0]); /* idle: else the copy waits before it is queued */
+        /* the stream is idle, or the copy would wait before it is queued */
+        shut(&w, w.streams[0]);
         CHECK_CODE(cm_engine_copy(w.engine, &call.request, NULL), CM_ECANCELLED);
         CHECK_EQ(call.taken, 1);
         CHECK_EQ(atomic_load(&call.drops), 0);
@@ -567,7 +573,8 @@ end_held_call(void *argument)
     return NULL;
 }
 
-/* A call that is in the quick way when the engine is closed, and leaves a ticket. */
+/* A call is making its copy without a job when the engine is closed, and leaves a
+ * ticket. */
 static void
 test_engine_close_waits_for_what_an_interrupted_call_left(void)
 {
@@ -605,8 +612,8 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
     close_world(&w);
 }
 
-/* More downloads than workers, each of more pieces than are in flight, with ends that
- * the host has to gather and scatter. */
+/* There are more downloads than workers. Each has more pieces than may be in flight,
+ * and ends that the host has to gather and scatter. */
 static void
 test_engine_held_jobs_leave_the_workers_to_others(void)
 {
@@ -637,7 +644,7 @@ test_engine_held_jobs_leave_the_workers_to_others(void)
     CHECK_OK(cm_engine_copy(w.engine, &first, &held[0]));
     for (int i = 1; i < COUNT; i++) {
         CHECK_OK(cm_engine_copy(w.engine, &again, &held[i]));
-        /* each waits for the one before, without a thread of its own */
+        /* Each waits for the one before, without a thread of its own. */
         again.after_tickets = &held[i];
         again.after_ticket_count = 1;
     }
@@ -664,7 +671,8 @@ test_engine_held_jobs_leave_the_workers_to_others(void)
     close_world(&w);
 }
 
-/* A copy that only has to be queued after one that is not yet: not by its caller. */
+/* A copy only has to be queued, but after one that is not yet. Its caller does not wait
+ * for that. */
 static void
 test_engine_never_waits_for_a_ticket_in_the_background(void)
 {
@@ -706,7 +714,8 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
     close_world(&w);
 }
 
-/* A copy to the host that waits for a stream, and others each after the one before. */
+/* A copy to the host that waits for a stream, and other copies, each after the one
+ * before. */
 typedef struct queue {
     memory source;
     memory target;
@@ -759,7 +768,8 @@ count_waiting(cm_engine *engine)
     return count;
 }
 
-/* Each is run once, when it is its turn: nobody looks at the rest of the queue. */
+/* Each copy is run once, when it is its turn. Nobody looks through the rest of the
+ * queue. */
 static void
 test_engine_long_queue_is_not_looked_through(void)
 {
@@ -780,13 +790,14 @@ test_engine_long_queue_is_not_looked_through(void)
     }
     cm_mutex_lock(&w.engine->lock);
     CHECK_EQ(w.engine->waiting_count, 0);
-    CHECK_LT(w.engine->pick_count, 2 * COUNT); /* some for a second time, late */
+    /* some are picked twice, because they come late */
+    CHECK_LT(w.engine->pick_count, 2 * COUNT);
     cm_mutex_unlock(&w.engine->lock);
     close_queue(&w, &q);
     close_world(&w);
 }
 
-/* Whoever comes after a cancelled copy comes after what that was to wait for. */
+/* A copy that comes after a cancelled one comes after what that was to wait for. */
 static void
 test_engine_cancelled_ticket_keeps_its_place(void)
 {
@@ -797,7 +808,7 @@ test_engine_cancelled_ticket_keeps_its_place(void)
     open_queue(&w, &q, COUNT);
     memory last = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memset(q.target.bytes, 4, 4096);
-    for (uint32_t i = COUNT - 1; i > 0; i--) { /* a chain of as many */
+    for (uint32_t i = COUNT - 1; i > 0; i--) { /* a chain of all of them */
         CHECK(cm_ticket_cancel(q.tickets[i]));
     }
     cm_copy_request request = {.dst = row(&last, 0, 4096, 1, 1),
@@ -816,7 +827,7 @@ test_engine_cancelled_ticket_keeps_its_place(void)
     close_world(&w);
 }
 
-/* One that is told to stop does not wait for its turn to hear of it. */
+/* A copy that is stopped ends at once, before its turn has come. */
 static void
 test_engine_stopped_copy_ends_at_once(void)
 {

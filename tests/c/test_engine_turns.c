@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: long copies in the background leave the workers to short ones in time. */
+/* Tests of transfer/: long copies in the background leave the workers to short ones in
+ * time. */
 #include "engine_hook.h"
 #include "transfer/engine/job.h"
 
@@ -11,7 +12,7 @@ enum {
 
 static atomic_bool small_queued;
 static atomic_bool small_done;
-static atomic_int too_late; /* threads that waited in vain */
+static atomic_int too_late; /* how many threads waited in vain */
 static uint64_t giant_source;
 
 static void
@@ -22,8 +23,8 @@ wait_for_small(const atomic_bool *flag)
     }
 }
 
-/* No giant begins before the small copies are queued, none ends before they are done.
- */
+/* A hook: no giant copy begins before the small copies are queued, and none ends before
+ * they are done. */
 static void
 hold_giants(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes)
 {
@@ -101,8 +102,8 @@ test_small_copies_overtake_more_long_downloads_than_workers(void)
     close_world(&w);
 }
 
-/* A worker each for long copies, which nothing holds up, and then a short one. True: it
- * was done before any of them. */
+/* Start a long copy for each worker, which nothing holds up, and then a short one. True
+ * if that was done before any of them. */
 static bool
 overtakes_all(world *w, const memory *source, memory *targets, memory *target)
 {
@@ -134,8 +135,8 @@ overtakes_all(world *w, const memory *source, memory *targets, memory *target)
     return done == 0;
 }
 
-/* A busy machine may let one of the long ones through first; without turns that is so
- * each time. */
+/* On a busy machine one of the long copies may be done first; without turns this would
+ * be so each time. */
 static void
 test_small_copy_overtakes_long_host_copies_on_all_workers(void)
 {
@@ -164,8 +165,8 @@ test_small_copy_overtakes_long_host_copies_on_all_workers(void)
     close_world(&w);
 }
 
-/* A wait that left its thread and found the stream idle then: the next wait is for what
- * was queued since, not for what the first one had recorded. */
+/* A wait has left its thread and found the stream idle. The next wait is for what was
+ * queued since, not for what the first one had recorded. */
 static void
 test_later_wait_for_a_stream_does_not_end_with_an_earlier_one(void)
 {

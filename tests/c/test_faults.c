@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fault wrapper: counting, striking, delaying, and standing in for what it wraps.
- */
+/* Tests of the fault wrapper: it counts calls, makes them fail, delays them, and
+ * otherwise acts as the runtime that it wraps. */
 #include "base/thread.h"
 #include "open_emulated.h"
 
@@ -95,8 +95,8 @@ test_faults_repeat_strikes_every_later_call(void)
     close_emulated(rt);
 }
 
-/* Every row of the list, called with zeros. The plan must strike before the arguments
- * are looked at, and the inner runtime must not be reached. */
+/* Call every row of the list with zeros. The plan must make it fail before its
+ * arguments are looked at, and the inner runtime must not be reached. */
 static void
 test_faults_strike_each_operation(void)
 {

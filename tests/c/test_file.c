@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/file*.c: bytes between a file and memory of every kind, with each call of
- * the runtime and each call on the file failing once. */
+/* Tests of transfer/file/: bytes between a file and memory of every kind, with each
+ * call of the runtime and each call on the file failing once. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 #include "transfer/file/file.h"
 
 enum {
-    NBYTES = (5 << 20) + 123, /* a few chunks, of parts that are not whole */
+    NBYTES = (5 << 20) + 123, /* a few chunks, whose parts have odd sizes */
     SPREAD = 3,               /* every third element */
     COUNT = 100 * 1000,
     RANGES = 4,
@@ -25,9 +25,9 @@ typedef struct setup {
     cm_file_faults faults;
     int fd;
     unsigned char *content; /* of the file */
-    memory row;             /* of the device, in one run */
+    memory row;             /* on the device, in one run */
     memory spread;          /* the same, strided */
-    memory plain;           /* of the host, strided */
+    memory plain;           /* on the host, strided */
     memory pinned;
 } setup;
 
@@ -61,7 +61,8 @@ open_setup(setup *s, uint64_t pinned_limit)
 static void
 close_setup(setup *s)
 {
-    for (int fd = 0; fd < 1024; fd++) { /* none past the page cache is left open */
+    /* no descriptor past the page cache is left open */
+    for (int fd = 0; fd < 1024; fd++) {
         int flags = fcntl(fd, F_GETFL);
         CHECK(flags < 0 || (flags & O_DIRECT) == 0);
     }
@@ -74,7 +75,7 @@ close_setup(setup *s)
     close_world(&s->w);
 }
 
-/* All four memories, at different places of the file. */
+/* A transfer of all four memories, at different places of the file. */
 typedef struct plan {
     cm_region regions[RANGES];
     cm_file_range ranges[RANGES];
@@ -133,7 +134,8 @@ clear_memory(setup *s)
     }
 }
 
-/* Also what was written lies where it belongs: from zeros back to the content. */
+/* Check that bytes that are written arrive where they belong: a file of zeros gets its
+ * content back. */
 static void
 check_writing(setup *s, const plan *p, cm_file_direct direct)
 {
@@ -143,7 +145,7 @@ check_writing(setup *s, const plan *p, cm_file_direct direct)
     cm_file_request request = request_for(s, p, NULL);
     request.writes = true;
     request.direct = direct;
-    request.range_count = 1; /* the whole; the others lie within */
+    request.range_count = 1; /* the whole range; the others lie within it */
     CHECK_OK(cm_engine_transfer_file(s->w.engine, &request, &failure));
     CHECK_EQ(pread(s->fd, found, NBYTES, 0), NBYTES);
     CHECK_EQ(memcmp(found, s->content, NBYTES), 0);
@@ -165,7 +167,8 @@ check_writing(setup *s, const plan *p, cm_file_direct direct)
 static void
 test_file_ranges_of_every_kind(void)
 {
-    static const uint64_t limits[] = {0, 9 << 20, 1 << 20}; /* two chunks, none */
+    /* room for two chunks, and for none */
+    static const uint64_t limits[] = {0, 9 << 20, 1 << 20};
     for (int i = 0; i < 6; i++) {
         setup s;
         plan p;
@@ -184,7 +187,7 @@ test_file_ranges_of_every_kind(void)
     }
 }
 
-/* An ordinary block has to do. */
+/* An ordinary block is used instead. */
 static void
 test_file_without_a_page_locked_pool(void)
 {
@@ -205,7 +208,7 @@ test_file_without_a_page_locked_pool(void)
 
 /* -- failures ---------------------------------------------------------------------------- */
 
-/* Whole pages are read where the range begins and ends within two. */
+/* The range begins and ends within pages, which are read whole. */
 static CHECK_UNWATCHED void
 test_file_direct_read_stays_within_its_memory(void)
 {
@@ -241,7 +244,7 @@ static const scenario scenarios[] = {{false, CM_FILE_DIRECT_NEVER},
                                      {true, CM_FILE_DIRECT_ALWAYS}};
 enum { SCENARIOS = sizeof(scenarios) / sizeof(scenarios[0]) };
 
-/* CM_EBUSY: the keep was not dropped, or something is in flight. */
+/* Returns CM_EBUSY if the keep was not dropped, or if something is in flight. */
 static cm_status
 run_scenario(setup *s, const plan *p, const scenario *what, cm_file_failure *failure)
 {
@@ -346,7 +349,7 @@ test_file_end_is_told(void)
 
 /* -- interruption ------------------------------------------------------------------------ */
 
-/* Once the stream has been given something. */
+/* A hook: interrupts once the stream has been given something. */
 static bool
 interrupt(void *argument)
 {
@@ -354,7 +357,7 @@ interrupt(void *argument)
     return cm_faults_count(s->w.rt, CM_OP_copy_async) > 0;
 }
 
-/* Of one range, to or from a stream that is shut. */
+/* Make a request of one range, to or from a stream that is shut. */
 static cm_file_request
 open_interrupted(setup *s, plan *p, atomic_int *drops, bool writes,
                  bool (*interrupted)(void *argument))
@@ -381,7 +384,8 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         cm_file_failure failure;
         atomic_int drops = 0;
         cm_file_request request = open_interrupted(&s, &p, &drops, writes, interrupt);
-        s.w.engine->drain_ns = 1000000; /* the stream is shut, which no waiting ends */
+        /* waiting is in vain, since the stream is shut */
+        s.w.engine->drain_ns = 1000000;
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
                    CM_ECANCELLED);
         CHECK_EQ(atomic_load(&drops), 0);
@@ -407,7 +411,8 @@ interrupt_and_open(void *argument)
     return interrupted;
 }
 
-/* Its memory may be used again where that does not take long. */
+/* An interrupted call waits a while for its copies, so that its memory can be used
+ * again if that does not take long. */
 static void
 test_file_interrupted_call_waits_for_its_copies(void)
 {
@@ -452,7 +457,7 @@ read_often(void *argument)
     return NULL;
 }
 
-/* Each its own device memory; the host's is written by one alone. */
+/* Each thread has device memory of its own; only one writes the host's. */
 static void
 test_file_calls_of_several_threads(void)
 {

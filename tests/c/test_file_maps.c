@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/file_maps: the kernel's answers are what its list says. */
+/* Tests of base/file_maps: the kernel's answers agree with its list of mappings. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 
 enum { PAGES = 8 };
 
-/* A file of some pages that has no name any more. */
+/* Make a file of `nbytes` that has no name any more. */
 static int
 make_file(size_t nbytes)
 {
@@ -28,7 +28,7 @@ span_of(const void *memory, size_t nbytes)
     return (cm_file_span){begin, begin + nbytes};
 }
 
-/* What either way finds of bytes of the file in memory. */
+/* Check that either way of asking finds bytes of the file in memory, or does not. */
 static void
 check_shown(int fd, cm_file_span memory, cm_file_span file, bool is_shown)
 {
@@ -71,7 +71,7 @@ test_file_maps_beside_each_other_are_all_found(void)
     char *memory =
         mmap(NULL, PAGES * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    for (size_t i = 0; i < PAGES; i += 2) { /* between them nothing is a file's */
+    for (size_t i = 0; i < PAGES; i += 2) { /* between them no page is a file's */
         void *made = mmap(memory + i * page, page, PROT_READ, MAP_SHARED | MAP_FIXED,
                           fd, (off_t)(i * page));
         CHECK_PTR_EQ(made, memory + i * page);
@@ -94,7 +94,7 @@ test_file_maps_beside_each_other_are_all_found(void)
     CHECK_EQ(close(fd), 0);
 }
 
-/* More mappings in one span than are asked for one by one. */
+/* There are more mappings in one span than are asked about one by one. */
 static void
 test_file_maps_of_many_pieces_are_found_by_the_list(void)
 {
@@ -104,7 +104,8 @@ test_file_maps_of_many_pieces_are_found_by_the_list(void)
     char *memory =
         mmap(NULL, count * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    for (size_t i = 0; i < count; i++) { /* of every second page: none joins the next */
+    /* every second page, so that no mapping joins the next */
+    for (size_t i = 0; i < count; i++) {
         void *made = mmap(memory + i * page, page, PROT_READ, MAP_SHARED | MAP_FIXED,
                           fd, (off_t)(2 * i * page));
         CHECK_PTR_EQ(made, memory + i * page);

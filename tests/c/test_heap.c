@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/heap: cutting, finding and joining, by example and against a model. Addresses
- * are made up: nothing here is memory. Argument: operations of the long run. */
+/* Tests of pool/heap: cutting, finding and joining, by example and against a model.
+ * Addresses are made up, and nothing here is memory. Argument: operations of the long
+ * run. */
 #include "check.h"
 #include "pool/heap.h"
 
@@ -13,7 +14,7 @@ enum { TAGS = 4 };
 static const uint64_t NONE_DONE[TAGS] = {UINT64_MAX, 0, 0, 0};
 static const cm_heap_view ANY = {.tag = 0, .done = NONE_DONE};
 
-/* True when the heap's invariants hold. */
+/* True if the heap's invariants hold. */
 static bool
 is_sound(const cm_heap *heap)
 {
@@ -77,7 +78,7 @@ test_heap_cuts_exactly_and_joins_again(void)
     CHECK_EQ(heap.split_count, 4);
     CHECK_PTR_EQ(s[0]->block.host, (void *)(uintptr_t)s[0]->block.address);
     (void)give(&heap, s[0], 0, 0);
-    (void)give(&heap, s[2], 0, 0); /* beside the rest or alone: by address */
+    (void)give(&heap, s[2], 0, 0); /* beside the rest or alone, by its address */
     (void)give(&heap, s[1], 0, 0);
     cm_heap_span *whole = give(&heap, s[3], 0, 0);
     CHECK_EQ(whole->block.nbytes, MIB);
@@ -104,12 +105,12 @@ test_heap_aligns_and_keeps_what_is_before(void)
     CHECK_EQ(a->block.address, BASE + 4096);
     CHECK_EQ(a->block.nbytes, 4096);
     CHECK_EQ(heap.free_nbytes, 60 * KIB);
-    cm_heap_span *before = take(&heap, 4096 - 64, 0); /* the best fit is what was left
-                                                       */
+    cm_heap_span *before = take(&heap, 4096 - 64, 0); /* the best fit was left over */
     CHECK_EQ(before->block.address, BASE + 64);
-    CHECK(take(&heap, 64, 0) != NULL); /* at BASE + 8 KiB: the rest is askew now */
+    /* at BASE + 8 KiB, so the rest is not aligned now */
+    CHECK(take(&heap, 64, 0) != NULL);
     CHECK_EQ(largest_of(&heap), 56 * KIB);
-    /* as long as asked for, but not with the padding */
+    /* The span is as long as asked for, but not with the padding. */
     CHECK(cm_heap_search(&heap, 56 * KIB, 4096, &ANY) == NULL);
     cm_heap_span *rest = cm_heap_search(&heap, 52 * KIB, 4096, &ANY);
     CHECK(rest != NULL);
@@ -124,7 +125,7 @@ test_heap_takes_the_best_fit(void)
     enum { COUNT = 20 };
     cm_heap heap;
     cm_heap_init(&heap);
-    for (uint64_t i = 0; i < COUNT; i++) { /* 4 KiB apart in size */
+    for (uint64_t i = 0; i < COUNT; i++) { /* their sizes are 4 KiB apart */
         CHECK(add_chunk(&heap, BASE + i * MIB, (COUNT - i) * 4 * KIB) != NULL);
     }
     for (uint64_t i = 1; i <= COUNT; i++) {
@@ -155,7 +156,8 @@ test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
     CHECK_EQ(span->tag, 1); /* the earlier work still runs on it */
     CHECK_EQ(span->epoch, 5);
     (void)cm_heap_give(&heap, span, 1, 6, &own);
-    CHECK_EQ(heap.free_count, 1); /* one stream's spans join; the younger epoch stays */
+    /* spans of one stream join, and the younger epoch stays */
+    CHECK_EQ(heap.free_count, 1);
     done[1] = 5;
     CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);
     done[1] = 6;
@@ -181,7 +183,7 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     CHECK(cm_heap_search(&heap, 2 * KIB, 64, &view) == NULL);
     CHECK(!cm_heap_join(&heap, &view));
     done[2] = 1;
-    CHECK(cm_heap_join(&heap, &view)); /* clean ones join late ones of their size */
+    CHECK(cm_heap_join(&heap, &view)); /* clean spans join late ones of their size */
     CHECK_EQ(heap.free_count, 1);
     CHECK(is_sound(&heap));
     done[1] = 1;
@@ -190,8 +192,8 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     cm_heap_fini(&heap);
 }
 
-/* However blocks come back, a late one may take along no more clean memory than its own
- * length; anything else would be out of reach for as long as its stream is late. */
+/* In whatever order blocks come back, a late one may take along no more clean memory
+ * than its own length. More would be out of reach for as long as its stream is late. */
 static void
 test_heap_late_span_strands_no_more_than_its_length(void)
 {
@@ -264,7 +266,8 @@ test_heap_search_finds_what_a_short_look_misses(void)
     for (int i = 1; i < COUNT; i++) {
         (void)give(&heap, s[i], 1, 1);
     }
-    CHECK(take(&heap, 64 * KIB, 2) == NULL); /* hidden behind a hundred late ones */
+    /* it is hidden behind a hundred late ones */
+    CHECK(take(&heap, 64 * KIB, 2) == NULL);
     cm_heap_view view = view_of(2);
     cm_heap_span *span = cm_heap_search(&heap, 64 * KIB, 64, &view);
     CHECK_PTR_EQ(span, s[0]);
@@ -292,10 +295,10 @@ test_heap_range_fills_and_empties(void)
     CHECK_EQ(node->block.address, BASE + 6 * MIB);
     CHECK_PTR_EQ(node->prev, mid);
     cm_heap_give_gap(&heap, node);
-    CHECK_EQ(mid->next->block.nbytes, 10 * MIB); /* joined with the gap behind */
+    CHECK_EQ(mid->next->block.nbytes, 10 * MIB); /* it has joined the gap behind it */
     cm_heap_span *more = cm_heap_carve(&heap, mid->next, BASE + 6 * MIB, 2 * MIB);
     (void)give(&heap, mid, 0, 0);
-    mid = give(&heap, more, 0, 0); /* joined */
+    mid = give(&heap, more, 0, 0); /* it has joined */
     CHECK_EQ(mid->block.nbytes, 4 * MIB);
     CHECK_EQ(largest_of(&heap), 4 * MIB);
     CHECK(is_sound(&heap));
@@ -323,14 +326,14 @@ test_heap_check_sees_what_is_wrong(void)
     heap.free_nbytes++;
     CHECK(!is_sound(&heap));
     heap.free_nbytes--;
-    span->state = CM_SPAN_FREE; /* and in no bin */
+    span->state = CM_SPAN_FREE; /* but it is in no bin */
     CHECK(!is_sound(&heap));
     span->state = CM_SPAN_LIVE;
     CHECK(is_sound(&heap));
     cm_heap_fini(&heap);
 }
 
-/* Whoever allocates waits for that. */
+/* Whoever allocates waits for this count, so it must be short. */
 static void
 test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
 {
@@ -349,7 +352,7 @@ test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
         CHECK_EQ(runs.largest_nbytes, 4 * KIB);
         CHECK_LE(runs.looked_count, CM_RUN_LOOKS + CM_READY_SETS * CM_READY_WAYS + 1);
     }
-    (void)give(&heap, spans[COUNT - 2 - LONG], 0, 0); /* joins two */
+    (void)give(&heap, spans[COUNT - 2 - LONG], 0, 0); /* this joins two */
     CHECK_EQ(largest_of(&heap), 12 * KIB);
     CHECK_EQ(cm_heap_count_runs(&heap, &ANY).count, freed - 1);
     CHECK(is_sound(&heap));
@@ -365,7 +368,7 @@ test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
     cm_heap_span *spans[COUNT];
     CHECK(add_chunk(&heap, BASE, COUNT * 4 * KIB) != NULL);
     take_all(&heap, spans, COUNT, 4 * KIB);
-    for (int i = 0; i < COUNT; i++) { /* of three streams in turn: they stay apart */
+    for (int i = 0; i < COUNT; i++) { /* of three streams in turn, so they stay apart */
         (void)give(&heap, spans[i], 1 + (uint32_t)i % 3, 1);
     }
     uint64_t done[TAGS] = {UINT64_MAX, 1, 1, 1};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/heap against a model: for each 64 bytes of made-up addresses, whether they are
- * free and who was last given late there. Argument: operations of the long run. */
+/* Tests of pool/heap against a model, which knows for each 64 bytes of made-up
+ * addresses whether they are free and for whom they were last given back late.
+ * Argument: operations of the long run. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -25,7 +26,7 @@ static uint64_t run_count = 3000000 / CHECK_EVERY(20);
 
 typedef struct unit {
     uint8_t state;
-    uint8_t tag; /* who was last given late here, */
+    uint8_t tag; /* for whom it was last given back late, */
     uint32_t epoch;
 } unit;
 
@@ -39,11 +40,12 @@ typedef struct model {
     uint64_t random;
     uint64_t taken_count;
     uint64_t judged_count;
-    uint64_t worse_count; /* of those: not the best fit nor within 1/32 of it */
+    /* those of them that were neither the best fit nor within 1/32 of it */
+    uint64_t worse_count;
     const char *wrong;
 } model;
 
-/* True when the heap's invariants hold. */
+/* True if the heap's invariants hold. */
 static bool
 is_sound(const cm_heap *heap)
 {
@@ -85,7 +87,7 @@ model_view(const model *m, uint32_t tag)
     return (cm_heap_view){.tag = tag, .done = m->done, .alone = false};
 }
 
-/* The shortest free span that could serve; 0: none. */
+/* The shortest free span that could serve; 0 if there is none. */
 static uint64_t
 best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
@@ -105,8 +107,8 @@ best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *vi
     return best;
 }
 
-/* How long the free span was that `span` has just been cut from: what is left of it
- * beside it has its tag and joined nothing. */
+/* How long the free span was from which `span` has just been cut. What is left of it
+ * lies beside it, has its tag, and has joined nothing. */
 static uint64_t
 length_before(const cm_heap_span *span)
 {
@@ -189,7 +191,7 @@ model_give(model *m)
     (void)cm_heap_give(&m->heap, span, tag, epoch, &view);
 }
 
-/* One span of the range that is FREE and clean, or a GAP, from a random place on. */
+/* Pick a span of the range that is FREE and clean, or a GAP, from a random place on. */
 static cm_heap_span *
 pick(model *m, cm_span_state state)
 {
@@ -275,7 +277,7 @@ model_step(model *m)
     }
 }
 
-/* Every unit is in the state that the spans say. */
+/* Check that every unit is in the state that the spans say. */
 static bool
 agrees(model *m)
 {
@@ -339,7 +341,7 @@ run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
         }
     }
     CHECK_GT(m.taken_count, steps / 10);
-    /* The looks are limited, so that late spans may hide a better one. */
+    /* The number of looks is limited, so late spans may hide a better one. */
     CHECK(m.judged_count < 1000 || m.worse_count * 20 <= m.judged_count);
     while (m.live_count > 0) {
         model_give(&m);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strided copies on the host against the plainest loop there is; both ends lie against
+/* Tests of strided copies on the host against the plainest loop. Both ends lie against
  * pages that may not be touched. */
 #include <errno.h>
 #include <stdio.h>
@@ -43,7 +43,8 @@ drop_fence(fence made)
     CHECK_EQ(munmap(made.map, ROOM + 2 * PAGE), 0);
 }
 
-/* No two neighbours are alike, nor are those one line or one page apart. */
+/* Fill with bytes of which no two neighbours are equal, nor two that are one line or
+ * one page apart. */
 static void
 fill_bytes(char *to, size_t nbytes)
 {
@@ -67,7 +68,8 @@ copy_plainly(const cm_layout *layout, char *dst, const char *src, int axis)
     }
 }
 
-/* What lies below the first element, and from the first byte to the last. */
+/* How many bytes lie below the first element, and how many from the first byte to the
+ * last. */
 static size_t
 extent_of(const cm_layout *layout, cm_side side, size_t *below)
 {
@@ -82,7 +84,7 @@ extent_of(const cm_layout *layout, cm_side side, size_t *below)
     return *below + above;
 }
 
-/* Both ends at the end of their rooms, or both at their beginning. */
+/* Copy with both ends at the end of their rooms, or both at the beginning. */
 static void
 check_copy(const cm_layout *layout, fence dst, fence src, char *expected, bool at_end)
 {
@@ -159,7 +161,7 @@ test_rows_of_elements_apart_are_brought_together(void)
     drop_fence(src);
 }
 
-/* rows x columns of the source, either way around, to columns x rows. */
+/* Copy rows x columns of the source, either way round, to columns x rows. */
 static void
 check_turned(fence dst, fence src, char *expected, int64_t size, int64_t rows,
              int64_t columns, int64_t pitch, bool back)
@@ -226,7 +228,7 @@ test_transpose_turns_every_element(void)
 }
 
 /* clang-format off */
-/* A file of four pages whose last two are cut off. */
+/* The last two of a file's four pages are cut off. */
 static void
 test_look_finds_what_is_no_longer_there(void)
 {
@@ -247,7 +249,7 @@ test_look_finds_what_is_no_longer_there(void)
             CHECK_EQ(status.code, CM_EFAULT);
             CHECK_EQ(status.arg, EFAULT);
         }
-        /* Rows backwards, of which the first lies highest. */
+        /* The rows run backwards, so the first one lies highest. */
         cm_layout layout = {.run_nbytes = 8, .ndim = 1};
         layout.axes[0].length = 3;
         layout.axes[0].stride[CM_DST] = 8;
@@ -266,7 +268,7 @@ test_look_finds_what_is_no_longer_there(void)
     CHECK_EQ(fclose(file), 0);
 }
 
-/* Pages 2 and 5 of eight are of a file that has none. */
+/* Pages 2 and 5 of eight belong to a file that does not have them. */
 static void
 test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
 {
@@ -298,7 +300,8 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
                             .axes = {{2, {3 * step, 2 * step}}, {2, {step, step}}}};
         CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
         CHECK_OK(cm_host_populate(&layout, CM_DST, map));
-        layout.offset[CM_SRC] = 4 * (int64_t)page; /* the same run from its end */
+        /* the same run, beginning at its end */
+        layout.offset[CM_SRC] = 4 * (int64_t)page;
         layout.axes[0].stride[CM_SRC] = -2 * (int64_t)page;
         layout.axes[1].stride[CM_SRC] = -(int64_t)page;
         CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
@@ -306,11 +309,12 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
         apart.axes[0].length = 2;
         CHECK_OK(cm_host_populate(&apart, CM_SRC, map));
-        apart.axes[0].stride[CM_SRC] = 3 * step; /* over page 2 */
+        apart.axes[0].stride[CM_SRC] = 3 * step; /* the rows leave out page 2 */
         CHECK_OK(cm_host_populate(&apart, CM_SRC, map));
-        apart.offset[CM_SRC] = 2 * step; /* pages 2 and 5 */
+        apart.offset[CM_SRC] = 2 * step; /* these are pages 2 and 5 */
         CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
-        /* Elements less than a page apart are one span, in whatever order the axes are. */
+        /* Elements that are less than a page apart are one span, whichever order the
+         * axes have. */
         cm_host_hull hull;
         cm_layout turned = {.run_nbytes = 4,
                             .ndim = 2,
@@ -321,9 +325,10 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         CHECK_OK(cm_host_populate(&turned, CM_SRC, map));
         turned.offset[CM_SRC] = 2 * step - 100;
         CHECK_EQ(cm_host_populate(&turned, CM_SRC, map).code, CM_EFAULT);
-        turned.axes[1].stride[CM_SRC] = 2 * step; /* pages lie between */
+        turned.axes[1].stride[CM_SRC] = 2 * step; /* now pages lie between them */
         CHECK(!cm_host_find_hull(&turned, CM_SRC, map, &hull));
-        /* Two short rows, each from its end: the second ends just before page 5. */
+        /* Two short rows, each beginning at its end. The second ends just before page
+         * 5. */
         cm_layout back = {.run_nbytes = 1,
                           .ndim = 2,
                           .offset = {0, 4 * step - 1},
@@ -338,7 +343,8 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
 }
 
 MAIN(RUN(test_look_finds_what_is_no_longer_there)
-     RUN(test_populate_finds_what_is_gone_and_leaves_gaps_alone) RUN(test_elements_a_few_bytes_apart_are_brought_together)
+     RUN(test_populate_finds_what_is_gone_and_leaves_gaps_alone)
+     RUN(test_elements_a_few_bytes_apart_are_brought_together)
      RUN(test_rows_of_elements_apart_are_brought_together)
      RUN(test_rows_become_columns)
      RUN(test_transpose_turns_every_element))

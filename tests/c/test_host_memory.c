@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: what the kernel's files say about memory and CPUs, in trees made for it. */
+/* Tests of base/: what the kernel's files say about memory and CPUs, in trees of files
+ * made for the tests. */
 #include <sched.h>
 
 #include "base/machine.h"
@@ -61,7 +62,7 @@ test_memory_tightest_group_on_the_way_up_counts(void)
                                 NO_QUOTA));
     root_write(&root, "/sys/fs/cgroup/a/b/c/memory.max", "max\n");
     root_write(&root, "/sys/fs/cgroup/a/b/c/memory.current", "1\n");
-    /* the least limit is a's; the least left is b's */
+    /* The lowest limit is a's; the least memory is left in b. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.max", "6442450944\n");
     root_write(&root, "/sys/fs/cgroup/a/b/memory.current", "5368709120\n");
     root_write(&root, "/sys/fs/cgroup/a/memory.max", "4294967296\n");
@@ -70,15 +71,15 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     CHECK_EQ(m.cgroup_nbytes, 4 * GIB);
     CHECK_EQ(m.limit_nbytes, 4 * GIB);
     CHECK_EQ(m.available_nbytes, 1 * GIB);
-    /* file cache is given up before anybody is killed */
+    /* The kernel gives up file cache before it kills anybody. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "anon 3\nfile 9\ninactive_file 1048576\nactive_file 2097152\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 1 * GIB + 3 * MIB);
-    /* but no more of it than is used */
+    /* But no more of it counts than is used. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "inactive_file 18446744073709551615\nactive_file 5\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 3 * GIB);
-    /* a group above its limit has nothing left */
+    /* A group above its limit has nothing left. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat", "garbage\n");
     root_write(&root, "/sys/fs/cgroup/a/b/memory.current", "6442450945\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 0);
@@ -93,7 +94,7 @@ test_memory_limit_above_the_machine_is_the_machine(void)
     root_write(&root, "/proc/meminfo", MEMINFO);
     CHECK(cm_control_groups_set("/sys/fs/cgroup/a\n", NO_QUOTA));
     root_write(&root, "/sys/fs/cgroup/a/memory.max", "1099511627776\n");
-    cm_host_memory m = read_memory(&root); /* nor is there a memory.current */
+    cm_host_memory m = read_memory(&root); /* there is no memory.current either */
     CHECK_EQ(m.limit_nbytes, 16 * GIB);
     CHECK_EQ(m.available_nbytes, 8 * GIB);
     CHECK_EQ(m.cgroup_nbytes, 1024 * GIB);
@@ -121,7 +122,7 @@ test_memory_version_1_is_read_beside_version_2(void)
     cm_host_memory m = read_memory(&root);
     CHECK_EQ(m.limit_nbytes, 2 * GIB);
     CHECK_EQ(m.available_nbytes, 768 * MIB);
-    /* the same again is no news, others are */
+    /* Setting the same again changes nothing; setting other groups does. */
     CHECK(cm_control_groups_set("/cg/unified\n", NO_QUOTA));
     CHECK(cm_control_groups_set("/cg/unified\n", NO_QUOTA));
     CHECK_EQ(read_memory(&root).limit_nbytes, 4 * GIB);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: many copies in one call: the table kernel, what touches what, every way.
- */
+/* Tests of transfer/: many copies in one call. The table kernel, what touches what, and
+ * every way to copy. */
 #define EMULATED_DELAY_US 20
 
 #include "many_world.h"
@@ -93,7 +93,7 @@ next_random(unsigned *state)
     return *state >> 8;
 }
 
-/* Against every two looked at. */
+/* Compare with looking at every two spans. */
 static void
 test_spans_touch_as_each_two_say(void)
 {
@@ -128,7 +128,8 @@ test_spans_touch_as_each_two_say(void)
 
 /* -- copies ------------------------------------------------------------------------------- */
 
-/* Piece i of the target comes from piece 7 i modulo their number, less a few bytes. */
+/* Make pieces: piece i of the target comes from piece 7 i modulo their number, without
+ * a few bytes. */
 static uint64_t
 make_pieces(cm_piece *pieces, const memory *to, const memory *from, uint64_t first)
 {
@@ -149,7 +150,7 @@ check_pieces(const memory *to, const memory *from)
     }
 }
 
-/* Between each two kinds, blocking, on a stream and in the background. */
+/* Copies between every two kinds, blocking, on a stream and in the background. */
 static void
 test_many_goes_between_all_kinds(void)
 {
@@ -190,8 +191,8 @@ typedef struct several {
     atomic_int drops;
 } several;
 
-/* Up to two devices by kernel and through blocks, between them and down, all at once.
- */
+/* Copies to two devices by kernel and through blocks, between the devices, and down,
+ * all at once. */
 static several *
 open_several(world *w)
 {
@@ -271,8 +272,8 @@ test_many_goes_several_ways_at_once(void)
     close_world(&w);
 }
 
-/* Each call of the runtime fails once: the whole fails once, and nothing is in flight
- * or held afterwards. */
+/* Each call of the runtime fails once. The whole fails once, and afterwards nothing is
+ * in flight or held. */
 static void
 test_many_fails_whole_with_any_call(void)
 {
@@ -290,7 +291,8 @@ test_many_fails_whole_with_any_call(void)
             if (cm_is_ok(status)) {
                 status = cm_ticket_wait(ticket, UINT64_MAX);
             }
-            if (ticket != NULL) { /* also of a call that left something under way */
+            /* a failed call may also leave one, for what is still under way */
+            if (ticket != NULL) {
                 cm_ticket_release(ticket);
             }
             bool struck = cm_faults_struck(w.rt) != CM_OP_none;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/: one ticket for copies that go several ways: how far they are, what becomes
- * of them when one fails, and their order. */
+/* Tests of transfer/: one ticket for copies that go several ways. How far they are,
+ * what becomes of them when one fails, and their order. */
 #include <pthread.h>
 
 #include "engine_hook.h"
@@ -22,7 +22,7 @@ stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
     CHECK(wait_for_flag(&may_go));
 }
 
-/* The first part is over while the second one's copy is still to be given. */
+/* The first part is over while the copy of the second one has not been queued yet. */
 static void
 test_whole_tells_what_its_parts_have_moved(void)
 {
@@ -69,7 +69,7 @@ look(void *argument)
     return false;
 }
 
-/* Of runs that the host copies together each piece that is over counts. */
+/* Where the host copies runs together, each piece that is over counts. */
 static void
 test_runs_on_the_host_tell_their_pieces(void)
 {
@@ -99,7 +99,8 @@ test_runs_on_the_host_tell_their_pieces(void)
 
 /* -- a part that fails to start ----------------------------------------------------------- */
 
-/* Rows by a kernel, on the stream asked for; and others to the second device. */
+/* Two ways: rows by a kernel, on the stream asked for, and others to the second
+ * device. */
 typedef struct two_ways {
     memory pinned, near, far;
     cm_piece pieces[4];
@@ -132,7 +133,8 @@ open_two_ways(world *w, two_ways *t, bool blocking)
                                    .pieces = t->pieces,
                                    .piece_count = 4};
     shut(w, w->streams[0]);
-    cm_faults_plan(w->rt, CM_OP_kernel_launch, 2, 999, false); /* the far ones' */
+    /* that of the rows to the second device */
+    cm_faults_plan(w->rt, CM_OP_kernel_launch, 2, 999, false);
 }
 
 static void
@@ -159,7 +161,7 @@ start_two_ways(void *argument)
     return NULL;
 }
 
-/* Nobody waits for the stream; what is on it keeps all that it needs. */
+/* Nobody waits for the stream, and the work on it keeps everything that it needs. */
 static void
 test_failed_part_leaves_the_others_under_way(void)
 {
@@ -183,7 +185,7 @@ test_failed_part_leaves_the_others_under_way(void)
     close_world(&w);
 }
 
-/* Who comes after what is left of it waits for that, as a stream too. */
+/* Whoever comes after what is left of the call waits for that, and so does a stream. */
 static void
 test_what_is_left_of_a_failed_call_is_ordered(void)
 {
@@ -194,7 +196,7 @@ test_what_is_left_of_a_failed_call_is_ordered(void)
     memory out = take_memory(&w, CM_KIND_PINNED, 0, 100);
     (void)start_two_ways(&t);
     CHECK(t.ticket != NULL);
-    CHECK_OK(cm_ticket_settle(t.ticket, UINT64_MAX)); /* all is queued */
+    CHECK_OK(cm_ticket_settle(t.ticket, UINT64_MAX)); /* everything is queued */
     CHECK_EQ(cm_ticket_wait(t.ticket, 1000).code, CM_ETIMEOUT);
     cm_copy_request next = {.dst = row(&out, 0, 100, 1, 1),
                             .src = row(&t.near, 0, 100, 1, 1),
@@ -221,7 +223,8 @@ say_stop(void *argument)
     return true;
 }
 
-/* A call that waits for them hears of Ctrl-C, though one has failed already. */
+/* A call that waits for the others notices Ctrl-C, although one part has failed
+ * already. */
 static void
 test_waiting_for_the_others_of_a_failed_part_is_interrupted(void)
 {
@@ -247,8 +250,8 @@ test_waiting_for_the_others_of_a_failed_part_is_interrupted(void)
 
 /* -- order -------------------------------------------------------------------------------- */
 
-/* The first is held up in its worker; the second, which is to come after it, fails; the
- * third, after the second, may not overtake the first. */
+/* The first copy is held up in its worker. The second, which is to come after it,
+ * fails. The third, after the second, may not overtake the first. */
 static void
 test_failed_part_lets_no_later_one_pass(void)
 {
@@ -266,7 +269,8 @@ test_failed_part_lets_no_later_one_pass(void)
                          piece_between(&first, 0, &last, 0, NBYTES, 2)};
     cm_many_request request = {.pieces = pieces, .piece_count = 1};
     cm_ticket *ticket;
-    atomic_store(&may_go, true); /* leaves a stream of the first device to be lent */
+    /* this leaves a stream of the first device in the cache */
+    atomic_store(&may_go, true);
     CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_release(ticket);
@@ -278,7 +282,7 @@ test_failed_part_lets_no_later_one_pass(void)
     cm_faults_plan(w.rt, CM_OP_stream_create, 1, 999, false);
     CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
     CHECK(wait_for_flag(&arrived));
-    let_others_run(); /* the third would be over, did it not hear of the second */
+    let_others_run(); /* the third would be over now if it had not waited */
     CHECK_NE(first.bytes[0], 0xcc);
     atomic_store(&may_go, true);
     CHECK_EQ(cm_ticket_wait(ticket, UINT64_MAX).code, 999);
@@ -295,7 +299,8 @@ test_failed_part_lets_no_later_one_pass(void)
     close_world(&w);
 }
 
-/* One after the other on a stream: each call fails once, and all is let go of. */
+/* Copies that are made one after the other on a stream: each call of the runtime fails
+ * once, and everything is released. */
 static void
 test_chain_fails_whole_with_any_call(void)
 {
@@ -359,7 +364,7 @@ test_chain_fails_whole_with_any_call(void)
 
 static _Atomic uint64_t shut_stream;
 
-/* What the first kernel is queued on stands still with it. */
+/* The stream that the first kernel is queued on stands still with it. */
 static cm_status
 shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                 uint32_t threads_per_block, const void *params, uint64_t params_nbytes,
@@ -373,8 +378,8 @@ shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                                    params_nbytes, stream);
 }
 
-/* What is gathered on the source's device, beside the stream of the target's, keeps the
- * source, even where that stream could not be told to come after it. */
+/* Bytes are gathered on the source's device, beside the stream of the target's device.
+ * That keeps the source alive even if that stream could not be made to wait for it. */
 static void
 test_failed_part_is_over_after_what_stands_beside_its_stream(void)
 {

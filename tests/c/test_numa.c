@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/numa: nodes in trees made for it, and where pages of this machine are. */
+/* Tests of base/numa: nodes in trees of files made for the tests, and where pages of
+ * this machine are. */
 #include <sys/mman.h>
 
 #include "base/machine.h"
@@ -17,7 +18,7 @@ test_numa_nodes_with_memory_are_read(void)
         {"1,,2\n", 2}, {"1,4-\n", 2},  {"\n", 1}};
     fake_root root;
     root_make(&root);
-    CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* a kernel that tells nothing */
+    CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* as with a kernel that says nothing */
     for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
         root_write(&root, "/sys/devices/system/node/has_memory", lists[i].text);
         CHECK(cm_numa_read_nodes(root.path) == lists[i].nodes);
@@ -60,7 +61,8 @@ test_numa_cpus_are_those_the_thread_may_use(void)
     root_remove(&root);
 }
 
-/* The first half on node 0, the rest on 3, some not known. */
+/* Say that the first half is on node 0 and the rest on node 3, and that some are not
+ * known. */
 static void
 find_halves(void *const *pages, size_t count, int *nodes)
 {
@@ -95,13 +97,13 @@ test_numa_real_pages_are_on_a_real_node_once_touched(void)
     char *memory =
         mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    /* no page has memory yet */
+    /* No page has memory yet. */
     CHECK_EQ(cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1), 0);
     int node = __builtin_ctzll(cm_numa_read_nodes(NULL));
     bool bound = cm_numa_prefer(memory, nbytes, node);
     memset(memory, 1, nbytes);
     uint64_t told = cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1);
-    if (bound && told == nbytes) { /* not where a container forbids it */
+    if (bound && told == nbytes) { /* not if a container forbids it */
         CHECK_EQ(cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, node), 0);
     }
     munmap(memory, nbytes);

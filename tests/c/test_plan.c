@@ -11,7 +11,7 @@ enum { ARENA = 1 << 14 };
 
 static uint64_t random_state;
 
-static cm_tuning tuning; /* defaults, for 4 processors */
+static cm_tuning tuning; /* the defaults for 4 processors */
 
 static uint64_t
 next_random(uint64_t below)
@@ -32,7 +32,7 @@ typedef struct route_case {
     const char *what;
     cm_kind dst;
     cm_kind src;
-    int shape; /* index below */
+    int shape; /* its index below */
     bool blocking;
     int src_device;
     cm_route expected;
@@ -120,19 +120,19 @@ typedef struct peer_case {
     int shape;
     cm_peer_facts peers;
     cm_route expected;
-    int device; /* that works: 0 has the target, 1 the source */
+    int device; /* the one that works: 0 has the target, 1 the source */
 } peer_case;
 
 static const peer_case peer_cases[] = {
     {PACKED, {true, true, false}, CM_ROUTE_PEER, 0},
-    {PACKED, {false, false, true}, CM_ROUTE_PEER, 0}, /* too little to be staged */
+    {PACKED, {false, false, true}, CM_ROUTE_PEER, 0}, /* too short to be staged */
     {DST_STRIDED, {true, true, false}, CM_ROUTE_KERNEL, 0},
     {DST_STRIDED, {true, false, false}, CM_ROUTE_KERNEL, 0},
     {DST_STRIDED, {false, true, false}, CM_ROUTE_PEER, 0},
     {SRC_STRIDED, {true, true, false}, CM_ROUTE_KERNEL, 1},
     {SRC_STRIDED, {true, false, false}, CM_ROUTE_PEER, 0},
     {BOTH_STRIDED, {true, true, false}, CM_ROUTE_PEER, 0},
-    {ROWS, {true, true, false}, CM_ROUTE_PEER, 0}, /* of 40 bytes */
+    {ROWS, {true, true, false}, CM_ROUTE_PEER, 0}, /* rows of 40 bytes */
     {REPEATED, {true, true, false}, CM_ROUTE_PEER, 0},
 };
 
@@ -181,7 +181,7 @@ test_plan_between_devices(void)
     CHECK_EQ(plan.device, 0);
 }
 
-/* The runtime is sooner done with little, several threads with much. */
+/* The runtime is faster with short runs, several threads are with long ones. */
 static void
 test_plan_long_runs_of_ordinary_memory_are_staged(void)
 {
@@ -212,8 +212,8 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
     }
 }
 
-/* ... and whoever is faster else, several threads make pages sooner, a huge one each.
- */
+/* Whichever is faster otherwise, several threads make pages faster, one huge page
+ * each. */
 static void
 test_plan_new_pages_are_filled_by_several_threads(void)
 {
@@ -237,8 +237,9 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK_EQ(route_of(plan.row), CM_ROUTE_STAGED);
     CHECK(plan.is_fresh);
     CHECK_EQ(plan.piece_nbytes, 2 << 20);
-    CHECK_LE(5, plan.piece_count); /* it begins within a huge page, and with less */
-    /* ... but not at the price of what the user has set. */
+    /* the copy begins within a huge page, and its first pieces are shorter */
+    CHECK_LE(5, plan.piece_count);
+    /* This must not override what the user has set. */
     slow.ring_nbytes = 5 << 20;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
     CHECK(plan.is_fresh);
@@ -253,7 +254,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK(!plan.is_fresh);
 }
 
-/* The plan says how many pieces there will be; the cut makes them. */
+/* The plan says how many pieces there will be, and the cut makes as many. */
 static void
 test_plan_pieces_are_those_of_the_cut(void)
 {
@@ -291,7 +292,7 @@ test_plan_pieces_are_those_of_the_cut(void)
     CHECK_GT(plan.piece_count, 1);
 }
 
-/* Long ones up, where many threads pack, go through few blocks; no others do. */
+/* Long uploads that many threads pack go through few blocks; no other copies do. */
 static void
 test_plan_long_uploads_stay_in_the_caches(void)
 {
@@ -323,16 +324,16 @@ test_plan_long_uploads_stay_in_the_caches(void)
     device.shape[0] = host.shape[0] = INT64_C(1) << 30;
     cm_plan plan;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(plan.slot_count, 3); /* fewer would stand still */
+    CHECK_EQ(plan.slot_count, 3); /* with fewer slots the pipeline would stand still */
     many.slot_count = 2;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(plan.slot_count, 2); /* unless they are asked for, */
+    CHECK_EQ(plan.slot_count, 2); /* fewer are used if they are asked for, */
     many.ring_nbytes = 32 << 20;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(plan.slot_count, 1); /* or there is no room for more */
+    CHECK_EQ(plan.slot_count, 1); /* or if there is no room for more */
 }
 
-/* Nobody spins where that keeps others from working. */
+/* Nobody spins if that would keep others from working. */
 static void
 test_tuning_follows_the_processors(void)
 {
@@ -350,7 +351,7 @@ test_tuning_follows_the_processors(void)
         cm_tuning_init(&t);
         t.thread_count = 3;
         cm_tuning_resolve(&t, cpus);
-        CHECK_EQ(t.fresh_thread_count, 3); /* who asks for few gets few */
+        CHECK_EQ(t.fresh_thread_count, 3); /* whoever asks for few threads gets few */
     }
 }
 
@@ -386,8 +387,8 @@ test_plan_wrong_ends_are_refused(void)
 
 static unsigned char source[ARENA], wanted[ARENA], got[ARENA], packed[ARENA];
 
-/* A random pair whose target writes no byte twice; offsets of element 0 in the arena.
- */
+/* Make a random pair of regions whose target has no byte twice, with the offsets of
+ * element 0 in the arena. */
 static bool
 make_random_pair(cm_region *dst, cm_region *src, int64_t *dst_at, int64_t *src_at)
 {
@@ -459,7 +460,8 @@ check_invariants(const cm_layout *layout)
     }
 }
 
-/* Whole; in pieces; in pieces through packed bytes without repeats, as staging does. */
+/* Copy whole, in pieces, and in pieces through packed bytes without repeats, as staging
+ * does. */
 static void
 copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *src,
                uint64_t limit, bool staged, uint64_t *written)
@@ -492,7 +494,7 @@ copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *
     }
 }
 
-/* What the kernel does with its parameter. */
+/* Do what the kernel does with its parameter. */
 static void
 run_strided_jobs(const cm_layout *layout, unsigned char *dst, const unsigned char *src)
 {
@@ -560,7 +562,8 @@ check_random_pair(void)
         memset(got, 0xCC, sizeof(got));
         copy_in_pieces(&layout, got + dst_at, source + src_at, 1 + next_random(200),
                        staged != 0, &written);
-        CHECK_EQ(written, nbytes); /* with equal bytes: each exactly once */
+        /* since the bytes are equal, each was written exactly once */
+        CHECK_EQ(written, nbytes);
         CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
     }
 }
@@ -592,14 +595,14 @@ test_layout_joins_what_lies_together(void)
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
     CHECK_EQ(layout.ndim, 0);
     CHECK_EQ(layout.run_nbytes, 120);
-    /* Fortran order on both sides is one run as well; backwards on both sides too. */
+    /* Fortran order on both sides is one run as well, even backwards on both sides. */
     dst = src =
         (cm_region){.ndim = 2, .itemsize = 2, .shape = {3, 4}, .strides = {-2, -6}};
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
     CHECK_EQ(layout.ndim, 0);
     CHECK_EQ(layout.offset[CM_DST], -22);
     CHECK_EQ(layout.offset[CM_SRC], -22);
-    /* A target axis on one place keeps its last element. */
+    /* A target axis whose elements share one place keeps its last element. */
     dst = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {0}};
     src = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {2}};
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
@@ -607,8 +610,8 @@ test_layout_joins_what_lies_together(void)
     CHECK_EQ(cm_layout_nbytes(&layout), 2);
 }
 
-/* Elements that are converted are the runs: no cut goes through one, and none crosses
- * an edge that others end at. */
+/* Elements that are converted are the runs. No cut goes through one, and edges at which
+ * other pieces end are ignored. */
 static void
 test_layout_of_items_is_never_cut_within_one(void)
 {
@@ -634,11 +637,12 @@ test_layout_of_items_is_never_cut_within_one(void)
         }
         CHECK_EQ(at, 140);
     }
-    layout.ndim = 0; /* one element, over such an edge */
+    layout.ndim = 0; /* one element, which lies over such an edge */
     cm_cut_init(&cut, &layout, 100);
     cm_cut_align(&cut, (void *)6, 8);
     CHECK_EQ(cm_cut_count(&cut), 1);
-    /* Of two sizes: strides are those of each side, bytes those of the link. */
+    /* With two sizes the strides are those of each side, and the bytes those of the
+     * link. */
     dst.itemsize = 2;
     CHECK_OK(cm_region_set_c_strides(&dst));
     CHECK_OK(cm_layout_init_items(&dst, &src, 2, &layout));

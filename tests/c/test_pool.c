@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: what is handed out and what the pool says about itself. */
+/* Tests of pool/: what is handed out, and what the pool says about itself. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ test_pool_each_kind_gives_memory_and_takes_it_back(void)
         cm_pool_counters idle = read_counters(pool);
         CHECK_EQ(idle.cached_nbytes, idle.reserved_nbytes);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
-        block = take(pool, 990, NULL); /* rounds to the same size in every kind */
+        block = take(pool, 990, NULL); /* is rounded to the same size in every kind */
         CHECK_EQ(cm_faults_count(rt, CM_OP_none), before); /* a hit calls nothing */
         CHECK_EQ(block->address, first);
         give(pool, block, NULL, 0);
@@ -61,23 +61,15 @@ test_pool_sizes_are_exact_to_the_step(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *host = open_pool(rt, PINNED);
     cm_pool *device = open_pool(rt, DEVICE);
-    static const uint64_t sizes[][3] = {
-        {1, 64, 512},
-        {64, 64, 512},
-        {65, 128, 512},
-        {4097, 4160, 4608},
-        {64 * KIB - 1, 64 * KIB, 64 * KIB},
-        {64 * KIB + 1, 68 * KIB, 64 * KIB + 512}, /* pages:
-                                                     of
-                                                     the
-                                                     host,
-                                                   */
-        {MIB + 1, MIB + 4 * KIB, MIB + 4 * KIB},  /* and
-                                                     of
-                                                     the
-                                                     device
-                                                   */
-        {3 * MIB + 1, 3 * MIB + 4096, 3 * MIB + 4096}};
+    static const uint64_t sizes[][3] = {{1, 64, 512},
+                                        {64, 64, 512},
+                                        {65, 128, 512},
+                                        {4097, 4160, 4608},
+                                        {64 * KIB - 1, 64 * KIB, 64 * KIB},
+                                        /* longer ones go in whole pages */
+                                        {64 * KIB + 1, 68 * KIB, 64 * KIB + 512},
+                                        {MIB + 1, MIB + 4 * KIB, MIB + 4 * KIB},
+                                        {3 * MIB + 1, 3 * MIB + 4096, 3 * MIB + 4096}};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
         cm_block *a = take(host, sizes[i][0], NULL);
         cm_block *b = take(device, sizes[i][0], NULL);
@@ -129,7 +121,7 @@ test_pool_calls_leave_the_callers_context_alone(void)
     CHECK_EQ(context, 0);
     int mode = CM_CAPTURE_RELAXED;
     CHECK_OK(cm_rt_capture_mode_exchange(rt, &mode));
-    CHECK_EQ(mode, 0); /* global, as every thread begins */
+    CHECK_EQ(mode, 0); /* global, with which every thread begins */
     CHECK_OK(cm_rt_capture_mode_exchange(rt, &mode));
     cm_pool_release(pool);
     cm_stream_release(stream);
@@ -182,7 +174,7 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
 
 /* -- forked children -------------------------------------------------------------------- */
 
-/* What the child answers of `check`; 99: it died. */
+/* What `check` returns in a child; 99 if the child died. */
 static int
 ask_child(int (*check)(void *argument), void *argument)
 {
@@ -206,7 +198,7 @@ open_way(cm_runtime *rt, cm_segments way)
     return open_pool(rt, config);
 }
 
-static void *squatted; /* where a library puts something of its own in a child */
+static void *squatted; /* where a library in a child maps something of its own */
 
 static void
 squat(void)
@@ -226,7 +218,8 @@ look_squatted(void *argument)
     return cm_block_is_inherited(argument) ? 1 : *(char *)squatted != 77;
 }
 
-/* Before the pools' own: children call in order of registration. */
+/* This registers before the pools do: a child calls handlers in the order of
+ * registration. */
 __attribute__((constructor(101))) static void
 watch_forks(void)
 {
@@ -252,7 +245,7 @@ test_pool_forked_child_leaves_what_came_to_lie_there(void)
 typedef struct layout {
     cm_block *small;
     cm_block *large;
-    cm_block *neighbour; /* freed */
+    cm_block *neighbour; /* was freed */
 } layout;
 
 static int
@@ -297,8 +290,8 @@ test_pool_forked_child_has_the_living_blocks(void)
 
 /* -- memory that children share, or have not got ------------------------------------------ */
 
-/* A child that found every byte of `block` to be `value`, and lives on until
- * end_child(). 0: it did not. */
+/* Leave a child running that found every byte of `block` to be `value`, until
+ * end_child(). 0 if it did not find them so. */
 static pid_t
 leave_child(const cm_block *block, unsigned char value)
 {
@@ -349,7 +342,7 @@ test_pool_shared_block_is_kept_for_children(void)
     CHECK(first > 0);
     pid_t second = leave_child(block, 5);
     CHECK(second > 0);
-    cm_block *later = take(pool, 3 * MIB, NULL); /* which no child has */
+    cm_block *later = take(pool, 3 * MIB, NULL); /* no child has this one */
     const void *free_place = later->host;
     give(pool, later, NULL, 0);
     give(pool, block, NULL, 0);
@@ -358,7 +351,7 @@ test_pool_shared_block_is_kept_for_children(void)
     cm_block *other = take(pool, 3 * MIB, NULL);
     CHECK(other->host != place);
     give(pool, other, NULL, 0);
-    end_child(first); /* and the second one still has it */
+    end_child(first); /* the second one still has it */
     uint64_t released;
     CHECK_OK(cm_pool_trim(pool, UINT64_MAX, NULL, &released));
     cm_pool_counters counters;
@@ -390,7 +383,7 @@ look_at_omitted(void *argument)
 static int
 read_omitted(void *argument)
 {
-    (void)signal(SIGSEGV, SIG_DFL); /* it is to die, and quietly */
+    (void)signal(SIGSEGV, SIG_DFL); /* it has to die, and quietly */
     return *(volatile unsigned char *)((cm_block *)argument)->host;
 }
 
@@ -513,7 +506,8 @@ test_pool_threads_that_miss_together_grow_once(void)
         cm_pool *pool = open_pool(rt, configs[k]);
         cm_thread threads[COUNT];
         together all[COUNT];
-        cm_faults_delay(rt, slow[k], 50000); /* all have missed before it is done */
+        /* all threads have missed before one is done */
+        cm_faults_delay(rt, slow[k], 50000);
         for (int i = 0; i < COUNT; i++) {
             all[i] = (together){pool, NULL};
             CHECK_OK(cm_thread_start(&threads[i], take_small, &all[i]));
@@ -570,8 +564,8 @@ test_pool_hits_go_on_while_another_thread_grows(void)
     cm_thread thread;
     CHECK_OK(cm_thread_start(&thread, take_large, &t));
     WAIT_UNTIL(atomic_load(&growth_begun));
-    cm_block *block = take(pool, 1000, NULL); /* were it held up, it would be for ever
-                                               */
+    cm_block *block = take(pool, 1000, NULL); /* if this were held up, it would be for
+                                                 ever */
     give(pool, block, NULL, 0);
     atomic_store(&growth_may_end, true);
     cm_thread_join(thread);
@@ -597,14 +591,16 @@ test_pool_peaks_are_exact(void)
     CHECK_EQ(c.peak_requested_nbytes, c.requested_nbytes);
     CHECK_EQ(c.peak_waste_nbytes, 24);
     CHECK_EQ(c.peak_reserved_nbytes, c.reserved_nbytes);
-    CHECK_LT(c.peak_cached_nbytes, 3 * MIB); /* what a growth is for is never cached */
+    /* memory that is made for a block is never cached */
+    CHECK_LT(c.peak_cached_nbytes, 3 * MIB);
     CHECK_GE(c.peak_cached_nbytes, c.cached_nbytes);
     uint64_t peak = c.peak_reserved_nbytes;
     cm_faults_plan(rt, CM_OP_address_map, 1, 999, true);
     cm_block *none = NULL;
     CHECK_CODE(pool_alloc(pool, 64 * MIB, NULL, &none), 999);
     c = read_counters(pool);
-    CHECK_EQ(c.peak_reserved_nbytes, peak); /* what did not come does not count */
+    /* memory that did not come does not count */
+    CHECK_EQ(c.peak_reserved_nbytes, peak);
     CHECK_EQ(c.reserved_nbytes, peak);
     CHECK_EQ(c.live_count, 2);
     CHECK(cm_pool_check(pool));
@@ -700,7 +696,7 @@ grow_once(void *arg)
     return NULL;
 }
 
-/* While the growing thread leaves the device its block is nobody's yet. */
+/* While the growing thread leaves the device, its block belongs to nobody yet. */
 static void
 test_pool_adds_up_while_a_growth_ends(void)
 {

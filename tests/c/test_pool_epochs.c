@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: device memory in stream order: who may have what one stream has freed. */
+/* Tests of pool/: device memory in stream order, and who may have memory that a stream
+ * has freed. */
 #include "pool_world.h"
 
 static void
@@ -13,16 +14,16 @@ test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
     cm_address first = a->address;
     hold_work(rt, stream, a);
     give(pool, a, stream, 0);
-    cm_block *b = take(pool, CHUNK, other); /* another stream: no */
+    cm_block *b = take(pool, CHUNK, other); /* another stream must not get it */
     CHECK_NE(b->address, first);
     hold_work(rt, other, b);
-    cm_block *c = take(pool, CHUNK, NULL); /* any stream: no */
+    cm_block *c = take(pool, CHUNK, NULL); /* nor may "any stream" */
     CHECK_NE(c->address, first);
     a = take(pool, CHUNK, stream);
     CHECK_EQ(a->address, first);
     CHECK_EQ(read_counters(pool).hit_count, 1);
-    give(pool, a, stream, CM_POOL_FREE_FENCE); /* a fence, too: no longer only that
-                                                  stream */
+    give(pool, a, stream, CM_POOL_FREE_FENCE); /* it also needs a fence, so it is not
+                                                  only that stream's any more */
     cm_stream *both[2] = {stream, other};
     cm_pool_free(pool, b, both, 2, 0);
     a = take(pool, CHUNK, stream);
@@ -77,11 +78,12 @@ test_pool_stream_order_needs_no_event_and_then_one_for_all(void)
     for (int i = 0; i < COUNT; i++) {
         give(pool, blocks[i], stream, 0);
     }
-    cm_block *b = take(pool, CHUNK, other); /* asks, and grows */
+    cm_block *b = take(pool, CHUNK, other); /* asks the stream, and grows */
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_GT(read_counters(pool).reserved_nbytes, reserved_nbytes);
     cm_block *c = take(pool, CHUNK, NULL);
-    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* that one is not done yet */
+    /* this event is not reached yet */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), 0);
     reserved_nbytes = read_counters(pool).reserved_nbytes;
     CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
@@ -114,11 +116,12 @@ test_pool_event_covers_only_what_was_given_before_it(void)
     cm_block *b = take(pool, CHUNK, stream);
     cm_address second = b->address;
     give(pool, a, stream, 0);
-    cm_block *c = take(pool, CHUNK, gate); /* an event is recorded for the first */
+    /* an event is recorded for the first block */
+    cm_block *c = take(pool, CHUNK, gate);
     synchronize(rt, stream);
     hold_work(rt, stream, b);
     give(pool, b, stream, 0);
-    /* The event is done; it says nothing of the second. */
+    /* The event is reached, but says nothing about the second block. */
     cm_block *d[3];
     for (int i = 0; i < 3; i++) {
         d[i] = take(pool, CHUNK, gate);
@@ -152,7 +155,7 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
         give(pool, a, used_by_other ? other : NULL, 0);
         synchronize(rt, other);
         uint64_t released = 0;
-        CHECK_OK(pool_trim(pool, 0, false, &released)); /* forgets no stream */
+        CHECK_OK(pool_trim(pool, 0, false, &released)); /* this forgets no stream */
         CHECK_EQ(released, 0);
         CHECK(cm_pool_try_alloc(pool, CHUNK, other, 0) == NULL);
         CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, 0) == NULL);
@@ -204,9 +207,8 @@ test_pool_late_stream_strands_no_clean_memory(void)
     close_emulated(rt);
 }
 
-/* More streams than the pool keeps slots for, come and gone. */
-/* Two neighbours, each freed on a stream of its own, and more that is free elsewhere.
- */
+/* More streams come and go than the pool has slots for. */
+/* Two neighbours, each freed on a stream of its own, and more free memory elsewhere. */
 static void
 test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
 {
@@ -232,7 +234,7 @@ test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
     CHECK_EQ(large->address, first);
     CHECK_GT(cm_faults_count(rt, CM_OP_stream_query), asked);
     asked = cm_faults_count(rt, CM_OP_stream_query);
-    more = take(pool, 4 * CHUNK, own); /* nothing was given since */
+    more = take(pool, 4 * CHUNK, own); /* the streams were given nothing since */
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_query), asked);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 7 * CHUNK);
     give(pool, more, NULL, 0);
@@ -265,7 +267,7 @@ test_pool_streams_beyond_the_marks_are_waited_for(void)
     uint64_t reserved_nbytes = read_counters(pool).reserved_nbytes;
     uint64_t released = 0;
     CHECK_OK(pool_trim(pool, 0, false, &released));
-    /* What stays is the chunk of the one block whose stream still works. */
+    /* Only the chunk of the block whose stream still works is left. */
     cm_pool_counters left = read_counters(pool);
     CHECK_GE(left.reserved_nbytes, CHUNK);
     CHECK_EQ(left.reserved_nbytes, reserved_nbytes - released);
@@ -320,7 +322,8 @@ test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
     give(pool, take(pool, 1000, stream), stream, 0);
     synchronize(rt, stream);
     cm_stream_release(stream);
-    give(pool, take(pool, 3 * MIB, NULL), NULL, 0); /* a miss: asks what has ended */
+    /* a miss, which asks what has ended */
+    give(pool, take(pool, 3 * MIB, NULL), NULL, 0);
     give(pool, take(pool, 9 * MIB, NULL), NULL, 0);
     cm_emulated_counts after;
     cm_emulated_read_counts(rt, &after);
@@ -335,8 +338,8 @@ let_go(void *owner)
     (void)owner;
 }
 
-/* Memory that a stream somebody else owns got in order, and that came back unused: no
- * event of that stream stands for it. */
+/* Memory was handed to another library's stream because of the order alone, and came
+ * back unused, so no event of that stream stands for it. */
 static void
 test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
 {
@@ -365,8 +368,8 @@ test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
     close_emulated(rt);
 }
 
-/* An event that could not be recorded stands for nothing: waiting for everything frees
- * what was given in that order all the same. */
+/* An event could not be recorded, so it stands for nothing. Waiting for everything
+ * still frees what was handed out because of that order. */
 static void
 test_pool_block_of_a_foreign_stream_outlives_a_failed_record(void)
 {

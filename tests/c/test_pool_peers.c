@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: device memory and the other devices that may reach it. */
+/* Tests of pool/: device memory, and the other devices that may reach it. */
 #include "pool_world.h"
 
 /* May this device write to the block now? */
@@ -39,7 +39,7 @@ test_pool_peer_with_a_later_context_is_let_in(void)
     CHECK_OK(cm_pool_admit_peers(pool));
     CHECK(can_reach(rt, 1, early));
     CHECK(can_reach(rt, 1, apart));
-    CHECK(!can_reach(rt, 2, early)); /* has no context: none is made for it */
+    CHECK(!can_reach(rt, 2, early)); /* it has no context, and none is made for it */
     CHECK_EQ(atomic_load(&rt->primary[2]), 0);
     cm_block *late = take(pool, 5 * CHUNK, NULL);
     CHECK(can_reach(rt, 1, late));
@@ -71,7 +71,7 @@ test_pool_peer_is_let_in_once(void)
     close_emulated(rt);
 }
 
-/* Each call that it makes fails once. */
+/* Each call that letting a peer in makes fails once. */
 static void
 test_pool_peer_is_let_in_at_the_next_try(void)
 {

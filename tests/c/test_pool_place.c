@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: device memory whose chunks are put side by side, and moved. */
+/* Tests of pool/: device memory whose chunks are put side by side, and moved. */
 #include "place_world.h"
 
 static void
@@ -70,7 +70,8 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     close_emulated(rt);
 }
 
-/* Blocks of one chunk each, of which 2 to 6 become gap, free, gap, free, gap. */
+/* Blocks of one chunk each, of which numbers 2 to 6 become gap, free, gap, free,
+ * gap. */
 enum { HOLED = 12 };
 
 static void
@@ -117,7 +118,7 @@ test_pool_places_over_several_gaps(void)
     close_emulated(rt);
 }
 
-/* A place that begins inside a gap fills it from its end downwards. */
+/* A place that begins inside a gap fills the gap from its end downwards. */
 static void
 test_pool_places_before_free_memory(void)
 {
@@ -149,7 +150,8 @@ test_pool_places_before_free_memory(void)
     close_emulated(rt);
 }
 
-/* To the granule, and nothing while it lasts. */
+/* A growth takes exactly as many granules as are missing, and nothing while memory
+ * lasts. */
 static void
 test_pool_growth_takes_what_is_missing(void)
 {
@@ -169,7 +171,7 @@ test_pool_growth_takes_what_is_missing(void)
     close_emulated(rt);
 }
 
-/* Every other granule is free: one block takes them all, from as many places. */
+/* Every other granule is free. One block takes all of them, from as many places. */
 static void
 test_pool_moves_as_many_chunks_as_it_takes(void)
 {
@@ -198,8 +200,8 @@ test_pool_moves_as_many_chunks_as_it_takes(void)
     close_emulated(rt);
 }
 
-/* Free chunks of two granules and a place that is one granule short of a whole number
- * of them: the last one is given back for a new one that fits. */
+/* There are free chunks of two granules, and a place that is one granule short of a
+ * whole number of them. The last chunk is given back for a new one that fits. */
 static void
 test_pool_gives_back_a_chunk_that_fits_nowhere(void)
 {
@@ -247,7 +249,7 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
     CHECK_EQ(c.remap_nbytes, LUMP);
     CHECK_EQ(c.reserved_nbytes, 7 * LUMP);
     CHECK_EQ(c.cached_nbytes, LUMP);
-    /* The device is well: nothing was taken from under work. */
+    /* The device still works, so nothing was taken from under its work. */
     MUST(cm_rt_fill_8_async(rt, large->address, 5, large->nbytes, other->handle));
     synchronize(rt, other);
     CHECK_OK(cm_emulated_gate_open(rt, late->handle));
@@ -262,8 +264,8 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
     close_emulated(rt);
 }
 
-/* Memory is brought beside a piece that a stream is late with, which the first of it
- * joins and the rest does not: the block is all of the place even so. */
+/* Memory is placed beside a piece that a stream is late with. Its first part joins that
+ * piece and the rest does not, and the block must still get the whole place. */
 static void
 check_place_beside_late(int late_index, int first_index)
 {
@@ -285,7 +287,7 @@ check_place_beside_late(int late_index, int first_index)
     CHECK_EQ(released, WANTED * CHUNK);
     hold_work(rt, late, blocks[late_index]);
     give(pool, blocks[late_index], late, 0);
-    give(pool, blocks[COUNT - 2], other, 0); /* there is more than one stream */
+    give(pool, blocks[COUNT - 2], other, 0); /* so that there is more than one stream */
     cm_block *block = take(pool, WANTED * CHUNK, other);
     CHECK_EQ(block->address, first);
     CHECK_EQ(block->nbytes, WANTED * CHUNK);
@@ -333,8 +335,8 @@ test_pool_small_blocks_pin_their_chunks_only(void)
 enum { BLOCKS = 8 };
 
 typedef struct outcome {
-    uint64_t refused_count; /* allocations */
-    cm_status first;        /* failure told */
+    uint64_t refused_count; /* refused allocations */
+    cm_status first;        /* the first failure that was reported */
 } outcome;
 
 static void
@@ -359,7 +361,7 @@ take_or_note(cm_pool *pool, uint64_t nbytes, cm_block **block, outcome *o)
     }
 }
 
-/* Growth in place, moves, trim; then again. */
+/* Grow in place, move and trim, and then do so again. */
 static void
 run_places(cm_pool *pool, outcome *o)
 {
@@ -391,7 +393,7 @@ run_places(cm_pool *pool, outcome *o)
     note(o, pool_trim(pool, 0, false, &released));
 }
 
-/* A growth over three gaps: one chunk is moved, two are made. */
+/* Grow over three gaps: one chunk is moved, two are made. */
 static void
 run_holes(cm_runtime *rt, cm_pool *pool, outcome *o)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a pool says of its free memory: runs as a join would leave them, joined or not.
- */
+/* Tests of what a pool says about its free memory: it shows the runs that joining would
+ * leave, whether or not they are joined. */
 #include "pool_world.h"
 
-/* What the pool says of free memory is what a join leaves, joined or not. */
+/* Check that the pool shows one free run, as joining would leave it. */
 static void
 check_one_piece(cm_pool *pool, uint64_t nbytes)
 {
@@ -41,11 +41,13 @@ test_pool_tells_of_free_runs_as_if_joined(void)
             blocks[i] = take(pool, 4 * KIB, streams[i % 3]);
         }
         uint64_t reserved = read_counters(pool).reserved_nbytes;
-        for (int i = 0; i < BLOCKS; i++) { /* some short, some of streams, all idle */
+        /* some are short, some were used on streams, and all are idle */
+        for (int i = 0; i < BLOCKS; i++) {
             give(pool, blocks[i], k == 1 && i % 2 ? streams[i % 3] : NULL, 0);
         }
         uint64_t released = 0;
-        MUST(pool_trim(pool, UINT64_MAX / 2, true, &released)); /* sees them idle */
+        /* this sees that they are idle */
+        MUST(pool_trim(pool, UINT64_MAX / 2, true, &released));
         CHECK_EQ(released, 0);
         for (int i = 0; i < 8; i++) {
             blocks[i] = take(pool, (uint64_t)(1 + i) * 4 * KIB, streams[i % 3]);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: a growth that cannot succeed, where chunks are put side by side. */
+/* Tests of pool/: growths that cannot succeed, with chunks that are put side by
+ * side. */
 #include "place_world.h"
 
-/* Others have the memory: 100 MiB of the device's 256. */
+/* Others have 100 MiB of the device's 256 MiB. */
 typedef struct crowd {
     cm_runtime *rt;
     cm_pool *others;
@@ -10,7 +11,7 @@ typedef struct crowd {
     cm_budget budget; /* of `pool` */
     cm_pool *pool;
     cm_block *kept;
-    uint64_t free_nbytes; /* the driver's, with all that */
+    uint64_t free_nbytes; /* what the driver has free in this state */
 } crowd;
 
 static void
@@ -56,7 +57,7 @@ test_pool_growth_that_fails_gives_back_what_it_took(void)
     CHECK(cm_pool_check(w.pool));
     cm_pool_counters c = read_counters(w.pool);
     CHECK_EQ(c.live_nbytes, LUMP);
-    CHECK_EQ(c.reserved_nbytes, LUMP); /* the chunk that was free was trimmed */
+    CHECK_EQ(c.reserved_nbytes, LUMP); /* the free chunk was trimmed */
     CHECK_EQ(c.peak_reserved_nbytes, 2 * LUMP);
     CHECK_EQ(c.lost_count, 0);
     CHECK_EQ(atomic_load(&w.budget.used_nbytes), LUMP);
@@ -68,7 +69,7 @@ test_pool_growth_that_fails_gives_back_what_it_took(void)
     close_crowd(&w);
 }
 
-/* Chunks that were moved for it are as good where they are now. */
+/* Chunks that were moved for the growth are as good at their new places. */
 static void
 test_pool_growth_that_fails_once_keeps_what_it_moved(void)
 {
@@ -93,7 +94,7 @@ test_pool_growth_that_fails_once_keeps_what_it_moved(void)
     close_crowd(&w);
 }
 
-/* What the driver does not take back stays, as free memory. */
+/* Memory that the driver does not take back stays in the pool as free memory. */
 static void
 test_pool_growth_that_fails_keeps_what_cannot_go_back(void)
 {
@@ -128,7 +129,7 @@ test_pool_asks_for_no_more_than_the_device_has(void)
     uint64_t created = cm_faults_count(rt, CM_OP_physical_create);
     for (int i = 1; i < 3; i++) {
         cm_block *block = NULL;
-        uint64_t nbytes = (uint64_t)i * 160 * MIB; /* what is held counts, too */
+        uint64_t nbytes = (uint64_t)i * 160 * MIB; /* memory that is held counts too */
         cm_status status = pool_alloc(pool, nbytes, NULL, &block);
         CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
         CHECK_EQ(status.op, CM_OP_physical_create);
@@ -136,7 +137,7 @@ test_pool_asks_for_no_more_than_the_device_has(void)
     }
     CHECK_EQ(cm_faults_count(rt, CM_OP_physical_create), created);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 100 * MIB);
-    cm_block *rest = take(pool, 156 * MIB, NULL); /* all there is */
+    cm_block *rest = take(pool, 156 * MIB, NULL); /* everything that there is */
     check_usable(rt, rest);
     give(pool, rest, NULL, 0);
     give(pool, kept, NULL, 0);

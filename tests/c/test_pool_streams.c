@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: when a block that streams worked on may be handed out again. */
+/* Tests of pool/: when a block that streams worked on may be handed out again. */
 #include <stdlib.h>
 
 #include "pool_world.h"
@@ -16,10 +16,9 @@ test_pool_block_in_flight_waits_for_its_stream(void)
     void *first = a->host;
     cm_stream *uses[3] = {stream, stream, stream};
     cm_pool_free(pool, a, uses, 3, 0);
-    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* one per distinct stream */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* one for each stream */
     CHECK_EQ(read_counters(pool).in_flight_nbytes, CHUNK);
-    /* the host writes without regard to streams: not even the same stream may have it
-     */
+    /* The host writes regardless of streams, so that stream must not have it either. */
     cm_block *b = take(pool, CHUNK, stream);
     CHECK(b->host != first);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
@@ -41,7 +40,7 @@ test_pool_unfinished_block_holds_up_no_other(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
-    cm_stream *shut = open_stream(rt, 1); /* portable memory used by another device */
+    cm_stream *shut = open_stream(rt, 1); /* another device uses portable memory */
     cm_stream *free_one = open_stream(rt, 0);
     CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
     cm_block *a = take(pool, CHUNK, NULL);
@@ -67,7 +66,7 @@ test_pool_unfinished_block_holds_up_no_other(void)
     close_emulated(rt);
 }
 
-/* More blocks than a miss would ask one by one. */
+/* More blocks than a miss would ask about one by one. */
 enum { MANY = 600 };
 
 static void
@@ -133,7 +132,8 @@ test_pool_late_stream_is_asked_once_and_hides_no_other(void)
     close_emulated(rt);
 }
 
-/* So many that a miss passes by only some: the next ones see the others. */
+/* There are so many that a miss looks at only some of them; the next ones look at the
+ * others. */
 static void
 test_pool_long_queue_is_looked_at_in_turns(void)
 {
@@ -221,7 +221,7 @@ test_pool_fence_covers_every_device_in_use(void)
     cm_block *blocks[3];
     hold_work(rt, stranger, a);
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
-    synchronize_device(rt, 0); /* not the one that works on it */
+    synchronize_device(rt, 0); /* this is not the device that works on it */
     for (int i = 0; i < 3; i++) {
         blocks[i] = take(pool, CHUNK, NULL);
         CHECK(blocks[i]->host != first);
@@ -236,7 +236,7 @@ test_pool_fence_covers_every_device_in_use(void)
     close_emulated(rt);
 }
 
-/* Another library works on a device that the runtime never entered. */
+/* Another library works on a device that the runtime has never entered. */
 static void
 test_pool_fence_covers_contexts_of_others(void)
 {
@@ -254,20 +254,21 @@ test_pool_fence_covers_contexts_of_others(void)
     CHECK_OK(cm_rt_context_set(rt, before));
     CHECK(!cm_device_was_entered(rt, 1));
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
-    CHECK_EQ(cm_faults_count(rt, CM_OP_context_is_active), 0); /* but at reuse: */
+    /* not at free, but at reuse: */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_context_is_active), 0);
     cm_block *b = take(pool, CHUNK, NULL);
     CHECK(b->host != first);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 2);
-    CHECK(!cm_device_was_entered(rt, 2)); /* nobody works there */
+    CHECK(!cm_device_was_entered(rt, 2)); /* nobody works on that device */
     CHECK_EQ(cm_devices_in_use(rt, true), 3);
     CHECK_OK(cm_emulated_gate_open(rt, theirs));
-    synchronize_device(rt, 0); /* its part of the fence may be late as well */
+    synchronize_device(rt, 0); /* its part of the fence may be late too */
     synchronize_device(rt, 1);
     cm_block *c = take(pool, CHUNK, NULL);
     CHECK_PTR_EQ(c->host, first);
     CHECK_FILLED(c->host, 7, CHUNK);
-    /* One that cannot be asked about counts as in use. */
+    /* A device that cannot be asked about counts as in use. */
     cm_faults_plan(rt, CM_OP_context_is_active, 1, 999, false);
     give(pool, c, NULL, CM_POOL_FREE_FENCE);
     cm_block *d = take(pool, CHUNK, NULL);
@@ -279,7 +280,8 @@ test_pool_fence_covers_contexts_of_others(void)
     close_emulated(rt);
 }
 
-/* Of a stream that the legacy one waits for, which is how a driver tells. */
+/* The capture is of a stream that the legacy stream waits for, by which the driver
+ * notices it. */
 static void
 test_pool_takes_no_fence_while_a_capture_runs(void)
 {
@@ -325,15 +327,16 @@ test_pool_fence_on_an_old_driver_waits_for_the_device(void)
     CHECK_EQ(released, 0);
     CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 3 * CHUNK);
-    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1); /* one for all */
+    /* one wait for all of them */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1);
     give(pool, b, NULL, 0);
-    /* they do not pile up without end */
+    /* They must not pile up without end. */
     for (int i = 0; i < 40; i++) {
         give(pool, take(pool, 4 * MIB, NULL), NULL, CM_POOL_FREE_FENCE);
     }
     CHECK_LE(read_counters(pool).reserved_nbytes, 140 * MIB);
     CHECK_GE(cm_faults_count(rt, CM_OP_device_synchronize), 2);
-    CHECK(!cm_device_was_entered(rt, 1)); /* nobody works there */
+    CHECK(!cm_device_was_entered(rt, 1)); /* nobody works on that device */
     cm_pool_release(pool);
     close_emulated(rt);
 }
@@ -344,7 +347,7 @@ typedef struct waited_for {
     atomic_bool over;
 } waited_for;
 
-/* Whoever waits for the device is let go. */
+/* Open the gate for whoever waits for the device. */
 static void *
 open_for_who_waits(void *argument)
 {
@@ -368,11 +371,11 @@ test_pool_fences_that_are_events_are_not_waited_for(void)
         blocks[i] = take(pool, 4 * MIB, NULL);
     }
     hold_work(rt, w.stream, blocks[0]);
-    for (int i = 0; i < COUNT; i++) { /* more than an old driver lets pile up */
+    for (int i = 0; i < COUNT; i++) { /* more than may pile up with an old driver */
         give(pool, blocks[i], NULL, CM_POOL_FREE_FENCE);
     }
     CHECK_OK(cm_thread_start(&thread, open_for_who_waits, &w));
-    for (int i = 0; i < COUNT; i++) { /* takes the fence, then new memory */
+    for (int i = 0; i < COUNT; i++) { /* waits for the fence, then takes new memory */
         blocks[i] = take(pool, 4 * MIB, NULL);
     }
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 0);
@@ -447,7 +450,7 @@ test_pool_block_of_many_streams_waits_for_all(void)
     close_emulated(rt);
 }
 
-/* More than the pool tells apart: the others are waited for by their device. */
+/* More streams than the pool has slots for: it waits for the others by their device. */
 static void
 test_pool_streams_beyond_all_slots_are_waited_for(void)
 {
@@ -536,7 +539,7 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     cm_pool *pool = open_pool(rt, DEVICE);
     cm_stream *stream = open_stream(rt, 0);
     give(pool, take(pool, 4 * KIB, stream), stream, 0);
-    cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* counts from here on */
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* this begins to count */
     for (int i = 0; i < 3; i++) {
         cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, 0);
         CHECK(block != NULL);
@@ -596,7 +599,7 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
     for (int i = 0; i < 3; i++) {
         cm_pool *pool = open_pool(rt, (cm_pool_config)CONFIG(kinds[i], 0, 0));
         give(pool, take(pool, CHUNK, NULL), stream, 0);
-        /* waiting is what the capture forbids; asking must work all the same */
+        /* The capture forbids waiting, but asking must still work. */
         uint64_t total = 0;
         while (read_counters(pool).reserved_nbytes > 0) {
             uint64_t released = 0;
@@ -665,7 +668,7 @@ test_pool_failed_recording_becomes_a_fence(void)
     close_emulated(rt);
 }
 
-/* Once the stream's event was waited for. */
+/* Open the gate once somebody has waited for the stream's event. */
 static void *
 open_gate_late(void *argument)
 {
@@ -697,7 +700,7 @@ test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
     close_emulated(rt);
 }
 
-/* The quick attempt fails, since another stream may still be at work on the block. */
+/* The quick attempt fails, because another stream may still work on the block. */
 static void
 test_pool_free_that_is_tried_twice_is_noted_once(void)
 {

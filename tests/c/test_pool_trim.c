@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: giving memory back, limits, and what remains when calls fail. */
+/* Tests of pool/: giving memory back, limits, and what remains when calls fail. */
 #include <time.h>
 
 #define EMULATED_DELAY_US 20
@@ -32,7 +32,8 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
         for (int i = 0; i < 10; i++) {
             blocks[i] = take(pool, 16 * MIB, NULL);
         }
-        CHECK_EQ(read_counters(pool).reserved_nbytes, 160 * MIB); /* nothing beyond */
+        /* nothing beyond that */
+        CHECK_EQ(read_counters(pool).reserved_nbytes, 160 * MIB);
         CHECK_EQ(trim(pool, 0, false), 0);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
         for (int i = 0; i < 10; i++) {
@@ -42,9 +43,10 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
         CHECK_EQ(read_counters(pool).cached_nbytes, 160 * MIB);
         CHECK_EQ(trim(pool, 64 * MIB, false), 96 * MIB);
         CHECK_EQ(trim(pool, 64 * MIB, false), 0);
-        CHECK_EQ(trim(pool, 63 * MIB, false), 0); /* whole chunks, never below */
+        /* in whole chunks, and never below that */
+        CHECK_EQ(trim(pool, 63 * MIB, false), 0);
         cm_block *block = take(pool, 100, NULL);
-        uint64_t released = trim(pool, 0, false); /* all but the chunk in use */
+        uint64_t released = trim(pool, 0, false); /* all except the chunk in use */
         cm_pool_counters c = read_counters(pool);
         CHECK_EQ(released + c.reserved_nbytes, 64 * MIB);
         CHECK_LE(c.reserved_nbytes, 16 * MIB);
@@ -81,7 +83,8 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
     CHECK_EQ(read_counters(pool).hit_count, 1);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
     cm_pool_set_idle_trim(pool, 5 * 1000 * 1000);
-    WAIT_UNTIL(reserved_after_use(pool, 16 * MIB) < 32 * MIB); /* half stays in use */
+    /* the half that stays in use is kept */
+    WAIT_UNTIL(reserved_after_use(pool, 16 * MIB) < 32 * MIB);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 16 * MIB);
     cm_pool_release(pool);
     close_emulated(rt);
@@ -156,7 +159,7 @@ test_pool_counters_agree_while_memory_comes_and_goes(void)
 
 /* -- waiting that can be ended ---------------------------------------------------------- */
 
-/* True at the last of so many questions. */
+/* A hook that says true when it has been asked a given number of times. */
 static bool
 is_told(void *argument)
 {
@@ -181,7 +184,8 @@ test_pool_trim_waits_until_told_not_to_or_until_all_has_passed(void)
         CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* nothing to wait for */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
-        CHECK_OK(cm_rt_event_record(rt, event, stream->handle)); /* it has work to do */
+        /* so the stream has work to do */
+        CHECK_OK(cm_rt_event_record(rt, event, stream->handle));
         give(pool, block, stream, 0);
         CHECK_EQ(questions, 2);
         CHECK_EQ(cm_pool_trim(pool, 0, &hooks, &released).code, CM_ECANCELLED);
@@ -221,7 +225,8 @@ test_pool_out_of_memory_waits_trims_and_retries(void)
         a = take(pool, 60 * MIB, NULL);
         cm_thread_join(thread);
         CHECK_LE(read_counters(pool).reserved_nbytes, 64 * MIB);
-        CHECK_EQ(read_counters(pool).out_of_memory_count, 0); /* not in the end */
+        /* the memory was found in the end */
+        CHECK_EQ(read_counters(pool).out_of_memory_count, 0);
         cm_block *none = NULL;
         cm_status status = pool_alloc(pool, 8 * MIB, NULL, &none);
         CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
@@ -260,13 +265,15 @@ test_pool_limit_counts_what_is_reserved(void)
         CHECK_EQ(atomic_load(&own[0].used_nbytes),
                  read_counters(pools[0]).reserved_nbytes);
         CHECK_EQ(read_counters(pools[0]).peak_reserved_nbytes, 16 * MIB);
-        cm_block *b = take(pools[1], 16 * MIB, NULL); /* the kind has room, though */
+        cm_block *b = take(pools[1], 16 * MIB, NULL); /* although the kind has room */
         CHECK_CODE(pool_alloc(pools[1], 16 * MIB, NULL, &none), CM_ELIMIT);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
         CHECK_EQ(cm_budget_room(&own[0]), 8 * MIB);
         give(pools[0], a, NULL, 0);
-        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB); /* cached counts, too */
-        a = take(pools[0], 24 * MIB, NULL); /* by giving up the 16 or by growing them */
+        /* cached memory counts too */
+        CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
+        /* by giving back the 16 MiB or by growing them */
+        a = take(pools[0], 24 * MIB, NULL);
         CHECK_EQ(read_counters(pools[0]).reserved_nbytes, 24 * MIB);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 40 * MIB);
         give(pools[0], a, NULL, 0);
@@ -297,7 +304,8 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     hold_work(rt, late, a);
     give(pool, a, late, 0);
     uint64_t before = cm_faults_count(rt, CM_OP_stream_wait_event);
-    a = take(pool, 16 * MIB, other); /* returns at once: the stream waits, not we */
+    /* returns at once: the stream waits, and this thread does not */
+    a = take(pool, 16 * MIB, other);
     CHECK_EQ(a->address, first);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), before + 1);
     CHECK_EQ(read_counters(pool).cross_stream_wait_count, 1);
@@ -305,7 +313,7 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     bool done = true;
     CHECK_OK(cm_rt_stream_query(rt, other->handle, &done));
     CHECK(!done);
-    /* Given back unused or used: nobody else has it before both streams are done. */
+    /* Whether it was used or not, nobody else gets it before both streams are done. */
     give(pool, a, NULL, 0);
     CHECK(cm_pool_try_alloc(pool, 16 * MIB, NULL, 0) == NULL);
     CHECK(cm_pool_try_alloc(pool, 16 * MIB, late, 0) == NULL);
@@ -347,7 +355,7 @@ test_pool_refused_free_is_counted_and_tried_again(void)
         CHECK_EQ(read_counters(pool).lost_count, 1);
         CHECK_EQ(read_counters(pool).cached_nbytes, CHUNK);
         CHECK(cm_pool_check(pool));
-        cm_block *block = take(pool, CHUNK, NULL); /* still good */
+        cm_block *block = take(pool, CHUNK, NULL); /* the pool still works */
         MUST(cm_rt_fill_8_async(rt, block->address, 3, CHUNK, 0));
         synchronize_device(rt, 0);
         CHECK_FILLED(cm_runtime_host_alias(rt, block->address, CHUNK), 3, CHUNK);
@@ -368,7 +376,7 @@ refuse_with_peaks_reset(cm_runtime *rt CM_UNUSED, uint64_t handle)
     return cm_fail(CM_CUDA_INVALID_VALUE, handle);
 }
 
-/* Peaks that begin anew while memory is on its way out, which then stays after all. */
+/* Peaks begin anew while memory is being given back, which then stays after all. */
 static void
 test_pool_refused_free_counts_for_new_peaks(void)
 {
@@ -409,7 +417,7 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
         CHECK_EQ(read_counters(pool).lost_count, 0);
         cm_pool_release(pool);
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
-        /* the wrapper did not really do it */
+        /* The fault wrapper did not really free it. */
         CHECK_OK(i < 3 ? cm_rt_host_free(rt, host) : cm_rt_host_unregister(rt, host));
     }
     close_emulated(rt);
@@ -420,10 +428,11 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
 typedef struct scenario {
     cm_runtime *rt;
     cm_pool_config config;
-    cm_stream *streams[2]; /* made outside: not what is tested */
+    cm_stream *streams[2]; /* made outside, since they are not what is tested */
 } scenario;
 
-/* Every path of the pool once. Answers the first failure; leaves nothing behind. */
+/* Take every path of the pool once. Returns the first failure, and leaves nothing
+ * behind. */
 static cm_status
 run_scenario(const scenario *s)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/: who waits for memory in flight, and who does not. */
+/* Tests of pool/: who waits for memory in flight, and who does not. */
 #include "pool_world.h"
 
 static bool
@@ -40,7 +40,8 @@ test_pool_alloc_now_waits_for_no_work(void)
         synchronize(rt, other);
         CHECK_OK(cm_pool_alloc(pool, 4 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
-        /* cached in pieces of another size: that much it trims by itself */
+        /* This is cached in pieces of another size, and as much is trimmed without
+         * being asked. */
         cm_block *small = take(pool, 2 * MIB, NULL);
         give(pool, small, NULL, 0);
         CHECK_OK(cm_pool_alloc(pool, 3 * MIB, NULL, NULL, &block));
@@ -89,7 +90,8 @@ test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
     close_emulated(rt);
 }
 
-/* Without fences, as before CUDA 12.5: what waits is bounded all the same. */
+/* Without fences, as before CUDA 12.5, the memory that waits is bounded all the
+ * same. */
 static void
 test_pool_alloc_optional_bounds_what_waits(void)
 {

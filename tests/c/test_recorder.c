@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/recorder: the ring keeps the last rows in order, whoever writes, reads or makes
- * it larger meanwhile. */
+/* Tests of base/recorder: the ring keeps the last rows in order, whoever writes, reads
+ * or enlarges it meanwhile. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,8 @@ address_of(const char *row)
 static void
 test_row_is_that_of_the_package(void)
 {
-    CHECK_EQ(CM_EVENT_NBYTES, 6 * 8 + 4 * 4 + 4); /* as EVENT, which has no padding */
+    /* like EVENT of the package, which has no padding */
+    CHECK_EQ(CM_EVENT_NBYTES, 6 * 8 + 4 * 4 + 4);
     CHECK_EQ(offsetof(cm_event, pool), 48);
     CHECK_EQ(offsetof(cm_event, op), 64);
 }
@@ -35,7 +36,7 @@ test_last_rows_are_kept_in_order(void)
 {
     char rows[20 * CM_EVENT_NBYTES];
     uint64_t begin = cm_recorder_count();
-    note(1); /* closed: nothing is noted */
+    note(1); /* the recorder is closed, so nothing is noted */
     CHECK_EQ(cm_recorder_count(), begin);
     CHECK(cm_recorder_open(4, NULL));
     CHECK(cm_recorder_is_on());
@@ -46,8 +47,8 @@ test_last_rows_are_kept_in_order(void)
     for (uint64_t i = 2; i < 6; i++) {
         CHECK_EQ(address_of(rows + i * CM_EVENT_NBYTES), i);
     }
-    CHECK(cm_recorder_open(3, NULL)); /* no smaller */
-    CHECK(cm_recorder_open(8, NULL)); /* larger: what is there stays */
+    CHECK(cm_recorder_open(3, NULL)); /* it does not get smaller */
+    CHECK(cm_recorder_open(8, NULL)); /* it gets larger, and what is there stays */
     for (uint64_t i = 6; i < 11; i++) {
         note(i);
     }
@@ -57,7 +58,8 @@ test_last_rows_are_kept_in_order(void)
     }
     CHECK_EQ(cm_recorder_read(begin + 5, begin + 7, rows), begin + 5);
     CHECK_EQ(address_of(rows), 5);
-    CHECK_EQ(cm_recorder_read(begin, begin + 2, rows), begin + 2); /* all are gone */
+    /* all of these are gone */
+    CHECK_EQ(cm_recorder_read(begin, begin + 2, rows), begin + 2);
     cm_recorder_close();
     CHECK(!cm_recorder_is_on());
     CHECK_EQ(cm_recorder_read(begin, begin + 11, rows), begin + 11);
@@ -95,8 +97,8 @@ write_rows(void *number)
     return NULL;
 }
 
-/* Of each writer the rows are in its order, none twice, and the newest are all there.
- */
+/* The rows of each writer are in its order, none is there twice, and all of the newest
+ * are there. */
 static void
 test_writers_and_readers_keep_apart(void)
 {

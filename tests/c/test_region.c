@@ -2,7 +2,7 @@
 #include "check.h"
 #include "transfer/plan/region.h"
 
-static cm_runtime no_runtime; /* that knows of a second view */
+static cm_runtime no_runtime; /* it knows of no second mapping */
 
 static cm_region
 make(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/registry: pages, shares, gaps, what others locked, threads and failing calls. */
+/* Tests of pool/registry: pages, shares, gaps, pages that others have locked, threads
+ * and failing calls. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,7 +63,7 @@ test_registry_unaligned_range_locks_its_pages(void)
     CHECK_EQ(cm_registry_run(registry, memory, 10 * page, &locked), page);
     CHECK(!locked);
     CHECK_EQ(cm_registry_run(registry, memory + page + 8, 16, &locked), 16);
-    CHECK(!locked); /* a neighbour's */
+    CHECK(!locked); /* that is a neighbour's page */
     CHECK_EQ(cm_registry_run(registry, memory + page, 10 * page, &locked), 100);
     CHECK(!locked);
     CHECK_EQ(cm_registry_run(registry, memory + page + 100, 10 * page, &locked), page);
@@ -91,7 +92,8 @@ test_registry_overlapping_requests_share_pieces(void)
     cm_registration *b = lock(registry, memory + 6 * page, 2 * page);
     cm_registration *c = lock(registry, memory, 10 * page); /* fills three gaps */
     CHECK_EQ(cm_registry_count(registry), 5);
-    cm_registration *d = lock(registry, memory + 3 * page, 1); /* inside: shares */
+    /* lies inside, so it shares */
+    cm_registration *d = lock(registry, memory + 3 * page, 1);
     CHECK_EQ(cm_registry_count(registry), 5);
     bool locked = false;
     CHECK_EQ(cm_registry_run(registry, memory + 3 * page, 9 * page, &locked), page);
@@ -144,7 +146,8 @@ test_registry_read_only_pages_are_not_shared_for_writing(void)
     CHECK_OK(cm_registration_release(b));
     CHECK_CODE(cm_registry_register(registry, 0, memory, 4 * page, false, &b),
                CM_EBUSY);
-    CHECK_EQ(cm_registry_count(registry), 1); /* what it had begun is undone */
+    /* everything that it had begun is undone */
+    CHECK_EQ(cm_registry_count(registry), 1);
     CHECK_OK(cm_registration_release(a));
     cm_registration *c = lock(registry, memory + 2 * page, page);
     CHECK_OK(cm_registry_register(registry, 0, memory + 2 * page, page, true, &b));
@@ -228,7 +231,7 @@ test_registry_device_address_of_a_range(void)
     CHECK_EQ(part, whole + page + 24);
     CHECK_OK(cm_registration_release(a));
     CHECK_OK(cm_registration_release(b));
-    /* over two pieces it either joins or says so */
+    /* Over two pieces it either joins them or says so. */
     a = lock(registry, memory, page);
     b = lock(registry, memory, 2 * page);
     cm_status status = cm_registration_device_address(b, &whole);
@@ -320,7 +323,7 @@ test_registry_shares_keep_pieces_after_their_registration(void)
     CHECK_OK(cm_registry_share(registry, memory + page, 5 * page, false, &shares));
     CHECK_EQ(shares.count, 2); /* a and b, with gaps around them */
     CHECK_OK(cm_registry_share(registry, memory + 5 * page, 10, false, &shares));
-    CHECK_EQ(shares.count, 2); /* the last one once more */
+    CHECK_EQ(shares.count, 2); /* the last one is counted once more */
     cm_page_shares other = {.count = 0};
     CHECK_OK(cm_registry_share(registry, memory + 5 * page + 100, 10, false, &other));
     CHECK_EQ(other.count, 1);
@@ -334,11 +337,11 @@ test_registry_shares_keep_pieces_after_their_registration(void)
     CHECK(!is_locked(rt, memory + 9 * page));
     cm_registry_unshare(registry, &shares);
     CHECK(!is_locked(rt, memory + 2 * page));
-    CHECK(is_locked(rt, memory + 4 * page)); /* came later */
-    CHECK(is_locked(rt, memory + 5 * page)); /* the other's */
+    CHECK(is_locked(rt, memory + 4 * page)); /* this one came later */
+    CHECK(is_locked(rt, memory + 5 * page)); /* this one is held by the other */
     cm_registry_unshare(registry, &other);
     CHECK(!is_locked(rt, memory + 5 * page));
-    cm_registry_unshare(registry, &other); /* none are left */
+    cm_registry_unshare(registry, &other); /* there are none left */
     CHECK_OK(cm_registration_release(again));
     CHECK_OK(cm_registry_close(registry));
     close_emulated(rt);
@@ -388,9 +391,9 @@ test_registry_piece_that_was_not_unlocked_may_be_shared(void)
 enum { MODEL_PAGES = 64, MODEL_HELD = 24 };
 
 typedef struct model {
-    int piece[MODEL_PAGES]; /* by page; 0: none */
-    int shares[4096];       /* by piece */
-    int pieces;             /* ever */
+    int piece[MODEL_PAGES]; /* the piece of each page; 0 for none */
+    int shares[4096];       /* the shares of each piece */
+    int pieces;             /* how many pieces there ever were */
 } model;
 
 static void
@@ -530,7 +533,8 @@ test_registry_finds_what_a_walk_over_all_pages_finds(void)
 
 /* -- faults ----------------------------------------------------------------------------- */
 
-/* Overlaps, a gap, foreign pages, addresses. Answers the first failure. */
+/* Go through overlaps, a gap, foreign pages and addresses. Returns the first
+ * failure. */
 static cm_status
 run_scenario(cm_runtime *rt, char *memory)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of operations, the device guard, the alive page, stream records. */
+/* Tests of names of operations, the device guard, the page that shows a fork, and
+ * stream records. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -145,7 +146,7 @@ test_alive_page_is_wiped_by_fork(void)
     close_emulated(rt);
 }
 
-/* What `check` finds in a forked child. */
+/* Return what `check` finds in a forked child. */
 static bool
 is_so_in_child(bool (*check)(cm_runtime *rt), cm_runtime *rt)
 {
@@ -189,7 +190,7 @@ test_sleeping_runtime_goes_on_in_child(void)
     CHECK_EQ(cm_devices_in_use(rt, true), 0);
     CHECK(!cm_runtime_is_of_use(rt));
     CHECK(is_so_in_child(works, rt));
-    CHECK(!cm_runtime_is_awake(rt)); /* it was the child's that woke */
+    CHECK(!cm_runtime_is_awake(rt)); /* only the child's runtime woke */
     cm_runtime_bind(rt);
     CHECK(is_so_in_child(is_forked_and_asleep, rt));
     CHECK(works(rt));
@@ -315,8 +316,8 @@ test_stream_legacy_handles_have_a_fixed_id(void)
 typedef struct own_streams {
     cm_runtime *rt;
     cm_stream *of_main;
-    cm_stream *of_other; /* made there */
-    bool is_main_here;   /* as the other thread sees it */
+    cm_stream *of_other; /* made by the other thread */
+    bool is_main_here;   /* whether the other thread may use this thread's stream */
 } own_streams;
 
 static void *
@@ -387,7 +388,7 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
 
     CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, true));
     CHECK_OK(cm_rt_event_record(rt, event, streams[1]->handle));
-    CHECK_OK(cm_stream_wait_event(streams[1], event)); /* one of its own capture */
+    CHECK_OK(cm_stream_wait_event(streams[1], event)); /* an event of its own capture */
     CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, false));
     CHECK(cm_stream_may_capture(streams[1]));
 
@@ -395,8 +396,8 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
     cm_faults_plan(rt, CM_OP_stream_is_capturing, 1, 999, false);
     CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK(cm_stream_may_capture(streams[2]));
-    CHECK_OK(cm_stream_wait_event(streams[2], event)); /* no capture reference to clear
-                                                        */
+    CHECK_OK(cm_stream_wait_event(streams[2], event)); /* there is no reference to a
+                                                          capture to clear */
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(cm_rt_stream_synchronize(rt, streams[i]->handle));
@@ -481,7 +482,8 @@ test_stream_create_failures_leak_nothing(void)
     close_emulated(rt);
 }
 
-/* The device is entered for it; that failing once is no reason to keep a stream. */
+/* The device has to be entered for this. If that fails once, the stream is still not
+ * kept. */
 static void
 test_stream_release_tries_its_device_twice(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool/source_host and source_plain: how chunks are made, where their pages are, and
- * what is left when any step fails. */
+/* Tests of pool/source_host and pool/source_plain: how chunks are made, where their
+ * pages are, and what is left if a step fails. */
 #include <sys/mman.h>
 
 #include "base/thread.h"
@@ -135,7 +135,7 @@ test_host_chunk_is_copied_from_and_to(void)
     close_emulated(rt);
 }
 
-/* The flags that /proc/self/smaps gives for the mapping with that address. */
+/* Read the flags that /proc/self/smaps gives for the mapping with that address. */
 static void
 read_mapping_flags(const void *address, char *out, size_t nbytes)
 {
@@ -194,7 +194,7 @@ test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
     CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
     CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
     CHECK_OK(source->ops->close_chunk(source, &chunk));
-    /* the group's limit, read anew each time */
+    /* The group's limit is read anew each time. */
     CHECK(cm_control_groups_set("/m\n", 1000));
     root_write(&root, "/m/memory.max", "4194304\n");
     root_write(&root, "/m/memory.current", "2097152\n");
@@ -210,7 +210,7 @@ test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
 static void
 test_host_chunk_without_addresses_for_it_fails(void)
 {
-    fake_root root; /* that says nothing of memory */
+    fake_root root; /* it says nothing about memory */
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_chunk chunk;
     root_make(&root);
@@ -235,7 +235,7 @@ test_host_chunk_is_registered_by_one_call(void)
     cm_chunk chunk;
     CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
     CHECK_EQ(read_counts(rt).registrations, 1);
-    /* where the driver keeps it the chunk is as it was */
+    /* If the driver keeps it, the chunk stays as it was. */
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
     cm_status status = source->ops->close_chunk(source, &chunk);
     CHECK_CODE(status, 999);
@@ -273,8 +273,8 @@ test_host_chunk_that_cannot_be_registered_is_the_runtimes(void)
 
 /* -- NUMA ------------------------------------------------------------------------------- */
 
-/* Two nodes, of which this machine has the first at most; device 0 is near the other.
- */
+/* Make two nodes, of which this machine has the first at most. Device 0 is near the
+ * other one. */
 static void
 make_two_nodes(fake_root *root, cm_runtime *rt)
 {
@@ -334,7 +334,7 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     make_two_nodes(&root, rt);
     config.numa_node = FAR_NODE;
     /* The pages really come from a node of this machine, which is not the one asked
-     * for; where a container hides that, the injected answers below still tell. */
+     * for. Where a container hides that, the injected answers below still show it. */
     char *page =
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);
@@ -352,7 +352,7 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     }
     check_nothing_live(rt);
     source->ops->destroy(source);
-    /* one page strewn elsewhere is seen, too */
+    /* A single page that lies elsewhere is noticed too. */
     source = open_source(
         rt, &config, &(cm_host_world){.root = root.path, .find_nodes = find_strewn});
     CHECK_CODE(source->ops->open_chunk(source, 0, 4 * MIB, &chunk), CM_ENUMA);
@@ -374,7 +374,8 @@ test_numa_nearest_node_is_a_wish_and_not_a_condition(void)
     fake_root root;
     cm_chunk chunk;
     make_two_nodes(&root, rt);
-    /* mbind refuses a node that is not there, so threads on its CPUs touch the pages */
+    /* mbind() refuses a node that does not exist, so threads on its CPUs touch the
+     * pages. */
     for (int i = 0; i < 3; i++) {
         cm_host_world world = {.root = root.path, .find_nodes = find_strewn};
         world.can_not_bind = i == 1;
@@ -448,7 +449,7 @@ open_and_use(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
     if (cm_is_ok(status)) {
         status = source->ops->close_chunk(source, &chunk);
-        if (!cm_is_ok(status)) { /* still there and usable */
+        if (!cm_is_ok(status)) { /* the chunk still exists and can be used */
             memset(chunk.host, 1, chunk.nbytes);
             MUST(source->ops->close_chunk(source, &chunk));
         }
@@ -508,7 +509,7 @@ test_host_pages_that_the_driver_keeps_stay_mapped(void)
     rt->ops = &ops;
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, true);
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
-    CHECK_CODE(status, CM_CUDA_INVALID_VALUE); /* the first failure is told */
+    CHECK_CODE(status, CM_CUDA_INVALID_VALUE); /* the first failure is reported */
     CHECK_EQ(status.op, CM_OP_host_device_address);
     CHECK_EQ(read_counts(rt).registrations, 1);
     char *kept = atomic_load(&kept_host);
@@ -533,7 +534,8 @@ test_host_driver_that_is_gone_has_let_go(void)
     CHECK_OK(source->ops->close_chunk(source, &chunk));
     CHECK(!is_mapped(host, 2 * MIB));
     CHECK_EQ(cm_faults_struck(rt), CM_OP_host_unregister);
-    CHECK_OK(cm_rt_host_unregister(rt, host)); /* the emulated one is not gone */
+    /* the emulated registration is still there */
+    CHECK_OK(cm_rt_host_unregister(rt, host));
     source->ops->destroy(source);
     close_emulated(rt);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mapped-on-demand device memory as a pool's source: opening, moving and closing
- * chunks, each with every one of its calls failing once. */
+/* Tests of device memory that is mapped on demand as a pool's source: opening, moving
+ * and closing chunks, with each of their calls failing once. */
 #include "emulated_bench.h"
 #include "pool/source.h"
 #include "runtime/scope.h"
@@ -58,7 +58,7 @@ move_to(const world *w, cm_chunk *chunk, uint64_t at)
     return w->source->ops->move_chunk(w->source, chunk, at * G);
 }
 
-/* True when the chunk can be written and read whole, and lies at granule `at`. */
+/* True if the chunk lies at granule `at` and all of it can be written and read. */
 static bool
 is_usable(const world *w, const cm_chunk *chunk, uint64_t at)
 {
@@ -195,7 +195,7 @@ test_chunk_moves_to_where_it_is_needed(void)
     CHECK(is_usable(&w, &chunk, 6));
     CHECK(is_empty(&w, 0));
     CHECK(is_empty(&w, 1));
-    CHECK_EQ(counts_of(&w).live_nbytes, 2 * G); /* never twice */
+    CHECK_EQ(counts_of(&w).live_nbytes, 2 * G); /* no memory is counted twice */
     CHECK_EQ(counts_of(&w).mappings, 1);
     CHECK_OK(move_to(&w, &chunk, 0));
     CHECK(is_usable(&w, &chunk, 0));
@@ -220,13 +220,13 @@ test_open_chunk_leaves_nothing_behind(void)
         CHECK_EQ(counts_of(&w).mappings, 0);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         cm_chunk after;
-        CHECK_OK(open_at(&w, 0, 1, &after)); /* the place is free again */
+        CHECK_OK(open_at(&w, 0, 1, &after)); /* its place is free again */
         close_it(&w, &after);
     }
     end(&w);
 }
 
-/* A runtime whose giving back fails every other time, over the faults' one. */
+/* A runtime over the one with faults, in which giving back fails every other time. */
 static const cm_ops_table *inner_ops;
 static int flaky_calls;
 
@@ -261,8 +261,8 @@ test_open_chunk_undoes_it_at_the_second_try(void)
     plan(&w, CM_OP_address_set_access, false);
     cm_status status = open_at(&w, 0, 1, &chunk);
     w.rt->ops = inner_ops;
-    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY); /* the first failure, not the undoing's
-                                                */
+    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY); /* the first failure, and not one of
+                                                  undoing it */
     CHECK_EQ(status.op, CM_OP_address_set_access);
     CHECK_EQ(flaky_calls, 4);
     CHECK_EQ(counts_of(&w).mappings, 0);
@@ -287,7 +287,7 @@ test_close_chunk_that_failed_leaves_it_usable(void)
             CHECK_EQ(counts_of(&w).live_nbytes, G);
         }
         if (ops[i] == CM_OP_address_unmap) {
-            CHECK_CODE(move_to(&w, &chunk, 5), CM_EBUSY); /* half closed */
+            CHECK_CODE(move_to(&w, &chunk, 5), CM_EBUSY); /* it is half closed */
             CHECK(is_usable(&w, &chunk, 2));
         }
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
@@ -357,7 +357,7 @@ test_move_chunk_that_cannot_be_put_back_closes_it(void)
     end(&w);
 }
 
-/* As a driver 580 has it for memory for RDMA. */
+/* As a driver of version 580 does for memory for RDMA. */
 static void
 test_peer_that_comes_later_reaches_what_was_moved(void)
 {
@@ -375,7 +375,7 @@ test_peer_that_comes_later_reaches_what_was_moved(void)
     end(&w);
 }
 
-/* A peer is given access when it has a context, and none is made for it. */
+/* A peer gets access if it has a context, and none is made for it. */
 static void
 test_peers_in_use_reach_the_memory(void)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/tuning.h as the engine follows it: threads, pieces, slots and the ring, with
- * every byte compared; and what cm_engine_explain says against what was done. */
+/* Tests that the engine follows transfer/plan/tuning.h: threads, pieces, slots and the
+ * ring, with every byte compared; and that it does what cm_engine_explain() has
+ * said. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -23,7 +24,7 @@ set_tuning(world *w, uint64_t threads, uint64_t chunk, uint64_t slots, uint64_t 
     CHECK_OK(cm_engine_set_tuning(w->engine, &t));
 }
 
-/* One copy, with what was said of it beforehand. */
+/* Make one copy, and compare it with what was said about it beforehand. */
 static void
 copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
 {
@@ -48,7 +49,7 @@ copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
     CHECK_EQ(w->engine->ring_used_nbytes, 0);
 }
 
-/* Up and back down: whole, and every second element. */
+/* Copy up and back down, first whole, then every second element. */
 static void
 copy_both_ways(world *w, memory *host, memory *back, memory *device)
 {
@@ -102,7 +103,7 @@ test_engine_follows_every_tuning(void)
 /* A copy that has to wait for a piece of the ring asks whether to go on. */
 typedef struct full_ring {
     world *w;
-    uint64_t nbytes; /* of the ring, when it was first asked; 0: never */
+    uint64_t nbytes; /* how large the ring was when it first asked; 0 if it never did */
 } full_ring;
 
 static bool
@@ -118,9 +119,9 @@ see_full_ring(void *argument)
     return false;
 }
 
-/* Twelve pieces with room for sixteen slots, through a ring of four blocks of which
- * others have two, while the stream is shut: nothing comes back to the ring before the
- * copy waits for it. */
+/* Twelve pieces, with room for sixteen slots, go through a ring of four blocks, of
+ * which other copies have two, while the stream is shut: nothing comes back to the ring
+ * before the copy waits for it. */
 static void
 test_engine_keeps_to_the_bound_of_the_ring(void)
 {
@@ -162,7 +163,7 @@ test_engine_keeps_to_the_bound_of_the_ring(void)
     close_world(&w);
 }
 
-/* Whoever asks for more than is left has none of it; the last byte can be had. */
+/* Whoever asks for more than is left gets nothing; the last byte can be had. */
 static void
 test_engine_ring_gives_what_is_left_and_no_more(void)
 {

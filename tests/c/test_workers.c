@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transfer/workers.h, transfer/host_copy.h, base/simd_copy.h: copies shared out among
- * threads, and what each part is copied with. */
+/* Tests of transfer/host/workers.h, transfer/host/host_copy.h and base/simd_copy.h:
+ * copies that are shared out among threads, and how each part is copied. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -48,7 +48,8 @@ test_wide_copy_is_memcpy_at_any_place_and_length(void)
     }
 }
 
-/* Two axes of runs of `run` bytes; the source turned round, reversed or both. */
+/* Copy two axes of runs of `run` bytes, with the source transposed, reversed or
+ * both. */
 static void
 check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
              bool reversed, bool wide)
@@ -111,7 +112,7 @@ typedef struct world {
     bool same;
 } world;
 
-/* Every second element of 4 bytes, in several tasks of one group. */
+/* Copy every second element of 4 bytes, in several tasks of one group. */
 static void *
 copy_through_group(void *argument)
 {
@@ -188,8 +189,8 @@ test_workers_closed_group_is_touched_no_more(void)
         if (round % 3 == 0) {
             (void)cm_task_group_help(&group); /* unless the others were faster */
         }
-        cm_task_group_close(&group); /* with parts that nobody has taken, as a rule */
-        free(src);                   /* a thread still at it would be seen */
+        cm_task_group_close(&group); /* as a rule some parts have not been taken */
+        free(src);                   /* a sanitizer sees a thread that still uses it */
         free(dst);
     }
     CHECK_EQ(atomic_load(&workers.open), 0);
@@ -197,7 +198,7 @@ test_workers_closed_group_is_touched_no_more(void)
     cm_workers_fini(&workers);
 }
 
-/* Posted before its bytes are there: what is not ready is left alone, by everybody. */
+/* A task is posted before its bytes are there. Nobody touches what is not ready. */
 static void
 test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
 {
@@ -231,7 +232,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
         CHECK_BYTES_EQ(dst, src, sizeof(src));
     }
     cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
-    cm_task_group_close(&group); /* with nothing ready */
+    cm_task_group_close(&group); /* nothing is ready */
     CHECK_EQ(atomic_load(&workers.open), 0);
     cm_workers_fini(&workers);
 }
@@ -254,7 +255,7 @@ test_workers_task_of_no_bytes_is_done(void)
     cm_workers_fini(&workers);
 }
 
-/* Little is copied by the thread that has it. */
+/* A small task is copied by the thread that posts it. */
 static void
 test_workers_small_task_starts_no_thread(void)
 {
@@ -275,8 +276,8 @@ test_workers_small_task_starts_no_thread(void)
     cm_workers_fini(&workers);
 }
 
-/* Where a group has no thread but the one that posts, that copies all of it, whoever
- * was at it before. */
+/* If a group may have no thread besides its poster, that copies everything, whichever
+ * threads there are. */
 static void
 test_workers_threads_rest_beyond_the_limit(void)
 {
@@ -315,9 +316,8 @@ test_workers_threads_rest_beyond_the_limit(void)
     cm_workers_fini(&workers);
 }
 
-/* One and two processors: none or one thread beside the one that posts, and nobody
- * spins.
- */
+/* With one or two processors there are no threads or one besides the poster, and nobody
+ * spins. */
 static void
 test_workers_of_few_processors_starts_few_threads(void)
 {
@@ -336,7 +336,8 @@ test_workers_of_few_processors_starts_few_threads(void)
     }
 }
 
-/* As on a machine where threads spin: the poster does not copy, and still all is. */
+/* As on a machine where threads spin, the poster does not copy, and still everything is
+ * copied. */
 static void
 test_workers_resting_poster_sees_every_task_done(void)
 {
@@ -368,7 +369,8 @@ test_workers_resting_poster_sees_every_task_done(void)
     free(dst);
 }
 
-/* Some rest for good, the others sleep: who posted a single part copies it. */
+/* Some threads never come and the others sleep, so the poster of a single part copies
+ * it. */
 static void
 test_workers_single_part_is_copied_where_others_rest(void)
 {
@@ -399,8 +401,8 @@ test_workers_single_part_is_copied_where_others_rest(void)
     free(dst);
 }
 
-/* A group that falls behind has more threads from then on, as far as there may be any.
- */
+/* A group that falls behind gets more threads from then on, as far as there may be
+ * any. */
 static void
 test_workers_gives_more_threads_to_a_group_that_asks(void)
 {
@@ -438,15 +440,15 @@ test_workers_gives_more_threads_to_a_group_that_asks(void)
 
 /* -- limits of one group among others ------------------------------------------------------ */
 
-/* Threads that have moved parts of one group: up to `wanted` a part waits for others.
- */
+/* The threads that have moved parts of one group. Until there are `wanted` of them, a
+ * part waits for others. */
 typedef struct crowd {
     uint32_t wanted;
     _Atomic uint32_t count;
     _Atomic uint64_t seen[CM_THREAD_MAX];
 } crowd;
 
-static _Thread_local char own_place; /* its address tells threads apart */
+static _Thread_local char own_place; /* its address identifies the thread */
 
 static bool
 is_new_in(crowd *c)
@@ -480,7 +482,7 @@ join_crowd(const void *context, const cm_layout *part, void *dst, const void *sr
     for (int i = 0; i < STEPS && atomic_load(&c->count) < c->wanted; i++) {
         usleep(1000);
     }
-    usleep(200); /* so that all who may come do */
+    usleep(200); /* so that every thread comes that may */
 }
 
 typedef struct gathering {
@@ -516,7 +518,8 @@ gather(void *argument)
     return NULL;
 }
 
-/* As many threads as each may have, not one more or less, whoever posted last. */
+/* Each group gets as many threads as it may have, not one more or less, whichever
+ * posted last. */
 static void
 test_workers_keeps_the_limit_of_each_group(void)
 {
@@ -525,7 +528,8 @@ test_workers_keeps_the_limit_of_each_group(void)
     cm_thread posters[3];
     gathering *all = calloc(3, sizeof(*all));
     cm_workers_init(&workers);
-    /* All are there: of several who start threads at once only one does. */
+    /* All threads are there. If several groups start threads at once, only one of them
+     * does. */
     all[0] = (gathering){.workers = &workers, .tuning = tuned()};
     all[0].tuning.thread_count = 5;
     (void)gather(&all[0]);
@@ -551,7 +555,8 @@ test_workers_keeps_the_limit_of_each_group(void)
 
 /* -- short copies ------------------------------------------------------------------------- */
 
-/* Piece by piece, all at once or as they come, the last one given up at times. */
+/* Copy in pieces, which are posted all at once or one by one. The last one is sometimes
+ * given up. */
 static void
 copy_in_pieces(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
                int round)
@@ -594,7 +599,8 @@ share_many(void *argument)
     fill_bytes(src, MOST, w->seed);
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t nbytes = 1 + (uint64_t)round * 7919 % MOST;
-        unsigned char *dst = malloc(nbytes); /* a thread still at it would be seen */
+        unsigned char *dst = malloc(nbytes); /* a sanitizer sees a thread that still
+                                                uses it */
         copy_in_pieces(w, dst, src, nbytes, round);
         free(dst);
     }
@@ -624,7 +630,7 @@ test_workers_short_copies_are_whole(void)
     cm_workers_fini(&workers);
 }
 
-/* More tasks than threads can look for: what finds no place is left to who posts it. */
+/* There are more tasks than places. A task without a place is left to its poster. */
 static void
 test_workers_tasks_without_a_place_are_done_too(void)
 {
@@ -639,7 +645,7 @@ test_workers_tasks_without_a_place_are_done_too(void)
     fill_bytes(src, NBYTES, 13);
     cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
-    group.is_early = true; /* none is done before all are posted */
+    group.is_early = true; /* so that no task is done before all are posted */
     for (size_t i = 0; i < TASKS; i++) {
         cm_task_group_post(&group, &tasks[i], &layout, dst + i * NBYTES, src,
                            CM_COPY_PLAIN);

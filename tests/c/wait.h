@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests: waiting for other threads where nothing tells that they got there. The
+/* For C tests: waits for other threads where nothing says that they have got there. The
  * deadline only ends a program that hangs; nothing is measured by it. */
 #pragma once
 
@@ -15,7 +15,7 @@
 
 enum { WAIT_SECONDS = 120, WAIT_NAP_NS = 200 * 1000 };
 
-/* One look was in vain: let others run. */
+/* Called after a look in vain: let other threads run. */
 CM_UNUSED static void
 wait_nap(uint64_t begun_ns, const char *what)
 {
@@ -29,7 +29,7 @@ wait_nap(uint64_t begun_ns, const char *what)
     (void)nanosleep(&nap, NULL);
 }
 
-/* Until the condition, which is looked at again and again, holds. */
+/* Wait until the condition holds, looking at it again and again. */
 #define WAIT_UNTIL(condition)                                                          \
     do {                                                                               \
         uint64_t wait_begun_ = cm_now_ns();                                            \
@@ -38,8 +38,8 @@ wait_nap(uint64_t begun_ns, const char *what)
         }                                                                              \
     } while (0)
 
-/* Does each thread of this process but the caller wait for something, at this moment?
- */
+/* Is each thread of this process, except the caller, waiting for something at this
+ * moment? */
 CM_UNUSED static bool
 do_others_rest(void)
 {
@@ -69,7 +69,8 @@ do_others_rest(void)
     return rest;
 }
 
-/* Until whatever may go on has gone on: the others wait at so many looks in a row. */
+/* Wait until everything that may go on has done so, that is until the other threads
+ * were seen waiting several times in a row. */
 CM_UNUSED static void
 let_others_run(void)
 {
