@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The engine itself: its making, its calls, the pools that it stages through, and what
+ * it finds out about the ends of a copy. run/job_threads.c closes it. */
 #include <stdlib.h>
 
 #include "base/machine.h"
@@ -90,9 +92,10 @@ cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender
     cm_mutex_unlock(&engine->lock);
 }
 
-/* A caller's thread got `status`. Where that says that there is no room, and there is a
- * cm_relief, the answer of that. It may leave the thread with another device: the one
- * that is current now is made so again. */
+/* Pass on `status`, with which an allocation in a caller's thread ended. If that says
+ * that there was no room, and there is a relief, return what the relief answers
+ * instead. The relief may make another device current in this thread, so the one that
+ * was current before is set again. */
 static cm_status
 relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         cm_status status, cm_block **out)
@@ -151,7 +154,7 @@ cm_engine_deny_peers(cm_engine *engine, bool denied)
     atomic_store(&engine->peers.denied, denied);
 }
 
-/* Of memory of the host. */
+/* The facts of host memory from `host` on. */
 static cm_end_facts
 facts_of_host(cm_engine *engine, const char *host, cm_kind kind, uint64_t nbytes)
 {
@@ -181,7 +184,7 @@ cm_engine_facts_of(cm_engine *engine, const cm_region *region)
     if (cm_region_is_on_device(region)) {
         return (cm_end_facts){.locked = true, .whole = true};
     }
-    /* what is wrong with a region is said when the copy is planned */
+    /* A region that is wrong is refused when the copy is planned. */
     cm_ignore(cm_region_bounds(region, &low, &high));
     return facts_of_host(engine, (const char *)region->host + low, region->kind,
                          (uint64_t)(high - low));

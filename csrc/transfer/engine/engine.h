@@ -38,84 +38,104 @@
 
 typedef struct cm_engine cm_engine;
 
-/* Called when `pool` has no room for `nbytes`, as `status` tells: makes room by
- * whatever means, allocates as cm_pool_alloc() does, and returns how that ended. It is
- * called without any lock, in the thread of a caller who may be interrupted, and never
- * in a job thread. */
+/* A callback for a staging pool that has no room. The engine calls it with the `status`
+ * of the allocation that failed. It frees memory by whatever means it has, allocates
+ * again as cm_pool_alloc() does, and returns the outcome of that. The engine holds no
+ * lock when it calls, and it calls only from the thread of a caller that may be
+ * interrupted, never from a job thread. */
 typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
                             cm_stream *stream, cm_status status, cm_block **out);
 
-/* Starts no thread and makes no runtime call yet. Borrows `rt` and `registry` (asked
- * where host ranges must be split); `relief` may be NULL. Fails: CM_ENOMEM. */
+/* Create an engine. It starts no thread and makes no runtime call until it is used. It
+ * borrows `rt` and `registry`; the registry says which parts of host memory are
+ * page-locked. Without a `relief` (NULL) an allocation that finds no room simply fails.
+ * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_relief *relief, void *relief_argument,
                                         cm_engine **out);
-/* Set the pool that copies stage through: of page-locked memory (-1) or of a device.
- * The engine holds (counts) the first that it is given for each. Where a pool has no
- * room, the engine asks `lender`, which it borrows (NULL: nobody is asked). */
+/* Set the pool from which copies take their staging memory: page-locked memory if
+ * `device` is -1, memory of that device otherwise. Only the first call for each has an
+ * effect; the engine then holds a reference to `pool`. When the pool has no room the
+ * engine tries `lender`, which it borrows and which may be NULL. */
 void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender);
-/* How copies that begin from now on are made, with the processors that are there now;
- * each value is within its bounds. Fails: CM_EFORKED. */
+/* Use `tuning` for copies that begin from now on. Every value must be within its
+ * bounds. Values that follow from the number of processors are computed from those that
+ * the process may use now.
+ * Fails: CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
-/* For tests and benchmarks: go on as if no device reached another. */
+/* For tests and benchmarks: treat all pairs of devices as unable to reach each
+ * other. */
 void cm_engine_deny_peers(cm_engine *engine, bool denied);
-/* Waits for every transfer, joins the job threads, releases streams, kernels and pools.
- * Fails: the first failure of giving something back; everything is still tried. */
+/* Wait for every transfer, join the job threads, and release streams, kernels and
+ * pools.
+ * Fails: with the failure of a transfer that nobody asked about, if there is one; else
+ * with the first failure to release something. The rest is released all the same. */
 CM_NODISCARD cm_status cm_engine_close(cm_engine *engine);
 
-/* Something a transfer keeps alive. `drop` may be called from any thread, without the
- * GIL or any lock held. */
+/* An object that a transfer keeps alive. The engine may call `drop` in any thread,
+ * without the GIL and with no lock held. */
 typedef struct cm_keep {
     void *object;
     void (*drop)(void *object);
 } cm_keep;
 
+/* What a caller asks the engine to copy or to fill. Pointers are borrowed for the call,
+ * except where a member says otherwise. */
 typedef struct cm_copy_request {
     cm_region dst;
-    cm_region src;             /* already broadcast to dst's shape, same itemsize */
-    const cm_convert *convert; /* what is done to the elements, whose itemsizes may then
-                                  differ; not cm_plan_is_far(). Borrowed for the call,
-                                  but its cast lives until the keeps are dropped. NULL:
-                                  they stay as they are */
-    bool is_fill;              /* src is one element of the host's, read before the call
-                                  returns. On a stream the device fills what it reaches;
-                                  else, or if blocking, the host its own memory */
-    struct cm_many *many; /* runs that go together, instead of both; the engine's from
-                             the call on; NULL: none */
-    struct cm_file_job *file; /* ranges of a file, instead of both; borrowed; NULL:
-                                 none */
-    cm_stream *stream;        /* order on it; NULL: in the background */
-    const struct cm_broadcast *broadcast; /* further targets; borrowed; NULL: none */
-    bool blocking;                        /* return only when the data is there */
-    cm_stream *const *after; /* streams whose work so far must come first; borrowed */
+    cm_region src; /* already broadcast to dst's shape; of the same itemsize, unless
+                      `convert` is set */
+    /* How to convert the elements; NULL if they stay as they are. The two ends must not
+     * be a pair for which cm_plan_is_far() is true. What its cast refers to must live
+     * until the keeps are dropped. */
+    const cm_convert *convert;
+    /* `src` is a single element in host memory, which is read before the call returns.
+     * With a stream the device fills all that it can reach. Without one, or if the
+     * request is blocking, the host fills its own memory. */
+    bool is_fill;
+    struct cm_many *many; /* runs to copy together, in place of dst and src; the engine
+                             owns them from the call on; may be NULL */
+    struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
+                                 src; may be NULL */
+    cm_stream *stream; /* the copy is in the order of it; NULL: in the background */
+    const struct cm_broadcast *broadcast; /* further targets; may be NULL */
+    bool blocking;                        /* return only when the data has arrived */
+    /* Streams whose work so far must be over before the copy starts. */
+    cm_stream *const *after;
     uint32_t after_count;
-    cm_ticket *const *after_tickets; /* transfers that must come first; borrowed */
+    /* Transfers that must be over before the copy starts. */
+    cm_ticket *const *after_tickets;
     uint32_t after_ticket_count;
-    cm_ticket *chained_to; /* one more: where it failed so does this, and is not made;
-                              borrowed; NULL: none */
-    cm_ticket *part_of;    /* the ticket this is a part of, done later; borrowed; NULL:
-                              none */
-    /* While a caller's thread waits this is asked about every 50 ms, without any lock;
-     * true ends the call with CM_ECANCELLED. What is queued then still runs to its end,
-     * and only then are the keeps dropped: a blocking call, which queues nothing while
-     * its stream is busy with other work, waits for that (a second at most). NULL:
-     * never. */
+    /* One more such transfer. If that one fails, this copy is not made and fails in the
+     * same way. May be NULL. */
+    cm_ticket *chained_to;
+    cm_ticket *part_of; /* the ticket of the whole that this copy is a part of, which is
+                           done later than this; may be NULL */
+    /* Asked about every 50 ms while a thread of the caller waits, without any lock
+     * held. If it answers true the call ends with CM_ECANCELLED. What has been queued
+     * by then still runs to its end, and the keeps are dropped only after that; the
+     * call waits for it, but no longer than a second. A blocking call queues nothing
+     * while its stream is busy with other work, so it waits for its own work alone.
+     * NULL: nobody is asked. */
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
-    /* Called with the same argument in the caller's thread before whatever may take
-     * long: maybe more than once, and always before `interrupted`. A short copy on an
-     * idle stream does without. NULL: nothing is held. */
+    /* Called with the same argument, in the caller's thread, before anything that may
+     * take long, so that the caller can give up the GIL. It may be called more than
+     * once, and it is always called before `interrupted`. A short copy on an idle
+     * stream does not call it. NULL: there is nothing to give up. */
     void (*let_go)(void *argument);
-    /* Where `interrupted` finds the ticket of the call that asks (NULL for a short
-     * copy, which has none); NULL: nowhere. Not to be used after a call that failed. */
+    /* The engine stores the ticket of the call here, for `interrupted` to read. It
+     * stores nothing for a short copy, which has no ticket. The ticket must not be used
+     * after a call that failed. May be NULL. */
     cm_ticket **ticket_seen;
-    cm_keep keep[4]; /* dropped when the transfer is done, whatever the outcome */
+    cm_keep keep[4]; /* dropped when the transfer is done, whatever its outcome */
     uint32_t keep_count;
-    /* Fills in `keep`, with the same argument, once the copy is to go on when its call
-     * is over. A blocking call has its ends itself until it returns, so that nothing is
-     * kept for it unless Ctrl-C ends it while the device is at work. Called at most
-     * once, in the caller's thread. False: there is no memory, and what is queued is
-     * waited for instead. NULL: `keep` is complete. */
+    /* Fills in `keep`, with the same argument. The engine calls it once it is clear
+     * that the copy outlives its call: at most once, and in the caller's thread. A
+     * blocking call keeps its ends alive itself until it returns, so nothing is kept
+     * for it unless Ctrl-C ends it while the device is at work. If this answers false
+     * there is no memory, and the call waits for what is queued instead. NULL: `keep`
+     * is complete. */
     bool (*take_keeps)(void *argument);
 } cm_copy_request;
 
@@ -141,28 +161,32 @@ cm_request_hooks(const cm_copy_request *request)
                            .argument = request->interrupted_argument};
 }
 
-/* A thread of the caller may wait in the call. */
+/* Whether the call may make the caller's thread wait. */
 static inline bool
 cm_request_waits(const cm_copy_request *request)
 {
     return request->blocking || request->stream != NULL;
 }
 
-/* Start (or, if blocking, do) the copy. Overlapping ends behave as if src were read
- * whole first. With a stream, what the device does is only queued, and what the host
- * does is done on return: a source that it packs has been read, a target that it writes
- * has been written. So the bytes are there once the stream is done, whichever library
- * asks. *out is owned by the caller (NULL `out` if it is not wanted). On failure
- * nothing is in flight and `keep` is dropped too. Without a stream, blocking or not, it
- * runs on a stream of the engine's own. On a capturing stream only what needs no
- * waiting can be done; the ticket is then done at once.
+/* Start the copy or, if it is blocking, make it. Ends that overlap are copied as if all
+ * of src were read first.
+ *
+ * With a stream, the device's part is only queued, while the host's part is done when
+ * the call returns: a source that the host packs has been read, and a target that the
+ * host writes has been written. Whoever waits for the stream, in whichever library,
+ * therefore finds the bytes there. Without a stream, blocking or not, the copy runs on
+ * a stream that the engine owns. On a stream that captures, only copies that need no
+ * waiting are possible, and their tickets are done at once.
+ *
+ * The caller owns *out; `out` may be NULL if it wants no ticket. On failure nothing is
+ * in flight and the keeps have been dropped.
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
- * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (what an end maps was
- * cut short), CM_ECAST. */
+ * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (the file behind a
+ * mapped end was cut short), CM_ECAST. */
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 
-/* Bytes of a device without gaps, to be filled with one value again and again. */
+/* A fill of contiguous memory of a device, by one value that is repeated. */
 typedef struct cm_short_fill {
     cm_stream *stream; /* of the device that has the bytes; borrowed */
     cm_address address;
@@ -171,49 +195,55 @@ typedef struct cm_short_fill {
     uint64_t itemsize;
 } cm_short_fill;
 
-/* Queue a fill that comes after nothing but what its stream was given: one call of the
- * runtime, without a ticket. False: it was not tried, since the value repeats no
- * pattern of 1, 2 or 4 bytes, the stream captures, or transfers are recorded;
- * cm_engine_copy() makes it. True: *out says how it went, and after a failure nothing
- * is in flight.
+/* Try to queue a fill that comes after nothing but the earlier work of its stream, by
+ * one call of the runtime and without a ticket. It is not tried if the value does not
+ * repeat a pattern of 1, 2 or 4 bytes, if the stream captures, or while transfers are
+ * recorded: then the function returns false, and the caller goes to cm_engine_copy().
+ * Otherwise it returns true and stores the outcome in *out; after a failure nothing is
+ * in flight.
  * Fails: fill_8_async, fill_16_async, fill_32_async. */
 bool cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
-/* A ticket of no bytes that is done once `event` of `device` is reached as it is
- * recorded now: recording it again, or destroying it, changes nothing for the ticket.
- * A stream of the engine's own waits for the event, so it must not be one that a
- * capture recorded. Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
+/* Make a ticket of no bytes that is done once `event` of `device`, as it is recorded
+ * now, is reached. To record the event again or to destroy it changes nothing for the
+ * ticket. A stream of the engine waits for the event, so it must not be one that was
+ * recorded in a capture.
+ * Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
  * stream_wait_event, event_create, event_record. */
 CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
                                               uint64_t event, cm_ticket **out);
 
-/* A pool has an idle trim from now on: the watcher sees to those of all pools of the
- * runtime (cm_pools_trim_idle()), also while nobody allocates. Fails: CM_ETHREAD. */
+/* Called when a pool is given an idle trim. From now on the watcher trims idle pools of
+ * the runtime when they are due (cm_pools_trim_idle()), even while nobody allocates.
+ * Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_engine_need_idle_trims(cm_engine *engine);
 
-/* Look now which transfers have finished, and drop what they keep; the watcher does the
- * same on its own. Makes runtime calls. */
+/* Ask now which transfers have finished, and drop what those keep alive. The watcher
+ * does the same by itself, only later. Makes runtime calls. */
 void cm_engine_poll(cm_engine *engine);
 
-/* The next failure that nobody read (CM_OK if none): for the unraisable hook. */
+/* Take the next failure of a transfer that nobody asked about, for sys.unraisablehook;
+ * CM_OK if there is none. */
 cm_status cm_engine_take_unread(cm_engine *engine);
 
-/* What copies have done so far; any thread may look. All but the last two are for tests
- * and benchmarks. */
+/* Counts of copies since the engine was made. Any thread may read them. All but the
+ * last two are for tests and benchmarks. */
 typedef struct cm_copy_counts {
-    cm_route_counts routes; /* copies that ended, failed ones too */
-    _Atomic uint64_t quick; /* short ones, and fills, made by the calling thread without
-                               a ticket: not among these */
-    _Atomic uint64_t bounced; /* of them, through a page-locked block */
-    _Atomic uint64_t pieces;  /* of all that were cut */
-    _Atomic uint64_t failed;  /* transfers that did, or were cancelled */
-    _Atomic uint64_t unread;  /* failures that cm_engine_take_unread() has to tell */
+    cm_route_counts routes;   /* copies that ended, failed ones too, by their route */
+    _Atomic uint64_t quick;   /* short copies and fills that the calling thread made
+                                 without a ticket; `routes` does not count them */
+    _Atomic uint64_t bounced; /* those of `quick` that went through a page-locked block
+                               */
+    _Atomic uint64_t pieces;  /* pieces of all copies that were cut into some */
+    _Atomic uint64_t failed;  /* transfers that failed or were cancelled */
+    _Atomic uint64_t unread;  /* failures that wait for cm_engine_take_unread() */
 } cm_copy_counts;
 
 const cm_copy_counts *cm_engine_counts(const cm_engine *engine);
 
-/* What is known of one end of a copy beyond its region. */
+/* Find out about one end of a copy what its region does not say: whether it is
+ * page-locked, and whether registrations begin or end within it. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 
-/* Count the transfers that are not done. */
+/* Return the number of transfers that are not done. */
 uint64_t cm_engine_count_pending(cm_engine *engine);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine as its own files see it, and what it lends to jobs. Nothing outside
- * csrc/transfer includes it.
- * Locks: engine->lock alone, for everything said to be under it. */
+/* The engine as its own files see it: the struct, and what it lends to jobs, such as
+ * events, streams and memory. Nothing outside csrc/transfer includes this header.
+ *
+ * Locks: engine->lock is the only one. It guards every member that is said to be under
+ * it. */
 #pragma once
 
 #include <stdatomic.h>
@@ -16,145 +18,168 @@
 
 enum {
     CM_MAX_JOB_THREADS = 4,
-    CM_CACHE_SLOTS = 16, /* spare events or streams of a device */
-    /* Shorter memory is not looked at by cm_pages_look(), which takes as long as
-     * copying a few KiB: to and from a device; between two host ends, and of many. */
+    CM_CACHE_SLOTS = 16, /* most spare events, and spare streams, of one device */
+    /* Memory that is shorter than this is not passed to cm_pages_look(), which takes as
+     * long as copying a few KiB. The first is for copies to and from a device, the
+     * second for copies between two host ends and for batches. */
     CM_LOOK_NBYTES = 64 << 10,
     CM_LOOK_HOST_NBYTES = 1 << 20,
-    CM_PARK_AFTER_NS = 1000 * 1000,   /* a job thread that has waited so long goes on to
-                                         another job */
-    CM_DRAIN_NS = 1000 * 1000 * 1000, /* an interrupted call waits so long for what it
+    CM_PARK_AFTER_NS = 1000 * 1000,   /* how long a job thread waits for an event before
+                                         it puts the job aside and takes another */
+    CM_DRAIN_NS = 1000 * 1000 * 1000, /* how long an interrupted call waits for what it
                                           has queued */
 };
 
 struct cm_job;
 
-/* Events, or cm_stream pointers. */
+/* A stack of events or of cm_stream pointers that nobody uses at present. */
 typedef struct cm_spares {
     int count;
     uint64_t items[CM_CACHE_SLOTS];
 } cm_spares;
 
-/* Stands beside a stream, for all copies that are in the order of that. */
+/* A stream of ours that works beside a stream of the user, for all copies that are in
+ * the order of that one (see cm_cache_take_side()). */
 typedef struct cm_side_stream {
-    uint64_t beside;   /* the stream's id */
+    uint64_t beside;   /* the id of the user's stream */
     cm_stream *stream; /* held; NULL: the place is free */
 } cm_side_stream;
 
-/* An event without a time is over sooner; on an H200 by a microsecond less once ring
- * and streams have such events too, so only short copies have them. */
+/* What an event is used for. An event that records no time is seen to be over sooner.
+ * Only short copies use those: on an H200 they gained a microsecond less once the ring
+ * and the streams used them as well. */
 typedef enum cm_event_sort {
-    CM_WAITED, /* by streams and jobs; of some the time is told */
-    CM_POLLED, /* by a short copy, until it is over */
+    CM_WAITED, /* streams and jobs wait for it, and some are asked for the time */
+    CM_POLLED, /* a short copy asks it again and again until it is over */
     CM_EVENT_SORT_COUNT
 } cm_event_sort;
 
-/* Of a device. */
+/* The events and streams of one device that can be lent. */
 typedef struct cm_resource_cache {
     cm_spares events[CM_EVENT_SORT_COUNT];
     cm_spares streams;
     cm_side_stream sides[CM_CACHE_SLOTS];
 } cm_resource_cache;
 
-/* Counted: by its creator until close, and by each ticket. Invariants, under the lock:
- * pending_count = tickets that are not done; waiting_count = jobs whose ticket is
- * watched or in the `waiters` of another; 0 <= idle_count <= thread_count. */
+/* The engine is counted: its creator holds one reference until it is closed, and each
+ * ticket holds one. These invariants hold under the lock:
+ *
+ *     pending_count = the tickets that are not done
+ *     waiting_count = the jobs whose ticket is in `watched`, or in the `waiters` of
+ *                     another ticket
+ *     0 <= idle_count <= thread_count */
 struct cm_engine {
     atomic_uint refs;
     atomic_bool over;      /* closed to the end: `rt` may be gone */
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
-    cm_relief *relief;     /* with its argument; set once; NULL: none */
+    cm_relief *relief;     /* set once, with its argument; may be NULL */
     void *relief_argument;
     cm_copy_counts counts;
-    _Atomic uint64_t short_end_ns;           /* of the last shared short copy */
-    _Atomic uint64_t pending_count;          /* falls under the lock */
-    atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings under way to or from each */
+    _Atomic uint64_t short_end_ns;  /* when the last short copy ended that several
+                                       threads shared */
+    _Atomic uint64_t pending_count; /* is decremented only under the lock */
+    atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings at work to or from each device */
     cm_kernels kernels;
     cm_peer_access peers;
     cm_workers workers;
     cm_mutex lock;
     cm_cond changed; /* a ticket was submitted or is done */
-    cm_cond work;    /* there is a job to run, or an end to all work */
-    cm_cond watch;   /* there is a ticket to watch, or an end to all work */
-    /* all of the rest under the lock */
+    cm_cond work;    /* there is a job to run, or the job threads are to end */
+    cm_cond watch;   /* there is a ticket to watch, or the watcher is to end */
+    /* All members from here on are under the lock. */
     bool closed;           /* takes no more requests */
-    bool stop;             /* threads end */
-    uint64_t caller_count; /* threads that may call the runtime for the engine now */
+    bool stop;             /* the job threads and the watcher are to end */
+    uint64_t caller_count; /* threads that may be calling the runtime for the engine */
     cm_list watched;    /* tickets that wait for an event: their own, or their job's */
-    cm_list unread;     /* failed tickets without a holder */
-    cm_list going_on;   /* order.c's: tickets that may have nothing to wait for */
-    cm_list short_jobs; /* that can go on, oldest first */
+    cm_list unread;     /* failed tickets that nobody has asked about or will */
+    cm_list going_on;   /* used by order.c alone: tickets to be looked at again, since
+                           what they waited for may be far enough */
+    cm_list short_jobs; /* jobs that can go on, oldest first (see scheduler.c) */
     cm_list long_jobs;
-    uint64_t job_count;     /* of both */
-    uint64_t pick_count;    /* of jobs by job threads */
-    uint64_t waiting_count; /* jobs that cannot go on */
+    uint64_t job_count;     /* of both lists together */
+    uint64_t pick_count;    /* how often job threads have picked a job */
+    uint64_t waiting_count; /* jobs that cannot go on yet */
     int thread_count;
     int idle_count;
     cm_thread threads[CM_MAX_JOB_THREADS];
     bool has_watcher;
     cm_thread watcher;
-    uint64_t idle_due_ns; /* when the watcher looks at idle pools again; 0: never */
-    cm_tuning tuning;     /* resolved */
-    uint64_t drain_ns;    /* CM_DRAIN_NS, set once */
-    uint64_t ring_used_nbytes; /* page-locked blocks that transfers are using */
+    uint64_t idle_due_ns;      /* when the watcher trims idle pools next; 0: never */
+    cm_tuning tuning;          /* resolved */
+    uint64_t drain_ns;         /* CM_DRAIN_NS, set once */
+    uint64_t ring_used_nbytes; /* of page-locked blocks that transfers are using */
     cm_pool *pinned_pool;      /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
-    cm_pool *lenders[1 + CM_MAX_DEVICES]; /* borrowed, of each in turn; may be NULL */
+    /* Borrowed; first that of pinned_pool, then those of the devices. May be NULL. */
+    cm_pool *lenders[1 + CM_MAX_DEVICES];
     cm_resource_cache cache[CM_MAX_DEVICES];
 };
 
-void cm_engine_release(cm_engine *engine); /* one of its references */
-/* False once it is closed: tickets may outlive the runtime. */
+/* Drop one reference; the last one frees the engine. */
+void cm_engine_release(cm_engine *engine);
+/* True in a forked child of the process that made the engine. Once the engine is closed
+ * the answer is false: a ticket may outlive the runtime, which cannot be asked then. */
 bool cm_engine_is_forked(const cm_engine *engine);
-/* One more of caller_count; a copy of the tuning. Fails: CM_ECLOSED, CM_EFORKED. */
+/* Begin a call that may use the runtime: cm_engine_close() waits for its end. Stores a
+ * copy of the tuning. Fails: CM_ECLOSED, CM_EFORKED; then there is no call to end. */
 CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning);
-/* One of them is through. */
 void cm_engine_end_call(cm_engine *engine);
 
-/* cm_pool_alloc() from the pool that copies stage through, or from its lender before
- * anything is waited for; in a thread that may be interrupted the relief comes last. */
+/* Allocate staging memory, page-locked (`device` is -1) or of a device, as
+ * cm_pool_alloc() does. First the pool is asked, and then its lender, before anything
+ * is waited for. With `hooks` the pool may then wait for memory in flight. In a thread
+ * that may be interrupted the relief is called last. */
 CM_NODISCARD cm_status cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes,
                                        cm_stream *stream, const cm_wait_hooks *hooks,
                                        cm_block **out);
 
-/* -- resource_cache.c: events, streams and a share of the ring that jobs borrow; what calls the
- * runtime enters the device itself */
+/* -- resource_cache.c: events, streams and room in the ring, which jobs borrow -- */
+
+/* Lend an event or a stream, a spare one or else a new one. Each call enters the device
+ * by itself.
+ * Fails: event_create; stream_create. */
 
 CM_NODISCARD cm_status cm_cache_take_event(cm_engine *engine, int device,
                                            cm_event_sort sort, uint64_t *out);
-/* 0: nothing. */
 void cm_cache_give_event(cm_engine *engine, int device, cm_event_sort sort,
-                         uint64_t event);
+                         uint64_t event); /* 0: nothing happens */
 CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
                                             cm_stream **out);
-void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing */
-/* A stream of `device` for work that `beside` comes before and after, to be released
- * when that is over. Others beside the same one may have it too: copies that pile up
- * there do not pile up streams. */
+void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing
+                                                                    happens */
+/* Lend a stream of `device` for work that comes after what `beside` has been given so
+ * far and before what it is given later. The caller releases it when that work is over.
+ * All copies beside one stream share it, so that many copies on a stream do not need
+ * many streams.
+ * Fails: stream_create. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
-/* Let `waiter` wait for what `worker` has been given so far.
+/* Make `waiter` wait for all that `worker` has been given so far.
  * Fails: event_create, event_record, stream_wait_event. */
 CM_NODISCARD cm_status cm_cache_chain_streams(cm_engine *engine,
                                               const cm_stream *worker,
                                               cm_stream *waiter);
-/* `nbytes` of page-locked memory are about to be used, where all together then use no
- * more than `most`. Returns their pool, borrowed; NULL: no room, or no pool. */
+/* Count `nbytes` of page-locked memory as used by a ring, unless all rings would then
+ * use more than `most`. Returns the pool to take them from, borrowed; NULL if there is
+ * no room, or no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
-/* And are used no more. */
+/* Undo it for memory that is no longer used. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
-/* Fails: the first event_destroy that failed. */
+/* Release all spare events and streams. Fails: with the first failure of event_destroy;
+ * the others are destroyed all the same. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
-/* engine.c: cm_engine_facts_of() the end of a piece. */
+/* engine.c: as cm_engine_facts_of(), for one end of a piece. */
 cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
                                     uint64_t nbytes);
 
-/* scheduler.c, all under the lock: the job that a job thread takes next, out of its
- * list; NULL: there is none. */
+/* -- scheduler.c: which job is next; all under the lock -- */
+
+/* Take the job that a job thread shall run next out of its list; NULL if there is
+ * none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
-/* A job that can go on. */
+/* Put a job that can go on into the list for its length, and wake a job thread. */
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
-/* False: it was in neither list. */
+/* Take a job out of its list. Returns false if it was in none. */
 bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);

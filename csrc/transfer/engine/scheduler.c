@@ -13,12 +13,12 @@
 #include "transfer/engine/job.h"
 
 enum {
-    SHORT_NBYTES = 16 << 20, /* left to be moved; a job thread's work on a job before it
-                                looks for short ones */
-    LONG_EVERY = 4,          /* so that no long copy waits for ever */
+    /* A job with no more than this left to move is short; and a job thread moves as
+     * much for one job before it looks whether a short one waits. */
+    SHORT_NBYTES = 16 << 20,
+    LONG_EVERY = 4, /* each fourth pick prefers the long jobs */
 };
 
-/* Lock held. */
 void
 cm_engine_queue_job_locked(cm_engine *engine, cm_job *job)
 {
