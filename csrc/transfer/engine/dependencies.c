@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What must come before a copy: the work of other streams, other transfers; and whether
- * the stream it is to be queued on is being captured. And how the thread that runs a
- * job waits for an event or a stream. */
+/* What must come before a copy, which is work of other streams and other transfers;
+ * whether the stream of the copy is being captured; and how the thread that runs a job
+ * waits for an event or a stream. */
 #include <stdlib.h>
 
 #include "base/backoff.h"
@@ -10,13 +10,14 @@
 
 /* -- waiting for an event, a stream, the beginning ------------------------------------ */
 
-/* The device of the event is current. */
+/* Wait for the event, whose device is current. */
 static cm_status
 poll_event(cm_job *job, int device, uint64_t event)
 {
     uint64_t begin_ns = cm_now_ns();
     uint64_t asked_ns = begin_ns;
-    /* what it comes after may take for ever, and its own work as long as that takes */
+    /* Work of others, for which the first step waits, may take for ever, so a job
+     * thread leaves at once. The job's own work is worth a short wait. */
     uint64_t patience_ns = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
     for (;;) {
         bool done = false;
@@ -45,8 +46,8 @@ cm_job_wait_event(cm_job *job, int device, uint64_t event)
     return CM_ASKING(job->engine->rt, device, poll_event(job, device, event));
 }
 
-/* A job that leaves its thread meanwhile goes on with the event recorded first, which
- * stands for this wait alone. */
+/* The first call of a wait records an event. If the job is suspended, the next call
+ * goes on waiting for that event, and only the end of the wait gives it back. */
 cm_status
 cm_job_wait_stream(cm_job *job)
 {
@@ -90,7 +91,8 @@ cm_job_fits_stream(const cm_job *job)
         return false;
     }
     if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {
-        return false; /* in a job thread the handle means another */
+        return false; /* a part may run in a job thread, where this handle means that
+                         thread's stream */
     }
     int device = stream->device;
     bool is_plain_peer = job->plan.layout.ndim == 0 && row->crosses
@@ -99,12 +101,13 @@ cm_job_fits_stream(const cm_job *job)
            || (is_plain_peer && device == job->plan.src_device);
 }
 
+/* Record an event behind the work of a stream that must come first. */
 static cm_status
 record_one(cm_job *job, const cm_stream *stream)
 {
     cm_engine *engine = job->engine;
     cm_after after = {.device = stream->device};
-    /* its event would take ours into the graph */
+    /* An event that is recorded in a capture would make our stream a part of it. */
     CM_TRY(cm_stream_check_not_capturing(stream));
     CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, &after.event));
     cm_status status = cm_stream_record(stream, after.event);
@@ -144,25 +147,27 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
         ticket->after[ticket->after_count++] =
             cm_ticket_hold(request->after_tickets[i]);
     }
-    /* Until all that it comes after is over such a job has no stream either, nor slots:
-     * it could do nothing with them. */
+    /* A job in which the host acts waits until all that it comes after is over. It
+     * takes neither a stream nor slots before, as it could do nothing with them. */
     ticket->by_host = cm_job_uses_host(job) || job->plan.row->uses_ring;
     if (job->capturing) {
-        return cm_ok(); /* seen to be over in cm_job_check_capture */
+        return cm_ok(); /* cm_job_check_capture() has seen that all of them are over */
     }
     for (uint32_t i = 0; i < request->after_count; i++) {
         if (!(fits && cm_stream_same(request->after[i], job->request_stream))) {
             CM_TRY(record_one(job, request->after[i]));
         }
     }
-    /* Another stream does the work, or the host, after the one named. */
+    /* If another stream or the host does the work, it comes after the request's stream
+     * as well. */
     if (job->request_stream != NULL && !fits) {
         return record_one(job, job->request_stream);
     }
     return cm_ok();
 }
 
-/* By a caller's thread: until it need not be waited for any more. */
+/* Wait until the ticket is far enough. A caller's thread asks meanwhile whether it is
+ * to go on; in the background the job is suspended. */
 static cm_status
 wait_for_ticket(cm_job *job, cm_ticket *before)
 {
@@ -235,7 +240,7 @@ can_be_captured(const cm_job *job)
     return row->fits_graph && (!row->crosses || job->plan.layout.ndim == 0);
 }
 
-/* All that would have to be waited for is over: else it cannot go into a graph. */
+/* Check that all that must come first is over, since a graph cannot wait for it. */
 static cm_status
 check_all_over(cm_job *job, const cm_copy_request *request)
 {

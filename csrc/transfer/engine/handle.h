@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy under way as its callers see it: its ticket. Locks: as engine.h. */
+/* A ticket: a copy under way, as its callers see it. It tells the outcome, and other
+ * work can be ordered after it. ticket.h says how tickets work inside.
+ *
+ * Any thread may call these functions; they take the engine's lock themselves. */
 #pragma once
 
 #include "runtime/stream.h"
@@ -7,53 +10,61 @@
 
 typedef struct cm_ticket cm_ticket;
 
-/* Tickets are counted; any thread. */
+/* Add a reference. */
 cm_ticket *cm_ticket_hold(cm_ticket *ticket);
-/* One more hold, whose owner will ask for the outcome or abandon it. */
+/* Add a reference whose owner will either ask for the outcome or call
+ * cm_ticket_abandon(). */
 cm_ticket *cm_ticket_share(cm_ticket *ticket);
 void cm_ticket_release(cm_ticket *ticket);
-/* A release by the last owner that would have asked for the outcome, whoever else still
- * holds the ticket: a failure that nobody has read goes to cm_engine_take_unread, or,
- * where the engine has ended and nobody will ask that, to the caller. */
+/* Drop the reference of an owner that will not ask for the outcome. If no such owner is
+ * left, whoever else may hold the ticket, a failure that nobody has read goes to
+ * cm_engine_take_unread(). Where the engine has ended, so that nobody will ask that,
+ * this function returns the failure instead; otherwise it returns CM_OK. */
 CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {
     bool done;
-    cm_status status;        /* first failure; CM_OK while not done */
-    const cm_route_row *row; /* its route; NULL: no bytes have to move */
+    cm_status status;        /* the first failure; CM_OK while it is not done */
+    const cm_route_row *row; /* the route; NULL if no bytes have to move */
     bool captured;           /* it went into a graph, which may run it at any time */
-    bool cancelled;          /* by cm_ticket_cancel: nothing was read or written */
-    uint64_t nbytes;         /* payload, not counting broadcast repeats of the source */
-    double seconds; /* from start to end; on the device's clock where it has one; 0
-                       while not done */
+    bool cancelled;          /* by cm_ticket_cancel(): nothing was read or written */
+    uint64_t nbytes;         /* payload; what a broadcast repeats counts once */
+    double seconds; /* from start to end, by the device's clock where events were
+                       recorded for it; 0 while it is not done */
 } cm_ticket_info;
 
-/* As far as it is known: makes no runtime call and waits for nobody. In a forked child:
- * as it was at the fork. */
+/* Say what is known of the ticket, without a runtime call and without waiting. In a
+ * forked child it says what was known at the fork. */
 void cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out);
-/* The same, after asking the device; waits for another thread that is asking. */
+/* The same, after asking the device. If another thread is asking, this waits for it. */
 void cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out);
-/* Bytes of the payload that have arrived for certain, in whole pieces; the last of them
- * with the end, so that it is `nbytes` just when all is done without a failure. Makes
- * no runtime call and takes no lock. */
+/* Return how many bytes of the payload have certainly arrived, counted in whole pieces.
+ * The last piece is counted at the end, so the answer is `nbytes` only once all is done
+ * without a failure. Makes no runtime call and takes no lock. */
 uint64_t cm_ticket_count_moved(const cm_ticket *ticket);
-/* End a copy in the background that has not begun: that waits for a job thread or for
- * what comes before it. True: nothing was or will be read or written, what it kept is
- * dropped and it is done with CM_ECANCELLED, for which nobody needs to ask (now, or
- * since an earlier call). False: it goes on, or is done. Blocks for a moment. */
+/* Cancel a copy in the background that has not begun, because it waits for a job thread
+ * or for what comes before it. Returns true if it is cancelled, now or by an earlier
+ * call: nothing was or will be read or written, the keeps are dropped, the ticket is
+ * done with CM_ECANCELLED, and nobody needs to ask for that failure. Returns false if
+ * the copy goes on or is done already. Blocks for a moment. */
 bool cm_ticket_cancel(cm_ticket *ticket);
-/* End a copy in the background early: what is not queued yet stays undone, and it ends
- * with CM_ECANCELLED, unless it is done before that is seen. */
+/* Ask a copy in the background to end early. What is not queued yet is left undone, and
+ * the copy ends with CM_ECANCELLED, unless it is done before its thread sees this. */
 void cm_ticket_stop(cm_ticket *ticket);
-/* Blocks until done or `timeout_ns` (UINT64_MAX: for ever) has passed: CM_ETIMEOUT. Returns
- * the transfer's own failure otherwise. */
+/* Wait until the ticket is done, and return the outcome of the transfer. Blocks for at
+ * most `timeout_ns`; UINT64_MAX stands for ever.
+ * Fails: CM_ETIMEOUT, CM_EFORKED; with the transfer's own failure. */
 CM_NODISCARD cm_status cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns);
-/* Blocks, as above, until nothing is left to be queued: cm_ticket_order then returns at
- * once. Fails: CM_ETIMEOUT. */
+/* Wait until the ticket is submitted or done, after which cm_ticket_order() returns at
+ * once. Blocks for at most `timeout_ns`.
+ * Fails: CM_ETIMEOUT, CM_EFORKED. */
 CM_NODISCARD cm_status cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns);
-/* Write 8 bytes holding 1 to the eventfd `fd` when done (at once if it is already). The
- * descriptor is duplicated. Fails: CM_ENOMEM, CM_ESYSTEM, CM_ETHREAD. */
+/* Write the number 1, in 8 bytes, to the eventfd `fd` when the ticket is done, or at
+ * once if it is. The descriptor is duplicated, so the caller may close its own.
+ * Fails: CM_EFORKED, CM_ENOMEM, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, int fd);
-/* Make `stream` wait for the ticket. Blocks until the last piece is submitted; for a target
- * on the host, until it is done. Fails: stream_wait_event, event_record, the transfer's. */
+/* Make `stream` wait for the ticket. Blocks until the ticket is submitted; a copy to
+ * the host is submitted only if the host has no part in it, and otherwise this blocks
+ * until it is done.
+ * Fails: CM_EFORKED, stream_wait_event; with the transfer's own failure. */
 CM_NODISCARD cm_status cm_ticket_order(cm_ticket *ticket, cm_stream *stream);

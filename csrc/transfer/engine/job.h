@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One copy being made: what it needs, what it has borrowed and how far it is. Locks: none; a
- * job belongs to one thread at a time. */
+/* A job: one copy that is being made.
+ *
+ * The ticket (ticket.h) is what the rest of the program sees of a copy. The job is what
+ * makes it: it has the plan, what the plan needs (streams, events, blocks, the ring),
+ * and the step that it has reached. It is destroyed when all is queued or done, while
+ * the ticket lives on until the last holder lets go of it.
+ *
+ * A job that has to wait in the background leaves its thread to other jobs. The
+ * function that would have waited stores in job->wait what for, and returns
+ * CM_ETIMEOUT, and each of its callers passes that on. When the job can go on, some job
+ * thread calls cm_job_run() again, which starts at job->step. So whatever can wait must
+ * be able to be called a second time.
+ *
+ * Locks: none; a job belongs to one thread at a time, or lies in a list of the
+ * engine. */
 #pragma once
 
 #include "transfer/engine/ticket.h"
@@ -9,139 +22,160 @@ struct cm_ring;
 typedef struct cm_targets cm_targets;
 struct cm_many;
 
+/* Work that must come first: an event that was recorded behind it. */
 typedef struct cm_after {
     uint64_t event;
     int device;
 } cm_after;
 
-/* What a job waits for that has left its thread to others. */
+/* What a job waits for after it has left its thread to others. */
 typedef enum cm_job_wait {
-    CM_WAIT_NONE,  /* it runs, or has not yet */
-    CM_WAIT_TURN,  /* for a job thread */
-    CM_WAIT_ORDER, /* for what its ticket comes after */
-    CM_WAIT_EVENT, /* for `awaited` */
+    CM_WAIT_NONE,  /* nothing: it runs, or it has not run yet */
+    CM_WAIT_TURN,  /* its turn: it can go on as soon as a job thread takes it */
+    CM_WAIT_ORDER, /* the tickets that its own ticket comes after */
+    CM_WAIT_EVENT, /* the event `awaited` */
 } cm_job_wait;
 
-/* How far a job is, where it goes on after it has waited so. */
+/* The steps of a job, in their order. A job that has waited goes on at the step that it
+ * had reached. */
 typedef enum cm_job_step {
-    CM_JOB_ORDER,     /* waits for what comes first */
-    CM_JOB_SETTLE,    /* decides what its turn has to come for */
-    CM_JOB_MOVE,      /* moves its bytes */
-    CM_JOB_DRAIN,     /* all is queued: a job thread unpacks what comes to the host */
-    CM_JOB_END,       /* all is queued; over, unless it still waits for that */
-    CM_JOB_SUBMITTED, /* all is queued, and the ticket has the rest */
-    CM_JOB_DETACHED,  /* all is queued, and nobody asks for the end */
+    CM_JOB_ORDER,  /* it waits for what must come first */
+    CM_JOB_SETTLE, /* it decides what could not be decided before its turn had come:
+                      see routes/settle.c */
+    CM_JOB_MOVE,   /* it moves its bytes */
+    CM_JOB_DRAIN,  /* all is queued; a job thread unpacks what arrives at the host */
+    CM_JOB_END,    /* all is queued; a job that blocks waits for it, and is over then */
+    CM_JOB_SUBMITTED, /* all is queued, and the ticket sees to the end */
+    CM_JOB_DETACHED,  /* all is queued, and nobody asks when it ends */
 } cm_job_step;
 
-/* In the place of an errno: a cast could not convert an element. */
+/* A value of lost_error that is no errno: a cast could not convert an element. */
 enum { CM_LOST_CAST = -1 };
 
-/* HOST: how far it is. */
+/* How far a copy by the route HOST is. */
 typedef struct cm_host_run {
-    cm_cut cut; /* what is left */
+    cm_cut cut; /* the pieces that are left */
     cm_copy_way way;
-    uint64_t asked_ns; /* when it was last asked whether to go on; 0: not yet */
+    uint64_t asked_ns; /* when the caller was last asked whether to go on; 0: not yet */
 } cm_host_run;
 
-/* What a job works in on a device beside its ends and its stream. */
+/* What a job uses on a device besides the ends of the copy and its own stream. */
 typedef struct cm_device_side {
     cm_stream *stream; /* held; NULL until needed */
-    bool is_ahead;     /* it was given what the job's stream does not come after */
-    cm_block *block;   /* owned: packed bytes of a piece; not of the stream's device */
+    bool is_ahead;   /* it has work for which the job's own stream does not wait yet */
+    cm_block *block; /* owned; packed bytes of a piece. Unused on the device of the
+                        job's own stream, where job->block serves */
 } cm_device_side;
 
 typedef struct cm_job {
-    cm_list node;      /* in the engine's lists of those that can go on */
+    cm_list node;      /* in engine->short_jobs or engine->long_jobs */
     cm_engine *engine; /* borrowed: the ticket holds it */
     cm_ticket *ticket; /* held */
     cm_region dst;
     cm_region src;
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
-    bool converts;      /* elements become others: */
-    cm_convert convert; /* what the host does to them as it moves them */
+    bool converts; /* elements are converted on the way, as `convert` says */
+    cm_convert convert;
     cm_plan plan;
     cm_tuning tuning; /* resolved */
-    bool blocking;    /* the thread that runs it waits for the end */
-    bool overlaps;
-    bool is_two_maps;      /* ... as the ends are two maps of one file: their addresses
-                              do not tell which byte is in the way of which */
-    bool has_more_targets; /* on other devices: what the host packs goes to all */
-    bool capturing;        /* request_stream is: queue and return, look at nothing */
-    bool is_fill;          /* nobody asks when it is done, unless blocking */
-    bool in_background;    /* a job thread runs it, which others need */
-    bool has_queued;       /* the stream may be working for us */
-    bool is_there[2];      /* by cm_side: of a mapped file, populated ahead */
-    bool lost_track;       /* waiting for it failed: nobody knows what still runs */
-    atomic_int lost_error; /* errno of pages that could not be populated, or of the
-                              file; CM_LOST_CAST; 0: none */
+    bool blocking;    /* the thread that runs the job waits for its end */
+    bool overlaps;    /* the ends may share bytes, so their order matters */
+    bool is_two_maps; /* ... since they are two maps of one file, whose addresses do
+                         not tell which bytes are the same */
+    bool has_more_targets; /* what the host packs is sent to other devices as well */
+    bool capturing;        /* request_stream is captured: the job queues its work and
+                              returns, and must not ask the device about anything */
+    bool is_fill;          /* a fill; unless it blocks, nobody asks when it is done */
+    bool in_background;    /* a job thread runs it, so it must not wait for long */
+    bool has_queued;       /* the stream may be working for this job */
+    bool is_there[2];      /* by cm_side: the pages of this end, which is a mapped
+                              file's, were brought in before the copy began */
+    bool lost_track;       /* a wait for the device failed: nobody knows what still
+                              runs */
+    /* Why a thread of the host could not move its part: the errno of the file or of
+     * pages that could not be populated, or CM_LOST_CAST; 0 if all went well. */
+    atomic_int lost_error;
     cm_job_step step;
     cm_job_wait wait;
-    cm_after awaited;              /* borrowed */
-    uint64_t turn_nbytes;          /* worked on since it was a job thread's turn */
-    uint64_t moved_nbytes;         /* in pieces that are over, repeats included */
-    cm_wait_hooks hooks;           /* of a caller's thread that waits */
-    const cm_copy_request *unkept; /* borrowed: that of a call which waits for the end
-                                      and keeps the ends itself
-                                      (cm_request_take_keeps()); NULL: the ticket has
-                                      the keeps */
-    cm_stream *request_stream;     /* held; NULL in the background */
-    cm_stream *stream;    /* held: works on it, request_stream or one lent to us */
-    uint64_t start_event; /* lent, of stream->device */
-    uint64_t idle_event;  /* the same, while cm_job_wait_stream() runs */
+    cm_after awaited;      /* borrowed; the event of CM_WAIT_EVENT */
+    uint64_t turn_nbytes;  /* worked on since the last turn: see scheduler.c */
+    uint64_t moved_nbytes; /* of pieces that are over, repeats counted each time */
+    cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */
+    /* Borrowed: the request of a call which waits for the end and keeps the ends
+     * itself, see cm_request_take_keeps(). NULL if the ticket has the keeps. */
+    const cm_copy_request *unkept;
+    cm_stream *request_stream; /* held; NULL in the background */
+    cm_stream *stream;         /* held; the stream that works: request_stream, or one
+                                  lent by the engine */
+    uint64_t start_event;      /* lent, of stream->device: when the device began */
+    uint64_t idle_event;       /* lent, of the same, while cm_job_wait_stream() waits */
     uint32_t after_count;
-    cm_after *afters;     /* owned array; events lent */
-    void *host_temporary; /* owned: the source of an overlapping copy, read whole */
-    cm_block *temporary;  /* the same on the device */
-    cm_block *block;      /* owned: packed bytes on the device, of a piece or of two */
-    bool has_pair;        /* ... of two */
-    cm_status block_status; /* why there is none; asked for once */
-    cm_device_side *sides;  /* owned: one for each device; NULL: none is needed yet */
+    cm_after *afters;     /* owned array of lent events: what must come first */
+    void *host_temporary; /* owned; a source that overlaps its target, read whole */
+    cm_block *temporary;  /* owned; the same, on the device */
+    cm_block *block; /* owned; packed bytes on the device, of one piece or of two */
+    bool has_pair;   /* ... of two */
+    cm_status block_status; /* why there is no `block`; the pool is asked only once */
+    cm_device_side *sides;  /* owned; one for each device. NULL while none is needed */
     cm_host_run host;
-    struct cm_many *many;     /* owned; runs that go together, instead of dst and src */
-    struct cm_file_job *file; /* borrowed; ranges of a file, in the same way */
-    struct cm_ring *ring;     /* owned; ring.c's, from the first piece on */
-    cm_targets *targets;      /* owned; broadcast.c's: further ones; NULL: none */
+    struct cm_many *many; /* owned; runs to copy together, in place of dst and src */
+    struct cm_file_job *file; /* borrowed; ranges of a file, in place of dst and src */
+    struct cm_ring *ring;     /* owned; see routes/ring.h; made for the first piece */
+    cm_targets *targets; /* owned; see routes/broadcast.c; NULL: no further targets */
 } cm_job;
 
-/* dependencies.c: from here on it cannot be cancelled; again and again is harmless. Fails:
- * CM_ECANCELLED. */
+/* dependencies.c: mark the ticket as started, so that it can no longer be cancelled. To
+ * call it again is harmless.
+ * Fails: CM_ECANCELLED, if it was cancelled before. */
 CM_NODISCARD cm_status cm_job_begin(cm_job *job);
-/* scheduler.c: a job in the background is about to work on `nbytes` more. CM_ETIMEOUT:
- * other jobs need its thread more, so it is suspended until its next turn. */
+/* scheduler.c: say that a job in the background is about to work on `nbytes` more. If
+ * other jobs need the job thread more urgently this job is suspended until its next
+ * turn, and the answer is CM_ETIMEOUT. */
 CM_NODISCARD cm_status cm_job_take_turn(cm_job *job, uint64_t nbytes);
 
-/* -- what a job waits for, before it begins and between its pieces: by the thread that
- * runs it -- */
+/* -- dependencies.c: what a job waits for, before it begins and between its pieces. All
+ * of these are called by the thread that runs the job -- */
 
-/* dependencies.c: what must come first. */
+/* Record what must come before the copy: an event behind each stream of
+ * request->after, and a hold of each ticket.
+ * Fails: CM_ENOMEM, CM_ECAPTURING (such a stream captures), event_create,
+ * event_record. */
 CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *request);
+/* Wait for what was recorded, or make the job's stream wait for it if there is one.
+ * Fails: as cm_ticket_depend, cm_job_wait_event; with the failure of the transfer that
+ * the copy is chained to. */
 CM_NODISCARD cm_status cm_job_wait_after(cm_job *job);
-/* True when that would have to wait before it can queue work on a stream. */
+/* Whether cm_job_wait_after() would block now. */
 bool cm_job_must_wait_after(const cm_job *job);
-/* True when the thread that runs it has to wait for the device or works itself. */
+/* Whether the thread that runs the job has to move bytes itself, or to wait for the
+ * device. */
 bool cm_job_uses_host(const cm_job *job);
-/* Sets job->capturing. */
+/* Set job->capturing, which says whether the request's stream is being captured. */
 CM_NODISCARD cm_status cm_job_look_for_capture(cm_job *job);
-/* Fails: CM_ECAPTURING when a stream captures and the copy, planned, cannot be captured. */
+/* Check, once the copy is planned, that a stream that captures can take it.
+ * Fails: CM_ECAPTURING, if it cannot. */
 CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
                                             const cm_copy_request *request);
-/* `stream` is one lent to the job. */
+/* Whether the job's stream is one that the engine has lent to it. */
 static inline bool
 cm_job_has_own_stream(const cm_job *job)
 {
     return job->stream != NULL && job->stream != job->request_stream;
 }
 
-/* True when the request's own stream can do the work. */
+/* Whether the request's own stream can do the work. */
 bool cm_job_fits_stream(const cm_job *job);
 
-/* dependencies.c: waits of the thread that runs the job; CM_ECANCELLED when
- * interrupted. */
+/* Wait for an event of `device`, or for all that the job's stream has been given. In
+ * the background a long wait suspends the job.
+ * Fails: CM_ECANCELLED, if the caller or cm_ticket_stop() ends it; CM_ETIMEOUT, if the
+ * job is suspended; event_query, stream_query and, for a stream, event_create and
+ * event_record. */
 CM_NODISCARD cm_status cm_job_wait_event(cm_job *job, int device, uint64_t event);
 CM_NODISCARD cm_status cm_job_wait_stream(cm_job *job);
-/* Leave the thread to others until that is there; the same is called again then.
- * Returns CM_ETIMEOUT. */
+/* Suspend the job: its thread goes on to other jobs, and calls the same functions again
+ * when what `wait` names has come. Returns CM_ETIMEOUT. */
 static inline cm_status
 cm_job_suspend(cm_job *job, cm_job_wait wait)
 {
@@ -149,8 +183,9 @@ cm_job_suspend(cm_job *job, cm_job_wait wait)
     return cm_fail(CM_ETIMEOUT, 0);
 }
 
-/* Is it to go on? Looks each time whether it was stopped, and asks the caller now and
- * then (cm_wait_ask). Fails: CM_ECANCELLED. */
+/* Ask whether the job is to go on. Each call looks whether its ticket was stopped; the
+ * caller is asked now and then (cm_wait_ask).
+ * Fails: CM_ECANCELLED, if it is not to go on. */
 CM_NODISCARD static inline cm_status
 cm_job_ask(const cm_job *job, uint64_t *asked_ns)
 {
@@ -158,15 +193,15 @@ cm_job_ask(const cm_job *job, uint64_t *asked_ns)
                                              : cm_wait_ask(&job->hooks, asked_ns);
 }
 
-/* An end that is ordinary memory, known to be a mapped file's: the host populates what
- * it touches there. */
+/* Whether this end is ordinary memory that is known to map a file. The host populates
+ * the pages that it touches there. */
 static inline bool
 cm_job_is_file(const cm_region *region, cm_end_facts facts)
 {
     return region->is_file && cm_kind_is_pageable(region->kind) && !facts.locked;
 }
 
-/* By the threads of the host. */
+/* Whether threads of the host convert the elements. */
 static inline bool
 cm_job_converts(const cm_job *job)
 {
@@ -180,7 +215,8 @@ cm_job_has_file(const cm_job *job)
            || cm_job_is_file(&job->src, job->src_facts);
 }
 
-/* Streams may write the source on their own: it is page-locked, in part at least. */
+/* Whether streams may write the source behind the host's back, because it is at least
+ * partly page-locked. The host must then wait for them before it reads. */
 static inline bool
 cm_job_src_is_ordered(const cm_job *job)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of tickets: each hangs on the first of those it comes after that is not far
- * enough, and goes on when that is, so that a long queue costs nothing per turn. All
- * under the engine's lock. */
+/* The order of tickets (see ticket.h). Each ticket hangs on the first of those that it
+ * comes after that is not far enough, and goes on when that one is, so a long queue
+ * costs no more per turn than a short one. All of this is under the engine's lock. */
 #include "transfer/engine/job.h"
 
 bool
@@ -11,7 +11,8 @@ cm_ticket_is_passed(const cm_ticket *ticket, bool by_host)
            || (!by_host && ticket->state == CM_TICKET_SUBMITTED);
 }
 
-/* A job that has to end, or is to hear of a failure, does not wait for its turn. */
+/* Whether the ticket has a job that need not wait for its turn, because it has been
+ * stopped or because the transfer that it is chained to has failed. */
 static bool
 is_called_off(const cm_ticket *ticket)
 {
@@ -21,8 +22,9 @@ is_called_off(const cm_ticket *ticket)
                || (ticket->is_chained && !cm_is_ok(ticket->after[0]->status)));
 }
 
-/* Of a whole its parts are what comes before it: first until they are submitted. False:
- * nothing comes before it any more. */
+/* Hang the ticket on the next one in `after` that is not far enough. Returns false if
+ * there is none, so that the ticket can go on. A whole waits twice for its parts, which
+ * are what it comes after: until all are submitted, and then until all are over. */
 static bool
 hang(cm_ticket *ticket)
 {
@@ -38,6 +40,7 @@ hang(cm_ticket *ticket)
     return false;
 }
 
+/* Put the ticket among those that the watcher looks at, or take it out. */
 static void
 watch(cm_ticket *ticket, bool is_watched)
 {
@@ -49,8 +52,9 @@ watch(cm_ticket *ticket, bool is_watched)
     }
 }
 
-/* Those of engine->going_on that need not wait any longer do so; what is over thereby,
- * as it has no job, lets others go on in turn. */
+/* Look again at each ticket in engine->going_on: it hangs on another one, or its job is
+ * queued, or, if it has no job, its state advances. A ticket that becomes over adds its
+ * own waiters to the list, so this loop takes the place of a recursion. */
 static void
 go_on(cm_engine *engine, cm_list *settled)
 {
@@ -70,7 +74,8 @@ go_on(cm_engine *engine, cm_list *settled)
             engine->waiting_count--;
             cm_engine_queue_job_locked(engine, next->job);
         }
-        else if (next->state == CM_TICKET_SUBMITTED) { /* its parts are over */
+        else if (next->state == CM_TICKET_SUBMITTED) { /* a whole whose parts are over
+                                                        */
             next->busy = true;
             cm_list_push_back(settled, &next->order_node);
         }
@@ -87,7 +92,8 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *
 {
     cm_engine *engine = ticket->engine;
     ticket->state = state;
-    ticket->passed_count = 0; /* what was far enough so far may not be any more */
+    ticket->passed_count = 0; /* for the new state those before may have to be further
+                               */
     watch(ticket, state == CM_TICKET_SUBMITTED && !ticket->is_whole);
     if (state == CM_TICKET_DONE) {
         atomic_fetch_sub(&engine->pending_count, 1);

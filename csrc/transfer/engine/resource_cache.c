@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Spare events and streams of each device, which jobs borrow, so that a copy need not
+ * make new ones and destroy them. Also the account of page-locked memory that rings
+ * use. */
 #include "transfer/engine/private.h"
 
+/* Take a spare. Returns false if there is none. */
 static bool
 take(cm_engine *engine, cm_spares *spares, uint64_t *out)
 {
@@ -13,7 +17,7 @@ take(cm_engine *engine, cm_spares *spares, uint64_t *out)
     return has;
 }
 
-/* False: there is no room. */
+/* Add a spare. Returns false if there is no room for it. */
 static bool
 keep(cm_engine *engine, cm_spares *spares, uint64_t item)
 {
@@ -37,7 +41,7 @@ cm_cache_take_event(cm_engine *engine, int device, cm_event_sort sort, uint64_t 
                               cm_rt_event_create(engine->rt, flags, out));
 }
 
-/* A thread without a context would make one on device 0. */
+/* The device is entered, as a thread without a context would make one on device 0. */
 static cm_status
 destroy_event(cm_runtime *rt, int device, uint64_t event)
 {
@@ -72,7 +76,8 @@ cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* Of that stream, else one that nobody has, or a free place; NULL: none. Lock held. */
+/* Find the side stream for the stream with the id `beside`; else one that nobody uses,
+ * or a free place. NULL if there is neither. The caller holds the lock. */
 static cm_side_stream *
 find_side(cm_resource_cache *cache, uint64_t beside)
 {
@@ -107,7 +112,8 @@ cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
     }
     CM_TRY(cm_cache_take_stream(engine, device, out));
     cm_mutex_lock(&engine->lock);
-    /* Two threads may both add one; where all are taken it is this user's alone. */
+    /* Two threads may both add a stream for the same one, which does no harm. If there
+     * is no free place, the stream is this caller's alone. */
     side = find_side(cache, beside->id);
     if (side != NULL && side->stream == NULL) {
         *side = (cm_side_stream){beside->id, cm_stream_hold(*out)};

@@ -15,7 +15,7 @@ cm_engine_share_locked(cm_engine *engine, const cm_region *region,
     int64_t low, high;
     if (region->host == NULL || cm_region_is_on_device(region)
         || !cm_is_ok(cm_region_bounds(region, &low, &high)) || low == high) {
-        return cm_ok(); /* what is wrong with a region is said by its plan */
+        return cm_ok(); /* a region that is wrong is refused when it is planned */
     }
     return cm_registry_share(engine->registry, (const char *)region->host + low,
                              (uint64_t)(high - low), false, shares);
@@ -28,7 +28,7 @@ cm_request_event(const cm_copy_request *request)
     const cm_region *src = &request->src;
     int device = cm_region_is_on_device(dst) ? dst->device : src->device;
     device = request->stream != NULL ? request->stream->device : device;
-    int64_t fill_count = 0; /* of which a plan has but one element */
+    int64_t fill_count = 0; /* the plan of a fill counts one element only */
     if (request->is_fill) {
         cm_ignore(cm_region_count(dst, &fill_count));
     }
@@ -110,8 +110,9 @@ cm_ticket_share(cm_ticket *ticket)
     return cm_ticket_hold(ticket);
 }
 
-/* Lock held. Keep a failure that nobody was told of for cm_engine_take_unread, with a
- * reference; false when there is none, or the engine has ended and nobody will ask. */
+/* Keep a failure that nobody has read for cm_engine_take_unread(), with a reference to
+ * the ticket. Returns false if there is no such failure, or if the engine has ended, so
+ * that nobody will ask. */
 static bool
 queue_unread_locked(cm_ticket *ticket)
 {
@@ -164,8 +165,9 @@ cm_ticket_hand_over(cm_ticket *ticket, cm_status status, cm_ticket **out)
         *out = ticket;
         return status;
     }
-    cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the engine goes on, and is asked
-                                             later */
+    /* The answer is CM_OK: the engine has not ended, so a failure that nobody has read
+     * is queued for cm_engine_take_unread(). */
+    cm_ignore(cm_ticket_abandon(ticket));
     return status;
 }
 
@@ -190,7 +192,7 @@ cm_engine_take_unread(cm_engine *engine)
 
 /* -- submitted, done, over --------------------------------------------------------------- */
 
-/* Nothing comes before it any more. */
+/* Forget the tickets that came first, since none of them matters any more. */
 static void
 let_go_of_those_before(cm_ticket *ticket)
 {
@@ -208,7 +210,8 @@ let_go_of_those_before(cm_ticket *ticket)
     free(after);
 }
 
-/* Lock held, which it gives back. */
+/* Put the ticket into `state`, release the lock, which the caller holds, and finish
+ * those tickets that are over thereby. */
 static void
 enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 {
@@ -227,12 +230,13 @@ enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
             let_go_of_those_before(next);
             cm_ticket_release(next);
         }
-        else { /* the last of its parts is */
+        else { /* a whole, the last of whose parts is over */
             cm_ticket_finish(next, cm_ok(), false);
         }
     }
 }
 
+/* Record an event behind the work of `stream`, and make `follower` wait for it. */
 static cm_status
 record_end(cm_engine *engine, cm_stream *stream, cm_stream *follower, uint64_t *out)
 {
@@ -255,7 +259,8 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
     cm_engine *engine = ticket->engine;
     uint64_t end_event;
     CM_TRY(record_end(engine, stream, follower, &end_event));
-    let_go_of_those_before(ticket); /* the device does what is submitted after them */
+    let_go_of_those_before(ticket); /* the order of the streams sees to it from now on
+                                     */
     cm_mutex_lock(&engine->lock);
     ticket->loan = (cm_loan){.device = stream->device,
                              .start_event = start_event,
@@ -263,12 +268,12 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
                              .stream = lent == NULL ? NULL : cm_stream_hold(lent),
                              .side = side == NULL ? NULL : cm_stream_hold(side)};
     ticket->status = outcome;
-    ticket->read = outcome.code == CM_ECANCELLED; /* the call tells */
+    ticket->read = outcome.code == CM_ECANCELLED; /* the call itself reports that */
     enter_state_and_unlock(ticket, CM_TICKET_SUBMITTED);
     return cm_ok();
 }
 
-/* Write to all and free them. */
+/* Write to all of the eventfds, close them, and free the list. */
 static void
 send_notices(cm_notice *notice)
 {
@@ -276,7 +281,8 @@ send_notices(cm_notice *notice)
         cm_notice *next = notice->next;
         uint64_t one = 1;
         ssize_t written = write(notice->fd, &one, sizeof(one));
-        (void)written; /* a full counter wakes its reader all the same */
+        (void)written; /* the write fails if the counter is full: its reader wakes
+                          anyway */
         (void)close(notice->fd);
         free(notice);
         notice = next;
@@ -289,7 +295,8 @@ has_event(const cm_ticket *ticket)
     return ticket->state == CM_TICKET_SUBMITTED && !ticket->is_whole;
 }
 
-/* Lock held. Another thread looks at the events, or makes it done: that is not long. */
+/* Wait while another thread asks about the ticket's events, or makes it done, which
+ * never takes long. The lock is released meanwhile. */
 static void
 await_others_locked(const cm_ticket *ticket)
 {
@@ -310,6 +317,7 @@ set_idle(cm_ticket *ticket)
     cm_mutex_unlock(&ticket->engine->lock);
 }
 
+/* Give what the ticket has borrowed back to the cache. */
 static void
 give_back(cm_ticket *ticket)
 {
@@ -326,7 +334,8 @@ give_back(cm_ticket *ticket)
     }
 }
 
-/* Of the parts, which are over, the first failure is the whole's. Lock held. */
+/* The outcome of a whole whose parts are all over: `status`, or the first failure among
+ * them, which thereby counts as read. The caller holds the lock. */
 static cm_status
 outcome_of_parts(const cm_ticket *whole, cm_status status)
 {
@@ -338,7 +347,8 @@ outcome_of_parts(const cm_ticket *whole, cm_status status)
     return status;
 }
 
-/* Parts of a whole are told of, in its place. */
+/* Tell the recorder that the ticket has ended. Of a whole, each part is recorded in
+ * place of the whole. */
 static void
 note_end(const cm_ticket *ticket, cm_status status, double seconds)
 {
@@ -362,8 +372,8 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (loan->start_event != 0 && loan->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
-        /* A thread without a context would make one on device 0. The copy is done,
-         * whatever comes of asking how long it took. */
+        /* A thread without a context would make one on device 0, so the device is
+         * entered. If the question fails the copy is done all the same. */
         cm_status asked =
             CM_IN_SCOPE(engine->rt, loan->device,
                         cm_rt_event_elapsed(engine->rt, loan->start_event,
@@ -373,8 +383,9 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
         }
     }
     note_end(ticket, status, seconds);
-    /* Before anybody sees that it is done: then nothing is kept alive any more. The
-     * pages go first: with what keeps them they may be unmapped. */
+    /* Whoever sees that the copy is done may rely on nothing being kept alive any more,
+     * so that is dropped before. The shares of page-locked memory go first, since the
+     * pages may be unmapped with the object that keeps them. */
     cm_registry_unshare(engine->registry, &ticket->locked);
     for (uint32_t i = 0; i < ticket->keep_count; i++) {
         ticket->keep[i].drop(ticket->keep[i].object);
@@ -406,7 +417,7 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
 {
     cm_engine *engine = ticket->engine;
     cm_mutex_lock(&engine->lock);
-    ticket->started = true; /* its parts do something: it cannot be cancelled */
+    ticket->started = true; /* its parts are under way, so it cannot be cancelled */
     ticket->is_whole = true;
     ticket->after = parts;
     ticket->after_count = part_count;
@@ -416,7 +427,8 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
     enter_state_and_unlock(ticket, CM_TICKET_QUEUED);
 }
 
-/* One question that failed does not end the copy; a second one does. */
+/* Ask whether the event has passed. If the call fails it is made once more, as a single
+ * failure shall not end the copy. */
 static cm_status
 ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
@@ -424,13 +436,14 @@ ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
     *done = false;
     for (int i = 0; i == 0 || (i == 1 && !cm_is_ok(status)); i++) {
         /* A thread without a context would make one on device 0, and the question would
-         * break a capture that the thread has under way. */
+         * break a capture that this thread has under way. The scope prevents both. */
         status = CM_IN_SCOPE(rt, device, cm_rt_event_query(rt, event, done));
     }
     return status;
 }
 
-/* True: it is done, and over. */
+/* Ask about the event of a submitted ticket, and make the ticket done if it has passed.
+ * Such a ticket is then over as well. Returns whether it is. */
 static bool
 look_at_end(cm_ticket *ticket)
 {
@@ -445,8 +458,9 @@ look_at_end(cm_ticket *ticket)
     return false;
 }
 
-/* Of a submitted whole the first part from *index on that is not over; held. NULL:
- * there is none. */
+/* Return the first part of a submitted whole, from *index on, that is not known to be
+ * over, with a reference, and store its index. NULL if there is none, or the ticket is
+ * not such a whole. */
 static cm_ticket *
 hold_part(cm_ticket *whole, uint64_t *index)
 {
@@ -461,8 +475,9 @@ hold_part(cm_ticket *whole, uint64_t *index)
     return part;
 }
 
-/* The job waits for an event, or did until now: whether it can go on, or is to hear
- * that asking failed. */
+/* Ask about the event that a job waits for, and put the job where it belongs now. It
+ * goes on if the event has passed, and also if the question failed, so that it meets
+ * the failure itself. */
 static void
 look_for_job(cm_ticket *ticket, cm_job *job)
 {
@@ -483,7 +498,7 @@ cm_ticket_update(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
     cm_ticket *part;
-    bool goes_on = true; /* with the last of its parts a whole is over */
+    bool goes_on = true; /* a whole is over with the last of its parts */
     for (uint64_t i = 0; goes_on && (part = hold_part(ticket, &i)) != NULL; i++) {
         goes_on = cm_ticket_update(part);
         cm_ticket_release(part);
@@ -521,7 +536,7 @@ cm_ticket_count_moved(const cm_ticket *ticket)
     if (moved > 0 || parts == 0 || parts < ticket->nbytes) {
         return moved > 0 ? moved : parts;
     }
-    return ticket->nbytes - 1; /* it is not done yet, though they are */
+    return ticket->nbytes - 1; /* all parts have moved, but the whole is not done yet */
 }
 
 uint64_t
@@ -536,8 +551,9 @@ void
 cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out)
 {
     cm_engine *engine = ticket->engine;
-    bool is_forked = cm_engine_is_forked(engine); /* nobody changes it, and the lock may
-                                                     be held */
+    /* In a forked child nobody changes the ticket, and the lock may have been held by
+     * another thread when the process forked. */
+    bool is_forked = cm_engine_is_forked(engine);
     if (!is_forked) {
         cm_mutex_lock(&engine->lock);
     }
@@ -567,10 +583,11 @@ cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
 enum {
     SETTLED = CM_TICKET_SUBMITTED | CM_TICKET_DONE | CM_TICKET_OVER,
     ENDED = CM_TICKET_DONE | CM_TICKET_OVER,
-    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can wait for it */
+    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can come after it */
 };
 
-/* Wait until it is in one of those states. Fails: CM_EFORKED, CM_ETIMEOUT. */
+/* Wait until the ticket is in one of `states`.
+ * Fails: CM_EFORKED, CM_ETIMEOUT. */
 static cm_status
 reach(cm_ticket *ticket, unsigned states, uint64_t timeout_ns)
 {
@@ -578,7 +595,7 @@ reach(cm_ticket *ticket, unsigned states, uint64_t timeout_ns)
     uint64_t begin = cm_now_ns();
     uint64_t deadline =
         timeout_ns > UINT64_MAX - begin ? UINT64_MAX : begin + timeout_ns;
-    uint64_t start = 0; /* of the looking */
+    uint64_t start = 0; /* when this thread first saw it submitted */
     if (cm_engine_is_forked(engine)) {
         return cm_fail(CM_EFORKED, 0);
     }
@@ -586,7 +603,8 @@ reach(cm_ticket *ticket, unsigned states, uint64_t timeout_ns)
         (void)cm_ticket_update(ticket);
         cm_mutex_lock(&engine->lock);
         uint64_t now = cm_now_ns();
-        uint64_t until = deadline; /* the host or another thread has to act first */
+        /* Until it is submitted another thread has to act, which signals `changed`. */
+        uint64_t until = deadline;
         bool there = (ticket->state & states) != 0;
         if (there || now >= deadline) {
             cm_mutex_unlock(&engine->lock);
@@ -634,7 +652,8 @@ cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns)
     return reach(ticket, SETTLED, timeout_ns);
 }
 
-/* Queue a wait for a submitted ticket; nothing to do for one that is over. */
+/* Make `stream` wait for the event of a submitted ticket, or for those of its parts. A
+ * ticket that is done needs no wait. */
 static cm_status
 queue_wait(cm_ticket *ticket, cm_stream *stream)
 {

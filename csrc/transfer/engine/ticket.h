@@ -1,145 +1,198 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tickets as the engine's own files see them: the place of a copy in the order of all,
- * and its outcome. Each hangs on the first of those it comes after that is not far
- * enough, with its job or, cancelled or failed before its turn, without: so what comes
- * after it still comes after them. A whole comes after its parts in the same way: it is
- * submitted once they are, and done with the last of them.
- * Whoever finds that the device is through makes the ticket done, be it the watcher, a
- * waiter or a reader. Locks: the engine's. */
+/* Tickets as the engine's own files see them: the place of a copy in the order of all
+ * copies, and its outcome. What callers may do with one is in handle.h.
+ *
+ * The states
+ * ----------
+ * A ticket only ever moves forward:
+ *
+ *   QUEUED     The job has not queued all of its work yet, or the host still has
+ *              something to do.
+ *   SUBMITTED  All work is queued, and the event at its end decides when the copy is
+ *              done. A stream can wait for that event from now on.
+ *   DONE       The outcome is known and the keeps are dropped, but a copy that this one
+ *              was to come after is not over.
+ *   OVER       This copy and all that it came after are over.
+ *
+ * DONE differs from OVER for a copy that ends before its turn, because it was cancelled
+ * or failed. Example: A, B and C write the same memory, each after the one before, and
+ * B is cancelled while A runs. B is DONE at once. C waits for B alone, and it must not
+ * start before A is over. So B becomes OVER only with A, and C starts then.
+ *
+ * The order
+ * ---------
+ * A ticket that waits hangs on one other ticket: it is in the `waiters` of the first
+ * one in `after` that is not far enough. When that one is, the ticket is moved to the
+ * next, and when there is none left its job can go on. So a queue of a thousand copies
+ * costs the same per turn as a queue of two. "Far enough" means OVER if the host is to
+ * act next, and SUBMITTED otherwise, since a stream can wait for the rest. order.c has
+ * the rules.
+ *
+ * Wholes
+ * ------
+ * A batch that is made in several parts has a ticket for the whole, and each part has
+ * one of its own. The parts are what the whole comes after: it is SUBMITTED once all of
+ * them are, and DONE with the last of them. It has no event and no job.
+ *
+ * Nobody has to wait for a ticket to advance. Whoever finds that its event has passed,
+ * be it the watcher, a thread that waits or one that merely reads the ticket, makes it
+ * done.
+ *
+ * Locks: the engine's. */
 #pragma once
 
 #include "transfer/engine/private.h"
 
+/* See above. The values are bits, so that a set of states is one number. */
 typedef enum cm_ticket_state {
-    CM_TICKET_QUEUED = 0,    /* device work is still to be queued, or the host to act */
-    CM_TICKET_SUBMITTED = 1, /* done as soon as end_event is, or a whole's parts over */
-    CM_TICKET_DONE = 2,      /* the outcome is known; what it came after is not over */
+    CM_TICKET_QUEUED = 0,
+    CM_TICKET_SUBMITTED = 1,
+    CM_TICKET_DONE = 2,
     CM_TICKET_OVER = 4,
 } cm_ticket_state;
 
+/* An eventfd to write to when the ticket is done. */
 typedef struct cm_notice {
     struct cm_notice *next;
     int fd; /* owned */
 } cm_notice;
 
-/* What a ticket has of the cache. */
+/* What a ticket has borrowed from the engine's cache, and gives back when it is
+ * done. */
 typedef struct cm_loan {
     int device;           /* of the events and the stream */
     uint64_t start_event; /* 0: none */
     uint64_t end_event;
-    cm_stream *stream; /* NULL: not ours */
-    cm_stream *side;   /* beside the one that ends it; NULL: none */
+    cm_stream *stream; /* that worked for the copy; NULL if it was the caller's own */
+    cm_stream *side;   /* that worked beside it; may be NULL */
 } cm_loan;
 
 struct cm_ticket {
     cm_list node; /* in engine->watched or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
-    cm_event noted;         /* what the recorder is told at the end; `op` 0: nothing */
-    uint64_t nbytes;        /* set before anybody else sees it, as is the next */
-    _Atomic uint64_t moved; /* see cm_ticket_count_moved */
-    _Atomic uint64_t parts_moved; /* the same of all parts */
-    cm_ticket *part_of;           /* borrowed: it is done later; NULL: of none */
-    /* Its place in the order, set before anybody else sees it. Held, owned array; of a
-     * whole, its parts. */
+    cm_event noted;         /* recorded at the end; if `op` is 0 nothing is recorded */
+    uint64_t nbytes;        /* payload; set before anybody else sees the ticket */
+    _Atomic uint64_t moved; /* see cm_ticket_count_moved() */
+    _Atomic uint64_t parts_moved; /* the same, of all parts together */
+    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL: it is no part */
+    /* The tickets that come first or, for a whole, its parts. Owned array of held
+     * tickets, set before anybody else sees this one. */
     cm_ticket **after;
     uint64_t after_count;
     bool is_whole;
-    atomic_uint refs;    /* one of them until it is over */
-    bool captured;       /* put into a graph, not run */
+    atomic_uint refs;    /* the order has one of them until the ticket is over */
+    bool captured;       /* the copy went into a graph, and was not run */
     atomic_bool stopped; /* by cm_ticket_stop() */
-    bool is_chained;     /* the first of them must not fail */
-    bool by_host; /* they have to be over; else what follows submitted ones waits for
-                     them on a stream */
-    /* under engine->lock */
-    uint64_t passed_count;   /* of `after`, the first */
-    cm_list order_node;      /* in `waiters` of the next */
-    cm_list waiters;         /* tickets */
-    struct cm_job *job;      /* that no thread has in hand; NULL: none */
-    const cm_route_row *row; /* of its plan, once that is made */
+    bool is_chained;     /* if after[0] fails, so does this ticket */
+    bool by_host;        /* those in `after` must be over; otherwise it is enough that
+                            they are submitted, and a stream waits for the rest */
+    /* The members from here on are under engine->lock. */
+    uint64_t passed_count;   /* how many of `after`, from the first, are far enough */
+    cm_list order_node;      /* in the `waiters` of after[passed_count], or on its way
+                                from there in engine->going_on or a list of order.c's */
+    cm_list waiters;         /* the tickets that hang on this one */
+    struct cm_job *job;      /* its job, unless a thread is running it; may be NULL */
+    const cm_route_row *row; /* of the plan, once that is made */
     cm_ticket_state state;
-    bool started; /* too late to cancel */
+    bool started; /* it is too late to cancel it */
     bool cancelled;
-    bool busy;            /* one thread looks at the events, or makes it done */
-    bool read;            /* somebody was told of the failure, or will be */
-    uint32_t asker_count; /* who might ask for it */
+    bool busy;            /* a thread is asking about the events, or makes it done */
+    bool read;            /* somebody has heard of the failure, or will */
+    uint32_t asker_count; /* holders that might still ask for the outcome */
     cm_status status;
     double seconds;
     cm_loan loan; /* until it is done */
     cm_notice *notices;
     cm_keep keep[4];
     uint32_t keep_count;
-    cm_page_shares locked; /* of what is page-locked at its ends, so that it stays so */
+    cm_page_shares locked; /* keep the page-locked memory at its ends page-locked */
 };
 
-/* What the recorder is told of a copy, but for its time and length. */
+/* The event that the recorder gets for a copy, without its time and length. */
 cm_event cm_request_event(const cm_copy_request *request);
-/* A ticket with two references: the caller's and the order's, and what is
- * page-locked now at the ends of the request stays so until it is done. NULL: no memory
- * (the keeps are then still the caller's). */
+/* Make a ticket with two references, of which one is the caller's and one the order's.
+ * What is page-locked at the ends of the request now stays so until the ticket is done.
+ * Returns NULL without memory; the keeps are then still the caller's. */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
-/* The call that waits for it will not stay to the end: take the keeps of its request.
- * False: there is no memory for them. Nobody else must see the ticket yet. */
+/* Take the keeps of the request, whose call waits for the ticket but will not stay to
+ * the end. Answers false if there is no memory for them. Nobody else may see the ticket
+ * yet. */
 bool cm_ticket_take_keeps(cm_ticket *ticket, const cm_copy_request *request);
-/* Add shares of what is page-locked now at that end of a copy. Fails: CM_ENOMEM. */
+/* Add to `shares` what is page-locked now within one end of a copy.
+ * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_share_locked(cm_engine *engine,
                                               const cm_region *region,
                                               cm_page_shares *shares);
-/* At the end of the call that made it, with the outcome of that: the caller's reference
- * goes to *out, or is abandoned where that is NULL or the call failed; not where it is
- * a part, of which something may be under way all the same. */
+/* Give the caller's reference away, at the end of the call that made the ticket and
+ * that ended with `status`. It goes to *out. If `out` is NULL or the call failed, the
+ * ticket is abandoned instead; but a part always goes to *out, since some of its work
+ * may be under way even if it failed. Returns `status`. */
 CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
                                            cm_ticket **out);
-/* Device work is queued: from now on an event decides that is recorded here, over what
- * `stream`, whose device is current, has been given; `follower` (NULL: none) waits for
- * it. There is a watcher. Takes over the start event, and holds what is lent. An
- * `outcome` that is a failure is what the ticket will end with. Fails: event_create,
- * event_record, stream_wait_event; then it is not submitted. */
+/* Submit the ticket once all device work is queued. Records the event that decides when
+ * the copy is done, behind what `stream`, whose device is current, has been given so
+ * far, and makes `follower` (may be NULL) wait for it. There must be a watcher. The
+ * ticket takes over `start_event`, and holds `lent` and `side`. If `outcome` is a
+ * failure the ticket ends with it.
+ * Fails: event_create, event_record, stream_wait_event; then it is not submitted. */
 CM_NODISCARD cm_status cm_ticket_submit(cm_ticket *ticket, cm_stream *stream,
                                         cm_stream *follower, uint64_t start_event,
                                         cm_stream *lent, cm_stream *side,
                                         cm_status outcome);
-/* Done. Drops the shares and the keeps first. `read`: the caller tells the user of a
- * failure itself. */
+/* Make the ticket done. Before anybody sees that it is, its shares of page-locked
+ * memory and its keeps are dropped. With `read` the caller itself reports a failure to
+ * the user. */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
-/* The same for a whole, which nobody else sees yet, once all of its parts are over;
- * takes over the array. */
+/* Let a whole, which nobody else sees yet, become done with the last of its parts.
+ * Takes over the array and its references. */
 void cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts,
                                   uint64_t part_count, cm_status status, bool read);
-/* So many bytes have moved so far; its whole is told. By one thread at a time. */
+/* Store how many bytes have moved so far, and add the difference to the whole if there
+ * is one. Called by one thread at a time. */
 void cm_ticket_set_moved(cm_ticket *ticket, uint64_t moved);
 static inline bool
 cm_ticket_is_stopped(const cm_ticket *ticket)
 {
     return atomic_load_explicit(&ticket->stopped, memory_order_relaxed);
 }
-/* The first failure so far, perhaps before the end. `read`: the user is told of it. */
+/* Return the first failure so far, which may be known before the end. With `read` the
+ * caller reports it to the user. */
 CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
-/* Look whether the device is through, or a job that waits for it can go on; true when
- * the ticket is over. */
+/* Ask the device whether the copy has ended, or, if its job waits for an event, whether
+ * the job can go on. Returns true if the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
-/* Come after it: make `stream` wait for it once it is submitted; NULL: wait until it is
- * over. Its own failure is not ours. Blocks up to `timeout_ns`: CM_ETIMEOUT. */
+/* Come after the ticket: block until it is submitted or over and make `stream` wait for
+ * it or, if `stream` is NULL, block until it is over. A failure of that copy is no
+ * failure here.
+ * Fails: CM_ETIMEOUT, after `timeout_ns`; CM_EFORKED, stream_wait_event. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
-/* The stream that it is on, of that device, if nothing else is behind it there: the
- * caller's from now on. NULL: there is none. */
+/* Take over the stream of `device` that a submitted ticket has borrowed, so that the
+ * caller's work comes after that copy by itself. Only the first caller gets it; NULL if
+ * there is none. */
 cm_stream *cm_ticket_take_stream(cm_ticket *ticket, int device);
-/* A caller that is told that a copy is over may use its memory: after CM_ECANCELLED
- * wait a while for what is still in flight. */
+/* Wait for what is still in flight after CM_ECANCELLED, for as long as engine->drain_ns
+ * at most. The caller may use the memory once it hears that the copy has ended. */
 void cm_ticket_drain(cm_ticket *ticket);
-/* order.c, all under the lock: does what comes after it, by the host or on a stream,
- * have to wait no longer? */
+/* -- order.c, all under the lock -- */
+
+/* Whether the ticket is far enough for what comes after it: over, or, unless the host
+ * is to act next (`by_host`), at least submitted. */
 bool cm_ticket_is_passed(const cm_ticket *ticket, bool by_host);
-/* Those that become over thereby, itself too, and wholes whose last part did, are put
- * into `settled`, by `order_node`. */
+/* Put the ticket into `state`, and let the tickets that hang on it advance. Those that
+ * become over thereby, itself among them, and wholes whose last part became over, are
+ * put into `settled`, by their `order_node`. */
 void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
                                   cm_list *settled);
-/* To where it waits: for its event, for what comes before it, or for a job thread. */
+/* Put a job that no thread runs where it waits: for its event, for what comes before
+ * it, or for a job thread. */
 void cm_order_put_job_locked(cm_engine *engine, struct cm_job *job);
-/* Out of that; NULL: a thread has it in hand, or there is none. */
+/* Take the ticket's job out of there. NULL if a thread is running it, or there is
+ * none. */
 struct cm_job *cm_order_take_job_locked(cm_ticket *ticket);
 
-/* watcher.c: start the thread that watches submitted tickets, and jobs that wait for an
- * event. Fails: CM_ETHREAD. */
+/* watcher.c: start the thread that watches submitted tickets and jobs that wait for an
+ * event, unless it runs already.
+ * Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_engine_need_watcher(cm_engine *engine);

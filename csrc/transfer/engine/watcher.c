@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thread that looks whether submitted transfers are through, so that what they keep
- * alive is dropped and those who sleep on them wake, without anybody asking; and
- * whether jobs that wait for an event can go on. As it is the one that looks at things
- * from time to time, it sees to the idle trims of pools as well. */
+/* The watcher: a thread that asks from time to time whether submitted transfers have
+ * ended, so that what they keep alive is dropped and those who sleep on them wake, even
+ * if nobody asks; and whether jobs that wait for an event can go on. As it wakes from
+ * time to time anyway, it also trims idle pools when that is due.
+ *
+ * The pause between two rounds begins at FIRST_PAUSE_NS, doubles while nothing happens,
+ * and starts anew when a transfer ends or a ticket is added. */
 #include "transfer/engine/ticket.h"
 
 enum {
     BATCH = 32,
     FIRST_PAUSE_NS = 20 * 1000,
     LAST_PAUSE_NS = 1000 * 1000,
-    JOB_PAUSE_NS = 200 * 1000, /* while a job is late by what we are */
+    JOB_PAUSE_NS = 200 * 1000, /* the longest pause while a job waits, which a pause
+                                  makes late */
 };
 
-/* Update up to `limit` (<= BATCH) watched tickets, the longest unlooked-at first; true
- * when one is over. */
+/* Update up to `limit` (<= BATCH) watched tickets, beginning with the one that was
+ * looked at longest ago. Returns true if one of them is over. */
 static bool
 update_some(cm_engine *engine, int limit)
 {
@@ -23,7 +27,7 @@ update_some(cm_engine *engine, int limit)
     const cm_list *last = engine->watched.prev;
     cm_list *node = &engine->watched;
     while (node != last && count < limit && count < BATCH) {
-        /* Whoever was looked at goes to the end: each gets its turn. */
+        /* The ticket goes to the end of the list, so that each gets its turn. */
         node = cm_list_pop_front(&engine->watched);
         cm_list_push_back(&engine->watched, node);
         cm_ticket *ticket = CM_LIST_ENTRY(node, cm_ticket, node);
@@ -40,10 +44,12 @@ update_some(cm_engine *engine, int limit)
     return any;
 }
 
-/* Not so often that it would be work: an idle trim may be a nanosecond. */
+/* The least time between two rounds of idle trims. A pool may ask for an idle time of a
+ * nanosecond, which must not keep this thread busy. */
 #define LEAST_IDLE_NS (UINT64_C(10) * 1000 * 1000)
 
-/* True with the lock let go, and taken again: the time had come. */
+/* Trim idle pools if that is due. Returns whether it was; then the lock has been
+ * released meanwhile. */
 static bool
 trim_idle_locked(cm_engine *engine)
 {
@@ -93,9 +99,11 @@ watch(void *argument)
         if (stop) {
             return NULL;
         }
-        /* Looking at an event would break a capture that another thread has under way.
-         * While nobody has started the driver there are neither, and copies from host
-         * to host do not start it. Where this fails the looking itself will say so. */
+        /* In the default capture mode, asking about an event would break a capture that
+         * another thread has under way, so this thread goes to the relaxed mode. While
+         * nobody has started the driver there are neither events nor captures, and
+         * copies from host to host must not start it. If the change of mode fails, so
+         * will the question about an event, which reports it. */
         if (!is_relaxed && cm_runtime_is_of_use(engine->rt)) {
             int mode = CM_CAPTURE_RELAXED;
             cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
@@ -123,7 +131,7 @@ cm_engine_need_watcher(cm_engine *engine)
 {
     cm_status status = cm_ok();
     cm_mutex_lock(&engine->lock);
-    /* Starting a thread waits for nothing of ours. */
+    /* The lock may be held here, as starting a thread waits for nothing of ours. */
     if (!engine->has_watcher) {
         status = cm_thread_start(&engine->watcher, watch, engine);
         engine->has_watcher = cm_is_ok(status);
@@ -136,11 +144,11 @@ cm_status
 cm_engine_need_idle_trims(cm_engine *engine)
 {
     if (cm_engine_is_forked(engine)) {
-        return cm_ok(); /* nothing goes back there */
+        return cm_ok(); /* a forked child gives no memory back */
     }
     CM_TRY(cm_engine_need_watcher(engine));
     cm_mutex_lock(&engine->lock);
-    engine->idle_due_ns = 1; /* now: it finds out when to come again */
+    engine->idle_due_ns = 1; /* at once; that round finds out when the next is due */
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
     return cm_ok();
@@ -149,7 +157,8 @@ cm_engine_need_idle_trims(cm_engine *engine)
 void
 cm_engine_poll(cm_engine *engine)
 {
-    /* The watcher does the rest; a busy caller sees its own work end sooner so. */
+    /* A few are enough here, for a busy caller to see its own work end sooner. The
+     * watcher does the rest. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);
