@@ -84,7 +84,7 @@ cm_job_open_side(cm_job *job, int device, cm_stream *given)
     }
     cm_status status = cm_job_chain_streams(job, job->stream, stream);
     if (!cm_is_ok(status)) {
-        cm_stream_release(stream); /* which would not wait */
+        cm_stream_release(stream); /* it would not wait for the job's own */
         return status;
     }
     side->stream = stream;
@@ -165,25 +165,26 @@ cm_status
 cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
                    cm_block **out)
 {
-    if (job->engine->device_pools[stream->device] == NULL) { /* the first stays */
+    /* No lock is needed: a pool that was set once stays until the engine is closed. */
+    if (job->engine->device_pools[stream->device] == NULL) {
         return cm_fail(CM_EINVALID, (uint64_t)stream->device);
     }
     return cm_engine_alloc(job->engine, stream->device, nbytes, stream,
                            waits && !job->capturing ? &job->hooks : NULL, out);
 }
 
-/* From one piece of two to the other. */
+/* The distance from the first piece of a pair to the second. */
 static uint64_t
 pair_pitch(const cm_job *job)
 {
-    enum { EDGE = 256 }; /* the second lies as well as the block */
+    enum { EDGE = 256 }; /* the second piece is aligned as well as the block is */
     return cm_round_up_to(job->plan.piece_nbytes, EDGE);
 }
 
 cm_status
 cm_job_try_pair(cm_job *job)
 {
-    enum { PLENTY = 8 }; /* as much for so many more */
+    enum { PLENTY = 8 }; /* the pool has plenty if as many such pairs would fit */
     cm_pool *pool = job->engine->device_pools[job->plan.device];
     if (job->block != NULL || job->plan.is_download || job->plan.piece_count < 2
         || job->targets != NULL) {
@@ -236,7 +237,7 @@ cm_job_free_device_side(cm_job *job)
         if (side->block != NULL) {
             cm_job_free_block(job, side->block);
         }
-        if (side->stream != NULL) { /* which the ticket may have too, if submitted */
+        if (side->stream != NULL) { /* a submitted ticket has a reference of its own */
             cm_stream_release(side->stream);
         }
     }

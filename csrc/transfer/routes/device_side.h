@@ -1,66 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a job does on devices, whichever is current: packed bytes in blocks of their
- * memory, and work on more streams than its own. Locks: none; of the job's thread. */
+/* What a job does on devices: it queues copies, keeps packed bytes in blocks of device
+ * memory, and uses further streams beside its own.
+ *
+ * Any device may be current when these functions are called, except where they say
+ * otherwise. Locks: none; they belong to the thread that runs the job. */
 #pragma once
 
 #include "transfer/engine/job.h"
 
-/* Queue a copy of one run, or of a layout's, on a stream of the device that makes it.
+/* Queue a copy of one run, or of all runs of a layout, on a stream of the device that
+ * is to make it.
  * Fails: as copy_async, cm_kernels_launch. */
 CM_NODISCARD cm_status cm_job_copy_run(const cm_job *job, const cm_stream *stream,
                                        cm_address dst, cm_address src, uint64_t nbytes);
 CM_NODISCARD cm_status cm_job_copy_layout(cm_job *job, const cm_stream *stream,
                                           const cm_layout *layout, cm_address dst,
                                           cm_address src);
-/* The same by a kernel in any case, the device being current. Elements that the layout
- * still has are converted on the way. */
+/* The same, always by a kernel; the device must be current. If the layout still has
+ * items, the kernel converts them on the way. */
 CM_NODISCARD cm_status cm_job_launch(cm_job *job, const cm_stream *stream,
                                      const cm_layout *layout, cm_address dst,
                                      cm_address src);
-/* How far one runtime copy or fill may go from `at` on: up to where a registration
- * begins or ends, which is never within memory of a device. */
+/* Return how many of `nbytes` bytes from `at` on a single copy or fill of the runtime
+ * may touch. It must not pass an address where a registration begins or ends. Memory of
+ * a device has no such address in it. */
 uint64_t cm_job_run_of(const cm_job *job, cm_address at, uint64_t nbytes);
-/* Queue a run that such edges may cut, on the job's stream. Fails: as copy_async. */
+/* Queue a run on the job's stream, in several copies if such addresses lie in it.
+ * Fails: as copy_async. */
 CM_NODISCARD cm_status cm_job_copy_over_edges(cm_job *job, cm_address dst,
                                               cm_address src, uint64_t nbytes);
-/* Let `waiter` wait for what `worker` has been given so far.
+/* Make `waiter` wait for all that `worker` has been given so far.
  * Fails: event_create, event_record, stream_wait_event. */
 CM_NODISCARD cm_status cm_job_chain_streams(cm_job *job, const cm_stream *worker,
                                             cm_stream *waiter);
 
-/* -- more streams than one: beside the job's own there may be another on each device,
- * also on that of the job's own -- */
+/* -- sides: beside the job's own stream there may be one more stream on each device, also
+ * on the device of the job's own -- */
 
-/* From here on there is one on `device`, which comes after what the job's own was
- * given: `given`, or (NULL) one that the engine has for that. Once; fails as
- * cm_job_chain_streams, stream_create, CM_ENOMEM. */
+/* Open the side on `device`, unless it is open: its stream comes after all that the
+ * job's own stream was given. The stream is `given` or, if that is NULL, one that the
+ * engine lends for such work.
+ * Fails: as cm_job_chain_streams, stream_create, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_job_open_side(cm_job *job, int device, cm_stream *given);
-/* That one, which is about to be given something. */
+/* Return the stream of an open side, to which the caller is about to give work. */
 cm_stream *cm_job_use_side(cm_job *job, int device);
-/* The same, but for the device of the job's own stream, which is that itself. */
+/* Open the side on `device` and return its stream, to which the caller is about to give
+ * work. On the device of the job's own stream this is that stream itself. */
 CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream *given,
                                              cm_stream **out);
-/* A block for packed bytes of a piece there, taken at first need. */
+/* Return the address of a block on `device` for the packed bytes of a piece. It is
+ * allocated when it is needed first. */
 CM_NODISCARD cm_status cm_job_take_block_on(cm_job *job, int device, cm_address *out);
-/* The job's stream comes after all that the others were given. */
+/* Make the job's own stream wait for all that the sides were given. */
 CM_NODISCARD cm_status cm_job_join_sides(cm_job *job);
-/* The same after a failure, or they are waited for. Fails: stream_synchronize: nobody
- * knows what still runs. */
+/* The same, after the job has failed. Where that fails too the call waits for the sides
+ * instead.
+ * Fails: stream_synchronize; then nobody knows what still runs. */
 CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);
 
-/* A block of the pool of the stream's device; unless it `waits`, if there is one.
- * Fails: CM_EINVALID without a pool. */
+/* Allocate a block from the staging pool of the stream's device. With `waits` the
+ * allocation may wait for memory, but never in a capture.
+ * Fails: as cm_engine_alloc; CM_EINVALID without a pool. */
 CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,
                                           cm_stream *stream, bool waits,
                                           cm_block **out);
-/* Where the piece of that number lies on the device: in job->block, which is taken at
- * first need; where there is none then there is none later. */
+/* Return where on the device the piece with that number is packed. It lies in
+ * job->block, which is allocated when it is needed first. If that fails, each later
+ * call fails in the same way without asking the pool again.
+ * Fails: as cm_job_alloc_block. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
                                                 cm_address *out);
-/* The same for two pieces (job->has_pair), if there is plenty of room; nothing is
- * waited for. */
+/* Allocate job->block for two pieces, and set job->has_pair, if the pool has plenty of
+ * room. The call does not wait, and a lack of memory is no failure. */
 CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
-/* At the job's end, with the streams that may still work on it. NULL: nothing. */
+/* Free a block at the end of the job, and tell the pool which streams may still work on
+ * it. NULL: nothing happens. */
 void cm_job_free_block(const cm_job *job, cm_block *block);
-/* Those that are the job's own, and its other streams. */
+/* Free the blocks of the job and of its sides, and release the streams of the sides. */
 void cm_job_free_device_side(cm_job *job);

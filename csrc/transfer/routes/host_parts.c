@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What threads of the host do of a job, part by part, whichever route it goes. */
+/* What threads of the host do for a job, part by part, whichever route it takes. */
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
-/* What is filled with is memory of our own. */
+/* The source of a fill is memory of our own, so it is not checked. */
 cm_status
 cm_job_look(const cm_job *job, const cm_layout *layout)
 {
@@ -23,12 +23,12 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
     return by_dst ? cm_host_look(layout, CM_DST, job->dst.host, least) : cm_ok();
 }
 
-/* How much is brought in between two questions whether to go on, and how much of an end
- * at most before the copy begins: what comes first must still be there when it is
- * needed. */
+/* Pages are brought in by steps, and after each the job asks whether to go on. An end
+ * that is longer than the second value is not brought in ahead: its first pages might
+ * be gone again by the time that they are needed. */
 enum { AHEAD_STEP_NBYTES = 32 << 20, AHEAD_MOST_NBYTES = 1 << 30 };
 
-/* Of an end that is a mapped file's, whose elements lie apart. */
+/* Bring in the pages of one end, which maps a file, if its elements lie apart. */
 static cm_status
 populate_end_ahead(cm_job *job, cm_side side, const void *base, bool *done)
 {
@@ -60,7 +60,8 @@ cm_job_populate_ahead(cm_job *job)
                : cm_ok();
 }
 
-/* What was populated ahead may have been cut off since: the end of the part tells. */
+/* Populate the pages of a part. If the whole end was populated ahead, the file may have
+ * been cut short since, so it is still checked that the part is there. */
 static cm_status
 populate_part(const cm_job *job, const cm_layout *part, cm_side side, const void *base)
 {
@@ -123,7 +124,8 @@ cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
     cm_task_group_close(&group);
 }
 
-/* The layout also has what is repeated, and the gaps between many runs. */
+/* The pieces of a layout also count what is repeated, and the gaps between many runs,
+ * so their bytes are scaled to those of the payload. */
 void
 cm_job_count_moved(cm_job *job, uint64_t nbytes)
 {
@@ -131,7 +133,7 @@ cm_job_count_moved(cm_job *job, uint64_t nbytes)
         (double)job->plan.nbytes / (double)cm_layout_nbytes(&job->plan.layout);
     job->moved_nbytes += nbytes;
     uint64_t moved = (uint64_t)((double)job->moved_nbytes * payload);
-    if (moved < job->plan.nbytes) { /* the last piece is told of when nothing failed */
+    if (moved < job->plan.nbytes) { /* the last piece counts once nothing has failed */
         cm_ticket_set_moved(job->ticket, moved);
     }
 }

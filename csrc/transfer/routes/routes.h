@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of the rows of CM_ROUTES (plan/route.h), and what several of them use.
- * Fail: as what the runtime's calls do; CM_ECANCELLED; and CM_ETIMEOUT in a job thread,
- * with job->wait set, to be called again once the job need not wait any more.
- * Locks: none; they are called by the thread that runs the job. */
+ *
+ * They fail as the calls of the runtime do; with CM_ECANCELLED; and in a job thread
+ * with CM_ETIMEOUT, when job->wait says what for, and the same function is to be called
+ * again once the job can go on.
+ *
+ * Locks: none; the thread that runs the job calls them. */
 #pragma once
 
 #include "transfer/engine/job.h"
 
-/* HOST's `move` takes all steps of the job, as cm_job_run() does. */
+/* The `move` of the row HOST does all steps of the job by itself; for the others
+ * cm_job_run() does the steps before and after. */
 #define CM_ROUTE_FUNCTIONS(name, text, suits, move, ...)                               \
     bool suits(cm_plan *plan, const cm_plan_ends *ends);                               \
     CM_NODISCARD cm_status move(cm_job *job);
@@ -21,59 +25,75 @@ CM_NODISCARD cm_status cm_peer_staged_settle(cm_job *job);
 CM_NODISCARD cm_status cm_staged_settle(cm_job *job);
 CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
 
-/* routes.c: one more copy has ended that went that way. NULL: no bytes had to move. */
+/* routes.c: count one more copy that has ended and that went that way. `row` is NULL if
+ * no bytes had to move. */
 void cm_route_count(cm_route_counts *counts, const cm_route_row *row);
 
-/* fill.c: the body of cm_engine_try_fill(), by a call that the engine knows of. */
+/* fill.c: the body of cm_engine_try_fill(). The caller has called
+ * cm_engine_begin_call(). */
 bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
-/* settle.c: reads an overlapping source whole first. */
+/* settle.c: read a source that overlaps its target as a whole, into memory of our own,
+ * which takes its place. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
-/* Does that go into memory of the plan's device, or else of the host? */
+/* Whether that memory is on the plan's device; otherwise it is the host's. */
 bool cm_job_can_own_on_device(const cm_job *job);
-/* That memory, packed, is the source from now on; the plan follows. */
+/* Make that memory, where the elements are packed, the source from now on, and adapt
+ * the plan to it. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
-/* There is no memory for the way that was chosen: plan one that needs none. */
+/* Plan the copy again for a way that needs no further memory, since there is none for
+ * the way that was chosen. */
 void cm_job_plan_without_memory(cm_job *job);
-/* host_route.c: the threads among which HOST shares its largest piece. */
+/* host_route.c: the number of threads among which the route HOST shares its largest
+ * piece. */
 uint32_t cm_host_thread_count(const cm_job *job, bool in_background);
-/* A piece is over, `nbytes` of the target: the ticket is told. */
+
+/* -- host_parts.c: what threads of the host do for a job -- */
+
+/* Tell the ticket that a piece, `nbytes` of the target, is over. */
 void cm_job_count_moved(cm_job *job, uint64_t nbytes);
-/* Before the host or the runtime touches ordinary memory at the ends of `layout`, the
- * plan's or a piece of it: see that what is mapped there still is. Packed ends, in
- * blocks, are not looked at. Of many runs all are looked at with the plan's, and then
- * none. Fails: CM_EFAULT. */
+/* Check that what is mapped at the ends of `layout`, which is the plan's or that of a
+ * piece, is still there, before the host or the runtime touches ordinary memory. Packed
+ * ends lie in blocks of ours and are not checked. If the job moves many runs, all of
+ * them are checked with the plan's layout, and none with that of a piece.
+ * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
-/* Before the parts are shared out: bring in the pages of a mapped file whose elements
- * lie apart, as of every third one or of a matrix that is turned. Each page of such an
- * end is touched by many parts, each of which would have to ask for it. Blocks: while
- * the pages come from a disk. Fails: CM_EFAULT, CM_ECANCELLED. */
+/* Bring in the pages of an end that maps a file and whose elements lie apart, such as
+ * every third element or a matrix that is turned. This happens before the parts are
+ * shared out, since many parts touch each page of such an end, and each would have to
+ * ask for it. Blocks while the pages come from a disk.
+ * Fails: CM_EFAULT, CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_job_populate_ahead(cm_job *job);
-/* A cm_move_part for files and what is converted; `context` is the job. The pages of a
- * file's part are populated by the thread that copies it. */
+/* A cm_move_part for ends that map files and for elements that are converted; `context`
+ * is the job. The thread that copies a part also populates the pages of a file that it
+ * touches. A failure is stored in job->lost_error. */
 void cm_job_move_part(const void *context, const cm_layout *part, void *dst,
                       const void *src, bool wide);
-/* A group for the job's parts, which are moved as it wants them. */
+/* Open a group of tasks whose parts are moved in the way that the job needs. */
 void cm_job_open_group(cm_job *job, cm_task_group *group);
-/* Move what `layout` describes by all threads, each part written by one. Blocks. */
+/* Move what `layout` describes, by all threads together; each part is written by one of
+ * them. Blocks until all is moved. */
 void cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
                   cm_copy_way way);
-/* The first failure of the parts so far. Fails: CM_EFAULT, CM_ESYSTEM (the file's),
- * CM_ECAST. */
+/* Return the first failure of a part so far: CM_EFAULT, CM_ESYSTEM (of a file that is
+ * read or written) or CM_ECAST. */
 CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 
-/* short_copy.c: do the copy here and now if it is short and nothing is in its way;
- * false: nothing is done. Blocks. The keeps stay the caller's unless `*kept`. */
+/* short_copy.c: make the copy here and now if it is short and nothing has to come
+ * before it. Returns false if nothing was done. The keeps stay the caller's unless
+ * *kept is set. Blocks. */
 bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
                               const cm_tuning *tuning, cm_status *out, bool *kept);
 
-/* queued_copy.c: queue the copy here and now if its stream takes it as it is; false: a
- * job has to do it. *status says how it went, *out is as that of cm_engine_copy(), and
- * the keeps stay the caller's unless `*kept`. Blocks: as the runtime does while it has
+/* queued_copy.c: queue the copy here and now if its stream takes it as it is. Returns
+ * false if a job has to make it. *status is the outcome, *out is as cm_engine_copy()
+ * says, and the keeps stay the caller's unless *kept is set. Blocks if the runtime has
  * no room for another command. */
 bool cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
                               cm_ticket **out, cm_status *status, bool *kept);
 
-/* Whether that would do it, now; *bounced: through a page-locked block. */
+/* short_copy.c: whether cm_engine_try_short_copy() would make the copy if it were
+ * called now, and *bounced, whether it would go through a page-locked block. Sets the
+ * pieces of `plan`, and its threads. */
 bool cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
                              const cm_tuning *tuning, bool *bounced, cm_plan *plan);
