@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies that one call of the runtime makes, or one kernel. */
+/* Copies that a single call of the runtime makes, or a single kernel. */
 #include <string.h>
 
 #include "transfer/host/host_copy.h"
@@ -14,8 +14,9 @@ cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
     const cm_tuning *tuning = ends->options->tuning;
     uint64_t least = cm_region_is_on_device(ends->dst) ? tuning->staged_up_nbytes
                                                        : tuning->staged_down_nbytes;
-    /* Pages come into being where they are written first: several threads do more,
-     * whoever is faster else. */
+    /* The pages of a fresh target come into being as they are first written, which
+     * several threads do faster than one. So such a target is not left to the runtime,
+     * even where the runtime is faster otherwise. */
     bool may_wait = ends->options->may_wait && plan->layout.run_nbytes < least
                     && !(ends->dst_facts.fresh && tuning->thread_count != 1);
     return plan->layout.ndim == 0 && cm_plan_has_device_end(ends)
@@ -36,8 +37,10 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
            && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
 }
 
-/* Between two devices: where one end at least crosses the link in whole runs. What is
- * repeated crosses once, another way. */
+/* Whether a kernel of one device can make a copy between two: one end at least must
+ * cross the link in long runs. What a source repeats should cross only once, so such a
+ * copy takes another way. Sets both devices of the plan to the one whose kernel
+ * works. */
 static bool
 suits_between_devices(cm_plan *plan, const cm_plan_ends *ends)
 {
@@ -63,7 +66,7 @@ cm_kernel_suits(cm_plan *plan, const cm_plan_ends *ends)
     if (plan->device != plan->src_device) {
         return suits_between_devices(plan, ends);
     }
-    if (ends->options->converts) { /* within a device its kernel does that as well */
+    if (ends->options->converts) { /* within one device the kernel converts as well */
         return cm_region_is_on_device(ends->dst) && cm_region_is_on_device(ends->src);
     }
     return !cm_plan_needs_host(ends) && cm_plan_is_locked(ends)
@@ -72,8 +75,8 @@ cm_kernel_suits(cm_plan *plan, const cm_plan_ends *ends)
 
 /* -- and what they do --------------------------------------------------------------- */
 
-/* The runtime touches ordinary memory itself, where nobody can populate it part by
- * part. */
+/* Populate the pages of mapped files. The runtime touches ordinary memory itself, so
+ * they cannot be populated part by part as the copy goes on. */
 static cm_status
 populate_files(const cm_job *job)
 {
@@ -85,14 +88,16 @@ populate_files(const cm_job *job)
                : cm_ok();
 }
 
-/* What the runtime does with ordinary memory it does within its call. */
+/* Prepare for a call of the runtime with ordinary memory, which the runtime reads or
+ * writes within that call. */
 static cm_status
 prepare_ordinary_memory(cm_job *job)
 {
     CM_TRY(cm_job_look(job, &job->plan.layout));
     CM_TRY(populate_files(job));
     if (job->in_background || (job->hooks.interrupted != NULL && !job->blocking)) {
-        /* The runtime's call waits for the stream and cannot be ended: wait here. */
+        /* The runtime's call would wait for the stream, and nobody could end it. So the
+         * wait is done here. */
         CM_TRY(cm_job_wait_stream(job));
     }
     return cm_ok();

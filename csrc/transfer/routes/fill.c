@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fills that the device makes with a pattern of 1, 2 or 4 bytes: the runtime has a call
- * for each of these. Two ways lead here. A fill of device memory without gaps, which
- * comes after nothing but its own stream, is queued by the call that asks for it, and
- * nothing is kept of it: cm_fill_try_queue(). All others are jobs, and those that the
- * device can fill so take the row FILL of CM_ROUTES: what comes after other streams,
- * what a capture records, and memory that the host reaches too, where edges of
- * registrations may part a fill. */
+/* Fills with a pattern of 1, 2 or 4 bytes, which the device makes: the runtime has a
+ * call for each of these lengths. Two ways lead here.
+ *
+ * A fill of device memory without gaps that comes after nothing but the earlier work of
+ * its stream is queued by the call that asks for it, and nothing is kept of it:
+ * cm_fill_try_queue().
+ *
+ * All other fills are jobs, and those of them that the device can make in this way take
+ * the row FILL of CM_ROUTES: fills that come after other streams, fills that a capture
+ * records, and fills of memory that the host reaches too. Such memory may have edges of
+ * registrations in it, at which a fill must be cut. */
 #include <string.h>
 
 #include "runtime/scope.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
-/* The bytes after which `value` repeats itself, if the runtime can set so many at
- * `dst`; else 0. */
+/* Return after how many bytes `value` repeats itself, if the runtime has a fill with a
+ * pattern of that length and `dst` is aligned for it; else 0. */
 static uint32_t
 period_of(const char *value, uint64_t nbytes, cm_address dst)
 {
@@ -27,7 +31,8 @@ period_of(const char *value, uint64_t nbytes, cm_address dst)
     return 0;
 }
 
-/* Queue it; `nbytes` are whole patterns. Every host is little-endian. */
+/* Queue a fill of `nbytes` bytes, a multiple of `period`. The bytes of the pattern
+ * become a number in the order of a little-endian host, as every supported host is. */
 static cm_status
 queue_pattern(cm_runtime *rt, uint64_t stream, const void *value, uint32_t period,
               cm_address dst, uint64_t nbytes)
@@ -46,7 +51,7 @@ queue_pattern(cm_runtime *rt, uint64_t stream, const void *value, uint32_t perio
 
 /* -- without a job ------------------------------------------------------------------------ */
 
-/* Inside the stream's device. False: it was not tried. */
+/* Queue the fill; the stream's device is entered. Returns false if it was not tried. */
 static bool
 try_queue(cm_runtime *rt, const cm_short_fill *fill, uint32_t period, cm_status *out)
 {
@@ -83,7 +88,7 @@ cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
 
 /* -- as a route --------------------------------------------------------------------------- */
 
-/* Of a plan that fills one run. */
+/* period_of() for a plan that fills a single run. */
 static uint32_t
 period_of_plan(const cm_plan *plan, const cm_region *dst, const cm_region *src)
 {
@@ -98,7 +103,8 @@ cm_fill_suits(cm_plan *plan, const cm_plan_ends *ends)
            && period_of_plan(plan, ends->dst, ends->src) != 0;
 }
 
-/* Registrations end at pages, so each run is whole patterns. */
+/* The fill is cut where registrations begin or end. They do so at pages, so each run
+ * has whole patterns. */
 cm_status
 cm_job_fill(cm_job *job)
 {

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between two ends that the host reaches: in pieces, between which the thread
- * that runs the job may be interrupted or do other work; long ones by workers, too. */
+/* Copies between two ends that the host reaches. They go in pieces, so that between two
+ * of them the thread that runs the job may be interrupted or go on to another job. The
+ * workers help with long pieces. */
 #include "base/fresh_pages.h"
 #include "transfer/routes/routes.h"
 
 enum {
-    PIECE_NBYTES = 8 << 20,
-    TURNED_NBYTES = 64 << 20, /* a piece where lines of the source are shared by many
-                                 rows of the target */
-    SHARED_PIECE_NBYTES = 64 << 20, /* of a job that nobody else waits for */
-    SHARED_NBYTES = 1 << 20,  /* shorter ones are over before other threads are awake */
-    CACHED_NBYTES = 32 << 20, /* the next reader may find them in a cache */
+    PIECE_NBYTES = 8 << 20,   /* a piece in a job thread, which other jobs may need */
+    TURNED_NBYTES = 64 << 20, /* the same, if a line of the source's memory has elements
+                                 of many rows of the target */
+    SHARED_PIECE_NBYTES = 64 << 20, /* a piece in a thread that no other job needs */
+    SHARED_NBYTES = 1 << 20,  /* shorter pieces are over before other threads wake */
+    CACHED_NBYTES = 32 << 20, /* a shorter target may be in a cache when it is read */
 };
 
 bool
@@ -36,8 +37,8 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
                                  layout->run_nbytes);
 }
 
-/* One run that overlaps its source moves as memmove() does it, from the end that is not
- * in the way. */
+/* Whether the copy is a single run that overlaps its source. It then moves as memmove()
+ * moves bytes, beginning at the end that is not in the way. */
 static bool
 shifts(const cm_job *job)
 {
@@ -61,7 +62,8 @@ cm_host_thread_count(const cm_job *job, bool in_background)
     return cm_tuning_piece_threads(&all, nbytes);
 }
 
-/* A target of one run whose pages are still to come gets huge ones. */
+/* Choose how the host writes the target. If that is a single run whose pages are still
+ * to come, huge pages are asked for. */
 static cm_copy_way
 choose_way(const cm_job *job)
 {
@@ -80,8 +82,8 @@ choose_way(const cm_job *job)
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
-/* The next piece of a run that overlaps its source: from the end that is not in the way
- * of the rest. */
+/* Cut the next piece of a run that overlaps its source, from the end that is not in the
+ * way of the rest. Returns false if nothing is left. */
 static bool
 next_of_overlapping(const cm_job *job, cm_layout *piece)
 {
@@ -138,7 +140,7 @@ cm_job_run_on_host(cm_job *job)
         CM_TRY(cm_job_begin(job));
         if (job->overlaps && !shifts(job)) {
             CM_TRY(cm_job_look(job, &job->plan.layout));
-            CM_TRY(cm_job_populate_ahead(job)); /* the source's pages, as it is read */
+            CM_TRY(cm_job_populate_ahead(job)); /* the source is about to be read */
             CM_TRY(cm_job_replace_source(job));
         }
         cm_cut_init(

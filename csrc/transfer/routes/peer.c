@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between two devices. What is not one run is gathered on the source's device,
- * sent, and scattered on the target's, in pieces; where the devices do not reach each
- * other, pieces are sent through page-locked blocks, so that both links work at the
- * same time. No thread waits for anything: a slot's last use comes first by the order
- * of the streams. */
+/* Copies between two devices. A copy that is not one run goes in pieces: each is
+ * gathered on the source's device, sent, and scattered on the target's. If the devices
+ * do not reach each other, pieces are sent through page-locked blocks, so that both
+ * links work at the same time. No thread waits for anything: a slot is used again in
+ * the order of the streams, behind its last use. */
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/ring.h"
@@ -22,7 +22,7 @@ cm_peer_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
     return true;
 }
 
-/* One run across, as the runtime finds its way. */
+/* Queue a copy of one run to the other device; the runtime finds the way. */
 static cm_status
 copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
 {
@@ -30,6 +30,8 @@ copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
                                  job->plan.src_device, nbytes, job->stream->handle);
 }
 
+/* Allocate a block of a slot, unless it has one. Only the first slot may wait for
+ * it. */
 static cm_status
 take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
 {
@@ -39,8 +41,9 @@ take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
                                                is_first, block);
 }
 
-/* What a piece is packed in, on both devices. Where memory is short for another slot
- * the piece goes through one that has it. */
+/* Allocate the blocks in which a piece is packed, on both devices. If memory is short
+ * for any slot but the first, the ring goes on with fewer slots, and *slot becomes one
+ * that has its blocks. */
 static cm_status
 take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **slot)
 {
@@ -60,8 +63,10 @@ take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **
     }
 }
 
-/* Packed, to where the target's device can have it: down to the host on the source's
- * link, while earlier pieces go up on the target's, or in a block on the source's. */
+/* Queue the way of a piece to where the target's device can take it, and store that
+ * place in *from. With a page-locked slot the piece goes down to the host on the
+ * source's link, while earlier pieces go up on the target's. Otherwise it is packed
+ * into a block on the source's device or, if it is one run, left where it is. */
 static cm_status
 gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
        cm_address *from)
@@ -70,7 +75,7 @@ gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
     if (pack->ndim == 0 && s->pinned == NULL) {
         return cm_ok();
     }
-    if (job->ring->begun > job->ring->slot_count) { /* the slot's last use */
+    if (job->ring->begun > job->ring->slot_count) { /* come after the slot's last use */
         CM_TRY(cm_stream_wait_event(stream, s->event));
     }
     if (pack->ndim > 0) {
@@ -102,7 +107,7 @@ move_piece(cm_job *job, cm_slot *s)
     uint64_t nbytes = cm_layout_nbytes(&s->piece);
     bool is_run = job->plan.layout.ndim == 0 && job->ring->repeats.ndim == 0;
     if (is_run && s->pinned == NULL) {
-        job->ring->all_cut = true; /* there is nothing to be gained by pieces */
+        job->ring->all_cut = true; /* pieces would gain nothing */
         return copy_whole(job);
     }
     CM_TRY(cm_job_open_side(job, job->plan.src_device, NULL));
@@ -134,9 +139,9 @@ copy_many(cm_job *job)
     return cm_ok();
 }
 
-/* The first slot is taken before the copy begins, and stays. Without page-locked memory
- * for it the runtime finds a way across. In a capture all goes as one run, which needs
- * no slot. */
+/* Take the first slot, which then stays until the end. Without page-locked memory for
+ * it the copy is planned again, and the runtime finds a way across. In a capture all
+ * goes as one run, which needs no slot. */
 cm_status
 cm_peer_staged_settle(cm_job *job)
 {
@@ -150,7 +155,7 @@ cm_peer_staged_settle(cm_job *job)
         cm_job_plan_without_memory(job);
         return cm_ok();
     }
-    return status; /* the call itself failed, if any */
+    return status; /* success, or a failure other than a lack of memory */
 }
 
 cm_status

@@ -11,13 +11,16 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    LONG_NBYTES = 256 << 10,       /* the copy engine is as fast from here on */
-    LONG_PACKED_NBYTES = 64 << 10, /* the same, where the rest waits for it anyway */
-    WIDE_NBYTES = 4096,            /* shorter runs are faster through the caches */
+    /* A run of this length or more is no slower by the copy engine than by the kernel.
+     * The second value is for runs in a slot, whose rest waits for the copy anyway. */
+    LONG_NBYTES = 256 << 10,
+    LONG_PACKED_NBYTES = 64 << 10,
+    WIDE_NBYTES = 4096, /* shorter runs are copied faster through the caches */
 };
 
 /* -- the plan ----------------------------------------------------------------------------- */
 
+/* Let `hull` reach over another piece. */
 static void
 extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
 {
@@ -27,7 +30,8 @@ extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
     hull->shape[0] = (int64_t)(high - hull->address);
 }
 
-/* Pieces of one allocation, one after the other, are asked about together. */
+/* Whether the two devices reach the memory of all pieces. Neighbouring pieces of the
+ * same two allocations are asked about together. */
 static bool
 reach_each_other(const cm_job *job, const cm_many *many)
 {
@@ -60,7 +64,8 @@ find_route(const cm_job *job, const cm_many *many)
         return CM_ROUTE_HOST;
     case CM_MANY_TABLE:
         return CM_ROUTE_TABLE;
-    case CM_MANY_PEER: /* a stream of either device may be captured */
+    case CM_MANY_PEER:
+        /* A capture may be on a stream of either device, so it gets plain copies. */
         if (!job->capturing && reach_each_other(job, many)) {
             return CM_ROUTE_TABLE;
         }
@@ -103,7 +108,8 @@ cm_many_share_locked(cm_job *job)
 
 /* -- the kernel --------------------------------------------------------------------------- */
 
-/* Some drivers come without what turns a kernel's text into code. */
+/* Whether loading a kernel has failed because the driver comes without the compiler
+ * that makes code from its text, as some do. */
 static bool
 has_no_compiler(cm_status status)
 {
@@ -169,7 +175,8 @@ typedef struct slice {
     uint64_t nbytes;
 } slice;
 
-/* Those of the first piece from *next on that has any; false: none has. */
+/* Find the first piece, from *next on, of which bytes lie in the range of `nbytes` from
+ * `at` on. Returns false if there is none. */
 static bool
 next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
            slice *out)
@@ -180,7 +187,7 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
         uint64_t begin = many->starts[i];
         uint64_t from = at > begin ? at - begin : 0;
         uint64_t to = end - begin < piece->nbytes ? end - begin : piece->nbytes;
-        if (from < to) { /* else it is the gap before the next */
+        if (from < to) { /* else only the gap behind the piece lies in the range */
             *out = (slice){piece, from, begin + from - at, to - from};
             *next = i + 1;
             return true;
@@ -189,14 +196,14 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
     return false;
 }
 
-/* The pages up to which a part has populated each side: neighbouring pieces that are
- * short share a page, which is asked for once. */
+/* The pages that a part has populated last, on each side. Short neighbouring pieces
+ * share a page, which is then asked for only once. */
 typedef struct populated {
     uintptr_t begin[2];
     uintptr_t end[2];
 } populated;
 
-/* A slice of a piece whose end is a mapped file's. */
+/* Populate the pages of a slice, if that end of its piece maps a file. */
 static cm_status
 populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const char *at,
                uint64_t nbytes)
@@ -216,7 +223,7 @@ populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const cha
     return cm_pages_populate(at, nbytes, side == CM_DST);
 }
 
-/* HOST: both offsets are the same, and there is no block. */
+/* For the route HOST there is no block, and the offsets of both sides are the same. */
 void
 cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                   const void *src, bool wide)
@@ -256,10 +263,10 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- through page-locked blocks ----------------------------------------------------------- */
 
-/* One run of a slot, between the block and its place: device memory, or memory of the
- * host that only the kernel writes in a stream's order. Where there is no page-locked
- * memory the runtime reads and writes the ordinary block. `there` is the block on the
- * device that the bytes have got to, or 0. */
+/* Queue the copy of one run of a slot between the slot and the run's place. That place
+ * is device memory, or host memory that only a kernel writes in the order of a stream.
+ * If the slot is ordinary memory the runtime reads or writes it. `there` is the block
+ * on the device in which the bytes already are, or 0. */
 static cm_status
 move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
               const slice *p)

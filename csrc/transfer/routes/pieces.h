@@ -1,26 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a job does that moves many runs of bytes instead of one region: the parts of its
- * steps that differ. Its plan's layout is the packed space of the runs. Locks: none. */
+/* What differs in the steps of a job that moves many runs of bytes in place of one
+ * region. Example: three runs of 100, 8 and 20 bytes. Laid one behind the other, each
+ * aligned, they make a packed space of bytes; that space is the layout of the plan, and
+ * the ring cuts it into pieces without regard to where a run ends.
+ *
+ * Locks: none; these functions belong to the thread that runs the job, except
+ * cm_many_move_part(), which any thread calls. */
 #pragma once
 
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/ring.h"
 
-/* The plan, whose layout is the packed space. */
+/* Make the plan of the job. */
 void cm_many_plan(cm_job *job);
-/* What is page-locked of its ends stays so until the ticket is done. Fails: CM_ENOMEM. */
+/* Let what is page-locked at the ends of the runs stay so until the ticket is done.
+ * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
 
-/* Before the host touches ordinary memory of long runs: see that what is mapped there
- * still is. Fails: CM_EFAULT. */
+/* Check that what is mapped at the ends of long runs is still there, before the host
+ * touches ordinary memory.
+ * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_look(const cm_many *many);
-/* On the way up: does the slot hold several runs, all for memory of the device? */
+/* Whether a slot on the way to the device holds several runs, all of them for memory of
+ * the device. */
 bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
-/* On the way up, queue what lies in a slot, or already in memory of the device
- * (`block`, else 0), to where it belongs; on the way down, what belongs in the slot. */
+/* Queue the device's half of a slot. On the way up the bytes go from the slot to where
+ * they belong, or from `block` if they are in device memory already (else 0). On the
+ * way down they go from their places to the slot.
+ * Fails: copy_async, the launch of the kernel; with ring->refused, if a kernel would
+ * have to reach a slot of ordinary memory. */
 CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,
                                          cm_address block);
-/* The host's part of it: a cm_move_part whose context is the job. Pieces of mapped
- * files are populated first; what of them is gone is the job's failure. */
+/* A cm_move_part that makes the host's half; `context` is the job. Pages of mapped
+ * files are populated first. A failure, such as a file that was cut short, is stored in
+ * job->lost_error. */
 void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                        const void *src, bool wide);

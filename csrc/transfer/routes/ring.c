@@ -10,6 +10,7 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
+/* Count a ring that begins (1) or ends (-1) its work for a device. */
 static void
 count_ring(const cm_job *job, int change)
 {
@@ -89,7 +90,7 @@ cm_ring_destroy(cm_job *job)
         cm_job_free_block(job, s->pinned);
         cm_job_free_block(job, s->blocks[0]);
         cm_job_free_block(job, s->blocks[1]);
-        free(s->plain); /* the runtime is through with ordinary memory on return */
+        free(s->plain); /* no stream uses it: the runtime copies such memory at once */
         cm_cache_give_event(engine, s->device, CM_WAITED, s->event);
     }
     cm_cache_leave_ring(engine, nbytes);
@@ -100,13 +101,17 @@ cm_ring_destroy(cm_job *job)
 
 /* -- slots -------------------------------------------------------------------------- */
 
-/* There is no page-locked memory for the slot. */
+/* Go on without page-locked memory for the slot, which `refused` explains. Any slot but
+ * the first is given up, and with it those behind it. In place of the first slot's
+ * block ordinary memory is used, unless the copy crosses devices. */
 static cm_status
-make_do(cm_job *job, cm_slot *s, cm_status refused)
+go_without_block(cm_job *job, cm_slot *s, cm_status refused)
 {
     cm_ring *ring = job->ring;
     if (s != ring->slots) {
-        /* Only while slots are used for the first time, so that begun is the index. */
+        /* A slot can lack memory only when it is used for the first time. Until then
+         * piece i lies in slot i, so a smaller count changes nothing for the pieces
+         * that have begun. */
         ring->slot_count = (uint32_t)(s - ring->slots);
         return cm_ok();
     }
@@ -118,7 +123,9 @@ make_do(cm_job *job, cm_slot *s, cm_status refused)
     }
     ring->refused = refused;
     ring->slot_count = 1;
-    /* no page of it is locked for a neighbour: the runtime copies it on the spot */
+    /* The memory has whole pages of its own. If it shared one with page-locked memory
+     * the runtime might take it as page-locked, and copy it later instead of at
+     * once. */
     s->plain =
         aligned_alloc(cm_page_nbytes(),
                       (size_t)cm_round_up_to(job->plan.piece_nbytes, cm_page_nbytes()));
@@ -126,7 +133,8 @@ make_do(cm_job *job, cm_slot *s, cm_status refused)
     return s->plain == NULL ? refused : cm_ok();
 }
 
-/* Give a free slot what it needs; where it gets no block slot_count may be less now. */
+/* Give a free slot its event and its memory. If there is no block for it, slot_count
+ * may be less afterwards. */
 static cm_status
 equip_slot(cm_job *job, cm_slot *s)
 {
@@ -139,17 +147,18 @@ equip_slot(cm_job *job, cm_slot *s)
     if (s->host != NULL || !ring->needs_host) {
         return cm_ok();
     }
-    /* Each copy may have one slot, whatever others have, so that all go on. */
+    /* Each copy may have one slot, whatever others hold, so that all of them
+     * advance. */
     uint64_t most = s == ring->slots ? UINT64_MAX : job->tuning.ring_nbytes;
     uint64_t nbytes = job->plan.piece_nbytes;
     if (cm_cache_enter_ring(engine, nbytes, most) == NULL) {
-        return make_do(job, s, cm_fail(CM_EINVALID, 0));
+        return go_without_block(job, s, cm_fail(CM_EINVALID, 0));
     }
     cm_status status = cm_engine_alloc(engine, -1, nbytes, NULL, NULL, &s->pinned);
     if (!cm_is_ok(status)) {
         s->pinned = NULL;
         cm_cache_leave_ring(engine, nbytes);
-        return make_do(job, s, status);
+        return go_without_block(job, s, status);
     }
     s->host = s->pinned->host;
     return cm_ok();
@@ -161,7 +170,8 @@ cm_ring_equip(cm_job *job)
     return equip_slot(job, job->ring->slots);
 }
 
-/* As many threads for each link that is in use, which they share. */
+/* Let the tasks use more threads if rings of other devices are at work. Each link that
+ * is in use has its own rate, and the threads serve all of them. */
 static void
 ask_for_threads(cm_job *job)
 {
@@ -177,7 +187,8 @@ ask_for_threads(cm_job *job)
     }
 }
 
-/* The slot for the next piece, cut. NULL: none is free now, or all is cut. */
+/* Cut the next piece and return its slot. NULL if no slot is free at present, or all is
+ * cut. */
 static cm_status
 begin_piece(cm_job *job, cm_slot **out)
 {
@@ -192,7 +203,8 @@ begin_piece(cm_job *job, cm_slot **out)
         CM_TRY(equip_slot(job, s));
     } while (s != cm_slot_at(ring, ring->begun));
     if (s->plain != NULL && ring->needs_host) {
-        /* The runtime's call would wait for the stream and cannot be ended. */
+        /* With ordinary memory the runtime's call would wait for the stream, and nobody
+         * could end it. So the wait is done here. */
         CM_TRY(cm_job_wait_stream(job));
     }
     if (job->in_background && !job->plan.row->crosses) {
@@ -217,7 +229,7 @@ cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
 {
     *out = s->piece;
     cm_layout_pack(out, CM_SRC);
-    if (!job->plan.is_download && !job->plan.widens) { /* it is converted in the slot */
+    if (!job->plan.is_download && !job->plan.widens) { /* packing has converted it */
         cm_layout_drop_items(out);
     }
     cm_layout_put_repeats(out, &job->ring->repeats);
@@ -246,7 +258,8 @@ cm_slot_look(const cm_job *job, const cm_slot *s, bool *out)
 
 /* -- the loop ----------------------------------------------------------------------- */
 
-/* The oldest piece of which that half is under way; NULL: there is none. */
+/* Return the slot of the oldest piece whose first half, or with `second` its second
+ * half, is under way. NULL if there is none. */
 static cm_slot *
 oldest_in(cm_ring *ring, bool second)
 {
@@ -255,8 +268,9 @@ oldest_in(cm_ring *ring, bool second)
     return at < end ? cm_slot_at(ring, at) : NULL;
 }
 
-/* That half of it, if it is over: *out. Where `waits`, the device's is waited for, the
- * only wait that may park. */
+/* End that half of the oldest piece if it is over, and store in *out whether it was.
+ * With `waits` the call waits for a half that the device does; this is the only wait of
+ * the ring that may suspend the job. */
 static cm_status
 end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *out)
 {
@@ -285,7 +299,8 @@ end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *o
     return cm_ok();
 }
 
-/* There is nothing to do but to wait for the oldest of the tasks, if there is one. */
+/* Help with the tasks or wait for the oldest of them, as there is nothing else to
+ * do. */
 static void
 wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
 {
@@ -310,7 +325,7 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
         cm_slot *s;
         bool over;
         CM_TRY(cm_job_ask(job, &ring->asked_ns));
-        do { /* the host's halves */
+        do { /* end all halves of the host that are over */
             CM_TRY(end_oldest(job, way, !way->host_first, false, &over));
         } while (over);
         CM_TRY(begin_piece(job, &s));
@@ -326,7 +341,7 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
             return cm_ok();
         }
         cm_slot *at_host = oldest_in(ring, !way->host_first);
-        if (!way->host_first || !ring->all_cut || drain) { /* else nobody needs it */
+        if (!way->host_first || !ring->all_cut || drain) { /* else no slot is needed */
             CM_TRY(end_oldest(job, way, way->host_first, at_host == NULL, &over));
         }
         if (!over) {

@@ -45,12 +45,13 @@
 #include "transfer/engine/job.h"
 
 typedef struct cm_slot {
-    char *host;          /* where its bytes are packed; NULL: on the devices only */
-    cm_block *pinned;    /* owned: the page-locked block that `host` lies in */
-    void *plain;         /* owned: ordinary memory, where there is no page-locked */
-    cm_block *blocks[2]; /* PEER…: packed on the source's and on the target's device */
-    uint64_t event;      /* lent; recorded after the device's last use */
-    int device;          /* the event's */
+    char *host;       /* where the piece is packed; NULL if it is on devices only */
+    cm_block *pinned; /* owned; the page-locked block in which `host` lies */
+    void *plain;      /* owned; ordinary memory in place of `pinned` if there is none */
+    cm_block *blocks[2]; /* owned; packed bytes on the source's and on the target's
+                            device, for copies between two devices */
+    uint64_t event;      /* lent; recorded behind the device's last use of the slot */
+    int device;          /* that the event is of */
     bool skips_device;   /* the device has no half of the piece */
     cm_layout piece;
     cm_copy_task task;
@@ -60,29 +61,33 @@ typedef struct cm_slot {
  * counters are never reset: piece i lies in slots[i % slot_count]. */
 typedef struct cm_ring {
     cm_task_group group;
-    cm_layout repeats;
-    cm_cut cut; /* of the plan's layout; a way may cut something else */
+    cm_layout repeats; /* the axes along which the source repeats: no piece has them,
+                          and cm_slot_unpack() puts them back */
+    cm_cut cut; /* of the plan's layout; unused if `cut_next` cuts something else */
     cm_status (*cut_next)(cm_job *job, cm_slot *s);
     bool all_cut;
-    uint32_t slot_count; /* in use: fewer than planned where no more is to be had */
-    uint64_t begun;      /* pieces that have a slot */
-    uint64_t passed;     /* of those, with their first half over */
-    uint64_t ended;      /* of those, with both over */
-    uint64_t asked_ns;   /* when it was last asked whether to go on */
-    cm_status refused;   /* why there is no page-locked memory */
-    bool needs_host;     /* the next piece goes by way of the host */
+    uint32_t slot_count; /* slots in use; fewer than planned if memory is short */
+    uint64_t begun;      /* these three are explained above */
+    uint64_t passed;
+    uint64_t ended;
+    uint64_t asked_ns; /* when the caller was last asked whether to go on */
+    cm_status refused; /* why there is no page-locked memory for the first slot */
+    bool needs_host;   /* the next piece goes by way of the host, so its slot needs host
+                          memory */
     cm_slot slots[];
 } cm_ring;
 
-/* What is done with each piece: one half by the host, as the slot's task, the other by
- * the device, up to the slot's event. Without `pass` there is no host's half, and the
- * order of the streams frees the slot at once. */
+/* What the two halves of each piece are. The host's half is the slot's task; the
+ * device's half is over when the slot's event has passed. Without `pass` the host has
+ * no half, and the order of the streams frees the slot at once. */
 typedef struct cm_ring_way {
     bool host_first;
-    bool host_is_slow; /* its half may take long: who runs the job takes parts as they
-                          come, and sleeps where there are none */
-    cm_status (*begin)(cm_job *job, cm_slot *s); /* the first half */
-    cm_status (*pass)(cm_job *job, cm_slot *s);  /* that is over: begin the second */
+    /* The host's half may take long. The thread that runs the job then works on parts
+     * as they come, and sleeps if there are none. */
+    bool host_is_slow;
+    cm_status (*begin)(cm_job *job, cm_slot *s); /* starts the first half */
+    cm_status (*pass)(cm_job *job, cm_slot *s);  /* starts the second half, once the
+                                                    first is over */
 } cm_ring_way;
 
 static inline cm_slot *
@@ -112,7 +117,8 @@ CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool dra
  * slot to the target. */
 void cm_slot_pack(const cm_slot *s, cm_layout *out);
 void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
-/* Let the slot's event be one of `device`, where the work on its piece is queued. */
+/* Exchange the slot's event for one of `device`, where the work on its piece is
+ * queued. */
 CM_NODISCARD cm_status cm_slot_set_device(const cm_job *job, cm_slot *s, int device);
 /* Ask whether the device's work on this slot has ended. Never blocks. */
 CM_NODISCARD cm_status cm_slot_look(const cm_job *job, const cm_slot *s, bool *out);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between a device and host memory that the runtime cannot take as it is, in
- * pieces through page-locked blocks: packed on one side, unpacked on the other. Packing
- * and unpacking on the host is shared out among threads while the copy engine works on
- * other pieces; all runtime calls are made by the thread that runs the job. A broadcast
- * source travels once. */
+/* Copies between a device and host memory that the runtime cannot take as it is. They
+ * go in pieces through page-locked blocks (ring.h): each piece is packed on one side
+ * and unpacked on the other. Several threads share the packing and unpacking on the
+ * host, while the copy engine works on other pieces; only the thread that runs the job
+ * calls the runtime. What a broadcast source repeats crosses the link once. */
 #include <stdlib.h>
 
 #include "transfer/plan/ring_policy.h"
@@ -14,10 +14,11 @@
 
 /* -- when it is right -------------------------------------------------------------- */
 
-/* Does the device put the elements in order, which has memory to waste? Then the source
- * is read as it lies. That is faster where it is to be transposed, and where short runs
- * fill it without gaps, but neighbours lie along another axis than in the target
- * (pixels to planes). */
+/* Whether the device should put the elements in order, so that the host reads the
+ * source  as it lies, since the device's memory has speed to spare. This pays if the
+ * source is to be transposed. It also pays if short runs fill the source without gaps,
+ * but neighbours lie along another axis than in the target, as in pixels that become
+ * planes. */
 static bool
 turns_on_device(const cm_layout *layout)
 {
@@ -37,8 +38,8 @@ turns_on_device(const cm_layout *layout)
            && sorted.axes[last].stride[CM_DST] != layout->axes[last].stride[CM_DST];
 }
 
-/* Between host and host the device reaches one end in the order of its stream, and a
- * kernel is what it does that with. */
+/* Both ends may be host memory, if a stream is to order the copy. Then a kernel of the
+ * device reads or writes one of them in the order of its stream. */
 bool
 cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
@@ -54,7 +55,8 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
     return is_packed && !plan->is_turned;
 }
 
-/* What is left of those. */
+/* Takes all that is left. cm_staged_suits(), which was asked before, has set
+ * is_turned. */
 bool
 cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
 {
@@ -81,7 +83,8 @@ choose_way(const cm_job *job, const cm_layout *layout)
     return by_all ? CM_COPY_WIDE_ALL : CM_COPY_WIDE;
 }
 
-/* Bytes from their places to the slot, or from it to their places, by the workers. */
+/* Post the host's half of a piece: workers move its bytes from their places into the
+ * slot or, in a download, from the slot to their places. */
 static cm_status
 move_on_host(cm_job *job, cm_slot *s)
 {
@@ -107,8 +110,9 @@ move_on_host(cm_job *job, cm_slot *s)
 
 /* -- the device's half: to the device ---------------------------------------------------- */
 
-/* Packed bytes to the block there, from which a kernel puts them in their places. While
- * it places one piece, the next is on its way, on a stream of its own. */
+/* Queue packed bytes into the block on the device, from where a kernel will put them in
+ * their places. If the block has room for two pieces the copy is on a side, so that one
+ * piece is on its way while the kernel places the one before. */
 static cm_status
 fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
 {
@@ -118,15 +122,17 @@ fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
     }
     CM_TRY(cm_job_open_side(job, job->plan.device, NULL));
     cm_stream *side = cm_job_use_side(job, job->plan.device);
-    if (ring->passed >= 2) { /* the last kernel that reads this half */
+    if (ring->passed >= 2) { /* wait for the last kernel that read this half of it */
         CM_TRY(cm_stream_wait_event(side, cm_slot_at(ring, ring->passed - 2)->event));
     }
     CM_TRY(cm_job_copy_run(job, side, block, from, nbytes));
     return cm_job_join_sides(job);
 }
 
-/* A kernel may read or write the slot itself: where it is the host's memory that it
- * reaches in the stream's order, and where the device has no memory for a block. */
+/* Let a kernel read or write the slot itself. This is done if the other end is host
+ * memory that the device is to reach in the stream's order, and if the device has no
+ * memory for a block. A slot of ordinary memory cannot be reached; then the call fails
+ * with `refused`. */
 static cm_status
 move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status refused)
 {
@@ -139,8 +145,9 @@ move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status 
                          up ? s->pinned->address : job->src.address);
 }
 
-/* Packed bytes on the host to their places on the device, or in host memory that the
- * device writes for us. What is repeated is read again and again: not over the bus. */
+/* Queue the way of a packed piece from the slot to its places on the device, or in host
+ * memory that the device writes for us. A kernel reads what is repeated many times, so
+ * such a piece goes to a block on the device first, and not many times over the bus. */
 static cm_status
 send_piece(cm_job *job, const cm_slot *s)
 {
@@ -165,8 +172,9 @@ send_piece(cm_job *job, const cm_slot *s)
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }
 
-/* The runs of a slot. Between two copies the link stands still for some microseconds:
- * several go in one, and a kernel places them while the next slot is on its way. */
+/* Queue the way of a slot with several runs. The link stands still for some
+ * microseconds between two copies, so all runs go to a block in one copy if possible,
+ * and a kernel places them while the next slot is on its way. */
 static cm_status
 send_runs(cm_job *job, const cm_slot *s)
 {
@@ -184,8 +192,9 @@ send_runs(cm_job *job, const cm_slot *s)
 
 enum { MORE_THREADS = 4 };
 
-/* The device was through with all before this piece was packed: it waits for the host,
- * where other work has its part of the memory's speed. */
+/* Ask for one more thread if the device had nothing left to do before this piece was
+ * packed. The host is then the slower half, perhaps because other work takes a part of
+ * the memory's speed. */
 static cm_status
 note_if_behind(cm_job *job)
 {
@@ -212,14 +221,14 @@ send_slot(cm_job *job, cm_slot *s)
 
 /* -- ... and from the device ---------------------------------------------------------------- */
 
-/* Bytes from their places to the packed block on the host. */
+/* Queue the way of a piece from its places on the device to the slot. */
 static cm_status
 fetch_piece(cm_job *job, const cm_slot *s)
 {
     cm_layout pack;
     cm_address block;
     cm_slot_pack(s, &pack);
-    cm_layout_drop_items(&pack); /* converted when it is here */
+    cm_layout_drop_items(&pack); /* the host converts what has arrived */
     if (!cm_region_is_on_device(&job->src)) {
         return move_over_bus(job, s, &pack, job->ring->refused);
     }
@@ -246,7 +255,8 @@ fetch_slot(cm_job *job, cm_slot *s)
 
 /* -- before anything is moved -------------------------------------------------------------- */
 
-/* Turning it on the device takes memory there; where there is none the host does it. */
+/* Take the memory on the device that turning the elements there needs. If there is none
+ * the copy is planned again, so that the host turns them. */
 static cm_status
 turn_where_there_is_memory(cm_job *job)
 {
@@ -260,7 +270,8 @@ turn_where_there_is_memory(cm_job *job)
     return cm_ok();
 }
 
-/* So does growing. Where none is free the host converts: that is sooner than a wait. */
+/* Take the memory on the device that widening the elements there needs. If none is free
+ * the host converts them, which is faster than waiting for memory. */
 static cm_status
 widen_where_there_is_memory(cm_job *job)
 {
@@ -281,7 +292,7 @@ widen_where_there_is_memory(cm_job *job)
                         job->src_facts, options);
 }
 
-/* On the way down the stream has all in order, and nothing is taken before. */
+/* In a download the stream keeps everything in order, and no memory is taken ahead. */
 cm_status
 cm_staged_settle(cm_job *job)
 {
@@ -289,7 +300,7 @@ cm_staged_settle(cm_job *job)
         return cm_ok();
     }
     if (cm_job_src_is_ordered(job)) {
-        /* Streams may still write it: the host reads only after them. */
+        /* Streams may still be writing the source; the host reads it after them. */
         CM_TRY(cm_job_wait_stream(job));
     }
     CM_TRY(cm_job_begin(job));
@@ -308,7 +319,8 @@ way_of(const cm_job *job)
     return job->plan.is_download ? &down : &up;
 }
 
-/* What is queued through slots, to its end: what was fetched is unpacked. */
+/* Go on with a ring whose work is all queued until every piece has ended; in a download
+ * this unpacks what has arrived. */
 cm_status
 cm_staged_drain(cm_job *job)
 {
