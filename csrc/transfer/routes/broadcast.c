@@ -9,18 +9,21 @@
 
 typedef struct target {
     cm_region dst;
-    uint32_t from; /* of a replica: which one it is copied from */
+    uint32_t from; /* for a replica: the index of the target that it is copied from */
 } target;
 
-/* First the job's own target; then one for each other device, which is sent what the
- * job packs on the host, on a stream of its own; then replicas, which are copied from
- * one of those on their device once it has been queued. */
+/* The targets of a job, in this order: the job's own; then one for each other device,
+ * which is sent what the job packs on the host, on a stream of its own; then the
+ * replicas, each of which is copied from one of those on its device once that has been
+ * queued. */
 struct cm_targets {
-    uint32_t sent_count; /* the job's own among them */
+    uint32_t sent_count; /* targets that are sent to; the job's own is one of them */
     uint32_t count;
     target all[];
 };
 
+/* Return the index of the target that is sent to `device`, or sent_count if there is
+ * none. */
 static uint32_t
 find_sent(const cm_targets *targets, int device)
 {
@@ -31,6 +34,8 @@ find_sent(const cm_targets *targets, int device)
     return i;
 }
 
+/* Put the further targets into their order: those that are sent to, then the
+ * replicas. */
 static cm_status
 sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
 {
@@ -59,8 +64,10 @@ sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
     return cm_ok();
 }
 
-/* Memory that was not locked when targets were grouped may be now. Once an overlapping
- * source of that sort was read whole, no block of it would go through the host. */
+/* A source that was ordinary memory when the request was made may be page-locked by
+ * now, so that the plan does not go through blocks. The same is true of a page-locked
+ * source that overlaps its target: it is read whole into device memory first, after
+ * which nothing of it goes through the host. */
 cm_status
 cm_targets_check(const cm_job *job)
 {
@@ -91,7 +98,8 @@ cm_targets_create(cm_job *job, const cm_copy_request *request)
 
 /* -- other devices -------------------------------------------------------------------- */
 
-/* On the job's own device it is told when a slot's copies end. */
+/* The stream that is opened on the job's own device does no work: cm_targets_send()
+ * makes it wait for the copies of a slot on all devices. */
 cm_status
 cm_targets_begin(cm_job *job)
 {
@@ -103,6 +111,7 @@ cm_targets_begin(cm_job *job)
     return cm_ok();
 }
 
+/* Queue the way of a slot to one target on another device. */
 static cm_status
 send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
 {
@@ -117,8 +126,9 @@ send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
     return cm_job_copy_layout(job, stream, unpack, t->dst.address, from);
 }
 
-/* A stream of its own is told of the end of all, so that no device waits for another
- * before it goes on to the next piece. */
+/* The slot's event is recorded on a stream of its own, which waits for all devices. If
+ * a stream that copies waited for the others, its device would have to wait for the
+ * slowest before it goes on to the next piece. */
 cm_status
 cm_targets_send(cm_job *job, cm_slot *s)
 {
@@ -129,7 +139,7 @@ cm_targets_send(cm_job *job, cm_slot *s)
     }
     cm_stream *join = job->sides[job->stream->device].stream;
     cm_slot_unpack(job, s, &unpack);
-    CM_TRY(cm_job_chain_streams(job, job->stream, join)); /* the job's own has them */
+    CM_TRY(cm_job_chain_streams(job, job->stream, join)); /* its own target is queued */
     for (uint32_t i = 1; i < targets->sent_count; i++) {
         const target *t = &targets->all[i];
         CM_TRY(send_to(job, t, &unpack, s));
@@ -149,7 +159,8 @@ cm_targets_end(cm_job *job)
         const cm_region *from = &targets->all[t->from].dst;
         cm_layout layout;
         cm_stream *stream;
-        /* where the source's device has written the job's target, it is another */
+        /* The job's own stream may be of another device, if the device of the source
+         * wrote the job's target. */
         CM_TRY(cm_job_open_stream_on(job, from->device, NULL, &stream));
         CM_TRY(cm_layout_init(&t->dst, from, &layout));
         CM_TRY(cm_job_copy_layout(job, stream, &layout, t->dst.address, from->address));

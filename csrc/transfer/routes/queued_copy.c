@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies that a stream takes as they are: one run of bytes to, from or within the
- * device of a stream that somebody named, at whose other end nothing but page-locked
- * memory of a pool may lie. One call of the runtime queues such a copy behind what the
- * stream has, however long it is, and the host has no part in it. So there is nothing
- * to plan, and no job that would have to wait or to be kept: what is left of the copy
- * once it is queued is its ticket. A job would do the same by the route DIRECT, as
- * which users see it.
+/* Copies that a stream takes as they are. Such a copy is one run of bytes to, from or
+ * within the device of a stream that the caller has named, and its other end, if that
+ * is host memory, is page-locked memory of a pool. One call of the runtime queues it
+ * behind what the stream has, however long it is, and the host has no part in it. So
+ * there is nothing to plan, and no job is needed that would wait or be kept: once the
+ * copy is queued, only its ticket is left. A job would make the same copy by the route
+ * DIRECT, and DIRECT is what users see.
  *
- * Whatever has to be waited for by the host is left to a job: transfers that are not
- * submitted yet. So is whatever needs a second look: streams that are captured, memory
- * that was page-locked by pieces, and ends that may overlap. */
+ * A job is still needed if the host would have to wait for transfers that are not
+ * submitted yet, and for whatever needs a closer look: streams that are captured,
+ * memory that was page-locked in pieces, and ends that may overlap. */
 #include "runtime/scope.h"
 #include "transfer/engine/ticket.h"
 #include "transfer/routes/routes.h"
 
 /* -- is it one? ------------------------------------------------------------------------ */
 
-/* The device of the stream reaches it at any time, and moves it in the stream's order.
- */
+/* Whether the device of the stream reaches this end at any time, and moves its bytes in
+ * the order of the stream. */
 static bool
 is_within_reach(const cm_region *end, const cm_stream *stream)
 {
@@ -29,7 +29,8 @@ is_within_reach(const cm_region *end, const cm_stream *stream)
                : end->host != NULL && !cm_kind_is_pageable(end->kind);
 }
 
-/* Its bytes; 0: it is none. Asks nobody but the registry. */
+/* Return the bytes of the copy, or 0 if it is not such a copy. Makes no runtime call;
+ * only the registry is asked. */
 static uint64_t
 queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
 {
@@ -42,7 +43,7 @@ queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
         || !is_within_reach(src, stream) || cm_registry_has_pieces(engine->registry)) {
         return 0;
     }
-    /* Where the shapes differ the job says what is wrong. */
+    /* Different shapes give 0, and the job reports them. */
     uint64_t nbytes =
         cm_region_common_nbytes(dst, src, (uint64_t)dst->itemsize, INT64_MAX);
     bool to_device = cm_region_is_on_device(dst);
@@ -55,8 +56,9 @@ queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
 
 /* -- what comes before it -------------------------------------------------------------- */
 
-/* Make the stream wait for all of it. CM_ETIMEOUT: something is not queued yet, so that
- * no stream can wait for it. */
+/* Make the stream wait for all that must come before the copy.
+ * Fails: CM_ETIMEOUT, if some of it is not queued yet, so that no stream can wait for
+ * it. */
 static cm_status
 come_after(cm_engine *engine, const cm_copy_request *request)
 {
@@ -67,7 +69,8 @@ come_after(cm_engine *engine, const cm_copy_request *request)
     for (uint32_t i = 0; i < request->after_count; i++) {
         const cm_stream *other = request->after[i];
         if (!cm_stream_same(other, stream)) {
-            /* its event would take ours into the graph */
+            /* An event that is recorded in a capture would make our stream a part of
+             * it. */
             CM_TRY(cm_stream_check_not_capturing(other));
             CM_TRY(cm_cache_chain_streams(engine, other, stream));
         }
@@ -77,8 +80,8 @@ come_after(cm_engine *engine, const cm_copy_request *request)
 
 /* -- the copy -------------------------------------------------------------------------- */
 
-/* Between two events, the second of which is the ticket's. After a failure nothing of
- * it is in flight. The stream's device is current. */
+/* Queue the copy between two events, of which the second decides when the ticket is
+ * done. After a failure nothing of it is in flight. The stream's device is current. */
 static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
 {
@@ -109,6 +112,7 @@ submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
     return status;
 }
 
+/* Make the ticket, and queue the copy that it stands for. */
 static cm_status
 queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
                     cm_ticket **out, bool *kept)
@@ -125,14 +129,15 @@ queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t 
     ticket->row = &cm_routes[CM_ROUTE_DIRECT];
     ticket->started = true;
     cm_status status = submit(engine, request, ticket);
-    cm_route_count(&engine->counts.routes, ticket->row); /* failed ones, too */
+    cm_route_count(&engine->counts.routes, ticket->row); /* failed copies count too */
     if (!cm_is_ok(status)) {
         cm_ticket_finish(ticket, status, true);
     }
     return cm_ticket_hand_over(ticket, status, out);
 }
 
-/* In the scope of the stream's device. False: a job has to do it. */
+/* Queue the copy, in the scope of the stream's device. Returns false if a job has to
+ * make it. */
 static bool
 try_queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
           cm_ticket **out, cm_status *status, bool *kept)
@@ -163,7 +168,7 @@ cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
     if (nbytes == 0) {
         return false;
     }
-    cm_request_let_go(request); /* the runtime may keep us until it has room */
+    cm_request_let_go(request); /* the runtime may block until it has room */
     if (!cm_is_ok(cm_scope_enter(engine->rt, request->stream->device,
                                  CM_CAPTURE_THREAD_LOCAL, &scope))) {
         return false;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The table of routes, and the search for the row that suits a plan. */
 #include "transfer/routes/routes.h"
 
 #include <stddef.h>
@@ -25,7 +26,7 @@ find_ends(const cm_plan *plan, const cm_plan_ends *ends)
     if (plan->device != plan->src_device) {
         return CM_ENDS_DEVICES;
     }
-    /* what cannot be filled in one call goes as a copy of what repeats itself */
+    /* A fill that no single call makes is a copy of a source that repeats itself. */
     return ends->options->is_fill ? CM_ENDS_FILL | CM_ENDS_DEVICE : CM_ENDS_DEVICE;
 }
 
@@ -35,7 +36,7 @@ cm_route_choose(cm_plan *plan, const cm_plan_ends *ends)
     unsigned found = find_ends(plan, ends);
     const cm_route_row *row = &cm_routes[CM_ROUTE_NOTHING + 1];
     while ((row->ends & found) == 0 || !row->suits(plan, ends)) {
-        row++; /* of each sort of ends the last row suits every plan */
+        row++; /* for each sort of ends the last row suits every plan */
     }
     return row;
 }

@@ -48,7 +48,7 @@ void
 cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
-    if (!on_device && !job->plan.widens) { /* as it was read there */
+    if (!on_device && !job->plan.widens) { /* reading it has converted it */
         job->converts = false;
         cm_layout_drop_items(&job->plan.layout);
     }
@@ -63,8 +63,8 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
                         job->src_facts, options_of(job));
 }
 
-/* Read an overlapping source whole into memory of our own, which takes its place; it is
- * converted there, unless the device does that. */
+/* Read the source as a whole into memory of the host that is our own. The elements are
+ * converted on the way, unless the device does that. */
 static cm_status
 replace_source_on_host(cm_job *job, const cm_layout *pack)
 {
@@ -101,7 +101,7 @@ cm_job_replace_source(cm_job *job)
     (void)cm_layout_get_core(&job->plan.layout, &pack);
     cm_layout_pack(&pack, CM_DST);
     bool on_device = cm_job_can_own_on_device(job);
-    if (on_device || job->plan.widens) { /* as it is */
+    if (on_device || job->plan.widens) { /* the elements stay as they are for now */
         cm_layout_drop_items(&pack);
     }
     return on_device ? replace_source_on_device(job, &pack)

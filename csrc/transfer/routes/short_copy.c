@@ -1,9 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Short copies of one run that somebody waits for, and that nothing comes before. They
- * are made without a job and without a ticket, which together take longer than the
- * copy. Between two ends of the host the calling thread moves the bytes. To, from or
- * between devices, on a stream with nothing to do, it makes a few runtime copies, and
- * looks at their events until they are through. */
+/* Short copies of one run, for which the caller waits and which need not wait for other
+ * work. They are made without a job and without a ticket, since those two take longer
+ * than the copy.
+ *
+ * Between two ends of the host the calling thread moves the bytes itself. To, from or
+ * between devices, on a stream that is idle, it queues one copy or a few, and asks
+ * about their events until they have passed. Ordinary host memory goes through a
+ * page-locked block, where other threads may help to move it, unless so few bytes are
+ * to be sent that the runtime's own way is as fast.
+ *
+ * The caller keeps the ends alive during its call, and it may go on holding the GIL,
+ * which is worth it only while the copy is short. After 200 us, and before anything
+ * else that may take long, it is asked to give the GIL up (cm_request_let_go()). If the
+ * user interrupts the wait, a ticket with keeps takes over what is queued. */
 #include <string.h>
 
 #include "base/backoff.h"
@@ -16,16 +25,18 @@
 enum {
     PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
-    CONVERTED_NBYTES = 256 << 10, /* of either end; more is worth a job with threads */
-    HOST_NBYTES = 64 << 10,       /* between ends of the host; what is longer notices
-                                     neither a job nor that the GIL is given back */
-    LOOK_NS = 30 * 1000,          /* as long as most of them take there is no pause */
-    HELD_NS = 200 * 1000,         /* the caller holds on for so long, */
-    HELD_NBYTES = 4 << 20         /* which is enough for these */
+    /* The longest copies that are made here: with conversion, by the longer end, as
+     * more is worth a job with threads; and between two ends of the host, as longer
+     * ones hardly notice a job, nor that the GIL is given up. */
+    CONVERTED_NBYTES = 256 << 10,
+    HOST_NBYTES = 64 << 10,
+    LOOK_NS = 30 * 1000,  /* most copies are over by then, so nobody pauses before */
+    HELD_NS = 200 * 1000, /* how long the caller holds the GIL, which is long enough */
+    HELD_NBYTES = 4 << 20 /* ... for this many bytes */
 };
 
-/* Nothing is queued on another stream, on whichever device. Those of others are left to
- * a job, which has their events. */
+/* Whether nothing is queued on another stream, which may be of any device. Streams of
+ * other libraries are left to a job, which records events on them. */
 static bool
 is_idle(const cm_stream *stream)
 {
@@ -36,7 +47,7 @@ is_idle(const cm_stream *stream)
            && cm_is_ok(cm_stream_query(stream, &done)) && done;
 }
 
-/* Nothing has to be waited for but the stream. */
+/* Whether the copy need not wait for anything but its own stream. */
 static bool
 comes_first(const cm_copy_request *request)
 {
@@ -55,6 +66,7 @@ comes_first(const cm_copy_request *request)
     return true;
 }
 
+/* Ask about the event until it has passed. */
 static cm_status
 wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event)
 {
@@ -69,17 +81,18 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
         }
         uint64_t waited_ns = cm_now_ns() - begin_ns;
         if (waited_ns < LOOK_NS) {
-            continue; /* the question is a pause */
+            continue; /* the question itself takes long enough */
         }
         if (waited_ns >= HELD_NS) {
-            cm_request_let_go(request); /* what is ahead may need what it holds */
+            cm_request_let_go(request); /* work ahead of us may need the GIL to end */
             CM_TRY(cm_wait_ask(&hooks, &asked_ns));
         }
         cm_pause_after(waited_ns);
     }
 }
 
-/* The user goes away; what is queued keeps its ends by a ticket. False: none. */
+/* Leave what is queued to a ticket, which keeps its ends alive, because the user has
+ * interrupted the wait. Returns false if that cannot be done. */
 static bool
 leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status status)
 {
@@ -95,17 +108,17 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
         cm_ticket_drain(ticket);
     }
     else {
-        ticket->keep_count = 0; /* they stay the caller's */
+        ticket->keep_count = 0; /* the keeps stay the caller's */
         cm_ticket_finish(ticket, status, true);
     }
-    cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the call tells */
+    cm_ignore(cm_ticket_abandon(ticket)); /* CM_OK: the call itself reports `status` */
     return left;
 }
 
 /* -- between two ends of the host ----------------------------------------------------- */
 
-/* Memory that the calling thread may read or write as it is: pages of a mapped file may
- * be gone, and those of managed memory may be anywhere. */
+/* Whether the calling thread may read or write this end as it is. Pages of a mapped
+ * file may be gone, and those of managed memory may be anywhere, so neither will do. */
 static bool
 is_plain_host_end(const cm_region *end)
 {
@@ -114,8 +127,9 @@ is_plain_host_end(const cm_region *end)
            && cm_region_is_c_contiguous(end);
 }
 
-/* The bytes of a copy that the calling thread can make by itself; 0: it cannot. Ends
- * that may overlap are left to a job, which knows of memory with two addresses. */
+/* Return the bytes of a copy that the calling thread can make by itself, or 0 if it
+ * cannot. Ends that may overlap are left to a job, which knows of memory that has two
+ * addresses. */
 static uint64_t
 host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
                  const cm_tuning *tuning)
@@ -128,7 +142,7 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
         || !is_plain_host_end(src)) {
         return 0;
     }
-    /* Where the shapes differ the job says what is wrong. */
+    /* Different shapes give 0, and the job reports them. */
     uint64_t total = cm_region_common_nbytes(dst, src, (uint64_t)dst->itemsize, most);
     bool is_short = total > 0 && !cm_overlap_is_possible(engine->rt, dst, src)
                     && comes_first(request); /* which asks the runtime */
@@ -137,32 +151,33 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
 
 /* -- to, from and between devices ----------------------------------------------------- */
 
-/* One copy under way, inside the stream's device. */
+/* One copy under way; the stream's device is entered. */
 typedef struct short_copy {
     cm_engine *engine;
     const cm_copy_request *request;
     const cm_tuning *tuning;
     cm_stream *stream;
     uint64_t nbytes;
-    bool down;
+    bool down;               /* to the host; false: up, or between devices */
     bool between;            /* both ends are on devices */
-    int64_t converted_count; /* of elements, if they become others; else 0 */
-    bool has_given_up;       /* nothing was begun, and a job is to do it */
-    bool locked;             /* the host memory is registered */
+    int64_t converted_count; /* the number of elements if they are converted; else 0 */
+    bool has_given_up;       /* nothing was begun, and a job is to make the copy */
+    bool locked;             /* the host memory is page-locked, by a registration */
     cm_block *block;         /* page-locked, on the way from or to ordinary memory */
     unsigned piece_count;
     uint64_t piece_nbytes;
     uint64_t events[PIECES_MAX]; /* lent */
-    char *to;                    /* within the host */
-    const char *from;
-    cm_task_group *group; /* the workers help; NULL: they do not */
-    cm_copy_task *tasks;  /* up: for each piece; down: one for all */
-    bool wakes;           /* there are, and sleeping ones help too */
-    bool flying;          /* the copy may still be in flight at the end */
-    bool kept;            /* ... and a ticket has the keeps */
+    char *to;                    /* the host's half: from user memory to the block */
+    const char *from;            /* ... or from the block to user memory */
+    cm_task_group *group;        /* if workers help; else NULL */
+    cm_copy_task *tasks;         /* up: one for each piece; down: one for all */
+    bool wakes;                  /* sleeping workers are woken to help as well */
+    bool flying;                 /* the copy may still be in flight at the end */
+    bool kept;                   /* ... and a ticket has the keeps */
 } short_copy;
 
-/* Within a device, or between two that reach each other: the runtime's way is best. */
+/* Whether the runtime's own way is the best one for a copy between ends on devices:
+ * they are apart on one device, or the two devices reach each other. */
 static bool
 is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *src,
                 uint64_t nbytes)
@@ -173,8 +188,8 @@ is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *
     return !cm_runs_meet(dst->address, src->address, nbytes);
 }
 
-/* Numbers that the calling thread converts, between the host and a device. What others
- * convert may take long, or need the GIL. */
+/* Whether the calling thread can convert the elements, which must be numbers, between
+ * the host and a device. A cast of another library may take long, or need the GIL. */
 static bool
 is_converted_here(const cm_copy_request *request)
 {
@@ -185,7 +200,8 @@ is_converted_here(const cm_copy_request *request)
            && cm_region_is_on_device(dst) != cm_region_is_on_device(src);
 }
 
-/* Both ends in one run each, one of them at least on the stream's device. */
+/* Whether this is such a copy: short, each end a single run, and at least one end on
+ * the stream's device. Fills in *out. */
 static bool
 is_short(const cm_engine *engine, const cm_copy_request *request,
          const cm_tuning *tuning, short_copy *out)
@@ -213,7 +229,7 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     if (converts && most > CONVERTED_NBYTES) {
         most = CONVERTED_NBYTES;
     }
-    /* Where the shapes differ the job says what is wrong. */
+    /* Different shapes give 0, and the job reports them. */
     uint64_t total = cm_region_common_nbytes(dst, src, (uint64_t)wider, most);
     *out = (short_copy){.request = request,
                         .tuning = tuning,
@@ -233,7 +249,8 @@ host_end(const short_copy *c)
     return c->down ? &c->request->dst : &c->request->src;
 }
 
-/* What the host's end comes to, which may have other elements than the device's. */
+/* The bytes of the host's end, whose elements may be of another size than the
+ * device's. */
 static uint64_t
 host_nbytes(const short_copy *c)
 {
@@ -242,8 +259,8 @@ host_nbytes(const short_copy *c)
                : c->nbytes;
 }
 
-/* Nothing is before us on the stream, nothing captures it and no edge of a registration
- * is in the way. */
+/* Whether nothing is in the way: the stream is idle, nothing captures it, and no
+ * registration begins or ends within the host's end. Sets c->locked. */
 static bool
 is_free(short_copy *c)
 {
@@ -266,8 +283,9 @@ length_of_piece(const short_copy *c, unsigned index)
     return c->nbytes - begin < c->piece_nbytes ? c->nbytes - begin : c->piece_nbytes;
 }
 
-/* Pieces overlap what the host and what the device does; each costs a call, which up is
- * made while others wait for it: there are four until they are twice as long. */
+/* Cut the copy into pieces, so that the host works on one while the device moves
+ * another. Each piece costs a call of the runtime. On the way up, all wait while that
+ * call is made, so there the copy has four pieces until they are twice as long. */
 static void
 cut_into_pieces(short_copy *c)
 {
@@ -292,8 +310,8 @@ cut_into_pieces(short_copy *c)
     c->piece_count = (unsigned)((c->nbytes + c->piece_nbytes - 1) / c->piece_nbytes);
 }
 
-/* Wait until the device has come to the event; a user who gives up leaves what is
- * queued to a ticket. */
+/* Wait for the event. If the user interrupts that, what is queued is left to a
+ * ticket. */
 static cm_status
 wait_or_leave(short_copy *c, unsigned index)
 {
@@ -332,8 +350,9 @@ copy_whole(short_copy *c)
 
 /* -- by way of a page-locked block --------------------------------------------------- */
 
-/* Up it is a device that reads the target, which is written past the caches: those of
- * others had its lines before. */
+/* Post a part of the copy as a task for the workers, if they help. On the way up a
+ * device reads the block, so it is written past the caches, and no core has to fetch
+ * lines that other cores had last. */
 static void
 share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
@@ -346,13 +365,14 @@ share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
     }
 }
 
+/* Wait until the workers have moved a part or, if they do not help, move it here. */
 static void
 finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
     if (c->group != NULL) {
         cm_task_group_wait(c->group, &c->tasks[index]);
     }
-    else if (c->converted_count > 0) { /* in one piece */
+    else if (c->converted_count > 0) { /* there is only one piece */
         cm_convert_run(c->request->convert, c->to, c->request->dst.itemsize, c->from,
                        c->request->src.itemsize, c->converted_count);
     }
@@ -361,7 +381,8 @@ finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
     }
 }
 
-/* All pieces are packed in turn by the threads that are awake, and sent when ready. */
+/* Move a copy to the device: the threads that are awake pack the pieces one after the
+ * other, and each piece is sent when it is packed. */
 static cm_status
 send_pieces(short_copy *c)
 {
@@ -384,7 +405,8 @@ send_pieces(short_copy *c)
     return wait_or_leave(c, 0);
 }
 
-/* One task, so that the threads that are awake stand ready when a piece is there. */
+/* Move a copy from the device. All pieces are one task, so that the threads that are
+ * awake stay ready for the next piece to arrive. */
 static cm_status
 fetch_pieces(short_copy *c)
 {
@@ -419,13 +441,13 @@ move_pieces(short_copy *c)
     cm_task_group group;
     cm_copy_task tasks[PIECES_MAX];
     cm_tuning tuning = *c->tuning;
-    /* Threads beside this one, each with so much to do that it is worth telling it. */
+    /* How many threads help: each must get enough to do to be worth waking. */
     uint64_t shares = c->nbytes / tuning.part_min_nbytes / 2;
     uint64_t helpers = cm_least(shares > 0 ? shares - 1 : 0, tuning.quick_thread_count);
     c->to = c->down ? user : block;
     c->from = c->down ? block : user;
     if (helpers > 0 && c->converted_count == 0) {
-        /* A part of each piece for each thread. */
+        /* Each thread gets a part of each piece. */
         tuning.part_min_nbytes = PAGE_NBYTES;
         tuning.thread_count = cm_least(helpers + 1, tuning.thread_count);
         cm_task_group_open(&group, &c->engine->workers, &tuning);
@@ -433,29 +455,30 @@ move_pieces(short_copy *c)
         group.is_early = c->down;
         group.part_nbytes =
             cm_round_up_to(c->piece_nbytes / tuning.thread_count, PAGE_NBYTES);
-        /* So soon after another that threads which were awake then still are: once they
-         * are, they stay. */
+        /* Sleeping threads are woken for a long copy. They are also woken soon after
+         * another copy, when those that helped with it are still awake, so that they
+         * stay awake over a series of copies. */
         uint64_t end_ns =
             atomic_load_explicit(&c->engine->short_end_ns, memory_order_relaxed);
         c->wakes = c->nbytes >= tuning.wake_nbytes
                    || cm_now_ns() - end_ns < atomic_load(&c->engine->workers.spin_ns);
         for (unsigned i = 0; i < c->piece_count; i++) {
-            tasks[i].node.next = NULL; /* posted for the first time */
+            tasks[i].node.next = NULL; /* it has not been posted before */
         }
         c->group = &group;
         c->tasks = tasks;
     }
     cm_status status = c->down ? fetch_pieces(c) : send_pieces(c);
     if (c->group != NULL) {
-        cm_task_group_close(&group); /* nobody is at the user's memory any more */
+        cm_task_group_close(&group); /* no worker touches the user's memory any more */
         atomic_store_explicit(&c->engine->short_end_ns, cm_now_ns(),
                               memory_order_relaxed);
     }
     return status;
 }
 
-/* Ordinary memory goes by a page-locked block unless the runtime is no slower, and any
- * memory whose elements become others. */
+/* Whether the copy goes through a page-locked block. Ordinary memory does, unless the
+ * runtime is no slower, and so does any memory whose elements are converted. */
 static bool
 is_worth_a_block(const short_copy *c)
 {
@@ -466,8 +489,9 @@ is_worth_a_block(const short_copy *c)
            && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
 
-/* Before the host or the runtime touches it. All of a mapped file's, which costs more
- * than a look at the end. */
+/* Check that what is mapped at the host's end is still there, before the host or the
+ * runtime touches it. The pages of a mapped file are all populated, which costs more
+ * than the check. */
 static cm_status
 look(const short_copy *c)
 {
@@ -483,8 +507,9 @@ look(const short_copy *c)
     return cm_pages_look(host->host, host_nbytes(c), c->down);
 }
 
-/* Where there is no block to be had the runtime takes the ordinary memory. Returns the
- * pool whose share of the ring is to be given back; NULL: none. */
+/* Take a page-locked block. Returns its pool, or NULL if there is no block, in which
+ * case the runtime copies the ordinary memory by itself. With a block, room in the ring
+ * is taken too, which the caller gives back. */
 static cm_pool *
 take_block(short_copy *c)
 {
@@ -494,7 +519,7 @@ take_block(short_copy *c)
     }
     c->block = cm_pool_try_alloc(pool, c->nbytes, NULL, 0);
     if (c->block == NULL) {
-        cm_request_let_go(c->request); /* the pool grows */
+        cm_request_let_go(c->request); /* the pool has to grow, which takes long */
         if (!cm_is_ok(
                 cm_engine_alloc(c->engine, -1, c->nbytes, NULL, NULL, &c->block))) {
             c->block = NULL;
@@ -517,7 +542,8 @@ copy(short_copy *c)
         return cm_ok();
     }
     cm_status status = pool != NULL ? move_pieces(c) : copy_whole(c);
-    if (!cm_is_ok(status) && !c->flying) { /* no more once the caller hears of it */
+    /* When the caller hears of a failure nothing may be in flight any more. */
+    if (!cm_is_ok(status) && !c->flying) {
         cm_request_let_go(c->request);
         c->flying =
             !cm_is_ok(cm_rt_stream_synchronize(c->engine->rt, c->stream->handle));
@@ -564,8 +590,9 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
     return free;
 }
 
-/* What is page-locked stays so while the copy takes it for that; once more for what
- * came between the first time and the look. */
+/* Take shares of what is page-locked at the ends, so that it stays so while the copy
+ * relies on it. The caller does this again after is_free(), which may find memory that
+ * was page-locked since. */
 static bool
 share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
 {
@@ -576,7 +603,8 @@ share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *sh
            && cm_is_ok(cm_engine_share_locked(engine, &request->src, shares));
 }
 
-/* It was made, and was begun at `begin_ns` if anybody is to be told of it. */
+/* Count a copy that was made, and record it if it has a time at which it began (not
+ * 0). */
 static void
 note_short_copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
                 uint64_t begin_ns)
@@ -599,7 +627,7 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     cm_scope scope;
     *kept = false;
     if (request->after_ticket_count > 0) {
-        cm_request_let_go(request); /* their events are asked for */
+        cm_request_let_go(request); /* the device is asked about those tickets */
     }
     uint64_t host_nbytes = host_copy_nbytes(engine, request, tuning);
     if (host_nbytes > 0) {
@@ -636,7 +664,9 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
         }
     }
     if (!cm_registry_try_unshare(engine->registry, &shares)) {
-        cm_request_let_go(request); /* a ticket has its own */
+        /* One of them is the last of its piece, so giving it back calls the runtime. If
+         * the copy goes on behind a ticket, that has shares of its own. */
+        cm_request_let_go(request);
         cm_registry_unshare(engine->registry, &shares);
     }
     cm_scope_leave(&scope);
