@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_many() and copy_many_async(). First pairs of whatever copy() takes, read into a
- * request of the engine: fast, for there may be many thousands, and complete before
- * anything is copied. Then the call. */
+/* copy_many() and copy_many_async(). First all pairs, each of whatever copy() takes,
+ * are read into one request of the engine. This is fast, for there may be many
+ * thousands of pairs, and it is complete before anything is copied. Then comes the
+ * call.
+ *
+ * A pair of two buffers or arrays, each a single run of bytes and of one shape, is the
+ * usual case (try_usual()). It becomes a piece of the request without running foreign
+ * code and without a question to the driver; what the driver must be asked about arrays
+ * is asked for all of them at the end. Any other pair is read as copy() reads its
+ * ends. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -20,7 +27,7 @@
 #include "transfer/batch/batch.h"
 #include "transfer/plan/layout.h"
 
-/* A storage at an end of at least one pair. */
+/* A storage that is at an end of at least one pair. */
 typedef struct many_storage {
     cm_storage *storage; /* held and pinned */
     bool written;
@@ -31,7 +38,7 @@ typedef struct many_call {
     cm_call call;
     cm_many_request request;
     cm_state *state;   /* borrowed */
-    cm_stream *stream; /* borrowed; may be NULL: given to exporters of DLPack */
+    cm_stream *stream; /* borrowed; given to exporters of DLPack; may be NULL */
     PyObject *pairs;   /* owned tuple */
     uint64_t number;
     cm_piece *pieces; /* owned arrays */
@@ -42,22 +49,22 @@ typedef struct many_call {
     many_storage *storages;
     uint32_t storage_count;
     uint32_t storage_room;
-    bool asks;            /* the driver must say what kind of memory some arrays have */
-    PyObject *kept;       /* owned list: whatever else keeps memory alive */
-    uint64_t devices;     /* of ends that are a device's, by index */
-    uint64_t any_devices; /* of ends that are not ordinary memory */
-    int first_device;     /* of the first end that is a device's; -1: there is none */
-    PyObject *casting;    /* borrowed; NULL, None: dtypes must be equal */
-    PyObject *dtypes[2];  /* owned; of the last pair that was looked at with casting */
-    cm_convert seen;      /* ... and what becomes of its elements */
-    cm_convert convert;   /* of the pair being read, as are the next */
-    cm_operand dst;
+    bool asks;            /* the driver must be asked what memory some arrays have */
+    PyObject *kept;       /* owned list of all objects that keep memory alive */
+    uint64_t devices;     /* of ends on a device, as a set of indices */
+    uint64_t any_devices; /* of ends that are not ordinary memory, in the same way */
+    int first_device;     /* of the first end on a device; -1 if there is none */
+    PyObject *casting;    /* borrowed; NULL and None: dtypes must be equal */
+    PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
+    cm_convert seen;     /* ... and how its elements are converted */
+    cm_convert convert;  /* how those of the pair being read are */
+    cm_operand dst;      /* the ends of the pair being read */
     cm_operand src;
 } many_call;
 
 /* -- growing ------------------------------------------------------------------------------ */
 
-/* Once for all pairs that it is at an end of. */
+/* Add the storage of an end, once for all pairs that have it. */
 static int
 add_storage(many_call *self, cm_storage *storage, bool written)
 {
@@ -78,6 +85,7 @@ add_storage(many_call *self, cm_storage *storage, bool written)
     return 0;
 }
 
+/* Keep the memory of an end alive. */
 static int
 keep_end(many_call *self, const cm_operand *end, bool written)
 {
@@ -108,7 +116,7 @@ note_device(many_call *self, const cm_region *region)
     }
 }
 
-/* An array within one of our buffers is what the buffer is. */
+/* An array that lies in one of our buffers has the kind of memory of that buffer. */
 static void
 place_array(cm_operand *end, uint64_t nbytes)
 {
@@ -154,7 +162,7 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .is_file = region->is_file};
 }
 
-/* Must the driver say what kind of memory it is? */
+/* Whether the driver must be asked of which kind this memory is. */
 static bool
 is_unknown(const cm_piece_end *end)
 {
@@ -163,7 +171,8 @@ is_unknown(const cm_piece_end *end)
            && (storage == NULL || !cm_kind_is_pageable(storage->residency));
 }
 
-/* What is kept of the pair being read, whose source is stretched to `src`. */
+/* Note the devices of the pair being read, whose source is stretched to `src`, and keep
+ * its ends alive. */
 static int
 note_ends(many_call *self, const cm_region *src)
 {
@@ -193,14 +202,14 @@ is_usual(const many_call *self, PyObject *object)
     return cm_buffer_check(self->state, object) || cm_numpy_is_array(object);
 }
 
-/* Finds what becomes of the pair's elements. Without casting= nothing ever is
- * converted, which self->convert says from the start; else most pairs have the dtypes
- * of the one before, and what was found for it holds. */
+/* Find out how the pair's elements are converted. Without casting= none ever are, as
+ * self->convert says from the start. With it, most pairs have the dtypes of the pair
+ * before, and what was found for that one is used again. */
 static int
 check_casting(many_call *self)
 {
     if (!cm_arg_is_given(self->casting)) {
-        bool is_same = self->dst.dtype == self->src.dtype; /* as it mostly is */
+        bool is_same = self->dst.dtype == self->src.dtype; /* the usual case */
         return is_same ? 0 : cm_check_dtypes("", &self->dst, &self->src);
     }
     cm_casting how = {.casting = self->casting};
@@ -245,8 +254,8 @@ forget_ends(many_call *self)
     cm_operand_fini(&self->dst);
 }
 
-/* Nothing runs foreign code, and the driver is not asked. 1; 0: this pair is none of
- * the usual ones; -1. */
+/* Read the pair if it is a usual one, without running foreign code and without asking
+ * the driver. Returns 1, 0 if it is not a usual one, or -1 with an exception. */
 static int
 try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
 {
@@ -295,7 +304,8 @@ shift(cm_region *region, int64_t nbytes)
     region->address = region->address == 0 ? 0 : region->address + (uint64_t)nbytes;
 }
 
-/* Shapes and strides that come to one run are one, whatever they look like. */
+/* Add the pair that was read. Ends that are a single run in effect are added as one,
+ * whatever their shapes and strides look like. */
 static int
 add_any(many_call *self, uint64_t index)
 {
@@ -362,7 +372,8 @@ read_pair(many_call *self, PyObject *pair, uint64_t index)
 
 /* -- what kind of memory arrays have, asked of the driver for all at once ----------------- */
 
-/* The kind of the end from those of its first and last byte; DEVICE: not the host's. */
+/* Set the kind of an end by that of its first and last byte. The kind DEVICE means that
+ * the host may not touch the memory. */
 static cm_status
 ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
              uint64_t nbytes)
@@ -396,7 +407,8 @@ ask_all(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return cm_ok();
 }
 
-/* Until the engine has shares of its own. Takes them over. */
+/* Keep the shares of page-locked memory until the engine has its own. Takes them
+ * over. */
 static int
 keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
@@ -406,7 +418,7 @@ keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return result;
 }
 
-/* The exception says which pair it was, as the package has it say. */
+/* Let the package add to the exception which pair it was. */
 static void
 name_pair(uint64_t index)
 {
@@ -418,11 +430,13 @@ name_pair(uint64_t index)
     PyErr_Clear(); /* the failure itself is what matters */
     cm_error_restore(error);
     if (named != NULL && named != error.value) {
-        PyErr_SetObject((PyObject *)Py_TYPE(named), named); /* in its place */
+        PyErr_SetObject((PyObject *)Py_TYPE(named), named); /* replaces the first one */
     }
     Py_XDECREF(named);
 }
 
+/* Take over what ask_registry() has found: refuse an array over device memory, and note
+ * the device of page-locked memory. */
 static int
 take_answer(many_call *self, const cm_piece *piece, const cm_piece_end *end)
 {
@@ -438,7 +452,8 @@ take_answer(many_call *self, const cm_piece *piece, const cm_piece_end *end)
     return 0;
 }
 
-/* The last step of the reading. 0, or -1 with an exception. */
+/* Ask the driver about all arrays at once, as the last step of the reading. 0, or -1
+ * with an exception. */
 static int
 ask_about_arrays(many_call *self)
 {
@@ -449,7 +464,7 @@ ask_about_arrays(many_call *self)
     bool may_be_locked;
     cm_status status = cm_host_may_be_locked(rt, &may_be_locked);
     if (cm_is_ok(status) && !may_be_locked) {
-        return 0; /* all of them are ordinary, and no context is made to hear that */
+        return 0; /* all of them are ordinary memory, and no context was made to ask */
     }
     int device = cm_state_device(self->state);
     cm_registry *registry = self->state->registry;
@@ -476,7 +491,8 @@ ask_about_arrays(many_call *self)
 
 /* -- all ---------------------------------------------------------------------------------- */
 
-/* 0, or -1 with an exception, which names the pair where it is one's fault. */
+/* Read all pairs. 0, or -1 with an exception, which says which pair was wrong if one
+ * was. */
 static int
 read_pairs(many_call *self, PyObject *iterable)
 {
@@ -551,7 +567,8 @@ fini_call(many_call *self)
     Py_XDECREF(self->dtypes[1]);
 }
 
-/* One that does waits for what came first, and with it the whole. */
+/* Whether any pair moves bytes. That pair waits for what came first, and so does the
+ * whole. */
 static bool
 moves_bytes(const many_call *self)
 {
@@ -570,7 +587,8 @@ moves_bytes(const many_call *self)
     return false;
 }
 
-/* Of a call that failed some copies may be in a graph: nobody knows which. */
+/* After a failed call on a stream that captures, some copies may be in the graph, and
+ * nobody knows which. So all storages count as captured. */
 static void
 mark_if_capturing(const cm_call *call)
 {
@@ -581,7 +599,8 @@ mark_if_capturing(const cm_call *call)
     }
 }
 
-/* What a failed call has left under way comes before what uses the same memory next. */
+/* Remember what a failed call has left under way, so that the next use of the memory
+ * comes after it. */
 static void
 remember_rest(cm_call *call, cm_ticket *ticket)
 {
@@ -603,9 +622,10 @@ run(many_call *self)
     if (engine == NULL || cm_call_prepare(call, &self->request.common) < 0) {
         return NULL;
     }
-    /* to begin many takes long enough to be interrupted, in the background too */
+    /* To begin many copies takes so long that it can be interrupted, even if they are
+     * made in the background. */
     self->request.common.interrupted = cm_call_is_interrupted;
-    call->moves_bytes = moves_bytes(self); /* the engine sorts them */
+    call->moves_bytes = moves_bytes(self); /* before the engine sorts the pieces */
     cm_call_let_go(call);
     cm_status status = cm_engine_copy_many(engine, &self->request, &ticket);
     cm_call_take_back(call);
@@ -616,7 +636,7 @@ run(many_call *self)
         remember_rest(call, ticket);
     }
     if (PyErr_Occurred()) {
-        return NULL; /* Ctrl-C, even where the copies were done at the same time */
+        return NULL; /* Ctrl-C was pressed, even if the copies ended at the same time */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(self->state, status, "while copying many pairs");

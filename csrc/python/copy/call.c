@@ -61,7 +61,7 @@ find_device(const cm_state *state, PyObject *object, bool asks, int depth)
     for (Py_ssize_t i = 0; depth > 0 && i < count && found < 0; i++) {
         PyObject *item =
             is_tuple ? PyTuple_GetItem(object, i) : PyList_GetItem(object, i);
-        Py_XINCREF(item); /* what it is asked may change the list */
+        Py_XINCREF(item); /* asking it may run code that changes the list */
         found = item == NULL ? -1 : find_device(state, item, asks, depth - 1);
         Py_XDECREF(item);
         count = is_tuple ? count : PyList_Size(object);
@@ -87,7 +87,7 @@ cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src, PyObject 
 
 int
 cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int device,
-              PyObject *told, const char *title)
+              PyObject *progress, const char *title)
 {
     *frame = (cm_call_frame){.state = state};
     cm_state_enter(state);
@@ -97,7 +97,9 @@ cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int devic
             return -1;
         }
     }
-    return cm_arg_is_given(told) ? cm_progress_open(told, title, &frame->progress) : 0;
+    return cm_arg_is_given(progress)
+               ? cm_progress_open(progress, title, &frame->progress)
+               : 0;
 }
 
 PyObject *
@@ -113,7 +115,7 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
-/* Room for one more; the first few are in the call. */
+/* Make room for one more item; the first few are inside the call. */
 #define RESERVE(call, array, first, count, room)                                       \
     ((call)->count < (call)->room                                                      \
          ? 0                                                                           \
@@ -175,7 +177,8 @@ cm_call_come_after_stream(cm_call *call, cm_stream *stream)
     return 0;
 }
 
-/* Buffers that were written together were so by one transfer. */
+/* Come after a transfer, unless it was the last one named: buffers that were written
+ * together have the same transfer. */
 static int
 come_after_transfer(cm_call *call, cm_ticket *ticket)
 {
@@ -201,7 +204,8 @@ is_on_stream(const cm_call *call)
     return !call->blocking && call->stream != NULL;
 }
 
-/* Was there a use of the storage before, with all that one of `extent` comes after? */
+/* Whether the last use is of the same storage, and already comes after all that a use
+ * of `extent` has to come after. */
 static bool
 is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
 {
@@ -225,7 +229,9 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     }
     cm_storage_prune_uses(storage);
     uint64_t seen = call->before != 0 ? call->before : call->state->writer_total;
-    /* One of several that begin together is ordered with the others by its storages. */
+    /* One of several copies that begin together comes after all streams of the storage,
+     * since _end_parts() lets the storage forget all of them. A call that meets very
+     * many streams comes after all of them as well. */
     bool after_all = call->before != 0 || storage->use_count > CM_MOST_USES;
     const cm_stream *own = is_on_stream(call) ? call->stream : NULL;
     call->uses[call->use_count++] =
@@ -291,8 +297,9 @@ add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
 int
 cm_call_keep_storage(cm_call *call, cm_storage *storage)
 {
-    /* In the background the bytes are read when the caller has long gone on. Memory of
-     * our own stays where it is. */
+    /* A copy in the background may touch the memory when its caller has long gone on,
+     * and the memory's owner might move it until then. Memory of our own stays where it
+     * is. */
     if (!call->blocking && storage->memory != NULL
         && (cm_memory_watch(storage) < 0
             || cm_memory_note(storage, &call->watched) < 0)) {
@@ -333,6 +340,7 @@ cm_call_keep_late(cm_call *call, const cm_operand *end)
     call->late[call->late_count++] = end;
 }
 
+/* More keeps than a request has room for, as a single one. */
 typedef struct bundle {
     uint32_t count;
     cm_keep keeps[];
@@ -348,7 +356,8 @@ drop_bundle(void *object)
     free(all);
 }
 
-/* The request's keeps from now on: few as they are, more in a bundle. */
+/* Hand the keeps over to the request: as they are if it has room for them, else in a
+ * bundle. */
 static int
 give_keeps(cm_call *call, cm_copy_request *request)
 {
@@ -421,13 +430,16 @@ cm_call_ask_capturing(const cm_stream *stream, bool *out)
     return status;
 }
 
-/* `use_calls` becomes what it must still be for the others to be forgotten. */
+/* Let the storages remember the call's stream. Afterwards use->use_calls is the count
+ * that the storage has if nobody but this call has used it since cm_call_come_after().
+ * Only if it still has that count at the end are earlier streams forgotten. */
 static int
 add_uses(cm_call *call)
 {
     for (uint32_t i = 0; i < call->use_count; i++) {
         cm_call_use *use = &call->uses[i];
-        use->use_calls = use->storage->use_calls - use->use_calls; /* of others since */
+        /* for now, the number of uses by others since */
+        use->use_calls = use->storage->use_calls - use->use_calls;
     }
     for (uint32_t i = 0; i < call->use_count; i++) {
         const cm_call_use *use = &call->uses[i];
@@ -455,9 +467,9 @@ cm_call_fill(cm_call *call, cm_copy_request *request)
         request->interrupted = cm_call_is_interrupted;
         request->ticket_seen = cm_call_tells(call) ? &call->seen : NULL;
     }
-    /* A short copy is over before another thread gives the GIL back, which takes that
-     * thread 5 ms: whoever computes in Python beside it would make it slower a hundred
-     * times. So the engine says when to let go. */
+    /* A thread that gives the GIL up may get it back only after 5 ms, if another thread
+     * computes in Python. That is a hundred times longer than a short copy takes. So
+     * the GIL is not released here; the engine says when it is worth it. */
     request->let_go = cm_call_let_go;
     request->interrupted_argument = call;
 }
@@ -509,12 +521,12 @@ tell_progress(const cm_call *call)
                             info.nbytes);
 }
 
-/* The engine asks, without the GIL, whether to go on waiting. */
+/* The engine asks here, without the GIL, whether to go on waiting. */
 bool
 cm_call_is_interrupted(void *argument)
 {
     cm_call *call = argument;
-    cm_gil_take(call->thread); /* let_go() came before */
+    cm_gil_take(call->thread); /* the engine has called let_go() before */
     bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
     call->thread = cm_gil_give();
     return interrupted;
@@ -538,8 +550,8 @@ cm_call_mark_captured(const cm_call *call)
     }
 }
 
-/* By its target; by its source as well where no stream says so: whoever writes that
- * next has to wait. */
+/* Let the target remember the transfer, and the source as well if no stream says that
+ * it is read: whoever writes the source next has to wait. */
 static int
 add_writers(const cm_call *call, cm_ticket *ticket)
 {
@@ -585,10 +597,10 @@ cm_call_tell_end(const cm_call *call, cm_ticket *ticket)
     cm_ticket_info info;
     cm_ticket_look(ticket, &info);
     cm_ticket_release(ticket);
-    int told = cm_call_tells(call)
-                   ? cm_progress_tell(call->progress, info.nbytes, info.nbytes)
-                   : 0;
-    return told < 0 ? NULL : Py_NewRef(Py_None);
+    int result = cm_call_tells(call)
+                     ? cm_progress_tell(call->progress, info.nbytes, info.nbytes)
+                     : 0;
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static void

@@ -39,37 +39,47 @@
 #include "python/core/progress.h"
 #include "python/protocols/protocols.h"
 
-/* A storage at an end. */
+/* A storage at an end of the call. */
 typedef struct cm_call_use {
-    cm_storage *storage; /* borrowed: pinned by what was read of the end */
+    cm_storage *storage; /* borrowed; the operand of the end has pinned it */
     cm_extent extent;
-    uint64_t seen;      /* it comes after writers of lower numbers */
-    uint64_t use_calls; /* the storage's, when it was added */
-    bool after_all;     /* it comes after all its streams, not those in the way alone */
+    uint64_t seen; /* the call comes after transfers of the storage whose numbers are
+                      lower than this */
+    uint64_t use_calls; /* the storage's count when the use was added here; see
+                           add_uses() for what it becomes */
+    bool after_all;     /* the call comes after all streams of the storage, and not only
+                           after those in the way */
 } cm_call_use;
 
-/* What stays alive until the engine is done. */
+/* Something that stays alive until the engine is done. */
 typedef struct cm_kept {
     cm_keep keep;
-    cm_deferred *deferred; /* counted, the engine has it too; NULL: a storage */
+    cm_deferred *deferred; /* counted, as the engine has it too; NULL for a storage */
 } cm_kept;
 
 enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };
 
-/* All zero but for the first group, which the caller fills in, and what cm_call_init()
- * has set. */
+/* The caller fills in the members before `uses`. The others are zero, except those that
+ * cm_call_init() sets. */
 typedef struct cm_call {
     cm_state *state;
-    cm_stream *stream; /* on loan; NULL: none */
+    cm_stream *stream; /* on loan; may be NULL */
     bool blocking;
-    bool has_ticket; /* the engine's, which hears of what a cancelled transfer has left:
-                        those that others come after need not be named */
-    bool moves_bytes;            /* else it waits for nothing; may be set later */
-    const cm_progress *progress; /* borrowed; NULL: nobody is told */
-    uint64_t before; /* of one of several that begin together: it comes after transfers
-                        of lower numbers than this, not after the others; 0: all */
+    /* The engine makes a ticket for this call. Tickets see to it that what a cancelled
+     * transfer was to come after still comes first, so transfers that a later one
+     * covers need not be named. */
+    bool has_ticket;
+    /* Bytes move. A copy that moves none waits for nothing either, so storages must not
+     * forget what came before it. May be set later. */
+    bool moves_bytes;
+    const cm_progress *progress; /* borrowed; NULL: there is no progress= */
+    /* For one of several copies that begin together: it comes after transfers whose
+     * numbers are lower than this, but not after the others of the group. 0: it comes
+     * after all transfers. */
+    uint64_t before;
 
-    cm_call_use *uses; /* arrays: owned, or the first items below */
+    /* Each of these arrays is owned, or is the array of first items below. */
+    cm_call_use *uses;
     uint32_t use_count;
     uint32_t use_room;
     cm_stream **after; /* on loan */
@@ -81,15 +91,15 @@ typedef struct cm_call {
     cm_kept *keeps;
     uint32_t keep_count;
     uint32_t keep_room;
-    const cm_operand *late[2]; /* borrowed: ends that are kept when that is asked for */
+    const cm_operand *late[2]; /* borrowed; ends that are kept when the engine asks */
     uint32_t late_count;
-    cm_copy_request *request; /* borrowed, the same: what is to have the keeps */
-    cm_ticket *seen;          /* borrowed from the engine while it asks */
-    PyThreadState *thread;    /* while the GIL is released */
-    PyObject *watched; /* owned list of what ends are in that their owners can move, for
-                          the handle (memory_watch.h); NULL: nothing such */
-    bool is_ordered;   /* set by the caller: done, or queued on `stream`, after all that
-                          came before */
+    cm_copy_request *request; /* borrowed; gets those keeps */
+    cm_ticket *seen;       /* borrowed from the engine while it asks for interrupts */
+    PyThreadState *thread; /* while the GIL is released; else NULL */
+    PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
+                          can move (memory_watch.h); NULL: there is none */
+    bool is_ordered;   /* set by the caller: the work is done, or queued on `stream`,
+                          after all that came before */
     cm_call_use first_uses[CM_CALL_USES];
     cm_stream *first_after[CM_CALL_STREAMS];
     cm_ticket *first_tickets[CM_CALL_TICKETS];
@@ -98,28 +108,34 @@ typedef struct cm_call {
 
 /* -- ends, as they were read -------------------------------------------------------------- */
 
-/* 0; or -1 with ValueError "{before}the target (…) is read-only", or where elements of
- * it share memory, and several threads or a kernel would write there in any order. */
+/* Check that a copy may write the target. 0; or -1 with ValueError, if it is read-only
+ * or if elements of it share memory, since several threads or a kernel would write
+ * those in any order. `before` begins the message. */
 int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
-/* casting.c: 0, or -1 with TypeError where the dtypes differ. */
+/* casting.c: check that the dtypes of both ends are equal. 0, or -1 with TypeError. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
-/* casting.c: 0 if `casting`, which must name a rule of NumPy's, allows that elements of
- * the dtype `from` become those of `to`; or -1 with TypeError or ValueError. */
+/* casting.c: check that `casting`, which must name a rule of NumPy's, allows elements
+ * of the dtype `from` to become elements of `to`. 0, or -1 with TypeError or
+ * ValueError. */
 int cm_check_rule(const char *before, PyObject *from, PyObject *to, PyObject *casting);
-/* casting.c: what `casting`, `scale` and `offset` (NULL, None: not given) ask for where
- * those are given or the dtypes differ. The call keeps what converts. 0, -1 with
- * TypeError or ValueError, or 1 where elements are converted. */
+/* The arguments casting=, scale= and offset=. NULL and None mean that one is not
+ * given. */
 typedef struct cm_casting {
     PyObject *casting; /* all borrowed */
     PyObject *scale;
     PyObject *offset;
 } cm_casting;
+/* casting.c: find out how the elements of a copy are converted, for ends whose dtypes
+ * differ or arguments that are given. The call keeps the object that converts, if there
+ * is one. Returns 1 if elements are converted, 0 if not, or -1 with TypeError or
+ * ValueError. */
 int cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
                      const cm_operand *src, cm_casting how, cm_convert *out);
-/* The source as it is stretched to the target's shape. 0, or -1 with ValueError. */
+/* Stretch the source to the target's shape. 0, or -1 with ValueError. */
 int cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src,
                     cm_region *stretched);
-/* The device that has something to do with the memory, as a set of indices. */
+/* Return the device that the memory belongs to, as a set of indices; ordinary memory
+ * belongs to none. */
 static inline uint64_t
 cm_devices_of(const cm_region *region)
 {
@@ -127,99 +143,114 @@ cm_devices_of(const cm_region *region)
                    && region->device < CM_MAX_DEVICES;
     return has_one ? UINT64_C(1) << region->device : 0;
 }
-/* The device of `stream`, an argument, where it does not say that itself, as the handle
- * of a default stream does not: that of the first memory on a device among `object`, or
- * the items of a tuple or list, or, at `depth` 2, theirs. -1: there is none, or
- * `stream` is not given or is a Stream, which needs no hint. */
+/* Guess the device of `stream`, an argument that may not say it itself, as the handle
+ * of a default stream does not. It is the device of the first memory on a device that
+ * is found in `object`, or in the items of a tuple or list or, with `depth` 2, in their
+ * items. Returns -1 if there is none, or if `stream` is not given or is a Stream, which
+ * needs no hint. */
 int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
                    int depth);
-/* The same of a copy. */
+/* The same for the two ends of a copy. */
 int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src,
                       PyObject *stream);
 
-/* -- what a call is given beside its ends ------------------------------------------------- */
+/* -- the arguments that all calls have ---------------------------------------------------- */
 
 typedef struct cm_call_frame {
     cm_state *state;
-    cm_stream *stream; /* on loan; NULL: none was given */
+    cm_stream *stream; /* on loan; NULL if none was given */
     cm_progress progress;
 } cm_call_frame;
 
-/* Read `stream` and `told`, the arguments stream= and progress= (NULL or None: not
- * given), and keep shutdown() away. `device` is that of a stream that does not say its
- * own. 0 or -1; cm_call_leave() either way. */
+/* Read the arguments stream= and progress=, for which NULL and None mean that
+ * they are not given, and refuse shutdown() until cm_call_leave(), which must be called
+ * in any case. `device` is the device of a stream that does not say its own. 0, or -1
+ * with an exception. */
 int cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int device,
-                  PyObject *told, const char *title);
-/* `result`, which it takes over, or NULL with an exception, of a bar perhaps. */
+                  PyObject *progress, const char *title);
+/* End what cm_call_enter() began. Returns `result`, whose reference it takes over, or
+ * NULL with an exception, which may come from closing a progress bar. */
 PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
 
 /* -- the call ----------------------------------------------------------------------------- */
 
-/* The arrays begin as the first items, so that most calls have room for all. */
+/* Let the arrays begin as the first items in the struct, which are enough for most
+ * calls. */
 void cm_call_init(cm_call *call);
+/* Whether somebody is shown the progress of the call. */
 static inline bool
 cm_call_tells(const cm_call *call)
 {
     return call->progress != NULL && call->progress->tell != NULL;
 }
-/* Choose the call's stream: `given`, which must be one of `devices` (a set of indices;
- * empty: any), else for a blocking call the current one of `device` (-1: none). 0, or
- * -1 with ValueError. */
+/* Choose the call's stream. It is `given`, which must be of one of `devices` (a set of
+ * indices; if it is empty any will do), or else, for a blocking call, the current
+ * stream of `device` (-1: none). 0, or -1 with ValueError. */
 int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
                           uint64_t devices, int device);
-/* Come after the streams that used the storage, and after its unfinished transfers that
- * are in the way of one of `extent`. 0, or -1 with MemoryError. */
+/* Let the call come after those streams that used the storage, and those of its
+ * unfinished transfers, that are in the way of work on `extent`. 0, or -1 with
+ * MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
 /* The same of an end, which reads or writes what it has of the storage; of memory that
  * is no storage of ours there is nothing to come after. */
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
-/* Keep an end's memory: a storage as a transfer does, or else an object. 0 or -1. */
+/* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an
+ * object. 0, or -1 with an exception. */
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
-/* The same of one of two ends that the caller of a blocking call holds until it
- * returns: only when the engine needs them for longer. */
+/* Keep one of at most two ends of a blocking call later, and only if the engine needs
+ * it for longer than the call, since the caller holds it until then. */
 void cm_call_keep_late(cm_call *call, const cm_operand *end);
-/* The request's hook, which takes the call itself. True at once where all is kept. */
+/* The request's hook `take_keeps`, whose argument is the call. Returns true at once if
+ * no end is kept late. */
 bool cm_call_take_keeps(void *call);
-/* The Transfer of a copy in the background, as cm_transfer_object_new() makes it, which
- * looks at the end whether the memory of the ends was moved meanwhile. */
+/* Make the Transfer of a copy in the background (cm_transfer_object_new()). At its end
+ * it checks whether the owner of an end has moved the memory meanwhile. */
 PyObject *cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst,
                          PyObject *src, int device);
 
-/* Does the stream capture? NULL does not. Keeps the GIL where nothing need be waited
- * for to tell. */
+/* Ask whether the stream captures; NULL does not. The GIL is released only if the
+ * runtime has to be asked. */
 cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 
-/* The engine with the pools of all `devices` (by index); NULL with an exception. */
+/* Return the engine, once it has the pools of all `devices` (a set of indices). NULL
+ * with an exception. */
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
-/* Fill in all of the request but the ends and the keeps: for a look at it. */
+/* Fill in all of the request except the ends and the keeps, for example to explain
+ * it. */
 void cm_call_fill(cm_call *call, cm_copy_request *request);
-/* With the keeps, which are the engine's from now on, but for late ones: its function
- * must be called.
- * Storages remember the stream from now on. 0, or -1 with MemoryError. */
+/* Fill in the request with its keeps. These belong to the engine from now on, except
+ * late ones, so its function must be called. The storages remember the call's stream
+ * from now on. 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
-/* Release the GIL, unless that is done; take it again, if it was released. */
+/* Release the GIL, unless the call has released it; and take it again, if it has. The
+ * first is the request's hook `let_go`, whose argument is the call. */
 void cm_call_let_go(void *call);
 void cm_call_take_back(cm_call *call);
-/* The request's hook, which takes the call itself. */
+/* The request's hook `interrupted`, whose argument is the call: runs signal handlers
+ * and reports progress. Called without the GIL, after cm_call_let_go(). */
 bool cm_call_is_interrupted(void *call);
 
-/* A copy of nothing waits for nothing, nor does one into its own place. */
+/* Whether a copy moves bytes. A copy of no elements does not, nor does one into its own
+ * place, and such copies wait for nothing. */
 bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
-/* Remember an unfinished transfer, for the next use of its ends. 0; -1 with
- * MemoryError: nobody could wait for it later, so that was done now, and the ticket is
- * let go of. */
+/* Let the storages remember an unfinished transfer, so that the next use of the ends
+ * comes after it. 0, or -1 with MemoryError. In that case nobody could wait for it
+ * later, so this function has waited for it, and has released the ticket. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
-/* The call is one of several of that number (0: of none), after all of which
- * _end_parts() lets its storages forget the streams that came before. */
+/* Note on the storages that the call is one of several with that number (0: it is not).
+ * After the last of them _end_parts() lets the storages forget the streams that came
+ * before. */
 void cm_call_join(const cm_call *call, uint64_t number);
-/* A graph may use the memory from now on. */
+/* Note on the storages that a graph may use the memory from now on. */
 void cm_call_mark_captured(const cm_call *call);
-/* A blocking call is done: tell its progress, let go of the ticket. None, or NULL. */
+/* End a blocking call: report its progress, release the ticket, and return None, or
+ * NULL with an exception. */
 PyObject *cm_call_tell_end(const cm_call *call, cm_ticket *ticket);
-/* Lets go of everything. Where the call went well (is_ordered) its storages forget the
- * streams that came before it: else a buffer would remember each that it ever met, and
- * each copy wait for all of them. */
+/* Release everything that the call has. If it went well (is_ordered) its storages
+ * forget the streams that came before it. Otherwise a buffer would remember every
+ * stream that it ever met, and each copy would wait for all of them. */
 void cm_call_fini(cm_call *call);

@@ -19,7 +19,8 @@ static const char *const rules[CM_RULE_COUNT] = {
     [CM_RULE_UNSAFE] = "unsafe",
 };
 
-/* The rule that an argument names, or CM_RULE_COUNT with TypeError or ValueError. */
+/* Return the rule that an argument names, or CM_RULE_COUNT with TypeError or
+ * ValueError. */
 static cm_casting_rule
 read_rule(PyObject *casting)
 {
@@ -34,7 +35,8 @@ read_rule(PyObject *casting)
     return CM_RULE_COUNT;
 }
 
-/* The first rule that allows it, from the strictest on; empty if none does. */
+/* Return the name of the strictest rule that allows the conversion, or "" if none
+ * does. */
 static const char *
 find_rule(PyObject *from, PyObject *to)
 {
@@ -91,8 +93,8 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
 
 /* -- scale= and offset= ------------------------------------------------------------------- */
 
-/* A real number, or `fallback` if none is given. A text is no number, even if float()
- * would read it. */
+/* Read a real number, or take `fallback` if none is given. A text is refused, even one
+ * that float() would read. */
 static int
 read_real(PyObject *value, const char *name, double fallback, double *out)
 {
@@ -115,7 +117,8 @@ read_real(PyObject *value, const char *name, double fallback, double *out)
     return 0;
 }
 
-/* Only numbers without an imaginary part are scaled. */
+/* Check that elements of `dtype` can be scaled: they must be numbers without an
+ * imaginary part. */
 static int
 check_scaled(const char *before, PyObject *dtype, cm_number number)
 {
@@ -128,16 +131,17 @@ check_scaled(const char *before, PyObject *dtype, cm_number number)
 
 /* -- what converts the elements ----------------------------------------------------------- */
 
-/* What becomes of elements of one dtype that are to have another. If it is neither
- * converted here nor by NumPy, it stays as it is. */
+/* How elements of one dtype become elements of another. If neither the copy threads nor
+ * NumPy convert them, they stay as they are. */
 typedef struct plan {
-    cm_convert convert; /* what the copy threads do, if both are numbers */
-    PyObject *by_numpy; /* owned: the dtype that NumPy reads the source as; or NULL */
+    cm_convert convert; /* what the copy threads do, if both dtypes are numbers */
+    PyObject *by_numpy; /* owned; the dtype as which NumPy reads the source, if NumPy
+                           converts; else NULL */
     bool drops_imaginary;
 } plan;
 
-/* Fill in the plan for two dtypes, whose rule is known to allow it. The scale is in it
- * already. 0, or -1 with TypeError. */
+/* Fill in the plan for two dtypes, which a rule is known to allow. The scale is in the
+ * plan already. 0, or -1 with TypeError. */
 static int
 make_plan(const char *before, PyObject *from, PyObject *to, plan *out)
 {
@@ -163,7 +167,8 @@ make_plan(const char *before, PyObject *from, PyObject *to, plan *out)
     return out->by_numpy == NULL ? -1 : 0;
 }
 
-/* TypeError if NumPy has no way from the one dtype to the other. */
+/* Check that NumPy can convert elements of one dtype to the other. 0, or -1 with
+ * TypeError. */
 static int
 check_numpy(const char *before, PyObject *from, PyObject *part, PyObject *to)
 {
@@ -181,8 +186,8 @@ check_numpy(const char *before, PyObject *from, PyObject *part, PyObject *to)
     return result;
 }
 
-/* What a call is to do about its elements. The warning about imaginary parts is given
- * for each call. */
+/* Let a call convert its elements as the plan says: fill in *out, and keep the object
+ * through which NumPy converts, if it does. */
 static int
 follow_plan(cm_call *call, const plan *found, PyObject *to, cm_convert *out)
 {
@@ -196,6 +201,8 @@ follow_plan(cm_call *call, const plan *found, PyObject *to, cm_convert *out)
     return result;
 }
 
+/* Warn, in each call, of imaginary parts that are dropped. 0, or -1 if the warning is
+ * an exception. */
 static int
 warn_of_imaginary(const plan *found)
 {
@@ -207,10 +214,10 @@ warn_of_imaginary(const plan *found)
 
 /* -- plans that were made before ---------------------------------------------------------- */
 
-/* The copies of a loop make the same plan again and again. An entry owns its objects,
- * whose addresses therefore stay theirs, and gives way to the next one that belongs in
- * its place. Dtypes with metadata are not remembered, as they may keep anything alive.
- * Guarded by the GIL. */
+/* The copies of a loop need the same plan again and again, so plans are kept, each in
+ * the place that its dtypes give. An entry owns its objects, so that their addresses
+ * stay theirs, and the next plan with the same place replaces it. Dtypes with metadata
+ * are not kept, as they may keep anything alive. The GIL guards the table. */
 enum { KNOWN_PLANS = 64 };
 static struct known_plan {
     PyObject *from;
@@ -244,7 +251,7 @@ remember_plan(PyObject *from, PyObject *to, PyObject *casting, const plan *made)
     Py_XDECREF(old.plan.by_numpy);
 }
 
-/* NULL: it is not known. */
+/* Return the plan that was kept for these three objects, or NULL. */
 static const plan *
 recall_plan(PyObject *from, PyObject *to, PyObject *casting)
 {

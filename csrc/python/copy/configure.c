@@ -6,7 +6,7 @@
 #include "python/core/errors.h"
 #include "python/core/package.h"
 
-/* -- what holds: cumem/transfers/tuning.py puts it together ---------------------------------------- */
+/* -- the settings, which cumem/transfers/tuning.py puts together --------------------------- */
 
 int
 cm_configure_open(cm_state *state)
@@ -27,10 +27,12 @@ cm_configure_close(cm_state *state)
     state->tuning = (cm_tuning_choice){.was_set = state->tuning.was_set};
 }
 
+/* Fill in the tuning from the settings and, where there is none, from defaults. */
 static void
 get_tuning(cm_state *state, unsigned cpu_count, cm_tuning *out)
 {
-    /* There all is as on the default machine, so that tests find the same anywhere. */
+    /* With the emulated device the defaults are those of a machine with CM_THREAD_MAX
+     * processors, so that tests find the same values everywhere. */
     cm_tuning_init_for(out, cm_state_is_emulated(state) ? CM_THREAD_MAX : cpu_count);
     for (int i = 0; i < CM_TUNING_COUNT; i++) {
         if (state->tuning.is_set[i]) {
@@ -53,7 +55,7 @@ cm_configure_apply(cm_state *state)
 
 /* -- functions --------------------------------------------------------------------------- */
 
-/* What the dict leaves out is as by default. */
+/* _set_tuning(values): what the dict does not name gets its default. */
 static PyObject *
 set_tuning(PyObject *module, PyObject *values)
 {
@@ -85,6 +87,7 @@ set_tuning(PyObject *module, PyObject *values)
     Py_RETURN_NONE;
 }
 
+/* _read_tuning(opens): a list of (name, (value, least, most)). */
 static PyObject *
 read_tuning(PyObject *module, PyObject *opens)
 {

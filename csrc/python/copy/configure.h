@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How copies are made: what cumem/transfers/tuning.py has put together of what
- * configure() and the environment say, and defaults for the rest. GIL held. */
+/* The settings of copies. cumem/transfers/tuning.py puts together what configure() and
+ * the environment say, and stores it here; what neither says has a default. The GIL is
+ * held. */
 #pragma once
 
 #include "python/core/state.h"
 
-/* _set_tuning, _read_tuning; ends with an empty row. */
+/* _set_tuning() and _read_tuning(); the table ends with an empty row. */
 extern PyMethodDef cm_configure_methods[];
 
-/* Ask the package unless that was done since the last shutdown(). 0, or -1 with a
- * ValueError that names a variable of the environment. */
+/* Let the package read the settings, unless it has done so since the last shutdown().
+ * 0, or -1 with a ValueError that names a variable of the environment. */
 int cm_configure_open(cm_state *state);
-/* Have the engine, if there is one, work as all of that says. 0, or -1 with
- * RuntimeError in a forked child. */
+/* Give the settings to the engine, if there is one. 0, or -1 with RuntimeError in a
+ * forked child. */
 int cm_configure_apply(cm_state *state);
-/* Variables are read anew at the next opening. */
+/* Forget the settings, so that the variables are read again at the next opening. */
 void cm_configure_close(cm_state *state);

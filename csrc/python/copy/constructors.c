@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* New buffers: of the kind that is asked for, of one kind each. The usual calls end in
- * fast_path.c; what is left of the calls, with every argument that there is, is read
- * here. Those with values are cumem/buffers/constructors.py's. */
+/* The functions that make new buffers: empty(), whose kind is an argument, and one
+ * function for each kind. Usual calls are answered by fast_path.c, which each function
+ * tries first. Calls with any other arguments are read here. Functions that also give
+ * the elements values are in cumem/buffers/constructors.py. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
@@ -12,7 +13,8 @@
 
 /* -- from arguments to memory ------------------------------------------------------------ */
 
-/* What a new buffer is asked for. All borrowed; NULL and None: not given. */
+/* The arguments of a call. All are borrowed; NULL and None mean that one is not
+ * given. */
 typedef struct request {
     PyObject *shape;
     PyObject *like; /* a Buffer or an array whose layout it gets, in place of a shape */
@@ -25,7 +27,7 @@ typedef struct request {
     unsigned flags;
 } request;
 
-/* A shape, or that of an array or a Buffer, with its strides; of it nothing else
+/* Read the shape, or else the shape and the strides of `like`; nothing else of that
  * matters. */
 static int
 read_layout(const cm_state *state, const request *asked, cm_region *out)
@@ -44,6 +46,7 @@ read_layout(const cm_state *state, const request *asked, cm_region *out)
     return 0;
 }
 
+/* Read order=, whose values and default differ if there is a `like`. */
 static int
 read_order(const request *asked, char *out)
 {
@@ -53,7 +56,8 @@ read_order(const request *asked, char *out)
     return cm_arg_order(asked->order, "order", "CF", 'C', out);
 }
 
-/* A pool that is given says where, without a question which device is current. */
+/* Read the device. A pool that is given has one, so nobody need ask which is
+ * current. */
 static int
 read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
 {
@@ -64,8 +68,9 @@ read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *o
     return cm_arg_device(state, object, "device", out);
 }
 
-/* Host kinds are not allocated on the stream, which is for filling them; it is looked
- * at all the same. 0, or -1 with an exception. */
+/* Read the stream on which the memory is allocated. Host memory is not allocated on a
+ * stream, which is then only for filling it; but a wrong argument is refused all the
+ * same. 0, or -1 with an exception. */
 static int
 read_stream(cm_state *state, const request *asked, int device, cm_stream **out)
 {
@@ -113,10 +118,10 @@ allocate(cm_state *state, const request *asked)
     return buffer;
 }
 
-/* -- by the package ------------------------------------------------------------------ */
+/* -- for the package ----------------------------------------------------------------- */
 
-/* An int, the flags of a Buffer (of such a kind) that has a pool, or the kind's usual
- * ones. */
+/* Read the flags: an int; or a Buffer of that kind, whose flags are taken if it has a
+ * pool; or None. Otherwise they are the usual flags of the kind. */
 static int
 read_flags(const cm_state *state, PyObject *object, cm_kind kind, unsigned *out)
 {
@@ -132,7 +137,7 @@ read_flags(const cm_state *state, PyObject *object, cm_kind kind, unsigned *out)
         }
         *out = flags < CM_POOL_FLAG_SLOTS ? (unsigned)flags : CM_POOL_FLAG_SLOTS;
     }
-    /* They are the place of the default pool that serves them. */
+    /* The flags are also the index of the default pool for them. */
     return cm_arg_check_range((int)*out, "flags", 0, CM_POOL_FLAG_SLOTS);
 }
 
@@ -153,7 +158,7 @@ allocate_for_package(PyObject *module, PyObject *args)
     return allocate(state, &asked);
 }
 
-/* -- the functions: the usual calls are made on the way that is tried first ---------------- */
+/* -- the functions: each tries the fast path first ---------------------------------------- */
 
 #define KEYWORDED(name)                                                                \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs,   \
@@ -195,7 +200,7 @@ KEYWORDED(empty)
     return allocate(state, &asked);
 }
 
-/* Page-locked memory, mapped or not. */
+/* empty_pinned() and empty_mapped(), which differ in the kind only. */
 static PyObject *
 empty_on_host(PyObject *module, const char *function, cm_kind kind,
               PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -241,7 +246,8 @@ KEYWORDED(empty_mapped)
     return empty_on_host(module, "empty_mapped", CM_KIND_MAPPED, args, nargs, kwnames);
 }
 
-/* Whom managed memory is attached to at first; not given: to all. */
+/* Read attach=, which says to whom managed memory is attached at first; by default to
+ * all. */
 static int
 read_attach(PyObject *object, unsigned *out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies as Python sees them: copy(), copy_async(), asnumpy(), and what buffers have of
- * their kind. */
+/* The functions copy(), copy_async() and asnumpy(), and the methods of buffers that do
+ * the same: to_numpy() and `buf[index] = value`. */
 #include "python/copy/copy_functions.h"
 
 #include "docstrings.h"
@@ -27,8 +27,8 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     }
     PyObject *answer = NULL;
     int device = cm_device_hint_of(state, values[0], values[1], values[2]);
-    PyObject *told = blocking ? values[3] : NULL;
-    if (cm_call_enter(&frame, state, values[2], device, told, "copy") == 0) {
+    PyObject *progress = blocking ? values[3] : NULL;
+    if (cm_call_enter(&frame, state, values[2], device, progress, "copy") == 0) {
         cm_copy_how how = {
             frame.stream, .blocking = blocking, .after = blocking ? NULL : values[3],
             .casting = {values[4], values[5], values[6]}, .progress = &frame.progress};
@@ -53,14 +53,15 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
 
+/* Copy a buffer into a new array, and wait for it. */
 static PyObject *
-copy_out(PyObject *object, PyObject *stream, PyObject *told)
+copy_out(PyObject *object, PyObject *stream, PyObject *progress)
 {
     const cm_buffer *self = (const cm_buffer *)object;
     PyObject *array = NULL;
     cm_call_frame frame;
     int device = cm_device_hint(self->state, object, stream, 0);
-    if (cm_call_enter(&frame, self->state, stream, device, told, "copy") == 0
+    if (cm_call_enter(&frame, self->state, stream, device, progress, "copy") == 0
         && cm_buffer_check_open(self) == 0) {
         array = cm_numpy_empty(self->dtype, self->ndim, cm_buffer_shape(self));
     }
@@ -87,7 +88,8 @@ cm_buffer_to_numpy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return copy_out(object, values[0], values[1]);
 }
 
-/* What is no buffer is made one, or an array, by the package. */
+/* asnumpy(): the package takes any object but a buffer, and makes a buffer or an array
+ * of it. */
 static PyObject *
 asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -97,7 +99,7 @@ asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
                : cm_package_pass("buffers.filling", "asnumpy", args, nargs, kwnames);
 }
 
-/* -- into a part -------------------------------------------------------------------------- */
+/* -- assignment to a part ----------------------------------------------------------------- */
 
 /* buf[index] = value */
 int

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy(), the constructors and their like for the module's method table, and the
- * methods and slots of buffers that copy bytes, for the tables in module/buffer_type.c.
- * GIL held; what can wait releases it. */
+/* Functions of this folder that tables elsewhere name: copy(), the constructors and the
+ * like, for the module's methods, and the methods and slots of buffers that copy bytes,
+ * for module/buffer_type.c. The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
@@ -9,10 +9,11 @@
 extern PyMethodDef cm_copy_methods[];
 extern PyMethodDef cm_constructor_methods[];  /* constructors.c */
 extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
-extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c: hidden, for
+extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
                                                cumem/transfers/multi_device.py */
 
-/* Hidden, for the package; METH_VARARGS, but for _flush_cache(), which is METH_O. */
+/* Private functions, for the package; METH_VARARGS, except _flush_cache(), which is
+ * METH_O. */
 PyObject *cm_check_casting_of(PyObject *module, PyObject *args);
 PyObject *cm_explain(PyObject *module, PyObject *args);
 PyObject *cm_export(PyObject *module, PyObject *args);
@@ -53,7 +54,8 @@ PyObject *cm_buffer_format(PyObject *self, PyObject *spec);
 PyObject *cm_buffer_item(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
-/* Give a type of buffers DLPack's C functions. 0, or -1 with an exception. */
+/* dlpack_exchange.c: give a type of buffers DLPack's C functions. 0, or -1 with an
+ * exception. */
 int cm_dlpack_add_exchange(PyTypeObject *type);
 /* Py_mp_ass_subscript */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy between two objects: from them to a request of the engine, with what must come
- * first, what must stay alive, and what must be remembered afterwards. */
+/* A copy between two objects. This file reads both objects, makes the request for the
+ * engine, and sees to what must come first, what must stay alive, and what must be
+ * remembered afterwards (call.h). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@
 #include "transfer/batch/batch.h"
 #include "transfer/routes/broadcast.h"
 
-/* One copy being asked for. */
+/* One call that copies. */
 typedef struct copy_call {
     cm_call call;
     PyObject *dst_object; /* borrowed */
@@ -24,17 +25,17 @@ typedef struct copy_call {
     cm_operand src;
     cm_copy_how how;
     uint32_t more_count;
-    cm_operand *more; /* owned, as is the next: targets beside the first */
-    cm_region *regions;
+    cm_operand *more;   /* owned array: the targets beside the first */
+    cm_region *regions; /* owned array: their regions */
     cm_broadcast broadcast;
-    uint64_t devices;   /* whose memory is an end, by index */
-    cm_convert convert; /* what becomes of the elements, if anything */
+    uint64_t devices;   /* the devices of all ends, as a set of indices */
+    cm_convert convert; /* how elements are converted, if they are */
     cm_copy_request request;
 } copy_call;
 
 /* -- streams and order -------------------------------------------------------------------- */
 
-/* The device whose memory is an end; -1 when both are the host's. */
+/* Return the device whose memory is an end, or -1 if both ends are host memory. */
 static int
 device_of(const copy_call *call)
 {
@@ -44,8 +45,9 @@ device_of(const copy_call *call)
     return cm_kind_is_on_device(call->src.region.kind) ? call->src.region.device : -1;
 }
 
-/* The device that the handle of the copy to `dst` belongs to: that of its target, else
- * of its source, else of its stream. -1: no device has to do with it. */
+/* Return the device that the handle of the copy to `dst` belongs to: that of its
+ * target, else of its source, else of its stream; -1 if the copy has nothing to do with
+ * a device. */
 static int
 home_of(const copy_call *call, const cm_operand *dst)
 {
@@ -59,8 +61,8 @@ home_of(const copy_call *call, const cm_operand *dst)
     return stream == NULL ? -1 : stream->device;
 }
 
-/* Where device memory is an end, a stream of a third device has no part in it, unless
- * it is that of several copies. */
+/* Choose the stream. If an end is device memory, a stream of a third device is refused,
+ * unless the copy is one of several that begin together on it. */
 static int
 choose_stream(copy_call *call)
 {
@@ -71,8 +73,9 @@ choose_stream(copy_call *call)
                                  is_any ? 0 : call->devices, device);
 }
 
-/* What comes first, and what lives until it is done. Beyond what is pinned during the
- * call a blocking one needs its ends only where Ctrl-C leaves it running. */
+/* Let the call come after what used this end, and keep the end alive. The ends are
+ * pinned during the call, so a blocking call needs keeps only if Ctrl-C leaves the copy
+ * running. */
 static int
 take_end(copy_call *call, const cm_operand *end, bool writes)
 {
@@ -100,7 +103,8 @@ take_ends(copy_call *call)
     return result;
 }
 
-/* Before the ends are read: asking another library's stream runs its code. */
+/* Come after the streams of after=. This is done before the ends are read, because
+ * asking another library for its stream runs code of that library. */
 static int
 come_after_given(copy_call *call)
 {
@@ -129,7 +133,9 @@ come_after_given(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
-/* Where the caller waits for a copy to or from a device, `other` knows the kind. */
+/* Choose whether the driver is asked of which kind the memory of an end is. If the
+ * caller waits for a copy and the other end, whose kind is `other`, is on a device, a
+ * short end need not be asked about. */
 static cm_asking
 asking(const copy_call *call, cm_kind other)
 {
@@ -137,8 +143,8 @@ asking(const copy_call *call, cm_kind other)
                                                              : CM_ASK;
 }
 
-/* Where a value would change in the target's dtype it is an array of its own: the rule
- * of casting says what becomes of it. */
+/* Read the source. With a casting= a single value is made an array of its own dtype if
+ * the target's dtype would change it, so that the rule decides about it. */
 static int
 init_source(copy_call *call)
 {
@@ -175,7 +181,7 @@ init_ends(copy_call *call)
     return init_source(call);
 }
 
-/* The targets beside the first. */
+/* Read and check the targets beside the first. */
 static int
 init_more(copy_call *call)
 {
@@ -207,8 +213,8 @@ init_more(copy_call *call)
     return 0;
 }
 
-/* Most copies are between ends of one dtype, and ask for no conversion. 0, 1 where
- * elements are converted, or -1. */
+/* Find out whether elements are converted: 1 if they are, 0 if not, -1 with an
+ * exception. Most copies have ends of one dtype and ask for no conversion. */
 static int
 check_dtypes(copy_call *call)
 {
@@ -258,7 +264,7 @@ fini_call(copy_call *call)
     cm_state_leave(call->call.state);
 }
 
-/* One for each target, of one copy. Takes the ticket over. */
+/* Make a Transfer for each target of a copy. Takes the ticket over. */
 static PyObject *
 make_transfers(const copy_call *call, cm_ticket *ticket)
 {
@@ -304,8 +310,9 @@ is_far(const copy_call *call)
                              request->convert);
 }
 
-/* Between devices, and converted: as so many copies by way of the host as it takes. No
- * further target begins with this one then (cumem/transfers/multi_device.py). */
+/* Copy between two devices and convert the elements. This is made of several copies by
+ * way of the host. Such a copy has no further targets; cumem/transfers/multi_device.py
+ * sees to that. */
 static cm_status
 copy_far(copy_call *call, cm_engine *engine, cm_ticket **out)
 {
@@ -331,7 +338,7 @@ copy_far(copy_call *call, cm_engine *engine, cm_ticket **out)
     return status;
 }
 
-/* Of the target; 0: there are too many to be counted. */
+/* Return the bytes of the target, or 0 if there are too many to be counted. */
 static uint64_t
 nbytes_of(const copy_call *call)
 {
@@ -353,7 +360,7 @@ run(copy_call *call)
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
-    if (call->how.beside) { /* in the background, where nobody asks the call any more */
+    if (call->how.beside) { /* a job thread does not ask the call */
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
@@ -363,9 +370,9 @@ run(copy_call *call)
     cm_call_take_back(&call->call);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {
-            cm_ignore(cm_ticket_abandon(ticket)); /* nothing: the engine is open */
+            cm_ignore(cm_ticket_abandon(ticket)); /* CM_OK: the engine is open */
         }
-        return NULL; /* Ctrl-C, even where the copy was done at the same time */
+        return NULL; /* Ctrl-C was pressed, even if the copy ended at the same time */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while copying");
@@ -382,7 +389,7 @@ run(copy_call *call)
     return make_transfer(call, ticket);
 }
 
-/* As a range of a profiler that listens. */
+/* The same, as a range that a profiler shows. */
 static PyObject *
 run_in_range(copy_call *call)
 {
@@ -393,7 +400,8 @@ run_in_range(copy_call *call)
 PyObject *
 cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
 {
-    /* Too large for the stack of a thread with little of it. */
+    /* The struct is too large for the stack of a thread that has little of it. One
+     * spare is kept, so that most calls allocate nothing. */
     copy_call *call = atomic_exchange(&state->spare_call, NULL);
     if (call == NULL && (call = PyMem_Malloc(sizeof(*call))) == NULL) {
         return PyErr_NoMemory();
@@ -402,7 +410,9 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     cm_call_init(&call->call);
     call->call.state = state;
     call->call.blocking = how.blocking;
-    /* a short copy has none, and what others come after may not be seen of `before` */
+    /* A short copy has no ticket. One of several that begin together does not come
+     * after all transfers, and what covers a transfer may be among those that it
+     * ignores. */
     call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;
     call->call.before = how.before;

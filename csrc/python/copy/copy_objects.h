@@ -1,31 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy between two objects. GIL held; what can wait releases it. */
+/* A copy between two objects. The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/copy/call.h"
 
-/* What is done with the request that a copy would be, instead of the copy. */
+/* Makes an answer of the request for a copy that is not made, as explain() does. */
 typedef PyObject *cm_copy_use(cm_state *state, const cm_copy_request *request);
 
-/* How it is made; all of it borrowed. */
+/* How a copy is made. All of it is borrowed. */
 typedef struct cm_copy_how {
-    cm_stream *stream; /* NULL: the current one of a blocking copy, else none: in the
-                          background */
+    /* The copy is in the order of this stream. NULL: a blocking copy takes the current
+     * stream, and any other is made in the background. */
+    cm_stream *stream;
     bool blocking;
-    PyObject *after; /* a stream that comes first as well, or a tuple or list of them;
-                        NULL, None: none */
+    PyObject *after; /* a stream that must come first, or a tuple or list of streams;
+                        NULL and None: there is none */
     cm_casting casting;
-    const cm_progress *progress; /* of a blocking copy; NULL: nobody is told */
-    PyObject *targets; /* of one in the background: a tuple of dst and more targets of
-                          its shape (see cm_broadcast); NULL: dst alone */
-    uint64_t before;   /* one of several that begin together: see cm_call; else 0 */
-    uint64_t number;   /* of them all: see cm_call_join() */
-    bool beside; /* on a stream of the engine's, for which the caller will make `stream`
-                    wait */
-    cm_copy_use *look; /* makes the answer; NULL: copy */
+    const cm_progress *progress; /* for a blocking copy; NULL: there is no progress= */
+    PyObject *targets; /* for a copy in the background: a tuple of dst and of further
+                          targets of its shape (see cm_broadcast); NULL: only dst */
+    uint64_t before;   /* for one of several that begin together: see cm_call; else 0 */
+    uint64_t number;   /* of that group: see cm_call_join(); else 0 */
+    bool beside; /* the copy runs on a stream of the engine's; the caller will make
+                    `stream` wait for it */
+    cm_copy_use *look; /* answers in place of the copy; NULL: the copy is made */
 } cm_copy_how;
 
-/* Checks shapes (broadcast of the source), dtypes (see cm_casting) and read-only
- * targets. A new Transfer, a list of one for each of `targets`, None when blocking. */
+/* Copy `src` to `dst`. Shapes (the source is broadcast), dtypes (see cm_casting) and
+ * read-only targets are checked first. Returns a new Transfer, or a list with one for
+ * each of `targets`; or None, if the copy is blocking. NULL with an exception. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);

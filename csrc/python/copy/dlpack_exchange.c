@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__dlpack_c_exchange_api__` of the buffer types: DLPack as C functions. What is not
- * asked of every argument of a call is the package's. */
+/* `__dlpack_c_exchange_api__` of the buffer types: DLPack as a table of C functions,
+ *  for libraries that exchange tensors without calling methods. Functions that are
+ * called for every argument of a call are C; the others go to the package. */
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/protocols/dlpack.h"
@@ -18,7 +19,8 @@ find_state(void)
     return state;
 }
 
-/* The tensor of a fresh capsule of ours, which it takes over. 0, or -1 for NULL. */
+/* Take the tensor out of a new capsule of ours, whose reference is taken over. 0, or -1
+ * if the capsule is NULL. */
 static int
 open_own(PyObject *capsule, cm_dl_versioned **out)
 {
@@ -53,6 +55,7 @@ tell_exception(void *context, cm_dl_tell tell)
     Py_XDECREF(traceback);
 }
 
+/* Allocate memory like that of `like`.  The caller need not hold the GIL. */
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
             cm_dl_tell tell)
@@ -74,13 +77,15 @@ give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
     return result;
 }
 
+/* Export a buffer, ordered on the current stream. */
 static int
 give_tensor(void *object, cm_dl_versioned **out)
 {
     return open_own(cm_dlpack_current(object), out);
 }
 
-/* Shape and strides are the buffer's, and so is the memory: no export is counted. */
+/* Describe a buffer without exporting it. The shape, the strides and the memory stay
+ * the buffer's, so the caller may use them only while it holds the buffer. */
 static int
 lend_tensor(void *object, cm_dl_tensor *out)
 {
@@ -100,7 +105,8 @@ lend_tensor(void *object, cm_dl_tensor *out)
     return buffer->readonly ? -1 : 0;
 }
 
-/* What fails stays the caller's, as with PyTorch's: it is then not deleted. */
+/* Make a buffer of a tensor. If that fails the tensor stays the caller's and is not
+ * deleted, as PyTorch does it too. */
 static int
 take_tensor(cm_dl_versioned *managed, void **out)
 {
@@ -111,7 +117,8 @@ take_tensor(cm_dl_versioned *managed, void **out)
     Py_XDECREF(capsule);
     cm_kind kind =
         buffer == NULL ? CM_KIND_PAGEABLE : cm_buffer_kind((cm_buffer *)(void *)buffer);
-    if (cm_kind_is_on_device(kind) || cm_kind_migrates(kind)) { /* streams use it */
+    if (cm_kind_is_on_device(kind) || cm_kind_migrates(kind)) {
+        /* Streams are going to use the memory, so the current one is recorded. */
         PyObject *done = PyObject_CallMethod(buffer, "record_stream", "O", Py_None);
         if (done == NULL) {
             void (*deleter)(cm_dl_versioned *) = managed->deleter;
@@ -125,6 +132,7 @@ take_tensor(cm_dl_versioned *managed, void **out)
     return buffer == NULL ? -1 : 0;
 }
 
+/* Return the handle of the current stream of a device. */
 static int
 tell_stream(int32_t type, int32_t id, void **out)
 {
@@ -135,7 +143,8 @@ tell_stream(int32_t type, int32_t id, void **out)
     return handle == NULL ? -1 : 0;
 }
 
-/* Types that take no attributes have one put into their dictionary. */
+/* The attribute is put into the dictionary of the type, as these types refuse to have
+ * attributes set. */
 int
 cm_dlpack_add_exchange(PyTypeObject *type)
 {

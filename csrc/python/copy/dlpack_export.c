@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__dlpack__` and `__dlpack_device__`: what is asked for, which device a consumer is
- * told, what has to happen before it may read, and the capsule. The package makes the
- * copies. */
+/* `__dlpack__` and `__dlpack_device__`: reading what a consumer asks for, choosing the
+ * device that it is given, ordering it after the work on the memory, and making the
+ * capsule. If only a copy will do, the package makes it. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -21,11 +21,13 @@ typedef struct export_request {
     bool versioned;
     uint32_t minor;
     bool has_device;
-    cm_dl_device device; /* its own, the CPU, or the GPU of memory that both reach */
-    bool is_copy;        /* made for the consumer, with nothing to wait for */
+    cm_dl_device device; /* the buffer's own, the CPU, or, for memory that the host and
+                            a GPU reach, that GPU */
+    bool is_copy; /* the buffer is a copy made for the consumer: there is no work to
+                     come after */
 } export_request;
 
-/* Always -1. */
+/* Raise ValueError; returns -1. */
 static int
 refuse_stream(int64_t stream)
 {
@@ -36,7 +38,8 @@ refuse_stream(int64_t stream)
     return -1;
 }
 
-/* NULL and None: not given. 0, or -1 with TypeError, ValueError. */
+/* Read the arguments stream= and max_version=, for which NULL and None mean that they
+ * are not given. 0, or -1 with TypeError or ValueError. */
 static int
 read_request(PyObject *stream, PyObject *max_version, export_request *out)
 {
@@ -65,7 +68,7 @@ read_request(PyObject *stream, PyObject *max_version, export_request *out)
     return 0;
 }
 
-/* How it is answered. */
+/* What the consumer gets. */
 typedef struct answer {
     cm_dl_tensor tensor; /* dtype, device and data (NULL when empty) */
     bool on_host; /* the consumer reads with the CPU: everything must be done before */
@@ -73,7 +76,7 @@ typedef struct answer {
 
 /* -- the device --------------------------------------------------------------------------- */
 
-/* What __dlpack_device__ says. */
+/* Return the device that __dlpack_device__() names. */
 static cm_dl_device
 native_device(const cm_buffer *buffer, const cm_runtime *rt)
 {
@@ -93,8 +96,8 @@ native_device(const cm_buffer *buffer, const cm_runtime *rt)
     return (cm_dl_device){CM_DL_CPU, 0};
 }
 
-/* Element 0 for the CPU; NULL where the host has no way to it. With `alias` the second
- * mapping of emulated device memory will do. */
+/* Return the host's address of element 0, or NULL if the host cannot reach it. With
+ * `alias` this may be the second mapping of emulated device memory. */
 static void *
 host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
 {
@@ -106,7 +109,8 @@ host_data(const cm_buffer *buffer, const cm_runtime *rt, bool alias)
     return first == NULL ? NULL : first + buffer->offset;
 }
 
-/* False: the memory reaches that device only as a copy. */
+/* Choose the device and the address that the consumer gets. Returns false if only a
+ * copy of the memory can be on that device. */
 static bool
 find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request *asked,
             answer *out)
@@ -125,22 +129,23 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request 
     out->tensor.data =
         device.type == CM_DL_CUDA
             ? (void *)(uintptr_t)cm_buffer_address(buffer)
-            /* asked for by name, the CPU's view of device memory is a copy on every
-             * backend */
+            /* A consumer that names the CPU gets a copy of device memory on every
+             * backend, also on the emulated one, whose memory the host could read. */
             : host_data(buffer, rt, !asked->has_device || asked->is_copy);
     return out->tensor.data != NULL;
 }
 
 /* -- order -------------------------------------------------------------------------------- */
 
-/* Whatever the memory is still used for must come before the consumer. */
+/* Let the consumer come after all work on the memory, by waiting for it or by ordering
+ * the consumer's stream. */
 static int
 settle(const cm_buffer *buffer, const export_request *asked, const answer *found)
 {
     if (asked->is_copy || (asked->has_stream && asked->stream == -1)) {
         return 0;
     }
-    if (found->on_host) { /* it may be asked for with any stream: it has none */
+    if (found->on_host) { /* whatever stream is named, the CPU does not use it */
         return cm_storage_wait(buffer->storage, true);
     }
     if (asked->has_stream && asked->stream == 0) {
@@ -152,7 +157,7 @@ settle(const cm_buffer *buffer, const export_request *asked, const answer *found
 
 /* -- capsules ----------------------------------------------------------------------- */
 
-/* What a capsule owns. */
+/* What a capsule refers to. */
 typedef struct export {
     cm_storage *storage; /* held, counted as an export */
     union {
@@ -181,7 +186,8 @@ delete_versioned(cm_dl_versioned *managed)
     export_destroy(managed->context);
 }
 
-/* A capsule that nobody consumed still owns its tensor; a used one has another name. */
+/* Delete the tensor of a capsule that nobody has consumed. A consumer renames the
+ * capsule, so a consumed one is left alone here. */
 static void
 destroy_capsule(PyObject *capsule)
 {
@@ -195,7 +201,7 @@ destroy_capsule(PyObject *capsule)
     }
 }
 
-/* Shape, and strides in elements. 0, or -1 with BufferError. */
+/* Store the shape, and the strides in elements. 0, or -1 with BufferError. */
 static int
 fill_extents(const cm_buffer *buffer, int64_t *extents)
 {
@@ -207,7 +213,7 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
         int64_t step = cm_buffer_strides(buffer)[i];
         extents[i] = length;
         if (empty || length == 1) {
-            steps[i] = dense; /* never stepped by */
+            steps[i] = dense; /* nobody takes a step of it */
         }
         else if (step < 0 || step % buffer->itemsize != 0) {
             return cm_package_refuse(
@@ -217,16 +223,17 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
         else {
             steps[i] = step / buffer->itemsize;
         }
-        (void)cm_mul_i64(dense, length > 0 ? length : 1, &dense); /* if empty: any */
+        /* An overflow does no harm: it can happen only if the buffer is empty. */
+        (void)cm_mul_i64(dense, length > 0 ? length : 1, &dense);
     }
     return 0;
 }
 
-/* A capsule over `buffer`, of which `tensor` says the element type, the device and
- * where the data is there (NULL when it is empty); holds and counts the storage until
- * its consumer is done. Nothing that may run Python code comes before it is counted.
- * BufferError for strides that DLPack cannot describe; the legacy form also for a
- * read-only buffer. */
+/* Make a capsule over `buffer`. `tensor` has the element type, the device and the
+ * address of the data there (NULL if the buffer is empty). The storage is held, and
+ * counted as exported, until the consumer is done. No Python code may run here before
+ * it is counted. Raises BufferError for strides that DLPack cannot describe and, in the
+ * legacy form, for a read-only buffer. */
 static PyObject *
 make_capsule(const cm_buffer *buffer, const export_request *asked,
              const cm_dl_tensor *tensor)
@@ -284,7 +291,7 @@ export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
 {
     answer found = {.tensor.byte_offset = 0};
     if (cm_dlpack_from_dtype(buffer->dtype, &found.tensor.dtype) < 0
-        || cm_buffer_check_open(buffer) < 0) { /* that may have been Python code */
+        || cm_buffer_check_open(buffer) < 0) { /* the dtype may have run Python code */
         return NULL;
     }
     if (!find_answer(buffer, rt, asked, &found)) {
@@ -298,7 +305,8 @@ export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
     return make_capsule(buffer, asked, &found.tensor);
 }
 
-/* None: only a copy can be had so. */
+/* Export the buffer as it is asked for. Returns a capsule, None if only a copy will do,
+ * or NULL with an exception. */
 static PyObject *
 export_asked(PyObject *self, const export_request *asked)
 {
@@ -308,7 +316,7 @@ export_asked(PyObject *self, const export_request *asked)
     if (rt == NULL) {
         return NULL;
     }
-    cm_state_enter(buffer->state); /* it waits, and needs `rt` afterwards */
+    cm_state_enter(buffer->state); /* the export may wait, and needs `rt` afterwards */
     PyObject *capsule = export_as(buffer, rt, asked);
     cm_state_leave(buffer->state);
     return capsule;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers made of one buffer: copy(), flatten(), ravel() where no view will do, and
- * astype(). What is made has the kind of memory of the buffer, its flags and its
- * device: a copy of managed memory is managed memory. Ordinary memory has no pool, so a
- * copy of it is memory of NumPy's, which is page-locked inside numpy_pinned().
- *
- * Of these only astype() to another dtype leaves C: the package knows which dtypes
- * become which others. */
+/* New buffers that are copies of one: copy(), flatten(), astype(), and ravel() if no
+ * view will do. The new buffer has the same kind of memory as the old one, the same
+ * flags and the same device: a copy of managed memory is managed memory. Ordinary
+ * memory has no pool, so a copy of it is memory of NumPy's, which is page-locked inside
+ * numpy_pinned(). */
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
@@ -16,6 +14,7 @@
 
 /* -- memory like that of a buffer --------------------------------------------------------- */
 
+/* Make a buffer over a new array of NumPy's. */
 static PyObject *
 make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char order)
 {
@@ -44,7 +43,8 @@ make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char orde
     return buffer;
 }
 
-/* A new buffer with the lengths of `like`, in `order`. */
+/* Make a buffer with memory like that of `self`, the shape of `like`, and strides in
+ * `order`. */
 static PyObject *
 make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
 {
@@ -54,7 +54,7 @@ make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
         return make_ordinary(state, dtype, like, order);
     }
     if (cm_state_runtime(state) == NULL || cm_buffer_check_open(self) < 0) {
-        return NULL; /* it may have been opened anew, and then the buffer is closed */
+        return NULL; /* if the runtime was opened anew the buffer is closed */
     }
     int device = self->storage->device;
     unsigned flags = cm_kinds[kind].flags;
@@ -74,8 +74,8 @@ make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
     return buffer;
 }
 
-/* Copy, and wait for it; `casting` (NULL: the dtypes are one) says what may be
- * converted. 0, or -1 with an exception. */
+/* Copy, and wait for the copy. `casting` is the rule for the elements, or NULL if the
+ * dtypes are the same. 0, or -1 with an exception. */
 static int
 copy_into(cm_state *state, PyObject *dst, PyObject *src, PyObject *casting)
 {
@@ -94,7 +94,8 @@ copy_into(cm_state *state, PyObject *dst, PyObject *src, PyObject *casting)
 
 /* -- copy() ------------------------------------------------------------------------------- */
 
-/* A new buffer of `dtype`; `casting` as above. */
+/* Make a copy whose elements have the dtype `dtype`. `casting` is that of
+ * copy_into(). */
 static PyObject *
 duplicate(cm_buffer *self, PyObject *dtype, char order, PyObject *casting)
 {
@@ -135,9 +136,9 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
 
 /* -- in one row --------------------------------------------------------------------------- */
 
-/* A new buffer of one axis, with the elements of `turned` in C's order. It is written
- * through a view with the axes of `turned`, which ends here: the row is nobody's view.
- */
+/* Make a buffer with a single axis that has the elements of `turned` in C's order. It
+ * is written through a view that has the axes of `turned`. That view is dropped here,
+ * so the result is no view of another buffer. */
 static PyObject *
 copy_into_a_row(cm_buffer *turned)
 {
@@ -162,7 +163,7 @@ copy_into_a_row(cm_buffer *turned)
     return made;
 }
 
-/* flatten() always copies, ravel() where it must. */
+/* flatten(), which always copies, and ravel(), which copies only if no view will do. */
 static PyObject *
 put_in_a_row(PyObject *object, const char *function, bool copies, PyObject *const *args,
              Py_ssize_t nargs, PyObject *kwnames)
@@ -207,8 +208,8 @@ cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- astype() ----------------------------------------------------------------------------- */
 
-/* May astype() answer the buffer itself, because `copy` is false and nothing changes? 1
- * or 0, or -1 with an exception. */
+/* Whether astype() may return the buffer itself, since `copy` is false and nothing
+ * would change: 1 or 0, or -1 with an exception. */
 static int
 is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
 {
@@ -219,6 +220,7 @@ is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
     return copies < 0 ? -1 : copies == 0;
 }
 
+/* astype(), once its dtype has been read. */
 static PyObject *
 convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
 {

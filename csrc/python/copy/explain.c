@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* _explain(): what copy() would do. */
+/* _explain(), which tells what copy() would do with the same arguments. */
 #include "transfer/run/explain.h"
 
 #include "python/copy/call.h"
@@ -15,7 +15,8 @@ describe_end(const cm_region *region, cm_end_facts facts)
                          facts.whole, region->device);
 }
 
-/* A dict of all that is known; cumem.explain makes sentences of it. */
+/* Return all that is known of the copy as a dict, of which cumem.explain() makes
+ * sentences. */
 static PyObject *
 describe(const cm_explanation *e, const cm_copy_request *request)
 {
@@ -44,6 +45,7 @@ describe(const cm_explanation *e, const cm_copy_request *request)
         convert->cast != NULL);
 }
 
+/* The cm_copy_use that explains a copy in place of making it. */
 static PyObject *
 look(cm_state *state, const cm_copy_request *request)
 {

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranges of a file and objects in memory: from them to a request of the engine, with
- * what must come first and what must stay alive. */
+/* _transfer_file(): ranges of a file are read into objects in memory, or written from
+ * them. As copy_objects.c does for a copy, this file reads the objects, makes the
+ * request for the engine, and sees to what must come first and what must stay alive.
+ *
+ * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
+ * of the same bytes would change the file under the call, so such ends are found before
+ * anything is moved (find_own_maps()), and the package goes by way of other memory. */
 #include "base/checked_math.h"
 #include "base/file_maps.h"
 #include "base/nvtx.h"
@@ -13,15 +18,15 @@
 
 typedef struct file_call {
     cm_call call;
-    PyObject *open;   /* borrowed: called for the descriptor when all ends are good */
+    PyObject *open;   /* borrowed; called for the descriptor once all ends are good */
     cm_stream *given; /* borrowed; NULL: the current streams */
     uint64_t nbytes;  /* of all ends */
-    uint64_t devices; /* whose memory is an end, by index */
+    uint64_t devices; /* the devices of all ends, as a set of indices */
     bool cuts;        /* the file is to end with the last range */
     Py_ssize_t count;
     Py_ssize_t end_count;  /* ends that are initialised */
-    cm_operand *ends;      /* owned, as are the next */
-    cm_file_range *ranges; /* their regions are those of `ends` */
+    cm_operand *ends;      /* owned array */
+    cm_file_range *ranges; /* owned array; their regions are those of `ends` */
     cm_file_request request;
 } file_call;
 
@@ -88,7 +93,7 @@ take_ends(file_call *call)
                                : cm_call_come_after_stream(&call->call, call->given);
 }
 
-/* One for each device whose memory is an end. */
+/* Choose a stream for each device whose memory is an end. */
 static int
 choose_streams(file_call *call)
 {
@@ -145,8 +150,8 @@ fini_call(file_call *call)
     PyMem_Free(call->ranges);
 }
 
-/* A file that is written need not exist before: what is wrong with the ends must be
- * told by now. */
+/* Call for the descriptor. This may create the file that is to be written, so all that
+ * is wrong with the ends must have been found before. */
 static int
 open_file(file_call *call)
 {
@@ -158,13 +163,14 @@ open_file(file_call *call)
     return result;
 }
 
-/* So many ends at most are asked about one by one. */
+/* The most ends for which the maps are asked about one by one; for more of them the
+ * whole list of maps is read. */
 enum { SPANS_MAX = 32 };
 
 /* -- maps of the file itself -------------------------------------------------------------- */
 
-/* May the memory be a mapping of a file? Not what an allocator or a pool of ours made.
- */
+/* Whether the memory may be a map of a file. Memory that an allocator or a pool of ours
+ * made is not. */
 static bool
 may_be_map(const file_call *call, Py_ssize_t i)
 {
@@ -174,8 +180,8 @@ may_be_map(const file_call *call, Py_ssize_t i)
            && (end->storage == NULL || end->storage->pool == NULL);
 }
 
-/* The bytes of the file that the call changes or reads, from the first to the last.
- * What is cut off behind them counts as changed. */
+/* Return the bytes of the file that the call reads or changes, from the first to the
+ * last. Bytes that are cut off behind the last range count as changed. */
 static cm_file_span
 touched_span(const file_call *call)
 {
@@ -194,8 +200,8 @@ touched_span(const file_call *call)
     return span;
 }
 
-/* The memory of an end that may be a map, from its lowest byte to its highest. False:
- * it is none. */
+/* Store the span of memory of an end, from its lowest byte to its highest. Returns
+ * false if it cannot be a map. */
 static bool
 map_span(const file_call *call, Py_ssize_t i, cm_file_span *out)
 {
@@ -209,7 +215,8 @@ map_span(const file_call *call, Py_ssize_t i, cm_file_span *out)
     return true;
 }
 
-/* Append the numbers of the ends that show bytes which the call touches. */
+/* Append to `shown` the numbers of those ends that are maps of bytes which the call
+ * touches. */
 static int
 list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
 {
@@ -229,10 +236,10 @@ list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
     return 0;
 }
 
-/* Bytes that are read from a file into a map of the same bytes, or written to it from
- * one, change under the call: pieces move in any order. Nothing has been moved yet when
- * this lists the numbers of such ends, so that the caller can go by way of memory of
- * its own; an empty list: there are none. */
+/* Return a list of the numbers of those ends that are maps of bytes which the call
+ * touches. If bytes of a file are read into a map of the same bytes, or written from
+ * one, they change under the call, as pieces move in any order. Nothing has been moved
+ * yet, so the caller can go by way of memory of its own. */
 static PyObject *
 find_own_maps(file_call *call)
 {
@@ -276,8 +283,8 @@ find_own_maps(file_call *call)
 static cm_engine *
 open_call(file_call *call)
 {
-    /* Ranges of the host alone need no page-locked chunks, so no device to lock them.
-     */
+    /* Ranges in host memory alone need no page-locked chunks, so no device is needed to
+     * page-lock any. */
     cm_engine *engine = cm_call_engine(call->call.state, call->devices);
     return engine == NULL || open_file(call) < 0 ? NULL : engine;
 }
@@ -310,7 +317,7 @@ move_bytes(file_call *call, cm_engine *engine)
     cm_call_take_back(&call->call);
     bool writes = call->request.writes;
     if (PyErr_Occurred()) {
-        return NULL; /* Ctrl-C, or the progress callback's */
+        return NULL; /* of Ctrl-C, or of the callback for the progress */
     }
     if (failure.at_end || failure.error != 0) {
         return tell_failure(state, &failure);
@@ -388,11 +395,11 @@ run_call(file_call *call, PyObject *offsets, PyObject *memories,
 PyObject *
 cm_transfer_file(PyObject *module, PyObject *args)
 {
-    PyObject *open, *offsets, *memories, *stream, *told;
+    PyObject *open, *offsets, *memories, *stream, *progress;
     int writes, cuts, direct;
     if (!PyArg_ParseTuple(args, "OO!O!ppOiO", &open, &PyTuple_Type, &offsets,
                           &PyTuple_Type, &memories, &writes, &cuts, &stream, &direct,
-                          &told)) {
+                          &progress)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -403,7 +410,7 @@ cm_transfer_file(PyObject *module, PyObject *args)
     cm_call_frame frame;
     PyObject *result = NULL;
     if (cm_call_enter(&frame, state, stream, cm_device_hint(state, memories, stream, 1),
-                      told, writes ? "write" : "read")
+                      progress, writes ? "write" : "read")
         == 0) {
         call->call =
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};

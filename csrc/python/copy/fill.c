@@ -1,5 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fill(): one element into all of a buffer, by memset where the device can. */
+/* fill(): store one value in all elements of a buffer.
+ *
+ * Memory of a device is filled by that device, and ordinary memory by the host. Memory
+ * that both reach is filled by the stream's device if a stream was given; else by the
+ * host or, if it is managed memory that was prefetched to a device, by that one. A fill
+ * of device memory without gaps that comes after nothing but its own stream takes the
+ * short way of transfer/routes/fill.c (try_queue()); any other goes to the engine as a
+ * request (queue_fill()).
+ *
+ * In many functions here the buffer's storage is pinned: fill_by() pins it from the
+ * start to the end, so that no other thread frees the memory while this one waits. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
@@ -9,8 +19,9 @@
 #include "python/core/values.h"
 #include "python/device/wait.h"
 
-/* The device whose work the fill is; -1: the host's. Memory that both reach is the
- * stream's where one was `named`, else it is filled in place. -2 with an exception. */
+/* Choose the device that fills the memory; -1 for the host, -2 with an exception.
+ * Memory that both reach is filled by the stream's device if a stream was `named`, else
+ * where it is. */
 static int
 choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
@@ -18,7 +29,7 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     bool on_device = cm_kind_is_on_device(storage->residency);
     bool managed = cm_kind_migrates(storage->residency);
     if ((!on_device && !cm_kind_is_shared(storage->residency))
-        || (managed && storage->flags == CM_MANAGED_HOST)) { /* attached: no device */
+        || (managed && storage->flags == CM_MANAGED_HOST)) { /* only the host may */
         return -1;
     }
     if (managed && named) {
@@ -34,14 +45,14 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
-/* The fill is made, or queued on `stream`; what is remembered of the storage's uses is
- * as it was when it had `use_calls`. */
+/* Note that the fill is made, or queued on `stream`. The storage forgets the streams
+ * that came before it, if nobody has used it since it had the count `use_calls`. */
 static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)
 {
-    /* Memory that only devices see, and that stays until its streams are done with it:
-     * nobody can look too early, so the fill need not be waited for. */
+    /* Nobody can look too early at memory that only devices reach and that a pool keeps
+     * until its streams are done with it. So nobody need wait for such a fill. */
     bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->residency);
     if (!blocking && !is_unseen) {
         storage->late_count++;
@@ -49,7 +60,7 @@ note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
     cm_storage_forget_uses(storage, stream, CM_EXTENT_ALL(true), true, use_calls);
 }
 
-/* Has the memory been given to no other stream than this one, and to no transfer? */
+/* Whether no stream but this one, and no transfer, is working on the memory. */
 static bool
 is_in_order_of(const cm_storage *storage, const cm_stream *stream)
 {
@@ -61,8 +72,9 @@ is_in_order_of(const cm_storage *storage, const cm_stream *stream)
     return storage->writer_count == 0;
 }
 
-/* The short way, of a device's own memory without gaps: 1 where it is queued, 0 where
- * it was not tried, -1 with an exception. Of pinned memory. */
+/* Try the short way, which is for a device's own memory without gaps. Returns 1 if the
+ * fill is queued, 0 if it was not tried, -1 with an exception. The storage is
+ * pinned. */
 static int
 try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 {
@@ -94,7 +106,8 @@ try_queue(cm_buffer *self, const void *element, cm_stream *stream)
     return is_made;
 }
 
-/* Of pinned memory. */
+/* Let the engine make the fill: by the device `filler`, which queues it, or by the host
+ * (-1), which is waited for. The storage is pinned. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
@@ -122,7 +135,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     cm_ticket_info info = {.done = false};
     cm_ticket *ticket;
     cm_pool_waiter waiter = {self->state, cm_gil_give()};
-    if (blocking) { /* what the device fills is queued and waits for nothing */
+    if (blocking) { /* a fill by the device is only queued: there is no wait to end */
         cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
         request.interrupted = hooks.interrupted;
         request.interrupted_argument = hooks.argument;
@@ -145,7 +158,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
         return cm_py_raise_int(self->state, status, "while filling a buffer");
     }
     if (info.captured) {
-        storage->was_captured = true; /* and nothing is written before the graph runs */
+        storage->was_captured = true; /* nothing is written until the graph runs */
     }
     else {
         note_filled(storage, stream, blocking, use_calls);
@@ -153,9 +166,10 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     return 0;
 }
 
-/* Is it ordinary memory, to be filled in the order of a current stream whose device has
- * no context yet, so that nothing can have been given to it? The host fills it then,
- * and no context is made to have a stream that it could come after. */
+/* Whether the fill has no stream to come after: the memory is ordinary, no stream was
+ * named, and the device of the current stream has no context yet, so nothing can have
+ * been queued on it. The host then fills the memory, and no context is made just to
+ * have a stream. */
 static cm_status
 is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, bool *out)
 {
@@ -195,7 +209,8 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     if (queued < 0 || (queued == 0 && queue_fill(self, element, stream, filler) < 0)) {
         return -1;
     }
-    /* Foreign memory may go when we return; what is registered waits before it goes. */
+    /* Memory of others may be freed as soon as this returns, so the fill must be over.
+     * Registered memory waits by itself before it goes. */
     bool foreign = storage->pool == NULL && storage->registration == NULL;
     if ((foreign || !named) && cm_storage_is_late(storage)) {
         return cm_storage_wait(storage, true);
@@ -203,7 +218,8 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     return 0;
 }
 
-/* Other memory than a device's own may be filled by any. */
+/* Return the stream of a fill. Memory of a device needs a stream of that device; any
+ * other memory may be filled on a stream of any device. */
 static cm_stream *
 find_stream(const cm_buffer *self, PyObject *object)
 {
@@ -216,10 +232,11 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* By `element`, one item of the buffer's dtype at any address. With a stream that is
- * given return when it is queued, else when it is filled, unless nobody can tell.
- * Pinned to the end: the waits let other threads in, and what is deferred or told of on
- * the way may be Python code. */
+/* Fill the buffer with `element`, one item of its dtype at any address. If a stream is
+ * given the call returns when the fill is queued, else when the memory is filled,
+ * unless nobody could see the difference. The storage is pinned until the end, because
+ * the waits let other threads run, and so may Python code that was deferred or that is
+ * called on the way. */
 static PyObject *
 fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
@@ -240,8 +257,9 @@ fill_by(cm_buffer *self, const void *element, PyObject *given)
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* An array without dimensions that has the buffer's dtype is an element as it stands.
- * What may be masked is not: the package looks whether it is. */
+/* Whether the value is an array without dimensions that has the buffer's dtype, so that
+ * its memory is the element. If it may be masked it is left to the package, which
+ * looks. */
 static bool
 is_element(const cm_buffer *self, PyObject *value)
 {
@@ -249,8 +267,9 @@ is_element(const cm_buffer *self, PyObject *value)
            && !cm_numpy_may_be_masked(value);
 }
 
-/* Numbers and elements here, all else by the package, which copies arrays and comes
- * back with the element that it has made of a single value. */
+/* fill(). Numbers and elements are stored from here. Anything else goes to the package,
+ * which copies arrays, and calls again with the element that it has made of a single
+ * value. */
 PyObject *
 cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames)

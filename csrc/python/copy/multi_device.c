@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Of broadcast(), scatter() and gather() what cumem/transfers/multi_device.py leaves to
- * the core: where ends lie, and each of the copies. */
+/* What broadcast(), scatter() and gather() of cumem/transfers/multi_device.py need of
+ * the core: it says where ends lie, and makes each of the copies.
+ *
+ * Several copies that begin together are a group. _begin_parts() gives the group a
+ * number, holds the memory of all ends, and notes how many transfers there were so far
+ * (`before`). _copy_part() makes one copy, which comes after those transfers but not
+ * after the others of the group. _end_parts() lets the storages forget the streams that
+ * came before the whole group, which no single copy could do for the others. */
 #include <stdlib.h>
 
 #include "docstrings.h"
@@ -15,6 +21,9 @@
 
 /* -- ends --------------------------------------------------------------------------------- */
 
+/* Return (the object that keeps the memory, where element 0 lies, whether all of it is
+ * page-locked in one piece or on a device). Where it lies is one number for all views
+ * of the memory, even if they have different addresses. */
 static PyObject *
 describe_end(cm_state *state, const cm_operand *end)
 {
@@ -74,7 +83,8 @@ read_end(PyObject *module, PyObject *args)
 
 /* -- copies that begin together ------------------------------------------------------- */
 
-/* While it lives nobody frees the memory of the ends, and shutdown() is refused. */
+/* The ends of a group. While this lives nobody can free their memory, and shutdown() is
+ * refused. */
 typedef struct held_ends {
     cm_state *state;
     PyObject *module; /* held: keeps the state */
@@ -99,7 +109,7 @@ let_go(PyObject *capsule)
     cm_error_restore(kept);
 }
 
-/* Of memory that the call was given; NULL: it is not cumem's. Borrowed. */
+/* Return the storage of an end, borrowed; NULL if the memory is not cumem's. */
 static cm_storage *
 storage_of(const cm_state *state, PyObject *end)
 {
@@ -109,6 +119,7 @@ storage_of(const cm_state *state, PyObject *end)
     return cm_numpy_is_array(end) ? cm_operand_storage_of(state, end) : NULL;
 }
 
+/* Make a capsule that holds the storages of all ends. */
 static PyObject *
 hold_ends(cm_state *state, PyObject *module, PyObject *ends)
 {
@@ -206,6 +217,8 @@ copy_part(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, transfers);
 }
 
+/* _end_parts(number, stream, capsule). A storage that was used otherwise since its copy
+ * forgets nothing. */
 static PyObject *
 end_parts(PyObject *module, PyObject *args)
 {

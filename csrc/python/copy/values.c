@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The values of a buffer as objects of Python's: one element as a number, all of them
- * as a list, as bytes or as an array. NumPy makes the objects.
+/* The values of a buffer as Python objects: one element as a number, or all elements as
+ * a list, as bytes or as an array. NumPy makes the objects.
  *
- * One element is copied into an array of its own first. So nobody else ever has the
- * memory of the buffer: it counts as exported to nobody, and what NumPy makes of the
- * element may refer to the array for as long as it likes. Memory that the host reads is
- * read in place, once the work on it that cumem knows of is done; of device memory a
- * copy is made, on the current stream. */
+ * A single element is first copied into an array of its own. So the memory of the
+ * buffer is never exported for this, and the object that NumPy makes of the element may
+ * refer to the array for as long as it likes.
+ *
+ * Memory that the host can read is read in place, once the work on it that cumem knows
+ * of is done. Device memory is copied first, on the current stream. */
 #include <string.h>
 
 #include "python/buffer/methods.h"
@@ -20,8 +21,8 @@ is_on_device(const cm_buffer *self)
     return cm_kind_is_on_device(cm_buffer_kind(self));
 }
 
-/* Wait until the host may read the memory, which is open then. 0, or -1 with an
- * exception. Releases the GIL; may run Python code. */
+/* Wait until the host may read the memory. 0, if the buffer is still open then, or -1
+ * with an exception. Releases the GIL, and may run Python code. */
 static int
 settle(cm_buffer *self)
 {
@@ -30,13 +31,13 @@ settle(cm_buffer *self)
         || cm_buffer_note_side(self, false) < 0) {
         return -1;
     }
-    return cm_buffer_check_open(self); /* shutdown() may have come while it waited */
+    return cm_buffer_check_open(self); /* shutdown() may have run during the wait */
 }
 
 /* -- one element -------------------------------------------------------------------------- */
 
-/* The element `offset` bytes from the buffer's first one, in a new array of its own,
- * with one axis of length 1 or (`ndim` 0) without axes. */
+/* Copy the element that lies `offset` bytes after the first one into a new array, which
+ * has a single axis of length 1 or, if `ndim` is 0, no axes. */
 static PyObject *
 copy_element(cm_buffer *self, int64_t offset, int ndim)
 {
@@ -68,13 +69,14 @@ copy_element(cm_buffer *self, int64_t offset, int ndim)
     return array;
 }
 
-/* The only element as an object of `type`, which NumPy's arrays become. */
+/* Convert a buffer of one element to a number, by calling `type` with an array of
+ * it. */
 static PyObject *
 to_number(PyObject *object, PyTypeObject *type)
 {
     cm_buffer *self = (cm_buffer *)object;
     int64_t size = cm_buffer_size(self);
-    if (size != 1) { /* before they are copied */
+    if (size != 1) { /* refused before anything is copied */
         PyErr_Format(PyExc_TypeError,
                      "only a buffer of one element is a number, and this has %lld",
                      (long long)size);
@@ -128,8 +130,9 @@ cm_buffer_bool(PyObject *object)
 
 /* -- item() ------------------------------------------------------------------------------- */
 
-/* An index of `length` from either end; -1 with IndexError, which names the `axis`, or
- * (-1) all elements. */
+/* Return an index from the beginning, for one that may count from the end. -1 with
+ * IndexError if it is out of bounds; the message names the axis or, for `axis` -1, the
+ * size. */
 static int64_t
 wrap(int64_t index, int64_t length, int axis)
 {
@@ -148,7 +151,7 @@ wrap(int64_t index, int64_t length, int axis)
     return -1;
 }
 
-/* One index for each axis. */
+/* Find the element by one index for each axis. */
 static int
 find_by_axes(const cm_buffer *self, const int64_t *index, int64_t *offset)
 {
@@ -162,7 +165,7 @@ find_by_axes(const cm_buffer *self, const int64_t *index, int64_t *offset)
     return 0;
 }
 
-/* The index of one of all elements, in C's order. */
+/* Find the element by its number in C's order. */
 static int
 find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
 {
@@ -178,8 +181,8 @@ find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
     return 0;
 }
 
-/* Find how many bytes after the first element this one lies. 0, or -1 with an
- * exception. */
+/* Find out how many bytes behind the first element the one lies that the arguments of
+ * item() name. 0, or -1 with an exception. */
 static int
 find_element(const cm_buffer *self, PyObject *const *args, Py_ssize_t nargs,
              int64_t *offset)
@@ -268,7 +271,8 @@ cm_buffer_format(PyObject *object, PyObject *spec)
 
 /* -- all elements ------------------------------------------------------------------------- */
 
-/* What `read` makes of an array of the values, of which it keeps nothing. */
+/* Return what `read` makes of an array of the values. It must keep nothing of the
+ * array. */
 static PyObject *
 read_values(cm_buffer *self, cm_array_reader *read, PyObject *argument)
 {
