@@ -83,7 +83,7 @@ cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src, PyObject 
     return hint >= 0 ? hint : cm_device_hint(state, src, stream, 0);
 }
 
-/* -- what a call is given beside its ends ------------------------------------------------- */
+/* -- the arguments that all calls have ---------------------------------------------------- */
 
 int
 cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int device,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__dlpack_c_exchange_api__` of the buffer types: DLPack as a table of C functions,
- *  for libraries that exchange tensors without calling methods. Functions that are
+ * for libraries that exchange tensors without calling methods. Functions that are
  * called for every argument of a call are C; the others go to the package. */
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
@@ -55,7 +55,7 @@ tell_exception(void *context, cm_dl_tell tell)
     Py_XDECREF(traceback);
 }
 
-/* Allocate memory like that of `like`.  The caller need not hold the GIL. */
+/* Allocate memory like that of `like`. The caller need not hold the GIL. */
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
             cm_dl_tell tell)

@@ -178,8 +178,9 @@ cm_request_waits(const cm_copy_request *request)
  * a stream that the engine owns. On a stream that captures, only copies that need no
  * waiting are possible, and their tickets are done at once.
  *
- * The caller owns *out; `out` may be NULL if it wants no ticket. On failure nothing is
- * in flight and the keeps have been dropped.
+ *  The caller owns *out; `out` may be NULL if it wants no ticket. After a failure
+ * nothing is in flight and the keeps have been dropped, except after CM_ECANCELLED (see
+ * `interrupted`).
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
  * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (the file behind a
  * mapped end was cut short), CM_ECAST. */

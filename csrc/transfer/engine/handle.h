@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A ticket: a copy under way, as its callers see it. It tells the outcome, and other
  * work can be ordered after it. ticket.h says how tickets work inside.
- *
- * Any thread may call these functions; they take the engine's lock themselves. */
+ * Any thread may call these functions, without holding the engine's lock. */
 #pragma once
 
 #include "runtime/stream.h"

@@ -112,7 +112,7 @@ typedef struct cm_job {
     uint64_t idle_event;       /* lent, of the same, while cm_job_wait_stream() waits */
     uint32_t after_count;
     cm_after *afters;     /* owned array of lent events: what must come first */
-    void *host_temporary; /* owned; a source that overlaps its target, read whole */
+    void *host_temporary; /* owned; a copy of a source that overlaps its target */
     cm_block *temporary;  /* owned; the same, on the device */
     cm_block *block; /* owned; packed bytes on the device, of one piece or of two */
     bool has_pair;   /* ... of two */

@@ -92,8 +92,7 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *
 {
     cm_engine *engine = ticket->engine;
     ticket->state = state;
-    ticket->passed_count = 0; /* for the new state those before may have to be further
-                               */
+    ticket->passed_count = 0; /* the new state may ask more of those before */
     watch(ticket, state == CM_TICKET_SUBMITTED && !ticket->is_whole);
     if (state == CM_TICKET_DONE) {
         atomic_fetch_sub(&engine->pending_count, 1);

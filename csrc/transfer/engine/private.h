@@ -76,7 +76,7 @@ struct cm_engine {
     cm_relief *relief;     /* set once, with its argument; may be NULL */
     void *relief_argument;
     cm_copy_counts counts;
-    _Atomic uint64_t short_end_ns;  /* when the last short copy ended that several
+    _Atomic uint64_t short_end_ns;  /* the end of the last short copy that several
                                        threads shared */
     _Atomic uint64_t pending_count; /* is decremented only under the lock */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings at work to or from each device */

@@ -12,8 +12,9 @@ enum {
     BATCH = 32,
     FIRST_PAUSE_NS = 20 * 1000,
     LAST_PAUSE_NS = 1000 * 1000,
-    JOB_PAUSE_NS = 200 * 1000, /* the longest pause while a job waits, which a pause
-                                  makes late */
+    /* The longest pause while a job waits for an event, as the job is late by as
+     * much. */
+    JOB_PAUSE_NS = 200 * 1000,
 };
 
 /* Update up to `limit` (<= BATCH) watched tickets, beginning with the one that was
@@ -157,8 +158,8 @@ cm_engine_need_idle_trims(cm_engine *engine)
 void
 cm_engine_poll(cm_engine *engine)
 {
-    /* A few are enough here, for a busy caller to see its own work end sooner. The
-     * watcher does the rest. */
+    /* Two are enough for a busy caller to see its own work end sooner. The watcher does
+     * the rest. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);

@@ -111,7 +111,7 @@ cm_targets_begin(cm_job *job)
     return cm_ok();
 }
 
-/* Queue the way of a slot to one target on another device. */
+/* Queue the copies that bring a slot to one target on another device. */
 static cm_status
 send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
 {

@@ -6,7 +6,7 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
-/* -- when they are right ------------------------------------------------------------ */
+/* -- which plans the routes suit ---------------------------------------------------- */
 
 bool
 cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
@@ -73,7 +73,7 @@ cm_kernel_suits(cm_plan *plan, const cm_plan_ends *ends)
            && ends->dst->address != 0 && ends->src->address != 0;
 }
 
-/* -- and what they do --------------------------------------------------------------- */
+/* -- moving the bytes --------------------------------------------------------------- */
 
 /* Populate the pages of mapped files. The runtime touches ordinary memory itself, so
  * they cannot be populated part by part as the copy goes on. */

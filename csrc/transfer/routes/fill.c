@@ -16,8 +16,8 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
-/* Return after how many bytes `value` repeats itself, if the runtime has a fill with a
- * pattern of that length and `dst` is aligned for it; else 0. */
+/* Return the length of the pattern that `value` repeats, if the runtime has a fill with
+ * a pattern of that length and `dst` is aligned for it; else 0. */
 static uint32_t
 period_of(const char *value, uint64_t nbytes, cm_address dst)
 {

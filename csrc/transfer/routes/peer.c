@@ -63,9 +63,9 @@ take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **
     }
 }
 
-/* Queue the way of a piece to where the target's device can take it, and store that
- * place in *from. With a page-locked slot the piece goes down to the host on the
- * source's link, while earlier pieces go up on the target's. Otherwise it is packed
+/* Queue the copies that bring a piece to where the target's device can take it, and
+ * store that place in *from. With a page-locked slot the piece goes down to the host on
+ * the source's link, while earlier pieces go up on the target's. Otherwise it is packed
  * into a block on the source's device or, if it is one run, left where it is. */
 static cm_status
 gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,

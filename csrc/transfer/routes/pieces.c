@@ -20,7 +20,7 @@ enum {
 
 /* -- the plan ----------------------------------------------------------------------------- */
 
-/* Let `hull` reach over another piece. */
+/* Extend `hull` over another piece. */
 static void
 extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
 {

@@ -14,7 +14,7 @@
 #include "transfer/engine/ticket.h"
 #include "transfer/routes/routes.h"
 
-/* -- is it one? ------------------------------------------------------------------------ */
+/* -- which copies are such ------------------------------------------------------------- */
 
 /* Whether the device of the stream reaches this end at any time, and moves its bytes in
  * the order of the stream. */

@@ -113,8 +113,8 @@ CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
  * `drain` it returns when every piece has ended. Fails: as its way, the pinned pool
  * and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
-/* The layout of the piece's way from the source to the slot, and of its way from the
- * slot to the target. */
+/* Compute the layout by which the piece is copied from the source into the slot, and
+ * the one by which it is copied from the slot to the target. */
 void cm_slot_pack(const cm_slot *s, cm_layout *out);
 void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
 /* Exchange the slot's event for one of `device`, where the work on its piece is

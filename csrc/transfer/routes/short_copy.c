@@ -167,13 +167,14 @@ typedef struct short_copy {
     unsigned piece_count;
     uint64_t piece_nbytes;
     uint64_t events[PIECES_MAX]; /* lent */
-    char *to;                    /* the host's half: from user memory to the block */
-    const char *from;            /* ... or from the block to user memory */
-    cm_task_group *group;        /* if workers help; else NULL */
-    cm_copy_task *tasks;         /* up: one for each piece; down: one for all */
-    bool wakes;                  /* sleeping workers are woken to help as well */
-    bool flying;                 /* the copy may still be in flight at the end */
-    bool kept;                   /* ... and a ticket has the keeps */
+    char *to;             /* where the host's half writes: the block, or on the way
+                             down the user's memory */
+    const char *from;     /* ... and reads: the other one of these two */
+    cm_task_group *group; /* if workers help; else NULL */
+    cm_copy_task *tasks;  /* up: one for each piece; down: one for all */
+    bool wakes;           /* sleeping workers are woken to help as well */
+    bool flying;          /* the copy may still be in flight at the end */
+    bool kept;            /* ... and a ticket has the keeps */
 } short_copy;
 
 /* Whether the runtime's own way is the best one for a copy between ends on devices:
@@ -420,7 +421,7 @@ fetch_pieces(short_copy *c)
                                 c->stream->handle));
         CM_TRY(record_event(c, i));
     }
-    if (c->wakes) { /* while the first piece is on its way */
+    if (c->wakes) { /* they wake while the first piece is on its way */
         cm_task_group_wake(c->group);
     }
     for (unsigned i = 0; i < c->piece_count; i++) {

@@ -12,10 +12,10 @@
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
-/* -- when it is right -------------------------------------------------------------- */
+/* -- which plans the routes suit --------------------------------------------------- */
 
 /* Whether the device should put the elements in order, so that the host reads the
- * source  as it lies, since the device's memory has speed to spare. This pays if the
+ * source as it lies, since the device's memory has speed to spare. This pays if the
  * source is to be transposed. It also pays if short runs fill the source without gaps,
  * but neighbours lie along another axis than in the target, as in pixels that become
  * planes. */
@@ -55,8 +55,8 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
     return is_packed && !plan->is_turned;
 }
 
-/* Takes all that is left. cm_staged_suits(), which was asked before, has set
- * is_turned. */
+/* Every plan that is left suits. cm_staged_suits(), which was asked before, has set
+ * plan->is_turned. */
 bool
 cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
 {
@@ -145,9 +145,10 @@ move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status 
                          up ? s->pinned->address : job->src.address);
 }
 
-/* Queue the way of a packed piece from the slot to its places on the device, or in host
- * memory that the device writes for us. A kernel reads what is repeated many times, so
- * such a piece goes to a block on the device first, and not many times over the bus. */
+/* Queue the copies that bring a packed piece from the slot to its places on the device,
+ * or in host memory that the device writes for us. A kernel reads what is repeated many
+ * times, so such a piece goes to a block on the device first, and not many times over
+ * the bus. */
 static cm_status
 send_piece(cm_job *job, const cm_slot *s)
 {
@@ -172,9 +173,9 @@ send_piece(cm_job *job, const cm_slot *s)
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }
 
-/* Queue the way of a slot with several runs. The link stands still for some
- * microseconds between two copies, so all runs go to a block in one copy if possible,
- * and a kernel places them while the next slot is on its way. */
+/* Queue the copies that bring the several runs of a slot to their places. The link
+ * stands still for some microseconds between two copies, so all runs go to a block in
+ * one copy if possible, and a kernel places them while the next slot is on its way. */
 static cm_status
 send_runs(cm_job *job, const cm_slot *s)
 {
@@ -221,7 +222,7 @@ send_slot(cm_job *job, cm_slot *s)
 
 /* -- ... and from the device ---------------------------------------------------------------- */
 
-/* Queue the way of a piece from its places on the device to the slot. */
+/* Queue the copies that bring a piece from its places on the device to the slot. */
 static cm_status
 fetch_piece(cm_job *job, const cm_slot *s)
 {
