@@ -2960,7 +2960,7 @@ def _explain(
     offset: object = None,
     /,
 ) -> dict[str, Any]:
-    """What copy() or copy_async() would do."""
+    """Tell what copy() or copy_async() would do, without doing it."""
 
 def _export(
     buffer: Buffer,
@@ -2970,12 +2970,15 @@ def _export(
     is_copy: bool,
     /,
 ) -> Any:
-    """What `Buffer.__dlpack__` answers; None where the device does not reach the memory.
-    Of a copy that nobody else knows nothing is waited for.
+    """Export a buffer, as `Buffer.__dlpack__` does; return None if only a copy of the
+    memory can be on that device. With `is_copy` nobody else knows the buffer, so the export
+    waits for nothing.
     """
 
 def _set_tuning(values: dict[str, int], /) -> None:
-    """Have these values, or none of them, and the defaults of the others."""
+    """Set all of these values, or none of them if one is refused, and give the others their
+    defaults.
+    """
 
 @final
 class _TuningValue(structseq[Any]):
@@ -2997,7 +3000,7 @@ def _read_tuning(opens: bool, /) -> dict[str, _TuningValue]:
     """
 
 def _flush_cache(obj: object, /) -> None:
-    """Have the processor forget the bytes of an object with the buffer protocol."""
+    """Take the bytes of an object with the buffer protocol out of the caches."""
 
 @final
 class _HostMemory(structseq[Any]):
@@ -3061,9 +3064,11 @@ def _transfer_file(
     progress: _Progress,
     /,
 ) -> _FileOutcome:
-    """Read or write a file at offsets, from or to a memory for each of them, which
-    cumem/files/raw.py has checked. The file is opened when nothing else is wrong.
-    `cuts`: what lies behind the ends counts as touched.
+    """Read or write a file at `offsets`, from or to the memory for each of them.
+
+    cumem/files/raw.py has read and checked them. `open` is called for the descriptor once
+    nothing else is wrong. With `cuts` the file is to end with the last range, so the bytes
+    behind it count as touched.
     """
 
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
@@ -3080,7 +3085,7 @@ def _unregister(buffer: Buffer, defers: bool, /) -> None:
     """
 
 def _is_memory(obj: object, /) -> bool:
-    """Is it memory, and no value that copy() would make an array of?"""
+    """Whether an object is memory, and not a value of which copy() would make an array."""
 
 @final
 class _CopyEnd(structseq[Any]):
@@ -3121,8 +3126,9 @@ def _begin_parts(stream: object, ends: tuple[object, ...], /) -> _CopyParts:
     """Begin copies on `stream` whose ends are in the memory of `ends`."""
 
 def _end_parts(number: int, stream: object, held: object, /) -> None:
-    """`stream` comes after all of them now (None: the caller has waited), so that it alone
-    need be remembered of what used the memory of the ends, which `held` knows.
+    """End copies that began together, once `stream` comes after all of them or, if it is
+    None, the caller has waited for them. Of all that used the memory of the ends, which
+    `held` knows, only that stream has to be remembered.
     """
 
 def _copy_part(
@@ -3136,9 +3142,10 @@ def _copy_part(
     casting: str | None,
     /,
 ) -> list[Transfer]:
-    """As copy_async(), to all of `dsts` by one copy: a Transfer for each. It does not come
-    after what began since `before`. `beside`: it is not on `stream`, which the caller
-    will order after it.
+    """Copy to all of `dsts` at once, as copy_async() does to one: a Transfer for each.
+
+    The copy does not come after transfers that began since `before`. With `beside` it is
+    not made on `stream`, which the caller will order after it.
     """
 
 def _prefetch_rows(tile: ManagedBuffer, device: int | None, stream: object, /) -> None:
@@ -3166,7 +3173,9 @@ def _allocate(
     pool: object,
     /,
 ) -> Buffer:
-    """A buffer of that shape, or of the layout of `like`; with the flags of a buffer."""
+    """Allocate a buffer with that shape, or with the layout of `like`. `flags` may be a
+    Buffer, whose flags are then taken.
+    """
 
 def _attach_nvtx(path: str, /) -> str | None:
     """Let the tool `path` see ranges from now on, once a process. Returns None, or the
@@ -3265,13 +3274,14 @@ def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
 def _check_casting(
     before: str, source: np.dtype[Any], target: np.dtype[Any], casting: object, /
 ) -> None:
-    """TypeError or ValueError, whose text begins with `before`, unless `casting` names a
-    rule of NumPy's that allows elements of the one dtype to become those of the other.
+    """Raise TypeError or ValueError, with a text that begins with `before`, unless
+    `casting` names a rule of NumPy's that allows elements of one dtype to become those of
+    the other.
     """
 
 def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
-    """Seconds of a copy by the CUDA runtime's cudaMemcpyAsync, waited for, between
-    addresses.
+    """Copy between two addresses by the CUDA runtime's cudaMemcpyAsync, wait for it, and
+    return how many seconds that took.
     """
 
 _KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]

@@ -87,7 +87,6 @@ set_tuning(PyObject *module, PyObject *values)
     Py_RETURN_NONE;
 }
 
-/* _read_tuning(opens): a list of (name, (value, least, most)). */
 static PyObject *
 read_tuning(PyObject *module, PyObject *opens)
 {

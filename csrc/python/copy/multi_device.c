@@ -21,9 +21,9 @@
 
 /* -- ends --------------------------------------------------------------------------------- */
 
-/* Return (the object that keeps the memory, where element 0 lies, whether all of it is
- * page-locked in one piece or on a device). Where it lies is one number for all views
- * of the memory, even if they have different addresses. */
+/* Describe an end: the object that keeps its memory, where its element 0 lies, and
+ * whether all of it is page-locked in one piece or on a device. Where it lies is one
+ * number for all views of the memory, even if they have different addresses. */
 static PyObject *
 describe_end(cm_state *state, const cm_operand *end)
 {
