@@ -162,7 +162,7 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .is_file = region->is_file};
 }
 
-/* Whether the driver must be asked of which kind this memory is. */
+/* Whether the driver must be asked what kind of memory this is. */
 static bool
 is_unknown(const cm_piece_end *end)
 {

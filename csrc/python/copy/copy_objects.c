@@ -133,7 +133,7 @@ come_after_given(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
-/* Choose whether the driver is asked of which kind the memory of an end is. If the
+/* Choose whether the driver is asked what kind of memory an end is. If the
  * caller waits for a copy and the other end, whose kind is `other`, is on a device, a
  * short end need not be asked about. */
 static cm_asking

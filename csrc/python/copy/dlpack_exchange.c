@@ -100,7 +100,8 @@ lend_tensor(void *object, cm_dl_tensor *out)
     memcpy(out->strides, managed->tensor.strides, sizeof(int64_t) * (size_t)out->ndim);
     managed->deleter(managed);
     if (buffer->readonly) {
-        PyErr_SetString(PyExc_BufferError, "no tensor that is lent can be read-only");
+        PyErr_SetString(PyExc_BufferError,
+                        "the buffer is read-only, which a lent tensor cannot say");
     }
     return buffer->readonly ? -1 : 0;
 }

@@ -213,7 +213,7 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
         int64_t step = cm_buffer_strides(buffer)[i];
         extents[i] = length;
         if (empty || length == 1) {
-            steps[i] = dense; /* nobody takes a step of it */
+            steps[i] = dense; /* no step along this axis is ever taken */
         }
         else if (step < 0 || step % buffer->itemsize != 0) {
             return cm_package_refuse(

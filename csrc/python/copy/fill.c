@@ -8,8 +8,9 @@
  * short way of transfer/routes/fill.c (try_queue()); any other goes to the engine as a
  * request (queue_fill()).
  *
- * In many functions here the buffer's storage is pinned: fill_by() pins it from the
- * start to the end, so that no other thread frees the memory while this one waits. */
+ * fill_by() pins the buffer's storage for as long as a fill takes, so that no
+ * other thread frees the memory while this one waits. Most functions here rely on it.
+ */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
@@ -51,8 +52,8 @@ static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)
 {
-    /* Nobody can look too early at memory that only devices reach and that a pool keeps
-     * until its streams are done with it. So nobody need wait for such a fill. */
+    /* Memory that only devices reach, and that a pool keeps until its streams are done
+     * with it, cannot be read too early. So nothing needs to wait for such a fill. */
     bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->residency);
     if (!blocking && !is_unseen) {
         storage->late_count++;

@@ -49,7 +49,7 @@ typedef enum cm_job_step {
     CM_JOB_DETACHED,  /* all is queued, and nobody asks when it ends */
 } cm_job_step;
 
-/* A value of lost_error that is no errno: a cast could not convert an element. */
+/* A value of lost_error that is not an errno: a cast could not convert an element. */
 enum { CM_LOST_CAST = -1 };
 
 /* How far a copy by the route HOST is. */

@@ -210,8 +210,8 @@ let_go_of_those_before(cm_ticket *ticket)
     free(after);
 }
 
-/* Put the ticket into `state`, release the lock, which the caller holds, and finish
- * those tickets that are over thereby. */
+/* Put the ticket into `state`, release the lock, which the caller holds, and finish the
+ * tickets that have become over. */
 static void
 enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 {
@@ -334,8 +334,9 @@ give_back(cm_ticket *ticket)
     }
 }
 
-/* The outcome of a whole whose parts are all over: `status`, or the first failure among
- * them, which thereby counts as read. The caller holds the lock. */
+/* The outcome of a whole whose parts are all over: `status` or, if that is a success,
+ * the first failure among them. The parts count as read from now on. The caller holds
+ * the lock. */
 static cm_status
 outcome_of_parts(const cm_ticket *whole, cm_status status)
 {

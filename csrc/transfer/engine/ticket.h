@@ -75,7 +75,7 @@ struct cm_ticket {
     uint64_t nbytes;        /* payload; set before anybody else sees the ticket */
     _Atomic uint64_t moved; /* see cm_ticket_count_moved() */
     _Atomic uint64_t parts_moved; /* the same, of all parts together */
-    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL: it is no part */
+    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL: not a part */
     /* The tickets that come first or, for a whole, its parts. Owned array of held
      * tickets, set before anybody else sees this one. */
     cm_ticket **after;
@@ -113,7 +113,7 @@ struct cm_ticket {
 cm_event cm_request_event(const cm_copy_request *request);
 /* Make a ticket with two references, of which one is the caller's and one the order's.
  * What is page-locked at the ends of the request now stays so until the ticket is done.
- * Returns NULL without memory; the keeps are then still the caller's. */
+ * Returns NULL if there is no memory; the keeps are then still the caller's. */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
 /* Take the keeps of the request, whose call waits for the ticket but will not stay to
  * the end. Answers false if there is no memory for them. Nobody else may see the ticket
@@ -163,8 +163,8 @@ CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
  * the job can go on. Returns true if the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
 /* Come after the ticket: block until it is submitted or over and make `stream` wait for
- * it or, if `stream` is NULL, block until it is over. A failure of that copy is no
- * failure here.
+ * it or, if `stream` is NULL, block until it is over. A failure of that copy is not a
+ * failure of this call.
  * Fails: CM_ETIMEOUT, after `timeout_ns`; CM_EFORKED, stream_wait_event. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
@@ -180,9 +180,9 @@ void cm_ticket_drain(cm_ticket *ticket);
 /* Whether the ticket is far enough for what comes after it: over, or, unless the host
  * is to act next (`by_host`), at least submitted. */
 bool cm_ticket_is_passed(const cm_ticket *ticket, bool by_host);
-/* Put the ticket into `state`, and let the tickets that hang on it advance. Those that
- * become over thereby, itself among them, and wholes whose last part became over, are
- * put into `settled`, by their `order_node`. */
+/* Put the ticket into `state`, and let the tickets that hang on it advance. Tickets
+ * that become over in this way, perhaps this one too, and wholes whose last part became
+ * over, are put into `settled`, by their `order_node`. */
 void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
                                   cm_list *settled);
 /* Put a job that no thread runs where it waits: for its event, for what comes before

@@ -175,7 +175,7 @@ typedef struct slice {
     uint64_t nbytes;
 } slice;
 
-/* Find the first piece, from *next on, of which bytes lie in the range of `nbytes` from
+/* Find the first piece, from *next on, that has bytes in the range of `nbytes` from
  * `at` on. Returns false if there is none. */
 static bool
 next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
