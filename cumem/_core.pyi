@@ -3232,6 +3232,20 @@ def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
     innermost first.
     """
 
+@final
+class _MemoryPlace(structseq[Any]):
+    """Where foreign memory was when a copy began; a `Transfer` keeps a list of these."""
+
+    @property
+    def memory(self) -> object:
+        """What the bytes are in: a storage of PyTorch's, or an array."""
+    @property
+    def address(self) -> int:
+        """Where it began."""
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it had."""
+
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 

@@ -234,45 +234,62 @@ cm_memory_check(const cm_storage *storage)
 
 /* -- for copies in the background --------------------------------------------------------- */
 
+/* Append where `memory` is. Handles share the list, so its items are objects that the
+ * garbage collector sees once, and no rows of C. */
 static int
-note(PyObject *memory, uint64_t address, uint64_t nbytes, PyObject **list)
+note(const cm_state *state, PyObject *memory, uint64_t address, uint64_t nbytes,
+     PyObject **list)
 {
     if (*list == NULL) {
         *list = PyList_New(0);
     }
-    cm_append(list, Py_BuildValue("(OKK)", memory, (unsigned long long)address,
-                                  (unsigned long long)nbytes));
+    PyObject *members[CM_MemoryPlace_COUNT] = {
+        [CM_MemoryPlace_memory] = Py_NewRef(memory),
+        [CM_MemoryPlace_address] = PyLong_FromUnsignedLongLong(address),
+        [CM_MemoryPlace_nbytes] = PyLong_FromUnsignedLongLong(nbytes),
+    };
+    cm_append(list, cm_structseq_new(state, CM_STRUCTSEQ_MemoryPlace, members));
     return *list == NULL ? -1 : 0;
+}
+
+/* Check one of the items. */
+static int
+check_noted(const cm_state *state, PyObject *place)
+{
+    PyObject *address = PyStructSequence_GetItem(place, CM_MemoryPlace_address);
+    PyObject *nbytes = PyStructSequence_GetItem(place, CM_MemoryPlace_nbytes);
+    return check_place(state, PyStructSequence_GetItem(place, CM_MemoryPlace_memory),
+                       PyLong_AsUnsignedLongLong(address),
+                       PyLong_AsUnsignedLongLong(nbytes), true);
 }
 
 int
 cm_memory_note(const cm_storage *storage, PyObject **list)
 {
-    return storage->is_watched ? note(storage->memory, storage->memory_address,
-                                      storage->memory_nbytes, list)
-                               : 0;
+    if (!storage->is_watched) {
+        return 0;
+    }
+    return note(storage->state, storage->memory, storage->memory_address,
+                storage->memory_nbytes, list);
 }
 
 int
 cm_memory_note_place(const cm_state *state, PyObject *memory, PyObject **list)
 {
     uint64_t address, nbytes;
-    return read_place(state, memory, &address, &nbytes) < 0
-               ? forgive()
-               : note(memory, address, nbytes, list);
+    if (read_place(state, memory, &address, &nbytes) < 0) {
+        return forgive();
+    }
+    return note(state, memory, address, nbytes, list);
 }
 
 int
 cm_memory_check_noted(cm_state *state, PyObject *list)
 {
-    int result = 0;
-    for (Py_ssize_t i = 0; result == 0 && i < PyList_Size(list); i++) {
-        PyObject *memory;
-        unsigned long long address, nbytes;
-        result =
-            PyArg_ParseTuple(PyList_GetItem(list, i), "OKK", &memory, &address, &nbytes)
-                ? check_place(state, memory, address, nbytes, true)
-                : -1;
+    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
+        if (check_noted(state, PyList_GetItem(list, i)) < 0) {
+            return -1;
+        }
     }
-    return result;
+    return 0;
 }
