@@ -14,12 +14,12 @@ import re
 _NO_QUOTA = 1 << 32  #: CPUs; more than there are
 
 
-def find() -> tuple[bytes, int]:
-    """For the extension, when the driver opens: folders of the groups that may limit
-    memory, a line each, and how many CPUs quotas allow.
+def memory_folders() -> bytes:
+    """List the folders of the groups that may limit memory, a line each. The extension
+    asks for them, and for `cpu_quota`, when the driver opens.
     """
     lines = (os.fsencode(folder) + b"\n" for folder in folders("memory"))
-    return b"".join(line for line in lines if line.count(b"\n") == 1), cpu_quota()
+    return b"".join(line for line in lines if line.count(b"\n") == 1)
 
 
 def folders(controller: str, root: str = "") -> list[str]:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cumem.devices.gpus import visible
 
@@ -40,12 +40,18 @@ class _DoubtError(Exception):
     """CUDA might count otherwise."""
 
 
-def count_devices() -> tuple[int, int]:
-    """Code of CUDA's (0: all is well) and number of devices; -1: only starting the
-    driver in this process can tell.
-    """
+class Counted(NamedTuple):
+    """How many devices there are, which the extension reads by these names."""
+
+    code: int  #: What CUDA answers; 0: all is well.
+    device_count: int  #: -1: only starting the driver in this process can tell.
+
+
+def count_devices() -> Counted:
+    """Count the devices that CUDA would show."""
     try:
-        return 0, count_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), _list_uuids())
+        said = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return Counted(0, count_visible(said, _list_uuids()))
     except _DoubtError:
         return _ask_other_process()
 
@@ -162,10 +168,10 @@ def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
 # -- the driver ------------------------------------------------------------------------
 
 
-def _ask_other_process() -> tuple[int, int]:
+def _ask_other_process() -> Counted:
     """By a new interpreter, which shares nothing with this process but its environment."""
     if getattr(sys, "frozen", False) or not _is_python(sys.executable):
-        return 0, -1  # a program of its own: to run it again might do anything
+        return Counted(0, -1)  # a program of its own: to run it again might do anything
     command = [sys.executable, "-I", "-S", "-c", _SCRIPT]
     try:
         done = subprocess.run(
@@ -177,13 +183,13 @@ def _ask_other_process() -> tuple[int, int]:
             timeout=_SECONDS,
         )
     except (OSError, subprocess.SubprocessError):
-        return 0, -1
+        return Counted(0, -1)
     for line in done.stdout.decode("ascii", "replace").splitlines():
         words = line.split()
         if len(words) == 3 and words[0] == "cumem:":
             code, count = int(words[1]), int(words[2])
-            return (_NO_DEVICE if code == 0 and count == 0 else code), count
-    return _UNKNOWN, 0  # it died of the driver: so would we
+            return Counted(_NO_DEVICE if code == 0 and count == 0 else code, count)
+    return Counted(_UNKNOWN, 0)  # it died of the driver: so would we
 
 
 def _is_python(path: str | None) -> bool:

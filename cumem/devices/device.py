@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Self, SupportsIndex, final
+from typing import Any, NamedTuple, Self, SupportsIndex, final
 
 import numpy as np
 
@@ -347,16 +347,24 @@ _EMULATED = {
 }
 
 
-def read_settings() -> tuple[
-    bool, bool, int, int, int, int, int, bool, bool, bool, bytes
-]:
-    """What is opened next: as the environment says, but for what a test has set.
+class Settings(NamedTuple):
+    """What is opened next, which the extension reads by these names."""
 
-    That is whether CUDA is tried, whether emulated devices will do, their number, memory,
-    driver, longest delay and seed, whether they reach each other, whether managed memory
-    is the host's and theirs at the same time, whether calls can be made to fail, and which
-    of the emulated machine's devices each is, a byte each.
-    """
+    tries_cuda: bool  #: Whether the driver is opened, if there is one.
+    may_emulate: bool  #: Whether emulated devices will do.
+    device_count: int  #: How many of these there are, and so on.
+    memory_nbytes: int
+    driver_version: int
+    max_delay_us: int
+    seed: int
+    has_peers: bool  #: Whether they reach the memory of each other.
+    is_concurrent: bool  #: Whether managed memory is theirs and the host's at once.
+    has_faults: bool  #: Whether calls can be made to fail.
+    numbers: bytes  #: Which of the emulated machine's devices each is, a byte each.
+
+
+def read_settings() -> Settings:
+    """Say what is opened next: as the environment says, but for what a test has set."""
     global opened_with
     opened_with = os.environ.get("CUDA_VISIBLE_DEVICES")
     settings: dict[str, Any] = dict(_EMULATED)
@@ -385,14 +393,14 @@ def read_settings() -> tuple[
     if test_settings.get("device_count") is None:
         numbers = _visible_emulated(settings["device_count"], backend == "emulated")
         settings["device_count"] = len(numbers)
-    return (
-        backend != "emulated",
-        backend != "cuda",
-        *(settings[name] for name in _EMULATED),
-        bool(settings["peers"]),
-        bool(settings["concurrent"]),
-        settings["faults"],
-        bytes(numbers),
+    return Settings(
+        tries_cuda=backend != "emulated",
+        may_emulate=backend != "cuda",
+        has_peers=bool(settings["peers"]),
+        is_concurrent=bool(settings["concurrent"]),
+        has_faults=settings["faults"],
+        numbers=bytes(numbers),
+        **{name: settings[name] for name in _EMULATED},
     )
 
 

@@ -22,10 +22,14 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cumem.base.error_codes import CODES
 
-__all__ = ["gpus_hidden", "hardware", "intent", "judge_failure", "pci_gpus", "visible"]
+__all__ = [
+    *("Judgement", "gpus_hidden", "hardware", "intent", "judge_failure", "pci_gpus"),
+    "visible",
+]
 
 #: Below it lie ``proc``, ``sys``, ``dev`` and ``etc``; tests set a folder of their own.
 ROOT = "/"
@@ -145,13 +149,21 @@ def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
     return (found[0] if len(found) == 1 else None), doubt
 
 
+class Judgement(NamedTuple):
+    """What follows from a driver that did not open; the extension reads it by these
+    names."""
+
+    may_emulate: bool  #: Whether the emulated device may stand in.
+    why: str  #: Why it is emulated, or a note for the error: the cause and the cure.
+
+
 def judge_failure(
     code: int,
     root: str | Path | None = None,
     environment: Mapping[str, str] = os.environ,
     has_library: Callable[[], bool] | None = None,
-) -> tuple[bool, str]:
-    """What follows from a driver that did not open, for the extension.
+) -> Judgement:
+    """Judge a driver that did not open, for the extension.
 
     Parameters
     ----------
@@ -160,24 +172,22 @@ def judge_failure(
 
     Returns
     -------
-    may_emulate : bool
-        Whether the emulated device may stand in.
-    text : str
-        Why the device is emulated, or a note for the error: the cause and the cure.
+    Judgement
     """
     base = ROOT if root is None else root
     library = has_library or _has_library
     if gpus_hidden(environment):
         value = environment["CUDA_VISIBLE_DEVICES"]
-        return True, f"CUDA_VISIBLE_DEVICES={value} hides all GPUs"
+        return Judgement(True, f"CUDA_VISIBLE_DEVICES={value} hides all GPUs")
     there, meant = hardware(base), intent(base, environment, library)
     if there is None or meant is None:
-        return True, _reason(code, there)
-    return False, (
+        return Judgement(True, _reason(code, there))
+    return Judgement(
+        False,
         f"cumem does not emulate a GPU that this process was meant to use: {there}, and "
         f"{meant}, but {_cause(code, base, environment, library)}. "
         "`python -m cumem doctor` tells what is wrong and how to mend it; set "
-        "CUMEM_BACKEND=emulated to emulate on purpose"
+        "CUMEM_BACKEND=emulated to emulate on purpose",
     )
 
 

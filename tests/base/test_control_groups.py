@@ -141,7 +141,7 @@ def test_quota_of_version_1_counts(tmp_path) -> None:
 def test_extension_gets_a_line_for_each_folder(monkeypatch) -> None:
     names = ["/m/a", "/m/two\nlines", "/m/\udcff", "/m"]
     monkeypatch.setattr(control_groups, "folders", lambda *_: names)
-    assert control_groups.find()[0] == b"/m/a\n/m/\xff\n/m\n"
+    assert control_groups.memory_folders() == b"/m/a\n/m/\xff\n/m\n"
 
 
 LIMITED = """
@@ -149,7 +149,8 @@ import cumem
 from cumem import _core
 from cumem.base import control_groups
 
-control_groups.find = lambda: ({folder!r}.encode() + b"\\n", 1)
+control_groups.memory_folders = lambda: {folder!r}.encode() + b"\\n"
+control_groups.cpu_quota = lambda: 1
 cumem.device_count()
 host = _core._host_memory()
 print(host.cgroup_nbytes, host.usable_nbytes)

@@ -36,7 +36,7 @@ VARIABLES = {
 
 def test_suite_runs_with_random_delays(emulated) -> None:
     cumem.empty_pinned(1)
-    delay_us = device_module.read_settings()[5]
+    delay_us = device_module.read_settings().max_delay_us
     assert delay_us == session.MAX_DELAY_US > 0
 
 
@@ -282,7 +282,7 @@ def test_visible_devices_are_those_of_the_emulated_machine(
         else:
             monkeypatch.setenv(name, value)
     found = device_module.read_settings()
-    assert (found[2], list(found[-1])) == (len(numbers), numbers)
+    assert (found.device_count, list(found.numbers)) == (len(numbers), numbers)
 
 
 @pytest.mark.parametrize("said", ["7", "0,0", "all", "GPU-", "GPU-63756d65"])

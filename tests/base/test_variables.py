@@ -102,8 +102,8 @@ def test_switches_know_the_same_words(clean, text: str, is_on: bool) -> None:
     assert variables.read_switch(text) is is_on
     clean.setenv("CUMEM_EMULATED_PEERS", text)
     clean.setenv("CUMEM_EMULATED_CONCURRENT", text)
-    *_, peers, concurrent, _, _ = device_module.read_settings()
-    assert peers is concurrent is is_on
+    settings = device_module.read_settings()
+    assert settings.has_peers is settings.is_concurrent is is_on
     clean.setenv("CUMEM_DIRECT", text)
     assert raw._direct_number(None) == 1 + is_on
     assert (
@@ -122,8 +122,8 @@ def environment(text: str) -> dict[str, str | None]:
 def test_empty_switches_are_as_unset_ones(clean) -> None:
     for name in ("PEERS", "CONCURRENT"):
         clean.setenv(f"CUMEM_EMULATED_{name}", "")
-    *_, peers, concurrent, _, _ = device_module.read_settings()
-    assert peers is concurrent is True
+    settings = device_module.read_settings()
+    assert settings.has_peers is settings.is_concurrent is True
     clean.setenv("CUMEM_DIRECT", "")
     assert raw._direct_number(None) == 0
     assert not list(checks.check_nvtx(NVTX | {"environment": environment("")}))

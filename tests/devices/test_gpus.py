@@ -53,7 +53,7 @@ def build(root: Path, files: list[str]) -> Path:
 
 def judge(
     root: Path, code: int = INSUFFICIENT, library: bool = False, **environment: str
-) -> tuple[bool, str]:
+) -> gpus.Judgement:
     return gpus.judge_failure(code, root, environment, lambda: library)
 
 
@@ -87,7 +87,7 @@ def test_gpu_that_was_meant_and_does_not_open_is_an_error(
 @pytest.mark.parametrize("meant", NO_INTENTS, ids=str)
 @pytest.mark.parametrize("there", HARDWARE)
 def test_gpu_that_nobody_meant_is_emulated(tmp_path, there, meant, code) -> None:
-    assert judge(build(tmp_path, HARDWARE[there]), code, **meant)[0]
+    assert judge(build(tmp_path, HARDWARE[there]), code, **meant).may_emulate
 
 
 @pytest.mark.parametrize("meant", [*INTENTS, *NO_INTENTS], ids=str)
@@ -95,7 +95,7 @@ def test_gpu_that_nobody_meant_is_emulated(tmp_path, there, meant, code) -> None
 def test_machine_without_a_gpu_emulates_whatever_is_meant(
     tmp_path, there, meant
 ) -> None:
-    assert judge(build(tmp_path, OTHERS[there]), **meant)[0]
+    assert judge(build(tmp_path, OTHERS[there]), **meant).may_emulate
 
 
 def test_device_node_alone_is_hardware_and_intent(tmp_path) -> None:

@@ -307,7 +307,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     ),
     "what the process may use, which is read once": (
         *(
-            "control_groups.find",
+            "control_groups.memory_folders",
+            "control_groups.cpu_quota",
             "counting.count_devices",
             "device.read_settings",
         ),

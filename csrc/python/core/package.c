@@ -2,6 +2,7 @@
 /* Finding functions of the package, and calling them. */
 #include "python/core/package.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -112,6 +113,42 @@ cm_package_refuse(const char *module, const char *function, PyObject *arguments)
 {
     (void)cm_package_do(module, function, arguments);
     return -1;
+}
+
+int
+cm_member_flag(PyObject *answer, const char *name, bool *out)
+{
+    PyObject *member = PyObject_GetAttrString(answer, name);
+    int truth = member == NULL ? -1 : PyObject_IsTrue(member);
+    Py_XDECREF(member);
+    *out = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
+int
+cm_member_int(PyObject *answer, const char *name, int *out)
+{
+    PyObject *member = PyObject_GetAttrString(answer, name);
+    long value = member == NULL ? -1 : PyLong_AsLong(member);
+    Py_XDECREF(member);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (value < INT_MIN || value > INT_MAX) {
+        PyErr_Format(PyExc_OverflowError, "%s=%ld does not fit in an int", name, value);
+        return -1;
+    }
+    *out = (int)value;
+    return 0;
+}
+
+int
+cm_member_uint64(PyObject *answer, const char *name, uint64_t *out)
+{
+    PyObject *member = PyObject_GetAttrString(answer, name);
+    *out = member == NULL ? 0 : PyLong_AsUnsignedLongLong(member);
+    Py_XDECREF(member);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 bool

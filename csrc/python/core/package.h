@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "python/python.h"
 
@@ -42,6 +43,12 @@ PyObject *cm_package_hint(PyObject *self, void *name);
 int cm_package_do(const char *module, const char *function, PyObject *arguments);
 /* Call a function that always raises. Always returns -1. */
 int cm_package_refuse(const char *module, const char *function, PyObject *arguments);
+
+/* Read a member of an answer by its name, where a function of the package answers a
+ * NamedTuple. 0, or -1 with an exception. */
+int cm_member_flag(PyObject *answer, const char *name, bool *out);
+int cm_member_int(PyObject *answer, const char *name, int *out);
+int cm_member_uint64(PyObject *answer, const char *name, uint64_t *out);
 
 /* True if the environment has a variable whose name begins with `prefix`. If not, the
  * package need not be loaded to read it. */

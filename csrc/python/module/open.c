@@ -30,47 +30,63 @@ typedef struct opening {
     cm_emulated_config emulated;
 } opening;
 
+/* Read which of the emulated machine's devices each is: one more than its number, in
+ * the order of the devices. 0, or -1 with an exception. */
+static int
+read_numbers(PyObject *settings, cm_emulated_config *config)
+{
+    char *number;
+    Py_ssize_t count;
+    PyObject *numbers = PyObject_GetAttrString(settings, "numbers");
+    if (numbers == NULL || PyBytes_AsStringAndSize(numbers, &number, &count) < 0) {
+        Py_XDECREF(numbers);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count && i < CM_MAX_DEVICES; i++) {
+        config->numbers[i] = (uint8_t)(number[i] + 1);
+    }
+    Py_DECREF(numbers);
+    return 0;
+}
+
+static int
+read_settings(PyObject *settings, opening *plan)
+{
+    cm_emulated_config *config = &plan->emulated;
+    uint64_t delay_us;
+    bool has_peers, is_concurrent;
+    if (cm_member_flag(settings, "tries_cuda", &plan->tries_cuda) < 0
+        || cm_member_flag(settings, "may_emulate", &plan->may_emulate) < 0
+        || cm_member_int(settings, "device_count", &config->device_count) < 0
+        || cm_member_uint64(settings, "memory_nbytes", &config->memory_nbytes) < 0
+        || cm_member_int(settings, "driver_version", &config->driver_version) < 0
+        || cm_member_uint64(settings, "max_delay_us", &delay_us) < 0
+        || cm_member_uint64(settings, "seed", &config->seed) < 0
+        || cm_member_flag(settings, "has_peers", &has_peers) < 0
+        || cm_member_flag(settings, "is_concurrent", &is_concurrent) < 0
+        || cm_member_flag(settings, "has_faults", &plan->faults) < 0) {
+        return -1;
+    }
+    config->max_delay_us = (uint32_t)delay_us;
+    config->apart = !has_peers;
+    config->in_turn = !is_concurrent;
+    return read_numbers(settings, config);
+}
+
 /* Read the plan. cumem/devices/device.py reads the environment, or what a test has set
- * in its place. */
+ * in its place. 0, or -1 with an exception. */
 static int
 opening_init(opening *plan)
 {
-    cm_emulated_config *config = &plan->emulated;
-    unsigned long long memory_nbytes;
-    unsigned long long seed;
-    unsigned delay_us;
-    int tries_cuda, may_emulate, peers, concurrent, faults;
-    PyObject *numbers;
-    char *number = NULL;
-    Py_ssize_t number_count = 0;
-    PyObject *read = cm_package_call("devices.device", "read_settings", PyTuple_New(0));
-    bool known = read != NULL
-                 && PyArg_ParseTuple(read, "ppiKiIKpppS", &tries_cuda, &may_emulate,
-                                     &config->device_count, &memory_nbytes,
-                                     &config->driver_version, &delay_us, &seed, &peers,
-                                     &concurrent, &faults, &numbers)
-                 && PyBytes_AsStringAndSize(numbers, &number, &number_count) == 0;
-    if (known) {
-        memset(config->numbers, 0, sizeof(config->numbers));
-        for (Py_ssize_t i = 0; i < number_count && i < CM_MAX_DEVICES; i++) {
-            config->numbers[i] = (uint8_t)(number[i] + 1);
-        }
-    }
-    Py_XDECREF(read);
-    if (!known) {
+    *plan = (opening){.emulated = {.reason = ""}};
+    PyObject *settings =
+        cm_package_call("devices.device", "read_settings", PyTuple_New(0));
+    if (settings == NULL) {
         return -1;
     }
-    config->memory_nbytes = memory_nbytes;
-    config->max_delay_us = delay_us;
-    config->seed = seed;
-    config->apart = peers == 0;
-    config->in_turn = concurrent == 0;
-    config->reason = "";
-    plan->tries_cuda = tries_cuda != 0;
-    plan->may_emulate = may_emulate != 0;
-    plan->faults = faults != 0;
-    plan->fell_back = false;
-    return 0;
+    int result = read_settings(settings, plan);
+    Py_DECREF(settings);
+    return result;
 }
 
 /* Set how many devices the driver certainly has, which cumem/devices/counting.py finds
@@ -87,9 +103,15 @@ count_devices(const cm_state *state, opening *plan)
     int code, count;
     PyObject *found =
         cm_package_call("devices.counting", "count_devices", PyTuple_New(0));
-    bool known = found != NULL && PyArg_ParseTuple(found, "ii", &code, &count);
-    Py_XDECREF(found);
-    if (!known) {
+    if (found == NULL) {
+        return -1;
+    }
+    int result = cm_member_int(found, "code", &code);
+    if (result == 0) {
+        result = cm_member_int(found, "device_count", &count);
+    }
+    Py_DECREF(found);
+    if (result < 0) {
         return -1;
     }
     if (code != CM_OK || count == 0) {
@@ -147,28 +169,33 @@ opening_run_alone(cm_state *state, opening *plan, cm_runtime **out)
 static int
 fall_back(cm_state *state, opening *plan, cm_status failure)
 {
-    PyObject *answer = cm_package_call("devices.gpus", "judge_failure",
-                                       Py_BuildValue("(i)", (int)failure.code));
-    int may_emulate;
-    const char *text;
-    if (answer == NULL) {
-        return -1;
+    int result = -1;
+    PyObject *why = NULL;
+    PyObject *judgement = cm_package_call("devices.gpus", "judge_failure",
+                                          Py_BuildValue("(i)", (int)failure.code));
+    bool may_emulate;
+    if (judgement == NULL
+        || cm_member_flag(judgement, "may_emulate", &may_emulate) < 0) {
+        goto fail;
     }
-    if (!PyArg_ParseTuple(answer, "ps", &may_emulate, &text)) {
-        Py_DECREF(answer);
-        return -1;
+    why = PyObject_GetAttrString(judgement, "why");
+    const char *text = why == NULL ? NULL : PyUnicode_AsUTF8AndSize(why, NULL);
+    if (text == NULL) {
+        goto fail;
     }
-    if (may_emulate) {
-        (void)snprintf(state->emulation_reason, sizeof(state->emulation_reason), "%s",
-                       text);
-        plan->emulated.reason = state->emulation_reason;
-        plan->fell_back = true;
-    }
-    else {
+    if (!may_emulate) {
         (void)cm_py_raise(state, failure, text);
+        goto fail;
     }
-    Py_DECREF(answer);
-    return may_emulate ? 0 : -1;
+    (void)snprintf(state->emulation_reason, sizeof(state->emulation_reason), "%s",
+                   text);
+    plan->emulated.reason = state->emulation_reason;
+    plan->fell_back = true;
+    result = 0;
+fail:
+    Py_XDECREF(why);
+    Py_XDECREF(judgement);
+    return result;
 }
 
 /* Wait a while, without the GIL, for the thread that is opening. 0, or -1 with the

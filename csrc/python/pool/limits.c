@@ -73,17 +73,28 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
 int
 cm_limits_find_groups(void)
 {
-    const char *folders;
-    unsigned long long cpu_count;
-    PyObject *found = cm_package_call("base.control_groups", "find", PyTuple_New(0));
-    bool is_known =
-        found != NULL && PyArg_ParseTuple(found, "yK", &folders, &cpu_count);
-    if (is_known && !cm_control_groups_set(folders, cpu_count)) {
-        (void)PyErr_NoMemory();
-        is_known = false;
+    int result = -1;
+    PyObject *quota = NULL;
+    PyObject *folders =
+        cm_package_call("base.control_groups", "memory_folders", PyTuple_New(0));
+    const char *lines = folders == NULL ? NULL : PyBytes_AsString(folders);
+    if (lines == NULL) {
+        goto fail;
     }
-    Py_XDECREF(found);
-    return is_known ? 0 : -1;
+    quota = cm_package_call("base.control_groups", "cpu_quota", PyTuple_New(0));
+    uint64_t cpu_count = quota == NULL ? 0 : PyLong_AsUnsignedLongLong(quota);
+    if (PyErr_Occurred()) {
+        goto fail;
+    }
+    if (!cm_control_groups_set(lines, cpu_count)) {
+        (void)PyErr_NoMemory();
+        goto fail;
+    }
+    result = 0;
+fail:
+    Py_XDECREF(quota);
+    Py_XDECREF(folders);
+    return result;
 }
 
 /* -- functions --------------------------------------------------------------------- */
