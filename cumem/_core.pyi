@@ -2921,18 +2921,18 @@ def _trim(
 ) -> int:
     """Trim a pool, or all of a kind and of a device (-1: of all)."""
 
-def _numpy_handler(min_nbytes: int, pool: Pool | None, /) -> object:
-    """A capsule of NumPy's for memory of a pool, for arrays of at least so many bytes;
-    without a pool, of NumPy's own memory.
+def _numpy_handler(min_nbytes: int, pool: Pool | None, /) -> CapsuleType:
+    """Make a memory handler of NumPy's, which takes arrays of at least so many bytes from
+    a pool; without a pool it takes them from where NumPy does.
     """
 
-def _numpy_enter(handler: object, /) -> None:
+def _numpy_enter(handler: CapsuleType, /) -> None:
     """Make it NumPy's handler in this context; RuntimeError the second time."""
 
-def _numpy_leave(handler: object, /, *exc: object) -> None:
-    """Its block is over, in every context: the one around it is the handler here."""
+def _numpy_leave(handler: CapsuleType, /, *exc: object) -> None:
+    """End its block, in every context: the one around it is the handler here."""
 
-def _numpy_enable(handler: object | None, /) -> None:
+def _numpy_enable(handler: CapsuleType | None, /) -> None:
     """Serve arrays of NumPy's default handler as it says; None: as NumPy does."""
 
 def _lend(pool: _Pool, /) -> None:
@@ -3074,10 +3074,26 @@ def _transfer_file(
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
     """Say whether memory is a map of bytes of the file, from an offset on."""
 
+@final
+class _LockedPages(structseq[Any]):
+    """Memory of others that is page-locked from now on."""
+
+    @property
+    def buffer(self) -> PinnedBuffer | MappedBuffer:
+        """A buffer over it."""
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has, from the lowest one to the highest."""
+
 def _register(
-    memory: object, device: int, mapped: bool, read_only: bool, lock_read_only: bool, /
-) -> Any:
-    """Page-lock an array or buffer in place: a buffer over it, and how many bytes."""
+    memory: Buffer | np.ndarray[Any, Any],
+    device: int,
+    mapped: bool,
+    read_only: bool,
+    lock_read_only: bool,
+    /,
+) -> _LockedPages:
+    """Page-lock an array or buffer in place."""
 
 def _unregister(buffer: Buffer, defers: bool, /) -> None:
     """What Registration.close() does; `defers`: while it is exported, with the last

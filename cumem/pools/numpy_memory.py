@@ -15,6 +15,9 @@ from cumem.base.units import read_size
 from cumem.buffers.arguments import hinting, wrong_type
 from cumem.pools.pool import Pool, default_pool
 
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
+
 
 @final
 class numpy_pinned:  # noqa: N801  # reads as a function where it is used
@@ -114,7 +117,7 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
         _core._numpy_enable(None)
 
 
-def _handler(min_nbytes: int | str, pool: Pool | None) -> object:
+def _handler(min_nbytes: int | str, pool: Pool | None) -> CapsuleType:
     nbytes = read_size(min_nbytes, "min_nbytes", False, None)
     if pool is None:
         return _core._numpy_handler(nbytes, _default_pool())

@@ -258,11 +258,12 @@ def register(
     made: Registration = object.__new__(Registration)
     is_mapped = read_flag(mapped, "mapped")
     locks_read_only = wanted and _can_lock_read_only(index)
-    made._buffer, made._nbytes = lock_pages(
+    locked = lock_pages(
         lambda: _core._register(memory, index, is_mapped, wanted, locks_read_only),
         "mapped" if is_mapped else "pinned",
         index,
     )
+    made._buffer, made._nbytes = locked.buffer, locked.nbytes
     return made
 
 

@@ -181,7 +181,14 @@ cm_register_memory(PyObject *module, PyObject *args)
     Py_XDECREF(bytes.dtype);
     cm_storage_release(storage, true);
     cm_state_leave(state);
-    return Py_BuildValue("(NK)", buffer, (unsigned long long)bytes.nbytes);
+    if (buffer == NULL) {
+        return NULL;
+    }
+    PyObject *members[CM_LockedPages_COUNT] = {
+        [CM_LockedPages_buffer] = buffer,
+        [CM_LockedPages_nbytes] = PyLong_FromUnsignedLongLong(bytes.nbytes),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_LockedPages, members);
 }
 
 /* -- the end of a registration ------------------------------------------------------- */
