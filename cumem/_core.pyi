@@ -2910,6 +2910,11 @@ class _PoolBlock(structseq[Any]):
 def _pools(window: bool = False, /) -> list[_PoolFacts]:
     """Describe all pools. With `window` the peaks are those since the last call with it."""
 
+def _is_memory_in_flight(device: int, nbytes: int, /) -> bool:
+    """Whether the pool that memory of a device comes from now would grow for so many bytes,
+    although work is still under way on as many that were given back to it.
+    """
+
 def _default_pool(kind: str, device: int, /) -> Pool:
     """A new Pool around the default pool of a device."""
 

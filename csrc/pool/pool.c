@@ -903,6 +903,17 @@ cached_nbytes(const cm_pool_counters *c)
     return c->reserved_nbytes - c->live_nbytes - c->in_flight_nbytes;
 }
 
+bool
+cm_pool_is_behind(cm_pool *pool, uint64_t nbytes)
+{
+    const cm_pool_counters *counters = &pool->counters;
+    cm_spin_lock_take(&pool->lock);
+    bool is_behind =
+        counters->in_flight_nbytes >= nbytes && cached_nbytes(counters) < nbytes;
+    cm_spin_lock_give(&pool->lock);
+    return is_behind;
+}
+
 static void
 read_locked(cm_pool *pool, cm_pool_counters *out)
 {

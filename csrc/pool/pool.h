@@ -226,6 +226,10 @@ void cm_pools_obey_limits(const cm_runtime *rt, bool may_fence);
  * in one piece or in many. UINT64_MAX: there is no limit. */
 uint64_t cm_pool_room(cm_pool *pool);
 
+/* True if the pool would grow for `nbytes` more while work is still under way on as
+ * many bytes that were given back: who waits for that work need not make it grow. */
+bool cm_pool_is_behind(cm_pool *pool, uint64_t nbytes);
+
 /* What is known of a block that is given back, beyond the streams that worked on it. */
 enum {
     /* Unknown work may run on the block, so it waits for everything that the devices

@@ -158,14 +158,8 @@ class Room:
         return not self._is_short(nbytes)
 
     def _is_short(self, nbytes: int) -> bool:
-        """Whether a pool would grow although enough of its memory is in flight."""
-        return any(
-            facts.kind == "device"
-            and facts.device == self._device
-            and facts.counters["in_flight_nbytes"] >= nbytes
-            and facts.counters["cached_nbytes"] < nbytes
-            for facts in _core._pools()
-        )
+        """Whether the pool would grow although enough of its memory is in flight."""
+        return _core._is_memory_in_flight(self._device, nbytes)
 
 
 @final

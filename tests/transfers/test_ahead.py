@@ -120,6 +120,22 @@ def test_memory_behind_work_of_others_is_waited_for_only_a_while(
     testing.gate_open(stream)
 
 
+@pytest.mark.parametrize("loop", ["chunks", "prefetch", "pipeline"])
+def test_memory_that_another_pool_has_in_flight_is_not_waited_for(
+    emulated, monkeypatch, loop: str
+) -> None:
+    monkeypatch.setattr("cumem.transfers.ahead._PATIENCE", 3600.0)
+    stream, other = cumem.Stream(), cumem.Pool("device")
+    held = [other.allocate(2 * PIECE, stream=stream)]
+    with session.rescued(stream), session.gate(stream):
+        held[0].fill(1, stream=stream)
+        held[0].record_stream(cumem.current_stream(0))  # it is no more in one's order
+        held.clear()
+        gc.collect()
+        assert other.stats().in_flight_nbytes > 0
+        loops(data(12), 1)[loop](USES["nothing"])
+
+
 @pytest.mark.parametrize("use", ["nothing", "exported"])
 @pytest.mark.parametrize("pieces", [1, 2, 4])
 @pytest.mark.parametrize("loop", ["chunks", "pipeline"])

@@ -191,6 +191,25 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
     return pool == NULL ? NULL : cm_pool_hold(pool);
 }
 
+PyObject *
+cm_is_memory_in_flight(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device;
+    unsigned long long nbytes;
+    if (!PyArg_ParseTuple(args, "iK:_is_memory_in_flight", &device, &nbytes)
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
+        return NULL;
+    }
+    cm_pool *pool = cm_pool_choose(state, NULL, CM_KIND_DEVICE, 0, device);
+    if (pool == NULL) {
+        return NULL;
+    }
+    bool is_behind = cm_pool_is_behind(pool, nbytes);
+    cm_pool_let_go(state, pool);
+    return PyBool_FromLong(is_behind);
+}
+
 int
 cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
 {

@@ -683,6 +683,8 @@ PyMethodDef cm_pool_methods[] = {
     {"_trim", trim, METH_VARARGS, CM_DOC__trim},
     {"_lend", cm_lend_pool, METH_O, CM_DOC__lend},
     {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
+    {"_is_memory_in_flight", cm_is_memory_in_flight, METH_VARARGS,
+     CM_DOC__is_memory_in_flight},
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
     {"_living", living, METH_NOARGS, CM_DOC__living},
     {"_limit", cm_limit, METH_VARARGS, CM_DOC__limit},
