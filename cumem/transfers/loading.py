@@ -197,7 +197,7 @@ class _Batch:
             self._event.synchronize()
 
     def come(self, index: int) -> None:
-        device = self._mover.device.index
+        device = self._mover.index
         if self.transfer is not None:
             for stream in work_streams(device, self._libraries):
                 self.transfer.order(stream)
@@ -213,7 +213,7 @@ class _Batch:
 
     def leave(self, index: int) -> list[_core.Event]:
         self._mover.note_work()
-        streams = work_streams(self._mover.device.index, self._libraries)
+        streams = work_streams(self._mover.index, self._libraries)
         return [_record(stream) for stream in streams]
 
 
@@ -276,6 +276,7 @@ class _Mover:
         may_ask: bool,
     ) -> None:
         self.device = device
+        self.index = device.index
         self.nbytes = 0  # of the last batch: the next one is about as large
         self.reuses = not is_fresh
         self._batches: Iterator[Any] | None = batches
@@ -313,7 +314,7 @@ class _Mover:
         self._tell(moving.left)
         pairs = moving.pairs
         transfer = _core.copy_many_async(pairs) if pairs else None
-        self.nbytes = sum(buffer.nbytes for buffer, _ in pairs)
+        self.nbytes = 0 if transfer is None else transfer.nbytes
         libraries = moving.libraries or {self.framework}
         batch = _Batch(self, moved, transfer, self.nbytes, libraries)
         if moving.whole and self._lane is not None:
@@ -326,7 +327,7 @@ class _Mover:
     def note_work(self) -> None:
         """By the thread that works on the batches, which has queued its work on one."""
         if self._lane is not None:
-            stream = _module("torch").cuda.current_stream(self.device.index)
+            stream = _module("torch").cuda.current_stream(self.index)
             self._work = stream.record_event()
 
     def move_whole(self, value: Any) -> Any:
@@ -338,7 +339,7 @@ class _Mover:
         torch = _module("torch")
         if _core._is_emulated():
             return move_whole(value, torch.device("cpu"), True)
-        device = torch.device("cuda", self.device.index)
+        device = torch.device("cuda", self.index)
         if self._lane is None:
             self._lane = torch.cuda.Stream(device)
             self._work = torch.cuda.current_stream(device).record_event()

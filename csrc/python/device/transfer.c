@@ -114,36 +114,45 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
-/* Wait for the copy, and report its progress. False with an exception. */
-static bool
-wait_and_tell(cm_transfer_object *self, PyObject *timeout_object,
-              const cm_progress *progress)
+/* Wait for the copy of `nbytes`, and report to `progress` how far it is; NULL if nobody
+ * asks. 0, or -1 with an exception. */
+static int
+wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
+             const cm_progress *progress, uint64_t nbytes)
 {
     uint64_t timeout;
     cm_status status;
-    cm_ticket_info info = {.nbytes = 0};
-    if (progress->tell != NULL) {
-        cm_ticket_look(self->ticket, &info);
-    }
     if (cm_arg_timeout(timeout_object, "timeout", &timeout) < 0
-        || !cm_wait_for_ticket(self->ticket, cm_ticket_wait, timeout, progress,
-                               info.nbytes, &status)) {
-        return false;
+        || !cm_wait_for_ticket(self->ticket, cm_ticket_wait, timeout, progress, nbytes,
+                               &status)) {
+        return -1;
     }
     if (status.code == CM_ETIMEOUT) {
         PyErr_Format(PyExc_TimeoutError, "the transfer is not done after %R s",
                      timeout_object);
-        return false;
+        return -1;
     }
     if (!cm_is_ok(status)) {
-        (void)cm_py_raise(self->state, status, "while copying");
-        return false;
+        return cm_py_raise_int(self->state, status, "while copying");
     }
     cm_state_drop_own(self->state); /* what was dropped meanwhile is freed now */
-    if (check_memory(self) < 0) {
-        return false;
+    return check_memory(self);
+}
+
+/* The same, with `told`, a bar or a function of the user, that hears of the end too. */
+static int
+wait_and_tell(cm_transfer_object *self, PyObject *timeout_object, PyObject *told)
+{
+    cm_progress progress;
+    cm_ticket_info info;
+    if (cm_progress_open(told, "copy", &progress) < 0) {
+        return -1;
     }
-    return cm_progress_tell(progress, info.nbytes, info.nbytes) == 0;
+    cm_ticket_look(self->ticket, &info);
+    if (wait_for_end(self, timeout_object, &progress, info.nbytes) == 0) {
+        (void)cm_progress_tell(&progress, info.nbytes, info.nbytes);
+    }
+    return cm_progress_close(&progress); /* which keeps what was raised */
 }
 
 static PyObject *
@@ -152,14 +161,13 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     static const char *const names[] = {"timeout", "progress", NULL};
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     PyObject *values[2];
-    cm_progress progress;
-    if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, values) < 0
-        || cm_progress_open(values[1], "copy", &progress) < 0) {
+    if (cm_args_parse("wait", args, nargs, kwnames, names, 1, 0, values) < 0) {
         return NULL;
     }
     CM_NVTX("wait for copy", read_info(op).nbytes);
-    (void)wait_and_tell(self, values[0], &progress);
-    return cm_progress_close(&progress) < 0 ? NULL : Py_NewRef(Py_None);
+    int result = cm_arg_is_given(values[1]) ? wait_and_tell(self, values[0], values[1])
+                                            : wait_for_end(self, values[0], NULL, 0);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 int
@@ -293,7 +301,16 @@ transfer_get_progress(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(cm_ticket_count_moved(self->ticket));
 }
 
-enum fact { FACT_nbytes, FACT_cancelled, FACT_seconds, FACT_gbps, FACT_route };
+/* How long it is was known when it was planned, so that the device is not asked. */
+static PyObject *
+transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
+{
+    cm_ticket_info info;
+    cm_ticket_look(((cm_transfer_object *)(void *)op)->ticket, &info);
+    return PyLong_FromUnsignedLongLong(info.nbytes);
+}
+
+enum fact { FACT_cancelled, FACT_seconds, FACT_gbps, FACT_route };
 
 static PyObject *
 transfer_get(PyObject *op, void *fact)
@@ -301,8 +318,6 @@ transfer_get(PyObject *op, void *fact)
     cm_ticket_info info = read_info(op);
     bool is_measured = info.done && cm_is_ok(info.status) && info.seconds > 0;
     switch ((uintptr_t)fact) {
-    case FACT_nbytes:
-        return PyLong_FromUnsignedLongLong(info.nbytes);
     case FACT_cancelled:
         return PyBool_FromLong(info.cancelled);
     case FACT_seconds:
@@ -338,7 +353,7 @@ static PyMethodDef transfer_methods[] = {
 
 static PyGetSetDef transfer_getset[] = {
     {"done", transfer_get_done, NULL, CM_DOC_Transfer_done, NULL},
-    FACT(nbytes),
+    {"nbytes", transfer_get_nbytes, NULL, CM_DOC_Transfer_nbytes, NULL},
     {"progress", transfer_get_progress, NULL, CM_DOC_Transfer_progress, NULL},
     FACT(cancelled),
     FACT(seconds),
