@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened to memory: a record of allocations, copies and so on, and its readers."""
+"""Records of what happens to memory (allocations, copies and so on), and their readers."""

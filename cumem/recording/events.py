@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record is made of: rows of one dtype, and tables that the rows point into."""
+"""The parts of a record: events as rows of one dtype, and tables that rows refer to."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: Whose lines are nobody's own: ours, and NumPy's, whose arrays may be in our memory.
+#: Folders whose lines are never the user's own: the package's, and NumPy's, since arrays
+#: may be in the package's memory.
 INNER: Final = tuple(
     os.path.join(os.path.dirname(os.path.abspath(file)), "")
     for file in (os.path.dirname(__file__), np.__file__)
 )
 
-#: What can happen, in the order of their numbers in ``events["op"]``.
+#: What can happen, in the order of the numbers in ``events["op"]``. The comments say what
+#: the fields of the event mean.
 OPS = (
-    "allocate",  # address, nbytes, stream; value: bytes asked for
-    "free",  # address, nbytes, stream: back in its pool, where work may still run on it
-    "grow",  # a pool: address and nbytes of what it got; value: reserved by it after
-    "trim",  # a pool: nbytes given back; value: reserved by it after
-    "transfer",  # address: of the target; nbytes; value: ns that the transfer took
-    "prefetch",  # address, nbytes; device: where to, -1 the host
-    "out_of_memory",  # nbytes that were not there; value: reserved then
+    "allocate",  # address, nbytes, stream; value is the number of bytes asked for
+    "free",  # address, nbytes, stream; the block is in its pool, and may be in use still
+    "grow",  # address and nbytes of new memory of a pool; value is all it has then
+    "trim",  # nbytes that a pool gave back; value is all it has then
+    "transfer",  # nbytes and the target's address; value is how long it took, in ns
+    "prefetch",  # address, nbytes; device is the target, or -1 for the host
+    "out_of_memory",  # nbytes that could not be had; value is all the pool had then
 )
 
 ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY = range(len(OPS))
 
-#: Of what memory, in the order of their numbers in ``events["kind"]``. The same names as
-#: everywhere; "registered": pages of others, "staging": what copies go through.
+#: Kinds of memory, in the order of the numbers in ``events["kind"]``. The names are those
+#: used everywhere; "registered" is memory of others that is page-locked, and "staging" is
+#: memory that copies use on the way.
 KINDS = ("pinned", "mapped", "managed", "device", "registered", "staging", "pageable")
 
 EVENT = np.dtype(
     [
-        ("time_ns", "<u8"),  # since the record began; of a transfer, when it began
+        ("time_ns", "<u8"),  # since the record began; a transfer has the time it began
         ("address", "<u8"),
         ("nbytes", "<u8"),
-        ("value", "<u8"),  # what it is, OPS says
-        ("source", "<u8"),  # of a transfer: the source's address; else 0
-        ("stream", "<u8"),  # CUDA's handle; 0: none
-        ("pool", "<u4"),  # serial number of the pool; 0: none
+        ("value", "<u8"),  # its meaning depends on op: see OPS
+        ("source", "<u8"),  # the address of a transfer's source, else 0
+        ("stream", "<u8"),  # CUDA's handle, or 0 if there is none
+        ("pool", "<u4"),  # the pool's serial number, or 0 if there is none
         ("thread", "<u4"),  # the operating system's number
-        ("stack", "<u4"),  # index into Record.stacks; 0: none was noted
-        ("tag", "<u4"),  # index into Record.tags; 0: no tag
+        ("stack", "<u4"),  # index into Log.stacks; 0 if none was recorded
+        ("tag", "<u4"),  # index into Log.tags; 0 if there is none
         ("op", "u1"),
-        ("kind", "u1"),  # of a transfer: of the target
-        ("source_kind", "u1"),  # of a transfer, else that of `kind`
-        ("device", "i1"),  # -1: none
+        ("kind", "u1"),  # of a transfer's target
+        ("source_kind", "u1"),  # of a transfer's source, else the same as `kind`
+        ("device", "i1"),  # -1 if there is none
     ]
 )
 
@@ -63,30 +66,32 @@ class Frame(NamedTuple):
 
 
 class Log(NamedTuple):
-    """All that the readers of a record need: made by `Record`, or by a test.
+    """Everything that readers of a record need; `Record` makes it.
 
     Parameters
     ----------
     events : ndarray of EVENT, 1-D
-        In the order of time.
+        The events, sorted by time.
     living : ndarray of EVENT, 1-D
-        Allocations that lived when the record began, as events ``"allocate"`` of time 0;
-        where events were lost, those that lived before the first that is there.
+        The allocations that were alive before the first of `events`, as events
+        ``"allocate"`` at time 0. The first of `events` is later than the beginning of the
+        record if events were lost.
     stacks : sequence of tuple of Frame, or dict of int to such
-        Innermost first; index 0 is the empty stack.
+        The stacks by number, each with the innermost frame first. Stack 0 is empty.
     tags : tuple of str
-        Nested ones joined by ``/``; index 0 is ``""``.
+        The tags by number; those of nested blocks are joined by ``/``. Tag 0 is ``""``.
     threads : dict of int to str
-        Names of threads by number.
+        The names of threads by number.
     lost_count : int
-        Events that no longer fitted: the oldest are dropped.
+        The number of events that were dropped; these are the oldest ones.
     begin_s : float
-        When the record began, in seconds since the epoch.
+        The time when the record began, in seconds since the epoch.
     duration_ns : int
-        Until it ended.
+        How long the record ran.
     machine : dict
-        What it ran on: ``"backend"`` (``"cuda"``, ``"emulated"``, or ``""`` where that is
-        not known), ``"devices"``, a list of names, and ``"inner"``, where `INNER` was.
+        The machine that it ran on: ``"backend"`` (``"cuda"``, ``"emulated"``, or ``""`` if
+        unknown), ``"devices"``, a list of names, and ``"inner"``, the `INNER` of the
+        process.
     """
 
     events: NDArray[Any]
@@ -100,8 +105,10 @@ class Log(NamedTuple):
     machine: dict[str, Any]
 
     def user_frame(self, stack: int) -> Frame | None:
-        """The innermost frame of a stack that is neither the package's own nor NumPy's,
-        wherever these were, else the innermost; None: there is none.
+        """Return the innermost frame that is neither the package's nor NumPy's.
+
+        The folders of these two are the ones on the machine that made the record. A stack
+        that has no other frames gives its innermost one, and an empty stack None.
         """
         frames: Sequence[Frame] = self.stacks[stack]
         inner = tuple(self.machine.get("inner", INNER))
@@ -111,28 +118,28 @@ class Log(NamedTuple):
         return frames[0] if frames else None
 
 
-#: What no machine has: more bytes in one event, more nanoseconds in one record.
+#: Bounds that no machine reaches: of bytes in one event and of nanoseconds in one record.
 _MOST_NBYTES: Final = 1 << 53
 _MOST_NS: Final = 1 << 62
 _BACKENDS: Final = ("", "cuda", "emulated")
 
 
 def checked(log: Log) -> Log:
-    """The log of a file, once everything in it is known to make sense.
+    """Check everything in the log of a file, and return it.
 
-    Readers of a record index tables by its numbers, so that a damaged file would fail far
-    from where it was read. Stacks are numbered anew: a file may name any number.
+    Readers of a record use its numbers as indexes into tables, so that a damaged file
+    would raise errors far from where it was read.
 
     Parameters
     ----------
     log : Log
-        As it was read. ``stacks`` is a dict of int to a sequence of frames.
+        The log as it was read, whose ``stacks`` are a dict of int to a sequence of frames.
 
     Raises
     ------
     ValueError
-        If a number points nowhere, or a value is of another type than it must be; the
-        text names the part of the file.
+        If a number refers to nothing, or a value has the wrong type; the message names
+        the part of the file.
     """
     for name, rows in (("events", log.events), ("living", log.living)):
         _check_rows(name, rows, log)
@@ -194,7 +201,7 @@ def _check_machine(machine: Any) -> None:
 
 
 def _checked_stacks(log: Log) -> dict[int, tuple[Frame, ...]]:
-    """The stacks that occur, by their numbers."""
+    """Check the stacks that events refer to, and return them by number."""
     used = np.unique(np.concatenate([log.events["stack"], log.living["stack"]]))
     stacks: dict[int, tuple[Frame, ...]] = {}
     for number in used[used > 0].tolist():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as JSON lines: a header, a line for each stack, then one for each event.
+"""Writes and reads records as JSON lines: a header, the stacks, and then the events.
 
-What lived before comes first, as ``"op": "living"``. Names are written out, and what is
-zero or none is left out, so that ``jq``, pandas, DuckDB and Polars read the file as it is.
+Allocations from before the record come before the events, with ``"op": "living"``. Names
+are written out, and values that are zero or missing are left out, so that ``jq``, pandas,
+DuckDB and Polars can read the file without preparation.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ----------
     log : Log
     path : str, Path or binary file
-        A file of that name is replaced once all is written.
+        The file to write; an existing one is replaced once the new one is complete.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     with open_export(path) as file:
         for line in lines(log):
@@ -46,7 +47,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
 
 
 def lines(log: Log) -> Iterator[str]:
-    """Make the lines, without their ends."""
+    """Yield the lines without line ends."""
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -95,7 +96,7 @@ def _rows(
 
 
 def read(path: str | os.PathLike[str]) -> Log:
-    """Read back what `write` wrote.
+    """Read a file that `write` wrote.
 
     Parameters
     ----------
@@ -104,14 +105,15 @@ def read(path: str | os.PathLike[str]) -> Log:
     Returns
     -------
     Log
-        Stacks are those that occur, numbered anew.
+        The log, in which stacks are numbered anew.
 
     Raises
     ------
     ValueError
-        If it is no such file, is cut short, or a line makes no sense; the text says which.
+        If it is not such a file, is cut short, or has a line that makes no sense, whose
+        number the message has.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     name = Path(path).name
     number = 1
@@ -138,7 +140,7 @@ def _header(line: bytes) -> dict[str, Any]:
 
 
 class _Parts:
-    """What was read so far."""
+    """Collects the lines of a file, and makes a log of them at the end."""
 
     _ops: Final = {op: index for index, op in enumerate(OPS)}
     _kinds: Final = {kind: index for index, kind in enumerate(KINDS)}

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is alive now, who keeps it so, and a report of that when the process ends."""
+"""Lists what is alive now, finds who keeps it alive, and reports leaks at exit.
+
+`who_holds` searches outwards from an object, from each holder to that holder's own holders,
+until it reaches names: globals of modules or locals of functions. It asks Python's garbage
+collector for the holders (`gc.get_referrers`). Three things complicate this:
+
+- The collector does not track arrays, nor dicts and tuples that contain nothing it tracks.
+  Those are found from the other side, in the objects that refer to them (`_roots`).
+- The search itself holds references, and those must neither be reported nor counted.
+- References from C, such as a transfer's, cannot be seen at all. They are counted as the
+  object's reference count less all references that were found.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +38,7 @@ from cumem.recording.pairing import address_keys
 from cumem.recording.reading import of_op
 from cumem.recording.stacks import format_frame
 
-_LONGEST: Final = 40  # lines that are shown
+_LONGEST: Final = 40  # the number of rows that are shown
 _NO_LINES: Final = """\
   where they were made: run the program with CUMEM_RECORD=FILE, or make them
   inside `with cumem.record():` and ask there
@@ -40,23 +51,23 @@ _NO_LINES: Final = """\
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Living(Answer):
-    """Memory that is handed out.
+    """One piece of memory that is handed out.
 
     Attributes
     ----------
     kind : str
-        ``"pinned"`` and so on; ``"registered"`` pages of others, ``"staging"`` what a
-        copy goes through.
+        ``"pinned"`` and so on; ``"registered"`` is memory of others that is page-locked,
+        and ``"staging"`` is memory that a copy uses on the way.
     device : int
     address : int
     nbytes, requested_nbytes : int
-        Bytes that it takes, and that were asked for.
+        The bytes that it takes, and those that were asked for.
     line : str or None
-        Where it was made, as ``file:line (function)``; None unless a record with stacks,
-        which is running, has seen that.
+        The line that allocated it, as ``file:line (function)``; None unless a record with
+        stacks was running then and still is.
     tag : str
     seconds : float or None
-        Its age; None as `line`.
+        Its age; None unless a record was running when it was allocated and still is.
 
     Examples
     --------
@@ -78,12 +89,12 @@ class Living(Answer):
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class LivingBuffers(Answer):
-    """All that is alive at one moment; ``print()`` shows a table.
+    """Everything that is alive at one moment; ``print()`` shows a table.
 
     Attributes
     ----------
     buffers : tuple of Living
-        The largest first.
+        All pieces, the largest first.
 
     Examples
     --------
@@ -98,7 +109,7 @@ class LivingBuffers(Answer):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them, registered ones included."""
+        """The bytes of all of them, registered ones included."""
         return sum(each.nbytes for each in self.buffers)
 
     def __len__(self) -> int:
@@ -134,24 +145,25 @@ class LivingBuffers(Answer):
 
     @property
     def has_no_lines(self) -> bool:
-        """Was no record running that would have noted where these were made?"""
+        """Whether no running record has seen any of these allocated."""
         return bool(self.buffers) and all(each.seconds is None for each in self.buffers)
 
 
 def live() -> LivingBuffers:
-    """List what is handed out now, with its lines.
+    """List the memory that is handed out now, with the lines that allocated it.
 
     Returns
     -------
     LivingBuffers
-        Of all pools, those that copies go through too, and what `register` has locked.
-        Line, tag and age are known of what was made while a record was running that
-        still is; the line if it was to note stacks of that size.
+        The memory of all pools, including what copies use on the way, and what `register`
+        has page-locked. Line, tag and age are known for memory that was allocated while a
+        record was running, as long as that record runs. The line is known if the record
+        has stacks for that size.
 
     Notes
     -----
-    Opens no driver. Takes as long as reading the record does: less than a second for a
-    million events.
+    This opens no driver. It takes as long as reading the running record, which is less
+    than a second for a million events.
 
     Examples
     --------
@@ -181,13 +193,13 @@ def live() -> LivingBuffers:
 
 
 def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
-    """By address and kind of what running records have seen allocated."""
+    """Return line, tag and age, by address and kind, of what running records know."""
     running = sorted(records.open_records(), key=lambda each: each._begin)
     if not running:
         return {}
     log: Log = running[0].log
     made = of_op(log, ALLOCATE)[::-1]
-    # The last of an address counts.
+    # The latest allocation at an address is the one that is alive.
     made = made[np.unique(address_keys(made), return_index=True)[1]]
     ages = (log.duration_ns - made["time_ns"].astype(np.int64)) * 1e-9
     known: dict[tuple[int, int], tuple[str | None, str, float]] = {}
@@ -205,12 +217,13 @@ def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
 
 
 def report_leaks_at_exit() -> None:
-    """Print what is allocated from now on and is alive when the process ends, by line.
+    """Print at exit, by line, what is allocated from now on and is still alive then.
 
-    To stderr, after a collection of garbage; what globals still hold counts. Of what was
-    allocated before the call and is still alive only a sum is printed, since its lines
-    are not known: call it first. The same as ``CUMEM_LEAKS=1`` in the environment, which
-    begins with the import. Nothing in a forked child, nor where the process is killed.
+    The report is printed to stderr after a garbage collection. Memory that globals still
+    hold is part of it. Of memory that was allocated before this call, only a sum is
+    printed, since its lines are not known, so call this first. ``CUMEM_LEAKS=1`` in the
+    environment does the same from the import on. A forked child reports nothing, nor does
+    a process that is killed.
 
     Examples
     --------
@@ -223,8 +236,10 @@ def report_leaks_at_exit() -> None:
 
 
 def report_leaks_if_asked(text: str) -> None:
-    """Do what ``CUMEM_LEAKS`` says. A word that it does not know is a warning and reports
-    nothing: an error would keep the program from importing cumem.
+    """Obey the variable ``CUMEM_LEAKS``.
+
+    A wrong value is a warning, and nothing is reported: an error would make the import of
+    cumem fail.
     """
     try:
         is_asked = read_switch(text)
@@ -261,27 +276,28 @@ def _report(
 
 
 def _places() -> dict[tuple[int, int], int]:
-    """The bytes of what is handed out, by address and kind."""
+    """Return the bytes of everything that is handed out, by address and kind."""
     return {(block.address, block.kind): block.nbytes for block in _core._living()}
 
 
-# -- who holds it ----------------------------------------------------------------------
+# -- who holds an object ---------------------------------------------------------------
 
 
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Holder(Answer):
-    """A way from a name to an object.
+    """A name or object that keeps an object alive, and the path from it to the object.
 
     Attributes
     ----------
     path : str
-        As it would be written, as ``"app.cache['x'][3]"`` or ``"buf in train (app.py:7)"``.
+        The expression that leads to the object, such as ``"app.cache['x'][3]"`` or
+        ``"buf in train (app.py:7)"``.
     kind : str
-        ``"global"``, ``"local"``, ``"notebook"``, ``"traceback"``, or ``"object"``: one
-        that no name was found for.
+        ``"global"``, ``"local"``, ``"notebook"``, ``"traceback"``, or ``"object"`` if no
+        name was found for the holder.
     hint : str
-        What to do about it; ``""`` where that is plain.
+        What to do about it; ``""`` if that is obvious.
 
     Examples
     --------
@@ -299,14 +315,15 @@ class Holder(Answer):
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Holders(Answer):
-    """Who keeps an object alive; ``print()`` shows one a line.
+    """Who keeps an object alive; ``print()`` shows one holder per line.
 
     Attributes
     ----------
     holders : tuple of Holder
     unseen_count : int
-        References of those that Python's collector does not see: views, arrays and
-        tensors over the memory, transfers under way, other extensions.
+        The number of references that Python's garbage collector does not see: those of
+        views, arrays and tensors over the memory, of unfinished transfers, and of other
+        extensions.
 
     Examples
     --------
@@ -343,14 +360,14 @@ class Holders(Answer):
         return "\n".join(lines) or "nobody holds it"
 
 
-_DEPTH: Final = 8  # containers inside each other
-_MOST: Final = 100  # ways
+_DEPTH: Final = 8  # the most containers inside each other that are followed
+_MOST: Final = 100  # the most holders that are reported
 _RESET: Final = "history of what was shown; `%reset -f out` or `del` ends it"
 _LAST: Final = "the last error that was shown; `del sys.last_exc, sys.last_value, \
 sys.last_traceback` ends it"
 _VIEW: Final = "an array or another library works on it"
 _VIEWS: Final = ("memoryview", "managedbuffer")
-_VISITS: Final = 8  # ways through the same container
+_VISITS: Final = 8  # the most paths through the same container
 _HISTORY: Final = ("_", "__", "___")
 _LAST_ERRORS: Final = ("last_exc", "last_value", "last_traceback")
 
@@ -361,27 +378,28 @@ def who_holds(obj: object) -> Holders:
     Parameters
     ----------
     obj : object
-        A buffer, or anything else. A row of `live` or an address stands for the memory
-        there: then all buffers, NumPy arrays, memoryviews and tensors of PyTorch and CuPy
-        over it are looked for.
+        A buffer or any other object. A row of `live` or an address stands for the memory
+        there; then all buffers, NumPy arrays, memoryviews and tensors of PyTorch and CuPy
+        over that memory are searched for.
 
     Returns
     -------
     Holders
-        Globals of modules, locals of running functions and of generators, the way from
-        there through attributes, containers and closures; a notebook's history (``Out``,
-        ``_``) and the error that was shown last (``sys.last_exc``) are told as such.
+        Globals of modules and locals of running functions and of generators, each with the
+        path from there through attributes, containers and closures. A notebook's history
+        (``Out``, ``_``) and the last error that was shown (``sys.last_exc``) are marked as
+        such.
 
     Raises
     ------
     ValueError
-        If `obj` is an int and no memory that is handed out has that address.
+        If `obj` is an int and no memory with that address is handed out.
 
     Notes
     -----
-    Looks at every object that Python's collector knows, several times: for a person who
-    asks, not for a loop. A NumPy array or a tensor over the memory cannot be looked into
-    and is counted instead.
+    This looks at every object that Python's garbage collector knows, several times, so it
+    is for a person who asks and not for a loop. A NumPy array or a tensor over the memory
+    cannot be searched and is counted instead.
 
     Examples
     --------
@@ -392,7 +410,7 @@ def who_holds(obj: object) -> Holders:
     >>> train()
     batch['x'] in train
     """
-    gc.collect()  # what only a cycle holds is gone then
+    gc.collect()  # nothing that only a cycle holds is left then
     if isinstance(obj, Living):
         return _who_holds_memory(obj.address, max(obj.nbytes, 1))
     if isinstance(obj, int) and not isinstance(obj, bool):
@@ -408,7 +426,7 @@ def who_holds(obj: object) -> Holders:
 
 
 def _who_holds_memory(address: int, nbytes: int) -> Holders:
-    """Who holds a buffer, an array or a tensor that lies there."""
+    """Return who holds a buffer, an array or a tensor over this memory."""
     targets = _objects_at(address, address + nbytes)
     found: dict[str, Holder] = {}
     own = _count_own()
@@ -416,7 +434,8 @@ def _who_holds_memory(address: int, nbytes: int) -> Holders:
         search = _Search(each, own)
         search.ignored.add(id(targets))
         found |= {holder.path: holder for holder in search.run()}
-    # What the search of a buffer calls an object is an array, which has its own search.
+    # The search for a buffer's holders may end at an array over it. This array has a search
+    # of its own, so objects without a name are reported only if no name was found at all.
     named = tuple(each for each in found.values() if each.kind != "object")
     holders = named or tuple(found.values())
     is_alive = any(block.address == address for block in _core._living())
@@ -424,16 +443,16 @@ def _who_holds_memory(address: int, nbytes: int) -> Holders:
 
 
 def _objects_at(begin: int, end: int) -> list[Any]:
-    """Buffers, arrays, memoryviews and tensors over a byte of these.
+    """Return the buffers, arrays, memoryviews and tensors over any of these bytes.
 
-    The collector does not know arrays, nor dicts and tuples that hold nothing it knows:
-    they are found in what refers to them.
+    The collector does not know arrays, nor dicts and tuples that hold nothing it knows.
+    They are found in the objects that refer to them.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
     todo = _roots()
     own = {id(found), id(seen), id(todo)}
-    for each in todo:  # which grows
+    for each in todo:  # the list grows meanwhile
         if id(each) in own:
             continue
         for inner in (each, *gc.get_referents(each)):
@@ -449,7 +468,7 @@ def _objects_at(begin: int, end: int) -> list[Any]:
 
 
 def _span_of(obj: Any) -> tuple[int, int] | None:
-    """Where the memory of an array begins and ends; None: it has none, or is none."""
+    """Return where the memory of an array begins and ends, or None if it has none."""
     try:
         if isinstance(obj, _core.Buffer):
             return (obj.ptr, obj.ptr + max(obj.nbytes, 1))
@@ -467,32 +486,33 @@ def _span_of(obj: Any) -> tuple[int, int] | None:
             return (begin, begin + max(obj.untyped_storage().nbytes(), 1))
         if library == "cupy" and isinstance(obj, sys.modules["cupy"].ndarray):
             return (obj.data.ptr, obj.data.ptr + max(obj.nbytes, 1))
-    except Exception:  # closed, released, sparse, or of another library's own kind
+    except Exception:  # closed, released, sparse, or a tensor of an unknown sort
         return None
     return None
 
 
 def _count_own() -> int:
-    """References that a search itself has."""
+    """Return how many references to its object a search itself has."""
     obj = object()
     return _Search(obj, 0).run().unseen_count
 
 
 class _Search:
-    """One search, outwards from the object."""
+    """One search outwards from an object; see the top of this file."""
 
     def __init__(self, obj: object, own_count: int) -> None:
         self.own_count = own_count
         self.found: dict[str, Holder] = {}
-        self.seen: dict[int, Any] = {id(obj): obj}  # kept, so that numbers stay theirs
+        # What was seen is kept alive here, so that its ids stay unique.
+        self.seen: dict[int, Any] = {id(obj): obj}
         self.visits: dict[int, int] = {}
         self.globals: dict[int, list[str]] = {}
         for name, module in list(sys.modules.items()):
             for key, value in list(getattr(module, "__dict__", {}).items()):
                 if name == getattr(module, "__name__", None):
                     self.globals.setdefault(id(value), []).append(f"{name}.{key}")
-        self.ignored: set[int] = set()  # copies of locals
-        #: By the number of what they hold.
+        self.ignored: set[int] = set()  # dicts of locals that the search itself made
+        #: Untracked dicts and tuples, by the ids of what they contain.
         self.untracked: dict[int, list[Any]] = {}
         self.queue: deque[tuple[int, str, int]] = deque([(id(obj), "", 0)])
         self.start = id(obj)
@@ -514,11 +534,13 @@ class _Search:
         return max(sys.getrefcount(obj) - self.known_count - self.own_count, 0)
 
     def look_at_untracked(self, obj: object) -> None:
-        """The collector leaves out dicts and tuples of nothing that it knows, and those
-        of such ones: they are found in what holds them."""
+        """Find dicts and tuples that the collector leaves out because of their contents.
+
+        Those that contain only such dicts and tuples are left out as well.
+        """
         todo = _roots()
         met: set[int] = {id(self.seen), id(self.untracked)}
-        for each in todo:  # which grows
+        for each in todo:  # the list grows meanwhile
             for inner in gc.get_referents(each):
                 if (
                     type(inner) in (dict, tuple)
@@ -528,7 +550,7 @@ class _Search:
                     met.add(id(inner))
                     todo.append(inner)
                     for value in inner.values() if type(inner) is dict else inner:
-                        # Whatever leads on to it: the object, or one more of these.
+                        # Keep what may lead to the object: itself or one more of these.
                         if value is obj or type(value) in (dict, tuple):
                             self.untracked.setdefault(id(value), []).append(inner)
         for inner in self.untracked.get(self.start, ()):
@@ -552,10 +574,11 @@ class _Search:
         self.found.setdefault(path, Holder(path, kind, hint))
 
     def look(self, number: int, path: str, depth: int) -> None:
-        """At all that refers to it directly."""
+        """Look at everything that refers directly to the object with this id."""
         found = len(self.found)
         self.look_at_frames(number, path)
-        # Not by what refers to it: the collector may have been told to forget modules.
+        # Globals are not found by their referrers, because a program may have told the
+        # collector to ignore its modules (gc.freeze).
         for name in self.globals.get(number, ()):
             self.add(name + path, "global")
             self.known_count += number == self.start
@@ -585,7 +608,7 @@ class _Search:
             self.add(f"{name} object{path}", "object", _VIEW if name in _VIEWS else "")
 
     def go_on(self, holder: Any, path: str, depth: int) -> bool:
-        """From what holds it, unless that has a name itself."""
+        """Continue with what holds the holder, or end here if the holder has a name."""
         visits = self.visits.get(id(holder), 0)
         if id(holder) == self.start or visits == _VISITS:
             return True
@@ -598,7 +621,7 @@ class _Search:
         return True
 
     def look_at_frames(self, number: int, path: str) -> None:
-        """At locals of functions that run, and of those that the last error left."""
+        """Look at locals of running functions, and of those that the last error left."""
         for frame in _running_frames():
             self.look_at_locals(frame, number, path, "local", "")
         for name in _LAST_ERRORS:
@@ -625,7 +648,7 @@ class _Search:
                 self.add(text, kind, hint)
 
     def steps(self, holder: Any, number: int) -> list[str]:
-        """How it is written from there."""
+        """Return the ways to write the object with this id as a part of `holder`."""
         if isinstance(holder, dict):
             form = ".{}" if _is_instance_dict(holder) else "[{!r}]"
             return [form.format(k) for k, v in list(holder.items()) if id(v) == number]
@@ -647,19 +670,21 @@ class _Search:
 
 
 def _roots() -> list[Any]:
-    """From where all objects are found; a program may have told the collector to forget
-    its modules, and functions that run are not among what it knows.
+    """Return objects from which all others can be reached.
+
+    A program may have told the collector to ignore its modules (gc.freeze), and the
+    collector does not know running functions, so these are added.
     """
-    found: list[Any] = gc.get_objects()  # without itself: a list of it would never go
+    found: list[Any] = gc.get_objects()  # not inside itself, or it would never be freed
     found += [_space_of(module) for module in list(sys.modules.values())]
     found += [list(frame.f_locals.values()) for frame in _running_frames()]
     return found
 
 
 def _running_frames() -> list[types.FrameType]:
-    """Those whose locals are no globals, less our own."""
+    """Return the running frames of functions, without those of this file."""
     found: list[types.FrameType] = []
-    frame: types.FrameType | None  # never this one at the end, a cycle
+    frame: types.FrameType | None  # None in the end; its own frame would make a cycle
     for frame in list(sys._current_frames().values()):
         while frame is not None:
             if frame.f_globals is not globals() and not _is_module(frame):
@@ -675,7 +700,7 @@ def _is_module_space(space: Any) -> bool:
 
 
 def _is_module(frame: types.FrameType) -> bool:
-    """Its locals are globals."""
+    """Return whether the locals of a frame are globals of a module."""
     return frame.f_locals is frame.f_globals or frame.f_code.co_name == "<module>"
 
 
@@ -702,6 +727,6 @@ def _attributes(holder: Any, number: int) -> list[str]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if id(getattr(holder, name, None)) == number:
                 names.append(name)
-    if not names and id(getattr(holder, "base", None)) == number:  # of a view
+    if not names and id(getattr(holder, "base", None)) == number:  # holder is a view
         names = ["base"]
     return names

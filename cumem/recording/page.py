@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as one HTML page, which needs no network and no other file.
+"""Writes a record as one HTML page, which needs no network and no other file.
 
-``page.html`` beside this is the template. The data are columns of the smallest type that
-holds them, compressed; the page unpacks them into typed arrays and works everything else
-out: what lives when, the pyramid that it draws from, and the rates of transfers.
+The template is ``page.html`` beside this file. The data are columns, each in the smallest
+type that can hold it, compressed together. The page unpacks them into typed arrays and
+computes everything else: which allocations are alive at which time, the pyramid from which
+it draws, and the rates of transfers.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from cumem.recording.pairing import (
 
 __all__ = ["data", "render", "write"]
 
-MOST_LANES: Final = 32  # of a direction; the last has all that would need more
+MOST_LANES: Final = 32  # per direction; transfers that would need more share the last
 _TYPES: Final = ("u1", "i1", "u2", "i2", "u4", "i4")
-_LEVEL: Final = 1  # six times as fast as 6, and 3 % larger
+_LEVEL: Final = 1  # six times as fast as level 6, with 3 % more bytes
 
 _Ints = NDArray[np.int64]
 _Columns = dict[str, NDArray[Any]]
@@ -50,12 +51,13 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ----------
     log : Log
     path : str, Path or binary file
-        By custom ``NAME.html``. A file of that name is replaced once all is written.
+        The file to write, usually called ``NAME.html``; an existing one is replaced once
+        the new one is complete.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     text = render(log)
     with open_export(path) as file:
@@ -80,19 +82,18 @@ def render(log: Log) -> str:
     for name, column in columns.items():
         small = _smallest(column)
         directory.append([name, small.dtype.str[1:], len(small)])
-        packed += small.tobytes() + bytes(
-            -small.nbytes % 8
-        )  # each begins at a multiple
+        # Each column begins at a multiple of 8 bytes.
+        packed += small.tobytes() + bytes(-small.nbytes % 8)
     header["columns"] = directory
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    said = json.dumps(header).replace("<", "\\u003c")  # no tag ends the script
+    said = json.dumps(header).replace("<", "\\u003c")  # so no "</script>" can end it
     body = base64.b64encode(zlib.compress(packed, _LEVEL)).decode()
     before, between, after = text.replace("__DATA__", "__HEADER__").split("__HEADER__")
     return f"{before}{said}{between}{body}{after}"
 
 
 def data(log: Log) -> tuple[dict[str, Any], _Columns]:
-    """What the page shows, as plain data and columns.
+    """Return what the page shows, as plain data and as columns.
 
     Parameters
     ----------
@@ -101,10 +102,11 @@ def data(log: Log) -> tuple[dict[str, Any], _Columns]:
     Returns
     -------
     header : dict
-        Names, stacks, the machine; ``json.dumps`` takes it.
+        Names, stacks and the machine, in a form that ``json.dumps`` takes.
     columns : dict of str to ndarray
-        Of lives (``life_…``), changes of them, transfers, other moments, and sites: what
-        allocations with one stack, tag and kind share. Times are differences, in ns.
+        Columns of lives (``life_…``), of changes (a life's beginning or end), of transfers,
+        of other events (``moment_…``), and of sites, which are the combinations of stack,
+        tag and kind that allocations have. Times are differences to the row before, in ns.
     """
     lives = pair(log)
     rows = lives.rows
@@ -160,7 +162,7 @@ def _of_lives(
     last = rows[ended[is_free]]
     free_stack, free_thread = np.zeros((2, len(begun)), np.int64)
     free_stack[is_free] = stacks[last["stack"]]
-    free_thread[is_free] = threads[last["thread"]] + 1  # 0: nobody saw it freed
+    free_thread[is_free] = threads[last["thread"]] + 1  # 0 if no free was recorded
     return {
         "site_stack": stacks[found.stack],
         "site_tag": found.tag,
@@ -176,12 +178,12 @@ def _of_lives(
         "life_free_stack": free_stack,
         "life_free_thread": free_thread,
         "change_time": _differences(change.time_ns),
-        "change_of": change.life * 2 + ~change.opens,  # odd: the end of life // 2
+        "change_of": change.life * 2 + ~change.opens,  # odd for the end of a life
     }
 
 
 class _Table:
-    """Values that occur, ascending; indexed by values it gives their places."""
+    """Sorted distinct values; indexing by an array gives the places of its values."""
 
     def __init__(self, known: NDArray[Any]) -> None:
         self.known = known
@@ -202,7 +204,10 @@ def _last_ns(rows: NDArray[Any]) -> int:
 
 
 def _smallest(column: NDArray[Any]) -> NDArray[Any]:
-    """The column in the smallest type that holds it, else as float64: exact to 2**53."""
+    """Return the column in the smallest type that can hold it.
+
+    What no integer type here can hold becomes float64, which is exact up to 2**53.
+    """
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     for name in _TYPES:
         if np.iinfo(name).min <= low and high <= np.iinfo(name).max:
@@ -211,7 +216,7 @@ def _smallest(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def _stacks(log: Log, used: list[int]) -> dict[str, Any]:
-    """The stacks that occur, their frames and texts, each once."""
+    """Return the stacks with these numbers, with each frame and text listed only once."""
     texts: dict[str, int] = {}
     frames: dict[tuple[int, int, int], int] = {}
     stacks, own = [], []

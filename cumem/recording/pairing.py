@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What readers of a record share: which free ends which allocation, lanes, names."""
+"""Helpers of all readers of records: which free ends which allocation, lanes, names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cumem.recording.events import ALLOCATE, FREE, KINDS, Log
 
-#: Directions of transfers, by the sides of both ends.
+#: The directions of transfers, by the kinds of memory at both ends.
 DIRECTIONS: Final = (
     *("host to device", "device to host", "device to device"),
     *("to managed", "from managed", "host to host"),
@@ -20,21 +20,21 @@ _Ints = NDArray[np.int64]
 
 
 class Lives(NamedTuple):
-    """Allocations of a record, each with the row that ended it.
+    """The allocations of a record, each with the row that ended it.
 
     Parameters
     ----------
     rows : ndarray of EVENT, shape (n,)
-        What lived before, then the events, in the order of time.
+        The allocations from before the record, and then the events, sorted by time.
     before_count : int
-        How many rows are of what lived before.
+        The number of rows of allocations from before the record.
     begin : ndarray of int64, shape (m,)
-        Row of each allocation, ascending.
+        The row of each allocation, ascending.
     end : ndarray of int64, shape (m,)
-        Row that ended it; `n`: it still lives. It is its free, or, where the free was
-        dropped, the next allocation at its address.
+        The row that ended each allocation, or `n` if it is still alive. This row is its
+        free or, if that was lost, the next allocation at the same address.
     unknown_count : int
-        Frees of what nobody saw allocated; they change nothing here.
+        The number of frees whose allocation is unknown; nothing else counts them.
     """
 
     rows: NDArray[Any]
@@ -51,24 +51,27 @@ class Lives(NamedTuple):
 
     @property
     def nbytes(self) -> _Ints:
-        """Bytes of each."""
+        """The bytes of each allocation."""
         return self.rows["nbytes"][self.begin].astype(np.int64)
 
     @property
     def is_inside(self) -> NDArray[np.bool_]:
-        """Whether each was allocated in the record."""
+        """Whether each allocation was made during the record."""
         return self.begin >= self.before_count
 
     @property
     def is_left(self) -> NDArray[np.bool_]:
-        """Whether each lives at the end."""
+        """Whether each allocation is alive at the end."""
         is_left: NDArray[np.bool_] = self.end == len(self.rows)
         return is_left
 
 
 def address_keys(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """A number for each address and kind: registered pages may be those of a pool, whose
-    address is then there twice. No more than 57 bits of addresses are used."""
+    """Return a number for each combination of address and kind.
+
+    Registered memory may lie in a pool's, so that an address alone can occur twice at
+    once. An address has at most 57 bits, which leaves room for the kind above them.
+    """
     keys: NDArray[np.uint64] = rows["address"] | rows["kind"].astype("u8") << np.uint64(
         60
     )
@@ -76,7 +79,7 @@ def address_keys(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def pair(log: Log) -> Lives:
-    """Find what ends each allocation.
+    """Find the event that ends each allocation.
 
     Parameters
     ----------
@@ -90,7 +93,7 @@ def pair(log: Log) -> Lives:
     if (np.diff(events["time_ns"].astype(np.int64)) < 0).any():
         events = events[np.argsort(events["time_ns"], kind="stable")]
     rows = np.concatenate([log.living, events])
-    # Zero bytes have no address, and nothing to tell them apart by.
+    # Allocations of zero bytes have no address, and nothing else tells them apart.
     where = np.flatnonzero((rows["op"] <= FREE) & (rows["address"] != 0))
     key = address_keys(rows)
     order = np.argsort(key[where], kind="stable")
@@ -119,14 +122,14 @@ class Changes(NamedTuple):
     row : ndarray of int64, shape (k,)
         Index into `Lives.rows`.
     life : ndarray of int64, shape (k,)
-        Index into `Lives.begin`.
+        Index into `Lives.begin` and `Lives.end`.
     opens : ndarray of bool, shape (k,)
-        Whether it begins here.
+        Whether the life begins here.
     time_ns : ndarray of int64, shape (k,)
-        When, 0 for what lived before.
+        The time, which is 0 for allocations from before the record.
     kind : ndarray of uint8, shape (k,)
     nbytes : ndarray of int64, shape (k,)
-        So many more live; of ends negative.
+        How many more bytes are alive afterwards; negative at an end.
     """
 
     row: _Ints
@@ -138,7 +141,7 @@ class Changes(NamedTuple):
 
 
 def changes(lives: Lives) -> Changes:
-    """Order what changes the bytes that live; an end comes before a beginning."""
+    """Sort beginnings and ends of lives; in the same row, the end comes first."""
     ended = np.flatnonzero(lives.end < len(lives.rows))
     row = np.concatenate([lives.begin, lives.end[ended]])
     life = np.concatenate([np.arange(len(lives.begin)), ended])
@@ -151,14 +154,14 @@ def changes(lives: Lives) -> Changes:
 
 
 class Sites(NamedTuple):
-    """What allocations with one stack, tag and kind share.
+    """The distinct combinations of stack, tag and kind that allocations have.
 
     Parameters
     ----------
     stack, tag, kind : ndarray of int64, shape (s,)
-        Of each site.
+        The combination of each site.
     of : ndarray of int64, shape (m,)
-        Site of each life.
+        The site of each life.
     """
 
     stack: _Ints
@@ -168,7 +171,7 @@ class Sites(NamedTuple):
 
 
 def sites(lives: Lives) -> Sites:
-    """Group allocations by where and as what they were made."""
+    """Group allocations by their stack, tag and kind."""
     begun = lives.begun
     tag = begun["tag"].astype(np.int64)
     tags = int(np.max(tag, initial=0)) + 1
@@ -179,7 +182,7 @@ def sites(lives: Lives) -> Sites:
 
 
 def directions(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Index into `DIRECTIONS` of each transfer."""
+    """Return the index into `DIRECTIONS` for each transfer."""
     device, managed = KINDS.index("device"), KINDS.index("managed")
     source, target = rows["source_kind"], rows["kind"]
     choices = [
@@ -193,24 +196,24 @@ def directions(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def lanes(transfers: NDArray[Any], group: _Ints | None = None) -> _Ints:
-    """Number lanes so that nothing in a lane of a group overlaps, with as few as can be.
+    """Put transfers into the fewest lanes in which none overlaps another of its group.
 
     Parameters
     ----------
     transfers : ndarray of EVENT, shape (n,)
-        In the order of their beginning.
+        The transfers, sorted by the time when they began.
     group : ndarray of int64, shape (n,), optional
-        Default: all are of one.
+        The group of each transfer; by default all are in one.
 
     Returns
     -------
     ndarray of int64, shape (n,)
-        From 0 on in each group.
+        The lane of each transfer, counted from 0 in each group.
     """
     begin = transfers["time_ns"].astype(np.int64)
     end = begin + transfers["value"].astype(np.int64)
     group = np.zeros_like(begin) if group is None else group
-    busy: dict[int, list[tuple[int, int]]] = {}  # (until when, lane)
+    busy: dict[int, list[tuple[int, int]]] = {}  # heaps of (end of last transfer, lane)
     free: dict[int, list[int]] = {}
     result = []
     for start, stop, name in zip(
@@ -226,7 +229,7 @@ def lanes(transfers: NDArray[Any], group: _Ints | None = None) -> _Ints:
 
 
 def machine_text(log: Log) -> str:
-    """What a record was made on; names the emulated device as such."""
+    """Return the names of the record's devices, marked if they are emulated."""
     names = log.machine.get("devices") or ["no device"]
     counts = {name: names.count(name) for name in names}
     text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
@@ -234,12 +237,12 @@ def machine_text(log: Log) -> str:
 
 
 def with_backend(log: Log, name: str) -> str:
-    """A name of devices that says so where they are emulated."""
+    """Return the name of a device, marked if it is emulated."""
     is_said = log.machine.get("backend") != "emulated" or "emulated" in name.lower()
     return name if is_said else f"{name} (emulated)"
 
 
 def thread_name(log: Log, thread: int) -> str:
-    """Of a thread, with the operating system's number."""
+    """Return the name of a thread with the operating system's number."""
     name = log.threads.get(thread, "thread")
     return f"{name} ({thread})"

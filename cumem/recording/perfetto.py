@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as a Chrome trace: opens in Perfetto and in ``chrome://tracing``.
+"""Writes a record as a Chrome trace, for Perfetto and ``chrome://tracing``.
 
-Three groups: counters of the bytes that live, by kind; transfers, on a lane for each
-thread and direction, and on further ones where they overlap; and on a row for each thread
-what happens at one moment: growth, trims, prefetches, memory that ran out.
+The trace has three groups of rows: counters of the bytes alive, by kind; transfers, with a
+row for each thread and direction, and more rows if they overlap; and a row for each thread
+with the events that take no time: growth, trims, prefetches, and memory that ran out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cumem.recording.pairing import (
 
 __all__ = ["entries", "write"]
 
-MEMORY, TRANSFERS, EVENTS = 1, 2, 3  # "processes": groups of rows
+MEMORY, TRANSFERS, EVENTS = 1, 2, 3  # groups of rows, which the format calls processes
 _GROUPS: Final = {MEMORY: "memory", TRANSFERS: "transfers", EVENTS: "events"}
 _BATCH: Final = 4096
 
@@ -45,18 +45,18 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ----------
     log : Log
     path : str, Path or binary file
-        By custom ``NAME.json``, or ``NAME.json.gz``, which is compressed. A file of that
-        name is replaced once all is written.
+        The file to write, usually called ``NAME.json``, or ``NAME.json.gz``, which is
+        compressed. An existing one is replaced once the new one is complete.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
 
     Notes
     -----
-    Times are in µs since the record began, with three decimals. Single allocations are in
-    the counters alone, without their stacks: the page and the profile of pprof have those.
+    Times are in µs since the record began, with three decimals. Allocations appear in the
+    counters only, without their stacks; the HTML page and the profile of pprof have those.
     """
     about = {
         "tool": "cumem",
@@ -86,7 +86,7 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
 
 
 def entries(log: Log) -> Iterator[str]:
-    """Make the entries of ``traceEvents``, each a JSON object."""
+    """Yield the entries of ``traceEvents``, each as a JSON object."""
     lives = pair(log)
     for group, name in _GROUPS.items():
         yield _name("process_name", group, 0, f"cumem: {name} on {machine_text(log)}")
@@ -103,7 +103,7 @@ def _name(what: str, group: int, row: int, value: str | int) -> str:
 
 
 def _counters(lives: Lives) -> Iterator[str]:
-    """After each change the bytes of its kind; of changes at one time the last counts."""
+    """Yield the bytes alive of each kind after each time at which they change."""
     found = changes(lives)
     for kind, name in enumerate(KINDS):
         at = np.flatnonzero(found.kind == kind)
@@ -170,7 +170,7 @@ def _instants(log: Log, lives: Lives) -> Iterator[str]:
         yield json.dumps(
             {
                 "ph": "i",
-                "s": "t",  # as high as its thread's row
+                "s": "t",  # draws it only in the row of its thread
                 "pid": EVENTS,
                 "tid": int(event["thread"]),
                 "name": f"{name} {format_nbytes(nbytes)}",
@@ -182,7 +182,7 @@ def _instants(log: Log, lives: Lives) -> Iterator[str]:
 
 
 class _Contexts:
-    """Tag and stack of events, where they have them; the innermost line is first."""
+    """Makes texts of the tags and stacks of events, with the innermost line first."""
 
     def __init__(self, log: Log) -> None:
         self.log = log

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as a heap profile that pprof, Speedscope, Grafana and IDEs open.
+"""Writes a record as a heap profile, for pprof, Speedscope, Grafana and IDEs.
 
 The format is `profile.proto
 <https://github.com/google/pprof/blob/main/proto/profile.proto>`_, gzipped. It is encoded by
-hand: it needs varints and fields with a length, and no dependency.
+hand, because that takes two functions, for varints and for fields with a length, where a
+library of protocol buffers would be a dependency.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cumem.recording.pairing import machine_text, pair, sites
 
 __all__ = ["encode", "write"]
 
-#: What each sample counts, as Go's heap profiles name it, which pprof knows.
+#: The counts of each sample, with the names of Go's heap profiles, which pprof knows.
 SAMPLE_TYPES: Final = (
     ("alloc_objects", "count"),
     ("alloc_space", "bytes"),
@@ -38,24 +39,26 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ----------
     log : Log
     path : str, Path or binary file
-        By custom ``NAME.pb.gz``. A file of that name is replaced once all is written.
+        The file to write, usually called ``NAME.pb.gz``; an existing one is replaced once
+        the new one is complete.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
 
     Notes
     -----
-    ``alloc_`` is what was allocated inside the record, ``inuse_`` what lived at its end,
-    from before it or from inside. Samples have the labels ``kind`` and ``tag``.
+    ``alloc_`` counts what was allocated during the record. ``inuse_`` counts what was alive
+    at its end, including allocations from before. Samples have the labels ``kind`` and
+    ``tag``.
     """
     with open_export(path) as file:
         file.write(gzip.compress(encode(log), 6, mtime=0))
 
 
 def encode(log: Log) -> bytes:
-    """Make the profile, not yet compressed."""
+    """Return the profile before it is compressed."""
     texts = _Numbers({"": 0})
     functions, locations = _Numbers({0: 0}), _Numbers({0: 0})
     body = bytearray()
@@ -84,7 +87,7 @@ def encode(log: Log) -> bytes:
 
 
 def _samples(log: Log) -> Iterable[tuple[int, int, int, list[int]]]:
-    """Stack, tag, kind and the four values of all that share these three."""
+    """Yield a stack, tag and kind with the four counts of all that share them."""
     lives = pair(log)
     stack, tag, kind, of = sites(lives)
     sums = np.zeros((len(stack), 4), np.int64)
@@ -99,7 +102,7 @@ def _samples(log: Log) -> Iterable[tuple[int, int, int, list[int]]]:
 
 
 class _Numbers(dict[Any, int]):
-    """What is asked for, each with a number in the order of asking."""
+    """Gives each key that is looked up a number, in the order of the first look-ups."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log says: bytes alive over time, what is left, which copies ran side by side."""
+"""Answers questions about a log: bytes alive over time, what is left, which copies ran."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _REGISTERED, _STAGING = KINDS.index("registered"), KINDS.index("staging")
 
 
 class Living(NamedTuple):
-    """Bytes alive over time.
+    """The bytes that are alive, over time.
 
     Attributes
     ----------
     times_ns : ndarray of int64, 1-D
-        The first is 0, the last the end of the record.
+        The times at which the bytes change. The first is 0, the last the end of the record.
     rows : ndarray of int64, 2-D
-        For each of KINDS the bytes from each time on.
+        The bytes alive from each time on, with a row for each of KINDS.
     """
 
     times_ns: NDArray[Any]
@@ -30,17 +30,20 @@ class Living(NamedTuple):
 
     @property
     def total(self) -> NDArray[Any]:
-        """Of all kinds but registered, which are pages of others."""
+        """The bytes of all kinds but "registered", which is memory of others."""
         total: NDArray[Any] = np.delete(self.rows, _REGISTERED, axis=0).sum(axis=0)
         return total
 
     @property
     def height(self) -> int:
-        """The most of all kinds above each other, registered too."""
+        """The largest sum of all kinds, "registered" included, which a plot must show."""
         return int(self.rows.sum(axis=0).max())
 
     def sampled(self, count: int) -> Living:
-        """At `count` equal steps of time, each as it was when most was alive in it."""
+        """Reduce it to `count` steps of equal length.
+
+        Each step has the bytes at the moment in it when the most were alive.
+        """
         times, total = self.times_ns, self.total
         end = max(int(times[-1]), 1)
         step = np.minimum(times * count // end, count - 1)
@@ -58,7 +61,7 @@ class Living(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a line allocated and is still alive."""
+    """What one line allocated and is still alive."""
 
     frame: Frame | None
     kind: str
@@ -74,27 +77,27 @@ class Copies(NamedTuple):
     kind: str
     copy_count: int
     nbytes: int
-    seconds: float  #: of each, added up
+    seconds: float  #: the sum of their durations
 
     @property
     def way(self) -> str:
-        """``"pinned → device"``."""
+        """A text such as ``"pinned → device"``."""
         return way(self.source_kind, self.kind)
 
 
 def way(source: str, target: str) -> str:
-    """From where to where."""
+    """Return a text that names both ends."""
     return f"{source} → {target}"
 
 
 def of_op(log: Log, op: int) -> NDArray[Any]:
-    """The events of one sort."""
+    """Return the events with this number in their field ``op``."""
     chosen: NDArray[Any] = log.events[log.events["op"] == op]
     return chosen
 
 
 def living(log: Log) -> Living:
-    """Bytes alive of each kind at each allocation and free."""
+    """Return the bytes alive of each kind, after each allocation and free."""
     lives = pair(log)
     found = changes(lives)
     before = lives.before_count
@@ -109,8 +112,9 @@ def living(log: Log) -> Living:
 
 
 def peaks(log: Log) -> dict[str, tuple[int, int]]:
-    """Of each kind that was alive, and ``"all"``, which is `Living.total`: most bytes at
-    once, and when, in ns.
+    """Return the peak of each kind that was alive, as its bytes and its time in ns.
+
+    ``"all"`` is the peak of `Living.total`.
     """
     found = living(log)
     rows = dict(zip(KINDS, found.rows, strict=True)) | {"all": found.total}
@@ -122,9 +126,9 @@ def peaks(log: Log) -> dict[str, tuple[int, int]]:
 
 
 def left(log: Log) -> list[Left]:
-    """What was allocated within the record and is still alive, by line, largest first.
+    """Return what was allocated in the record and is still alive, by line, largest first.
 
-    Without what copies that are still under way go through.
+    Memory that unfinished copies use on the way is left out.
     """
     lives = pair(log)
     begun = lives.begun
@@ -151,7 +155,7 @@ def left(log: Log) -> list[Left]:
 
 
 def copies(log: Log) -> list[Copies]:
-    """Transfers by kinds, most bytes first."""
+    """Return the transfers by the kinds at their ends, those of most bytes first."""
     events = of_op(log, TRANSFER)
     ways = np.unique(events[["source_kind", "kind"]])
     found = []
@@ -163,18 +167,21 @@ def copies(log: Log) -> list[Copies]:
 
 
 class Span(NamedTuple):
-    """Transfers of a lane that are drawn as one."""
+    """Transfers of one lane that are drawn as one."""
 
     begin_ns: int
     lasts_ns: float
     copy_count: int
     nbytes: int
-    seconds: float  #: of each, added up
+    seconds: float  #: the sum of their durations
 
 
 def joined(transfers: NDArray[Any], least_ns: float) -> list[Span]:
-    """Those of a lane, in order of their beginning, that no picture would tell apart: none
-    lasts, and none begins after another's end, less than that."""
+    """Join transfers of a lane, sorted by time, that a picture could not show apart.
+
+    A transfer is drawn at least `least_ns` long, and joined to the one before if the gap
+    between them is shorter than that.
+    """
     spans: list[Span] = []
     columns = (transfers[name].tolist() for name in ("time_ns", "value", "nbytes"))
     for begin, lasted, nbytes in zip(*columns, strict=True):

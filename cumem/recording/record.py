@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of what happens to memory: begun, ended, kept in files; and tags."""
+"""Records of what happens to memory, the tags of its events, and the files of records.
+
+The extension has one recorder for the process. While it is open, it appends a row to a
+ring for each event, and counts all rows that it ever appended. A `Record` has no rows of
+its own while it runs: it knows the number of the first row that belongs to it. When it
+stops, it copies its rows out of the ring as a `Log`, which all readers work on. Several
+records may run at once; `_adjust` opens the recorder with the largest ring and the most
+stacks that any of them wants, and closes it when none is left.
+
+A tag is a number in a context variable, which the recorder reads for each event.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +63,15 @@ from cumem.recording.summary import (
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_NEVER: Final = 2**64 - 1  # no event has so many bytes
+_NEVER: Final = 2**64 - 1  # no event has as many bytes
 _MOST: Final = 1 << 32
 
 _lock = make_lock()
 _open: list[Record] = []
 _tags: list[str] = [""]
 _tag_numbers: dict[str, int] = {"": 0}
-#: The number of the context's tag; None until there was one.
+#: Holds the number of the context's tag. It is None until the first tag is made, since the
+#: recorder reads it for each event.
 _current_tag: contextvars.ContextVar[int] | None = None
 
 
@@ -82,9 +93,9 @@ class Record:
     ) -> None:
         self._least = _read_stacks(stacks)
         self._max_entries = _read_count(max_entries)
-        self._log: Log | None = None  # once it has ended
+        self._log: Log | None = None  # set when it has stopped
         self._running = False
-        self._begin = 0  # number of the recorder's row
+        self._begin = 0  # the number of its first row in the recorder
         self._begin_ns = 0
         self._begin_s = 0.0
         self._living = np.zeros(0, EVENT)
@@ -93,14 +104,14 @@ class Record:
     # -- life ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin, or begin anew: what it had is forgotten.
+        """Start recording. A record that was used before forgets what it has.
 
         Raises
         ------
         RuntimeError
-            If it is running.
+            If the record is running.
         MemoryError
-            If there is no memory for the events.
+            If there is not enough memory for the events.
         """
         with _lock:
             if self._running:
@@ -122,25 +133,25 @@ class Record:
             self._running = True
 
     def stop(self) -> None:
-        """End. What happens from now on is not in it.
+        """Stop recording; later events are not in the record.
 
         Raises
         ------
         RuntimeError
-            If it is not running.
+            If the record is not running.
         """
         with _lock:
             if not self._running:
                 raise RuntimeError("the record is not running")
             try:
                 self._log = self._read()
-            finally:  # without the events, but off, where there is no memory to read them
+            finally:  # it stops even if there is no memory to read the events into
                 self._running = False
                 _open.remove(self)
                 _adjust(_open)
 
     def __getstate__(self) -> object:
-        if self._running:  # its rows are the recorder's, which knows one of them
+        if self._running:  # its rows are in the recorder, which knows this object only
             raise TypeError(
                 "a running record cannot be copied or pickled: stop() it first"
             )
@@ -156,21 +167,21 @@ class Record:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        if self._running:  # else it was stopped inside
+        if self._running:  # it may have been stopped inside the block
             self.stop()
 
     @property
     def running(self) -> bool:
-        """Whether it notes what happens."""
+        """Whether the record is running."""
         return self._running
 
     def _read(self) -> Log:
         now_ns = time.monotonic_ns()
-        alive = _read_alive()  # before the events, so that they tell what it misses
+        alive = _read_alive()  # first, so that the events show what it is too early for
         end = _core._recorder_count()
         first, events = _read_events(max(self._begin, end - self._max_entries), end)
         living = self._living if first == self._begin else _lived_before(events, alive)
-        # A transfer is told of at its end, and may have begun before the record did.
+        # A transfer is recorded when it ends, and may have begun before the record did.
         since = events["time_ns"].astype(np.int64) - self._begin_ns
         events["time_ns"] = np.maximum(since, 0)
         if (since[1:] < since[:-1]).any():
@@ -187,17 +198,18 @@ class Record:
             _describe_machine(),
         )
 
-    # -- what it has -----------------------------------------------------------------
+    # -- contents --------------------------------------------------------------------
 
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now: the log once it was started."""
+        """Return the names of members that can be read now, `log` only once it started."""
         has_log = self._running or self._log is not None
         return sorted({*object.__dir__(self)}.difference(() if has_log else ("log",)))
 
     @property
     def log(self) -> Log:
-        """Its events, and the tables that they point into; up to now while it is
-        running. RuntimeError before it was started.
+        """Its events, and the tables that they refer to, up to now if it is running.
+
+        It raises a RuntimeError if the record was not started.
         """
         with _lock:
             if self._running:
@@ -207,7 +219,7 @@ class Record:
         return self._log
 
     def __len__(self) -> int:
-        """Events that it has."""
+        """Return the number of events in the record."""
         if self._running:
             noted = _core._recorder_count() - self._begin
             return min(noted, self._max_entries)
@@ -225,46 +237,47 @@ class Record:
         return f"<cumem.Record of {seconds:.3g} s, {len(self)} events>"
 
     def summary(self) -> Summary:
-        """Add up: each kind of memory, transfers between kinds, shortages."""
+        """Add up the events for each kind of memory, for transfers, and for shortages."""
         return summarize(self.log)
 
     def leaks(self) -> Leaks:
-        """What was allocated inside and is still alive, by line.
+        """Return what was allocated during the record and is still alive, by line.
 
-        That is at the end of the record, or now while it is running. What copies go
-        through is left out.
+        "Still" means at the end of the record, or now if it is running. Memory that copies
+        use on the way ("staging") is left out.
         """
         return find_leaks(self.log)
 
     def top(self, by: By = "line") -> Top:
-        """Who held most at once.
+        """Return the lines, tags or kinds that had the most bytes alive at once.
 
         Parameters
         ----------
         by : {"line", "tag", "kind"}
-            A tag counts for those around it as well.
+            How to group allocations. An allocation in a nested tag also counts for the
+            tags around it.
 
         Raises
         ------
         ValueError
-            If `by` is none of them.
+            If `by` is anything else.
         """
         return find_top(self.log, by)
 
     def peak(self) -> Peak:
-        """When most was live, of which kinds, and the lines that it was from."""
+        """Return when the most bytes were alive, of which kinds, and from which lines."""
         return find_peak(self.log)
 
     # -- files -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write it to a file, in the format that the suffix names.
+        """Write the record to a file, in the format that the suffix of its name says.
 
         Parameters
         ----------
         path : str, path-like or binary file
-            An existing file is replaced once all is written. An open file, and one
-            whose name has no suffix, gets what an ``.npz`` holds.
+            The file to write. An existing file is replaced once the new one is complete.
+            An open file, and one whose name has no suffix, is written as an ``.npz``.
 
             - ``.npz``: the whole record, which `load_record` reads and ``python -m cumem
               replay`` takes
@@ -278,7 +291,6 @@ class Record:
         ------
         ValueError
             If the name has another suffix; nothing is written then.
-        OSError
             If the file cannot be written.
 
         Examples
@@ -296,7 +308,7 @@ class Record:
         self._save(path)
 
     def _save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
-        """The whole record, as an ``.npz``."""
+        """Write the whole record as an ``.npz``."""
         log = self.log
         used = np.unique(np.concatenate([log.events["stack"], log.living["stack"]]))
         stacks = {int(i): log.stacks[int(i)] for i in used if i}
@@ -311,21 +323,20 @@ class Record:
         }
         text = np.frombuffer(json.dumps(tables).encode(), np.uint8)
         with open_export(path) as file:
-            save: Any = np.savez_compressed  # whose stub takes names for its flags
+            # NumPy's stub takes the names of arrays for its own flags.
+            save: Any = np.savez_compressed
             save(file, events=log.events, living=log.living, tables=text, **_trace(log))
 
     def to_torch_snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Write a pickle that PyTorch's memory viewer opens."""
+        """Write a pickle for PyTorch's memory viewer."""
         _export("torch_snapshot", self.log, path)
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace that Perfetto and Chrome open; compressed where the name ends in
-        ``.gz``.
-        """
+        """Write a trace for Perfetto and Chrome, compressed if the name ends in ``.gz``."""
         _export("perfetto", self.log, path)
 
     def to_pprof(self, path: str | os.PathLike[str]) -> None:
-        """Write a profile that pprof opens."""
+        """Write a profile for pprof."""
         _export("pprof", self.log, path)
 
     def to_json_lines(self, path: str | os.PathLike[str]) -> None:
@@ -333,16 +344,16 @@ class Record:
         _export("json_lines", self.log, path)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that shows it in a browser, without a network."""
+        """Write a page that shows the record in a browser and needs no network."""
         _export("page", self.log, path)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw what lived over time, by kind, and transfers below; needs matplotlib.
+        """Draw the bytes alive over time, by kind, with transfers below. Needs matplotlib.
 
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw; default: a figure of its own.
+            Where to draw; by default in a new figure.
 
         Returns
         -------
@@ -356,25 +367,27 @@ class Record:
 
 
 def _export(module: str, log: Log, path: str | os.PathLike[str]) -> None:
-    """By a module of this package, which is loaded when somebody wants it."""
+    """Let a module of this package write the log; it is imported only when needed."""
     import_module(f"cumem.recording.{module}").write(log, path)
 
 
 @hinting
 def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Record:
-    """Note what happens to memory in a block of code.
+    """Record what happens to memory in a block of code.
 
-    ``with cumem.record() as rec:`` and then, after the block, ``print(rec.summary())``,
-    ``rec.leaks()``, ``rec.top()``, ``rec.peak()``; or ``rec.start()`` and ``rec.stop()``.
+    Write ``with cumem.record() as rec:`` and, after the block, ``print(rec.summary())``,
+    ``rec.leaks()``, ``rec.top()`` or ``rec.peak()``. ``rec.start()`` and ``rec.stop()`` do
+    the same without a block.
 
     Parameters
     ----------
     stacks : bool, int or str
-        Whether events have the Python stack, the 32 innermost frames; or the number of
-        bytes, as ``65536`` or ``"64KiB"``, from which on they do; transfers always then.
+        Whether to record the Python stack of each event, up to its 32 innermost frames. A
+        number of bytes, such as ``65536`` or ``"64KiB"``, records it only for events of at
+        least that size, and for all transfers.
     max_entries : int
-        Most events that are kept, at 72 bytes each as they come: of more the oldest are
-        lost, and counted.
+        The largest number of events to keep; each takes 72 bytes when it comes. If there
+        are more, the oldest are dropped, and their number is kept.
 
     Returns
     -------
@@ -385,16 +398,17 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
     TypeError
         If an argument has the wrong type.
     ValueError
-        If one is out of bounds.
+        If an argument is out of range.
 
     Notes
     -----
-    Every pool is in it: allocations and frees of pinned, mapped, managed and device
-    memory, registrations, what copies go through ("staging"), growth, trims, transfers,
-    prefetches, and attempts that found memory short; of all threads. Several may run at
-    once and be nested: each has the events from its start to its end, with stacks where
-    one of them wants those. A forked child notes nothing until it starts a record of its
-    own; those of its parent are over there, and empty.
+    A record has the events of all pools and threads: allocations and frees of pinned,
+    mapped, managed and device memory, registrations, memory that copies use on the way
+    ("staging"), growth, trims, transfers, prefetches, and attempts that found memory short.
+
+    Several records may run at once and be nested. Each has the events from its start to
+    its end, with stacks if any of those running wants them. A forked child records nothing
+    until it starts a record of its own; those of its parent are empty there.
 
     Examples
     --------
@@ -412,24 +426,24 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
 
 @hinting
 def diff(before: Record, after: Record) -> Difference:
-    """What a record has more than another.
+    """Compare two records, and return what the second has more of than the first.
 
     Parameters
     ----------
     before, after : Record
-        Of the same work, as of two epochs.
+        Records of the same work, for instance of two epochs.
 
     Returns
     -------
     Difference
-        Kinds and lines whose allocations or peaks differ; ``print()`` shows them.
+        The kinds and lines whose allocations or peaks differ; ``print()`` shows them.
 
     Raises
     ------
     TypeError
-        If one is not a record.
+        If an argument is not a record.
     RuntimeError
-        If one was not started.
+        If a record was not started.
 
     Examples
     --------
@@ -448,7 +462,7 @@ def diff(before: Record, after: Record) -> Difference:
 
 @hinting
 def load_record(path: str | os.PathLike[str]) -> Record:
-    """Read what `Record.save` wrote.
+    """Read a record from an ``.npz`` file that `Record.save` wrote.
 
     Parameters
     ----------
@@ -457,14 +471,14 @@ def load_record(path: str | os.PathLike[str]) -> Record:
     Returns
     -------
     Record
-        One that has ended.
+        A record that has stopped.
 
     Raises
     ------
     ValueError
-        If the file is no such record, or is damaged: everything in it is looked at.
+        If the file is not such a record or is damaged, which every part is checked for.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
 
     Examples
     --------
@@ -502,7 +516,7 @@ def load_record(path: str | os.PathLike[str]) -> Record:
 
 
 def _archive(file: io.BufferedReader) -> Any:
-    """NumPy takes what is no archive for a pickle, and says how to load that."""
+    """Open an ``.npz``; np.load() would take another file for a pickle and say so."""
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no .npz")
     file.seek(0)
@@ -513,8 +527,10 @@ def _archive(file: io.BufferedReader) -> Any:
 
 
 class _Tag(contextlib.AbstractContextManager[None]):
-    """What `tag` makes. It may be entered again and again, also inside itself and by
-    several threads: each context knows the blocks that are open in it.
+    """The block that `tag` makes.
+
+    It may be entered many times, also inside itself and by several threads, because the
+    blocks that are open are kept in the context rather than here.
     """
 
     def __init__(self, name: str) -> None:
@@ -525,7 +541,8 @@ class _Tag(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         inside = _blocks.get()
-        # A generator may end in another context than it began in, which has no such block.
+        # A generator may end in another context than it began in. That one has no such
+        # block, so nothing is left there.
         for i in reversed(range(len(inside))):
             if inside[i] is self:
                 _be_inside(inside[:i] + inside[i + 1 :])
@@ -551,14 +568,14 @@ class _Tag(contextlib.AbstractContextManager[None]):
         return cast("_Function", wrapped)
 
 
-#: The blocks that are open in this context, from the outermost on.
+#: The blocks that are open in this context, the outermost first.
 _blocks: contextvars.ContextVar[tuple[_Tag, ...]] = contextvars.ContextVar(
     "cumem.tag blocks", default=()
 )
 
 
 def _be_inside(blocks: tuple[_Tag, ...]) -> None:
-    """From now on these are the blocks that are open in this context."""
+    """Make these the blocks that are open in this context."""
     path = "/".join(each._name for each in blocks)
     _blocks.set(blocks)
     _tag_variable().set(_number_tag(path))
@@ -566,27 +583,30 @@ def _be_inside(blocks: tuple[_Tag, ...]) -> None:
 
 @hinting
 def tag(name: str) -> _Tag:
-    """Mark what happens in a block: ``with cumem.tag("loader"):``.
+    """Give the events in a block a tag: ``with cumem.tag("loader"):``.
 
     Parameters
     ----------
     name : str
-        Not empty. Inside another such block it becomes ``"outer/name"``.
+        The tag, which may not be empty. Inside another such block it becomes
+        ``"outer/name"``.
 
     Raises
     ------
     TypeError
         If `name` is not a str.
     ValueError
-        If it is empty.
+        If `name` is empty.
 
     Notes
     -----
-    It belongs to the context, as ``contextvars`` say: tasks of asyncio have that of the
-    code which made them, threads begin with none, unless Python or a
-    ``contextvars.copy_context()`` gives them one. It also decorates a function, ``async``
-    ones too, but no generator: TypeError. A tag may be entered again and again, also by
-    several threads. Each name is kept for as long as the process.
+    A tag belongs to the current context of ``contextvars``: an asyncio task has the tag of
+    the code that created it, and a thread begins without one, unless Python or
+    ``contextvars.copy_context()`` gives it a context.
+
+    A tag is a decorator too, for ordinary and ``async`` functions; on a generator function
+    it raises a TypeError. It may be entered many times, also by several threads. Each name
+    is kept until the process ends.
 
     Examples
     --------
@@ -621,11 +641,11 @@ def _number_tag(name: str) -> int:
         return number
 
 
-# -- what the recorder does ------------------------------------------------------------
+# -- the recorder ----------------------------------------------------------------------
 
 
 def _adjust(records: list[Record]) -> None:
-    """Let the recorder do what all of these want."""
+    """Open the recorder with what these records need together, or close it."""
     if not records:
         _core._recorder_close()
         return
@@ -634,13 +654,13 @@ def _adjust(records: list[Record]) -> None:
 
 
 def open_records() -> list[Record]:
-    """Those that are running."""
+    """Return the records that are running."""
     with _lock:
         return list(_open)
 
 
 def _forget_in_child() -> None:
-    """What they have is the parent's to read: children are many, and it may be much."""
+    """Drop the running records; they may be large, and the parent has them."""
     for each in _open:
         each._running = False
     _open.clear()
@@ -651,17 +671,17 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _read_events(begin: int, end: int | None = None) -> tuple[int, NDArray[Any]]:
-    """Rows from `begin` on, or from the first that is still there, which is said."""
+    """Return the rows from `begin` on, and the number of the first that is still there."""
     end = _core._recorder_count() if end is None else end
     first, rows = _core._recorder_read(begin, end)
     return first, np.frombuffer(rows, EVENT)[first - begin :].copy()
 
 
 def _read_alive() -> NDArray[Any]:
-    """What lives now, as rows."""
+    """Return a row for each allocation that is alive now."""
     try:
         found = _core._living()
-    except RuntimeError:  # in a forked child
+    except RuntimeError:  # this is a forked child
         found = []
     alive = np.zeros(len(found), EVENT)
     alive["address"] = [block.address for block in found]
@@ -674,13 +694,17 @@ def _read_alive() -> NDArray[Any]:
 
 
 def _lived_before(events: NDArray[Any], alive: NDArray[Any]) -> NDArray[Any]:
-    """What lived before the first of `events`: what they free first, and of `alive`, what
-    lived at a moment among them, whatever they do not tell of."""
+    """Return the allocations that were alive before the first of `events`.
+
+    What the events free before they allocate it was alive before them. So was everything
+    in `alive` that they do not mention: `alive` was read while these events came, and
+    nothing began or ended without an event.
+    """
     steps = events[events["op"] <= FREE]
     known, first = np.unique(address_keys(steps), return_index=True)
     freed = steps[first]
     freed = freed[freed["op"] == FREE]
-    freed["value"] = freed["nbytes"]  # what was asked for is not known any more
+    freed["value"] = freed["nbytes"]  # the number of bytes asked for is lost
     for name in ("time_ns", "stream", "thread", "stack", "tag"):
         freed[name] = 0
     living = np.concatenate([alive[~np.isin(address_keys(alive), known)], freed])
@@ -697,11 +721,12 @@ def _thread_names() -> dict[int, str]:
 
 
 def _name_threads(events: np.ndarray, known: dict[int, str]) -> dict[int, str]:
-    """Those that Python has not begun, PyTorch's of backward say, as the system knows
-    them."""
+    """Add the system's names of threads that Python did not start, such as PyTorch's."""
     for thread in np.unique(events["thread"]).tolist():
         if thread not in known:
-            with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended
+            with contextlib.suppress(
+                OSError, UnicodeDecodeError
+            ):  # the thread has ended
                 text = Path(f"/proc/self/task/{thread}/comm").read_text(
                     encoding="utf-8"
                 )
@@ -710,9 +735,9 @@ def _name_threads(events: np.ndarray, known: dict[int, str]) -> dict[int, str]:
 
 
 def _describe_machine() -> dict[str, Any]:
-    """Without opening a driver for it."""
+    """Return the backend and its devices, if the process has used them already."""
     machine: dict[str, Any] = {"backend": "", "devices": [], "inner": list(INNER)}
-    with contextlib.suppress(Exception):  # at exit, or in a forked child
+    with contextlib.suppress(Exception):  # fails at exit and in a forked child
         if _core._pools():
             machine["backend"] = backend()
             machine["devices"] = [Device(i).name for i in range(device_count())]
@@ -720,7 +745,7 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def _trace(log: Log) -> dict[str, NDArray[Any]]:
-    """What ``python -m cumem replay`` reads: allocations and frees of pools."""
+    """Return the columns for ``python -m cumem replay``: allocations and frees of pools."""
     lives = pair(log)
     pooled = lives.begun["kind"] < KINDS.index("registered")
     begin, end, rows = lives.begin[pooled], lives.end[pooled], lives.begun[pooled]
@@ -747,7 +772,7 @@ def _trace(log: Log) -> dict[str, NDArray[Any]]:
 
 
 def _read_stacks(stacks: bool | int | str) -> int:
-    """From so many bytes on events have stacks."""
+    """Return the number of bytes from which on events have stacks."""
     if isinstance(stacks, (bool, np.bool_)):
         return 0 if stacks else _NEVER
     if not isinstance(stacks, str) and not hasattr(stacks, "__index__"):
@@ -767,9 +792,9 @@ def _read_count(count: int) -> int:
     return count
 
 
-# -- for programs that are not changed -------------------------------------------------
+# -- recording programs without changing them ------------------------------------------
 
-#: Suffixes of files, and the methods that write them.
+#: The suffixes of files, and the methods that write such files.
 FORMATS: Final = {
     ".npz": "_save",
     ".html": "to_html",
@@ -782,12 +807,12 @@ FORMATS: Final = {
 
 
 def write_record(rec: Record, path: str) -> None:
-    """Write it in the format that the suffix names.
+    """Write a record in the format that the suffix of the path says.
 
     Raises
     ------
     ValueError
-        If it names none.
+        If there is no format for the suffix.
     """
     for suffix, method in FORMATS.items():
         if path.endswith(suffix):
@@ -797,16 +822,18 @@ def write_record(rec: Record, path: str) -> None:
 
 
 def record_until_exit(path: str) -> None:
-    """For CUMEM_RECORD: note all that happens in this process, and write it at its end,
-    also that by an exception. A forked child writes nothing; ``{pid}`` in the path tells
-    the files of several processes apart."""
+    """Record everything in this process and write it when the process ends.
+
+    ``CUMEM_RECORD`` asks for this. The record is written after an exception as well, but
+    not by forked children. ``{pid}`` in the path stands for the number of the process.
+    """
     if not path.endswith(tuple(FORMATS)):
         text = f"must end in one of {', '.join(FORMATS)}; nothing is recorded"
         warn_caller(f"CUMEM_RECORD={path} {text}", RuntimeWarning)
         return
     path = os.path.abspath(path)
     folder = os.path.dirname(path.replace("{pid}", str(os.getpid())))
-    if not os.access(folder, os.W_OK | os.X_OK):  # which may change until the end
+    if not os.access(folder, os.W_OK | os.X_OK):  # only a warning: this may change
         text = f"the folder {folder} is not there now, or may not be written"
         warn_caller(f"CUMEM_RECORD={path}: {text}", RuntimeWarning)
     rec = Record()

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of the recorder as lines of source, found when somebody reads them."""
+"""Turns the recorder's stacks into lines of source, when somebody asks for them.
+
+The recorder stores a frame as a code object and an offset into its bytecode, which is
+quick. Looking up the line of that offset is slow, so it is done once per frame and only
+here.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +18,15 @@ from cumem.base.locks import make_lock
 from cumem.recording.events import Frame
 
 _lock = make_lock()
-#: Of the process, by their numbers; the recorder keeps its code objects for ever.
+#: The stacks of the process by number. The recorder keeps the code objects alive for good,
+#: so that their ids can be keys below.
 _raw: list[list[tuple[Any, int]]] = []
 _frames: dict[tuple[int, int], Frame] = {}
 _lines: dict[int, list[int | None]] = {}
 
 
 class Stacks(Sequence[tuple[Frame, ...]]):
-    """All stacks of this process up to now, by their numbers."""
+    """All stacks that this process has recorded so far, by number."""
 
     def __init__(self) -> None:
         with _lock:
@@ -51,7 +57,7 @@ def _frame(code: CodeType, place: int) -> Frame:
         lines = _lines.get(id(code))
         if lines is None:
             lines = _lines[id(code)] = [line for line, *_ in code.co_positions()]
-        at = place // 2  # a unit of code has two bytes
+        at = place // 2  # an instruction has two bytes
         line = lines[at] if 0 <= at < len(lines) else None
         name = getattr(code, "co_qualname", code.co_name)
         frame = Frame(code.co_filename, line or code.co_firstlineno, name)
@@ -60,7 +66,7 @@ def _frame(code: CodeType, place: int) -> Frame:
 
 
 def format_frame(frame: Frame | None) -> str:
-    """As ``file:line (function)``, the file from here on if it lies below."""
+    """Return ``file:line (function)``, with a path relative to the current folder."""
     if frame is None:
         return "no stack"
     try:

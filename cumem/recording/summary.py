@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log says: sums, leaks, the lines that use most, the peak. Pure functions."""
+"""Summaries of a log: sums, leaks, the lines that use most, the peak, differences.
+
+Each answer is a frozen dataclass that prints itself as a table. The functions at the end
+compute them, and depend on the log alone.
+"""
 
 from __future__ import annotations
 
@@ -33,31 +37,31 @@ from cumem.recording.reading import copies, of_op
 from cumem.recording.stacks import format_frame
 
 _REGISTERED: Final = KINDS.index("registered")
-_LONGEST: Final = 20  # lines of a table
+_LONGEST: Final = 20  # the number of rows of a table
 By = Literal["line", "tag", "kind"]
 
 _Ints = NDArray[np.int64]
 
 
-# -- what is answered ------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Group(Answer):
-    """What allocations have in common, and what became of them.
+    """Allocations of one line, tag or kind, in numbers.
 
     Attributes
     ----------
     name : str
-        A line as ``file:line (function)``, a tag or a kind.
+        The line as ``file:line (function)``, the tag, or the kind.
     count : int
-        Allocations.
+        The number of allocations.
     nbytes : int
-        Bytes of all of them together.
+        The bytes of all of them together.
     peak_nbytes : int
-        The most of them that was live at once.
+        The largest number of their bytes that was alive at once.
     living_count, living_nbytes : int
-        Those that were live at the end.
+        How many were alive at the end, and their bytes.
     """
 
     name: str
@@ -70,14 +74,14 @@ class Group(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class KindSummary(Group):
-    """A kind of memory: a `Group`, and what its pools did.
+    """The allocations of one kind of memory, and what its pools did.
 
     Attributes
     ----------
     free_count : int
-        Frees.
+        The number of frees.
     grown_nbytes, trimmed_nbytes : int
-        What its pools got and gave back.
+        The bytes that its pools got from the system and gave back.
     """
 
     free_count: int
@@ -87,15 +91,15 @@ class KindSummary(Group):
 
 @dataclasses.dataclass(frozen=True)
 class TransferSummary(Answer):
-    """Transfers from a kind of memory to another.
+    """The transfers from one kind of memory to another.
 
     Attributes
     ----------
     source, target : str
-        Kinds.
+        The kinds.
     count, nbytes : int
     seconds : float
-        Of all of them together, each as if it were alone.
+        The sum of their durations, also of those that ran at the same time.
     """
 
     source: str
@@ -108,28 +112,28 @@ class TransferSummary(Answer):
 
     @property
     def gbps(self) -> float:
-        """Billions of bytes in a second; 0 where nothing was moved."""
+        """The rate in billions of bytes per second; 0 if nothing was moved."""
         return self.nbytes * 1e-9 / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary(Answer):
-    """What happened, in numbers; ``print()`` shows two tables.
+    """What happened during a record, in numbers; ``print()`` shows two tables.
 
     Attributes
     ----------
     seconds : float
-        How long the record is.
+        The length of the record.
     event_count, lost_count : int
-        Events that it has, and those that no longer fitted.
+        The number of events in the record, and of older ones that were dropped.
     peak_nbytes : int
-        The most that was live at once, of all kinds but registered.
+        The most bytes that were alive at once, of all kinds but registered.
     kinds : tuple of KindSummary
     transfers : tuple of TransferSummary
-        Those that moved most first.
+        Those that moved the most bytes come first.
     prefetch_count, prefetch_nbytes : int
     out_of_memory_count : int
-        Attempts that failed; an allocation makes several before it raises.
+        The number of failed attempts; an allocation makes several before it raises.
     """
 
     seconds: float
@@ -202,14 +206,14 @@ class Summary(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Leaks(Answer):
-    """What was allocated inside and is still alive, by line.
+    """What was allocated during a record and is still alive, by line.
 
     Attributes
     ----------
     groups : tuple of Group
-        Those with most bytes alive first.
+        Those with the most bytes alive come first.
     lost_count : int
-        Events that no longer fitted: what was allocated in them is not here.
+        The number of events that were dropped; their allocations are missing here.
     """
 
     groups: tuple[Group, ...]
@@ -219,12 +223,12 @@ class Leaks(Answer):
 
     @property
     def count(self) -> int:
-        """Allocations that are alive."""
+        """The number of allocations that are alive."""
         return sum(group.living_count for group in self.groups)
 
     @property
     def nbytes(self) -> int:
-        """Their bytes."""
+        """The bytes of the allocations that are alive."""
         return sum(group.living_nbytes for group in self.groups)
 
     def __bool__(self) -> bool:
@@ -249,14 +253,14 @@ class Leaks(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Top(Answer):
-    """Lines, tags or kinds by what they held at most.
+    """Lines, tags or kinds, sorted by the most bytes that they had alive at once.
 
     Attributes
     ----------
     by : str
         ``"line"``, ``"tag"`` or ``"kind"``.
     groups : tuple of Group
-        Those with the highest peak first.
+        Those with the highest peak come first.
     """
 
     by: str
@@ -284,18 +288,19 @@ class Top(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Peak(Answer):
-    """When most was live, and what that was.
+    """When the most bytes were alive, and what they were.
 
     Attributes
     ----------
     seconds : float
-        When, since the record began.
+        The time of the peak, since the record began.
     nbytes : int
-        How much, of all kinds but registered.
+        The bytes alive then, of all kinds but registered.
     kinds : dict of str to int
-        Bytes of each kind then.
+        The bytes of each kind then.
     groups : tuple of Group
-        Lines whose allocations lived then, as `living_nbytes`; most first.
+        The lines that had allocations alive then, which `living_nbytes` counts; those with
+        the most bytes come first.
     """
 
     seconds: float
@@ -316,13 +321,13 @@ class Peak(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Change(Answer):
-    """A line of a record against the same line of another.
+    """How a line, or a kind, differs between two records.
 
     Attributes
     ----------
     name : str
     before, after : Group or None
-        None: it allocates nothing there.
+        Its numbers in each record; None if it allocated nothing there.
     """
 
     name: str
@@ -338,32 +343,32 @@ class Change(Answer):
 
     @property
     def count(self) -> int:
-        """More allocations than before."""
+        """How many more allocations there are than before."""
         return self._change("count")
 
     @property
     def peak_nbytes(self) -> int:
-        """So much more was live at once."""
+        """How many more bytes were alive at once."""
         return self._change("peak_nbytes")
 
     @property
     def living_nbytes(self) -> int:
-        """So much more was live at the end."""
+        """How many more bytes were alive at the end."""
         return self._change("living_nbytes")
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference(Answer):
-    """What a record has more or less than another.
+    """What one record has more or less of than another.
 
     Attributes
     ----------
     peak_nbytes : int
-        So much higher was the peak.
+        How many bytes the peak is higher; negative if it is lower.
     kinds : tuple of Change
-        Kinds of memory that differ.
+        The kinds of memory that differ.
     lines : tuple of Change
-        Lines that differ, those with the greatest change of their peak first.
+        The lines that differ; those whose peaks differ most come first.
     """
 
     peak_nbytes: int
@@ -433,7 +438,11 @@ def _name_kinds(_log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
 
 
 def _name_tags(log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
-    """Each tag counts for those around it as well: a list for each depth, -1: none."""
+    """Return names, and for each depth the name's index of each life, or -1.
+
+    An allocation in a nested tag counts for the tags around it too, so a life may have an
+    index at several depths.
+    """
     names: dict[str, int] = {}
     paths = []
     for tag in log.tags:
@@ -455,7 +464,7 @@ _NAMES: dict[str, Callable[[Log, Lives], tuple[list[str], list[_Ints]]]] = {
 
 
 def _groups(log: Log, lives: Lives, by: str, living: NDArray[np.bool_]) -> list[Group]:
-    """Every group that has an allocation; `living`: those that count as such."""
+    """Return all groups that have an allocation; `living` says which lives count so."""
     names, levels = _NAMES[by](log, lives)
     owner = np.concatenate([np.zeros(0, np.int64), *levels])
     which = np.tile(np.arange(len(lives.begin)), len(levels))[owner >= 0]
@@ -468,12 +477,13 @@ def _groups(log: Log, lives: Lives, by: str, living: NDArray[np.bool_]) -> list[
         np.add.at(found, owner, weights.astype(np.int64))
         return [int(each) for each in found]
 
-    # What lives of each group, as its allocations end and begin, one after the other.
+    # Sort the ends and beginnings of each group's lives by row, an end first in the same
+    # row, and add up the bytes; the largest sum is the group's peak.
     at = np.concatenate([lives.end[which], lives.begin[which]])
     change = np.concatenate([-nbytes, nbytes])
     group = np.concatenate([owner, owner])
     order = np.lexsort((at, group))
-    course = np.cumsum(change[order])  # a group's changes add up to 0
+    course = np.cumsum(change[order])  # each group adds up to 0 in the end
     peaks = np.zeros(size, np.int64)
     np.maximum.at(peaks, group[order], course)
     counts, sums = total(inside), total(np.where(inside, nbytes, 0))
@@ -497,7 +507,7 @@ def _most_living(groups: list[Group]) -> tuple[Group, ...]:
 
 
 def _peak(lives: Lives) -> tuple[int, int]:
-    """Row after which most lived, and how much then."""
+    """Return the row after which the most bytes were alive, and how many."""
     own = lives.begun["kind"] != _REGISTERED
     change = np.zeros(len(lives.rows) + 1, np.int64)
     change[lives.begin[own]] = lives.nbytes[own]
@@ -543,7 +553,7 @@ def summarize(log: Log) -> Summary:
 
 
 def find_leaks(log: Log) -> Leaks:
-    """What was allocated inside and never freed, by line; not what copies go through."""
+    """Find what was allocated in the record and not freed, by line, without staging."""
     lives = pair(log)
     staging = lives.begun["kind"] == KINDS.index("staging")
     left = lives.is_left & lives.is_inside & ~staging
@@ -551,7 +561,7 @@ def find_leaks(log: Log) -> Leaks:
 
 
 def find_top(log: Log, by: str) -> Top:
-    """Groups by their peak."""
+    """Sort groups by their peaks."""
     if by not in _NAMES:
         raise ValueError(f"by must be 'line', 'tag' or 'kind', not {by!r}")
     lives = pair(log)
@@ -560,7 +570,7 @@ def find_top(log: Log, by: str) -> Top:
 
 
 def find_peak(log: Log) -> Peak:
-    """When most was live, and what."""
+    """Find when the most bytes were alive, and what they were."""
     lives = pair(log)
     row, nbytes = _peak(lives)
     lived = (lives.begin <= row) & (lives.end > row)
@@ -576,7 +586,7 @@ def find_peak(log: Log) -> Peak:
 
 
 def find_difference(before: Log, after: Log) -> Difference:
-    """What `after` has more."""
+    """Find what `after` has more or less of than `before`."""
     both = [pair(log) for log in (before, after)]
     peaks = [_peak(lives)[1] for lives in both]
 

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record as a memory snapshot of PyTorch, which its viewer and ``_memory_viz`` open.
+"""Writes a record as a memory snapshot of PyTorch, for its viewer and ``_memory_viz``.
 
-It is the pickle that ``torch.cuda.memory._dump_snapshot()`` writes. Device memory is on its
-device; each kind of the host's memory is a further "device" of its own, after the last GPU.
-The outermost frame of every stack says the kind and the tag, and `DEVICES` of the pickle
-which device is which. PyTorch's format has no place for transfers and prefetches.
+It is the pickle that ``torch.cuda.memory._dump_snapshot()`` writes. Device memory is on
+its device. Each kind of host memory gets a further "device" of its own, after the last
+GPU. The outermost frame of every stack shows the kind and the tag, and the pickle's
+`DEVICES` has the names of all devices. PyTorch's format has no place for transfers and
+prefetches.
+
+The format knows segments, which an allocator got from the driver, and blocks inside them.
+A record has both, as growth and as allocations, but pools may have grown before it began.
+So the record is read twice: `_reserved_before` finds the addresses at which blocks lie
+without growth that was seen, which must have been reserved before, and `snapshot` starts
+from these.
 """
 
 from __future__ import annotations
@@ -30,13 +37,13 @@ from cumem.recording.pairing import (
 
 __all__ = ["snapshot", "write"]
 
-#: Key of the pickle that PyTorch does not know: names of the devices of the traces.
+#: A key of the pickle that PyTorch does not use: the names of the devices of the traces.
 DEVICES: Final = "cumem_devices"
-_PROTOCOL: Final = 4  # the viewer reads no later one
+_PROTOCOL: Final = 4  # the newest that the viewer reads
 _DEVICE: Final = KINDS.index("device")
 _HOST_KINDS: Final = tuple(index for index in range(len(KINDS)) if index != _DEVICE)
-_NEAR: Final = 2 << 20  # what nobody saw reserved is one segment up to such gaps
-_SMALL: Final = 2 << 20  # PyTorch calls segments up to here small
+_NEAR: Final = 2 << 20  # pieces of unseen segments with smaller gaps are one segment
+_SMALL: Final = 2 << 20  # PyTorch calls segments of up to this size small
 
 _Entry = dict[str, Any]
 _Ints = NDArray[np.int64]
@@ -49,12 +56,13 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     ----------
     log : Log
     path : str, Path or binary file
-        By custom ``NAME.pickle``. A file of that name is replaced once all is written.
+        The file to write, usually called ``NAME.pickle``; an existing one is replaced once
+        the new one is complete.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     with open_export(path) as file:
         pickle.dump(snapshot(log), file, protocol=_PROTOCOL)
@@ -70,9 +78,10 @@ def snapshot(log: Log) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``"segments"``, ``"device_traces"`` and what else PyTorch 2.13 writes. Segments are
-        what pools were seen to reserve and not to give back; memory reserved before the
-        record is made up of the blocks in it. Sizes of entries are those asked for.
+        The keys ``"segments"`` and ``"device_traces"``, and the others that PyTorch 2.13
+        writes. Segments are what pools reserved in the record and did not give back.
+        Memory that was reserved earlier is inferred from the blocks in it. The sizes of
+        entries are those that were asked for.
     """
     lives = pair(log)
     rows = lives.rows
@@ -107,7 +116,7 @@ def snapshot(log: Log) -> dict[str, Any]:
         elif life is None and read["op"][at] == TRIM:
             action = "segment_unmap" if held.paged else "segment_free"
             parts = held.remove(address, address + nbytes)
-        else:  # growth, or a block where none was seen
+        else:  # growth, or a block at a place whose growth was not seen
             action = "segment_map" if held.paged else "segment_alloc"
             parts = held.add(address, address + nbytes)
         for begin, end in parts:
@@ -121,7 +130,7 @@ def snapshot(log: Log) -> dict[str, Any]:
         }
         if life >= 0:
             trace.append(base | {"action": "alloc"})
-        else:  # PyTorch's two steps: cumem's pools tell one
+        else:  # PyTorch frees in two steps, cumem's pools in one
             trace.append(base | {"action": "free_requested"})
             trace.append(base | {"action": "free_completed"})
     return {
@@ -138,8 +147,11 @@ def snapshot(log: Log) -> dict[str, Any]:
 
 
 def _steps(lives: Lives) -> tuple[list[int], list[int | None]]:
-    """Rows to go through and what they are of: a life that begins, `~` one that ends, or
-    None: a pool that changes. Of one row an end, which makes room, comes first."""
+    """Return the rows that matter, sorted, and for each what it does.
+
+    That is the number of a life that begins, the `~` of one that ends, or None if a pool
+    changes. In the same row an end comes before a beginning, because it makes room.
+    """
     row, life, opens, *_ = changes(lives)
     ops = lives.rows["op"]
     other = np.flatnonzero((ops == GROW) | (ops == TRIM) | (ops == OUT_OF_MEMORY))
@@ -155,8 +167,10 @@ def _steps(lives: Lives) -> tuple[list[int], list[int | None]]:
 def _reserved_before(
     lives: Lives, steps: tuple[list[int], list[int | None]], place: _Ints, count: int
 ) -> list[_Reserved]:
-    """What must have been reserved of each device when the record began: where blocks are
-    later, without a growth that was seen."""
+    """Return what was reserved on each device before the record.
+
+    This is where blocks lie later although no growth there was seen.
+    """
     rows = lives.rows
     reserved = [_Reserved(_is_paged(rows, place == device)) for device in range(count)]
     unseen: list[list[tuple[int, int]]] = [[] for _ in reserved]
@@ -173,7 +187,7 @@ def _reserved_before(
         elif life >= 0:
             parts = held.add(begin, end)
             unseen[places[at]] += parts
-            held.paged |= parts not in ([], [(begin, end)])  # partly in what was seen
+            held.paged |= parts not in ([], [(begin, end)])  # only a part was unseen
     grown = [
         np.sort(rows["address"][(rows["op"] == GROW) & (place == d)])
         for d in range(count)
@@ -185,7 +199,7 @@ def _reserved_before(
 
 
 def _joined(parts: list[tuple[int, int]], grown: list[int]) -> list[tuple[int, int]]:
-    """Near pieces as one, unless something grew in between."""
+    """Join pieces that are near to each other, unless a pool grew between them."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(parts):
         last = joined[-1] if joined else (0, 0)
@@ -198,7 +212,7 @@ def _joined(parts: list[tuple[int, int]], grown: list[int]) -> list[tuple[int, i
 
 
 def _device_names(log: Log, rows: NDArray[Any]) -> list[str]:
-    """GPUs, then the kinds of the host's memory that the record has."""
+    """Return the names of GPUs, and then of the kinds of host memory in the record."""
     known = list(log.machine.get("devices") or [])
     used = rows["device"][rows["kind"] == _DEVICE]
     known += ["device"] * (int(used.max(initial=-1)) + 1 - len(known))
@@ -208,7 +222,7 @@ def _device_names(log: Log, rows: NDArray[Any]) -> list[str]:
 
 
 def _places(rows: NDArray[Any], count: int) -> _Ints:
-    """The trace that each row is in."""
+    """Return the number of the trace for each row."""
     kinds = [kind for kind in _HOST_KINDS if (rows["kind"] == kind).any()]
     place = np.maximum(rows["device"].astype(np.int64), 0)
     for index, kind in enumerate(kinds):
@@ -217,7 +231,7 @@ def _places(rows: NDArray[Any], count: int) -> _Ints:
 
 
 def _is_paged(rows: NDArray[Any], here: NDArray[np.bool_]) -> bool:
-    """Whether pools grow and shrink in pieces that touch, as PyTorch's expandable ones."""
+    """Return whether pools grow in adjacent pieces, like PyTorch's expandable segments."""
     grown = rows[here & (rows["op"] == GROW)]
     starts = set(grown["address"].tolist())
     ends = (grown["address"] + grown["nbytes"]).tolist()
@@ -228,7 +242,7 @@ def _is_paged(rows: NDArray[Any], here: NDArray[np.bool_]) -> bool:
 
 
 class _Frames:
-    """Stacks in PyTorch's form, each made once, so that the pickle holds it once."""
+    """Makes stacks in PyTorch's form, each only once, which keeps the pickle small."""
 
     key = ("stack", "tag", "kind")
 
@@ -251,8 +265,10 @@ class _Frames:
 
 
 class _Reserved:
-    """Intervals of addresses that do not overlap. Where pools are `paged`, those that touch
-    become one, as in PyTorch's expandable segments."""
+    """Reserved intervals of addresses, which do not overlap.
+
+    If pools are `paged`, adjacent intervals are joined, like expandable segments.
+    """
 
     def __init__(self, paged: bool, intervals: Sequence[tuple[int, int]] = ()) -> None:
         self.paged = paged
@@ -262,7 +278,7 @@ class _Reserved:
             self.add(begin, end)
 
     def add(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Reserve; the parts that were not."""
+        """Reserve an interval, and return the parts of it that were not reserved yet."""
         parts = []
         at = max(0, bisect.bisect_right(self.starts, begin) - 1)
         while begin < end:
@@ -290,7 +306,7 @@ class _Reserved:
                 del self.ends[left], self.starts[left + 1]
 
     def remove(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Give back; the parts that were reserved."""
+        """Give back an interval, and return the parts of it that were reserved."""
         parts = []
         at = max(0, bisect.bisect_right(self.starts, begin) - 1)
         while at < len(self.starts) and self.starts[at] < end:
