@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools beside the library: the command line, doctor, bench, replay, notebooks, plots."""
+"""Tools for people: the command line, doctor, bench, replay, notebooks and plots."""

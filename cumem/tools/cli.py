@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m cumem info``, ``doctor``, ``bench`` and ``replay``."""
+"""The command line: ``python -m cumem info``, ``doctor``, ``bench`` and ``replay``.
+
+A command's module is imported only when the command runs, so that one command does not pay
+for the imports of the others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ from cumem.base.version import __version__
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130  # as a shell reports a program ended by Ctrl-C
+# The exit statuses that a shell gives to programs which SIGINT and SIGPIPE ended.
+_INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
@@ -32,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        Instead of ``sys.argv[1:]``.
+        The arguments to use instead of ``sys.argv[1:]``.
 
     Returns
     -------
     int
-        0 if all went well, 1 if data arrived wrong, the device failed or the doctor found
-        a problem, 2 for wrong arguments, 130 after Ctrl-C, 141 where whoever reads the
-        output has left.
+        0 if all went well; 1 if data arrived wrong, the device failed, or the doctor found
+        a problem; 2 for wrong arguments; 130 after Ctrl-C; 141 if the program that reads
+        the output has ended.
     """
     options = _parser().parse_args(arguments)
     with _streams_open():
@@ -48,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # arrows on a terminal without them
+        # A terminal that has no arrows shows question marks instead of failing.
+        sys.stdout.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
-            # each command says itself, in its own text, that the device is emulated
+            # Each command says in its own text that the device is emulated.
             warnings.simplefilter("ignore", EmulationWarning)
             code = _COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -59,7 +65,8 @@ def _run(options: argparse.Namespace) -> int:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # whoever read us has left; keep the interpreter from complaining at its exit
+        # The reader of the pipe has ended. Without this, the interpreter would complain
+        # when it flushes stdout at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except (CudaError, OSError, MemoryError) as error:
@@ -72,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _streams_open() -> Iterator[None]:
-    """Let standard streams that our caller closed (``>&-``) lead nowhere."""
+    """Replace standard streams that the caller has closed (``>&-``) by ``/dev/null``."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         sys.stdout, sys.stderr = before[0] or nowhere, before[1] or nowhere
@@ -84,10 +91,10 @@ def _streams_open() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Put Ctrl-C off until the end of the block, which imports.
+    """Delay Ctrl-C until the end of the block, in which modules are imported.
 
-    The set-up code of modules made by Cython, NumPy's random generators among them,
-    drops any exception that strikes inside it, KeyboardInterrupt too.
+    The initialisation of modules made by Cython, such as NumPy's random generators, loses
+    any exception that is raised inside it, including KeyboardInterrupt.
     """
     handler = signal.getsignal(signal.SIGINT)
     if (
@@ -107,7 +114,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _opens() -> bool:
-    """Open the runtime, which reads the CUMEM_… variables; False if one is wrong."""
+    """Open the runtime, which reads the CUMEM_… variables; return False if one is wrong."""
     try:
         backend()
     except ValueError as error:
@@ -250,7 +257,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--kind",
         choices=DEVICE_FIRST,
         default="device",
-        metavar="KIND",  # the choices would be one word, wider than some terminals
+        metavar="KIND",  # the list of choices would be too wide for some terminals
         help="kind of memory: " + ", ".join(DEVICE_FIRST) + " (device)",
     )
     add("--pool", default="default", help="which of cumem's pools (default)")

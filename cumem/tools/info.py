@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine offers: versions, devices and the limits on host memory.
 
-`collect` reads everything once into plain data, and `render` turns that into text. `about`
-answers the few facts by which programs decide.
+`collect` reads everything once into plain data, and `render` turns the data into text. `about`
+answers the few questions on which programs base decisions.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from cumem.pools.memory import get_limit
 
 __all__ = ["about", "collect", "commit", "render", "save"]
 
-#: Limit and use, in the folder of a group of version 2, or of 1.
+#: The files with the limit and the use of a control group, for versions 2 and 1.
 _CGROUP_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-_UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 writes "no limit" as a number this large
+_UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 says "no limit" with a number above this
 
 
 @found_in("cumem.types")
@@ -130,17 +130,17 @@ def collect() -> dict[str, Any]:
     -------
     dict
         Plain data that ``json`` can write: ``versions``, ``backend``, ``devices`` and
-        ``machine``. Sizes are in bytes; what cannot be read is ``None``.
+        ``machine``. Sizes are in bytes; a value that cannot be read is ``None``.
 
     Raises
     ------
     CudaError
-        If the driver is there but cannot be opened.
+        If there is a driver but it cannot be opened.
 
     Notes
     -----
-    **Blocks** while the driver is opened at its first use; creates no context on a GPU
-    beyond those that reading free memory needs.
+    **Blocks** while the driver is opened, if nothing has opened it yet. It creates no
+    context on a GPU beyond those that are needed to read free memory.
     """
     return {
         "versions": versions() | {"driver": _dotted(driver_version())},
@@ -151,7 +151,7 @@ def collect() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """What is known without a driver; its own version is None."""
+    """Return all versions that are known without a driver; the driver's own is None."""
     return {
         "cumem": __version__,
         "python": platform.python_version(),
@@ -163,7 +163,7 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Read what the operating system says of this host.
+    """Read what the operating system says about this host.
 
     Returns
     -------
@@ -192,15 +192,15 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Ask for the commit of the checkout that this package lies in, if it lies in one.
+    """Return the commit of the checkout that holds this package, or None.
 
-    An installed wheel does not know its own: `CUMEM_COMMIT` can tell.
+    An installed wheel does not know its commit; the variable `CUMEM_COMMIT` can supply it.
     """
     if told := os.environ.get("CUMEM_COMMIT"):
         return told
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return None  # an environment inside somebody's checkout is not ours
+        return None  # another project's checkout may contain the installed package
     commands = (
         ["rev-parse", "HEAD"],
         ["status", "--porcelain", "--untracked-files=no"],
@@ -222,14 +222,17 @@ def commit() -> str | None:
 
 
 def save(results: dict[str, Any], path: str | Path) -> None:
-    """Write results as one JSON object; encoded before the file is opened, which
-    empties it. File names that are no text have JSON's own escapes."""
+    """Write results as one JSON object.
+
+    The text is made before the file is opened, because opening empties the file. File names
+    that are not valid text are written with backslash escapes.
+    """
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     Path(path).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def check_device(index: int) -> None:
-    """ValueError where the command line names a device that there is not."""
+    """Raise a ValueError if the command line names a device that does not exist."""
     count = device_count()
     if not 0 <= index < count:
         there = "there is 1" if count == 1 else f"there are {count or 'none'}"
@@ -237,25 +240,31 @@ def check_device(index: int) -> None:
 
 
 def check_writable(name: str) -> None:
-    """Open a file as `save` will, before the work for it; what is there stays as it is.
+    """Check that `save` will be able to write a file, before the work for it begins.
+
+    A file that exists keeps its contents.
 
     Raises
     ------
     ValueError
-        If it cannot be written; the text names it.
+        If the file cannot be written; the message has its name.
     """
     path = Path(name)
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{name}: there is no such folder")
     is_new = not os.path.exists(path)
     try:
-        if path.is_fifo():  # waits for a reader, who would see us come and go
+        if (
+            path.is_fifo()
+        ):  # opening waits for a reader, who would notice us leave again
             return
         path.open("ab").close()
     except OSError as error:
         raise ValueError(f"{name} cannot be written: {error.strerror}") from error
     if is_new:
-        os.unlink(os.path.realpath(path))  # a link to nothing stays one
+        os.unlink(
+            os.path.realpath(path)
+        )  # of a dangling link, only its target is removed
 
 
 def render(facts: dict[str, Any]) -> str:
@@ -428,7 +437,7 @@ def _finite(limit: int) -> int | None:
 
 
 def read_text(path: str | Path) -> str | None:
-    """A small file of the kernel, stripped; None if it cannot be read."""
+    """Return the stripped text of a small file of the kernel, or None without one."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -436,13 +445,13 @@ def read_text(path: str | Path) -> str | None:
 
 
 def _selected(path: str) -> str | None:
-    """Find the bracketed word of a sysfs choice: ``always [madvise] never``."""
+    """Return the bracketed word of a sysfs choice, such as ``always [madvise] never``."""
     match = re.search(r"\[(\w+)\]", read_text(path) or "")
     return match[1] if match else None
 
 
 def _kib_table(text: str) -> dict[str, int]:
-    """Lines such as ``MemTotal:  24689764 kB`` as bytes."""
+    """Return lines such as ``MemTotal:  24689764 kB`` as bytes by name."""
     found = re.findall(r"(\w+):\s+(\d+) kB", text)
     return {name: int(number) * 1024 for name, number in found}
 
@@ -459,7 +468,7 @@ def _cpu_name() -> str:
 
 
 def _pinned_limit() -> int | None:
-    """None as well where the driver does not open, which `collect` says first."""
+    """Return the limit, or None if there is none or the driver does not open."""
     try:
         return get_limit("pinned")
     except CudaError:
@@ -486,7 +495,7 @@ def _pci_numa_node(bus: str) -> int | None:
 
 
 def _cgroup_memory() -> tuple[int | None, int | None]:
-    """Tightest memory limit above this process and the use counted against it."""
+    """Return the tightest memory limit above this process and the use it counts."""
     found = [
         tuple(_number(f"{folder}/{name}") for name in names)
         for folder in folders("memory")

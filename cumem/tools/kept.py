@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where figures of this machine are kept, in the user's cache directory, and by what."""
+"""Keeps measured figures of this machine as files in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cumem.devices.device import Device
 
 
 def kept_path(unit: Device, name: str) -> pathlib.Path | None:
-    """Where such figures of this machine are kept; None where there is no place."""
+    """Return the file for figures of this machine, or None if there is no place for it."""
     folder = _kept_folder()
     if folder is None:
         return None
@@ -23,24 +23,29 @@ def kept_path(unit: Device, name: str) -> pathlib.Path | None:
 
 
 def has_kept(name: str) -> bool:
-    """Whether such figures of any GPU are kept. To ask which GPU this one is starts the
-    driver."""
+    """Return whether such figures of any GPU are kept.
+
+    This does not ask which GPU the figures belong to, since that would start the driver.
+    """
     folder = _kept_folder()
     return folder is not None and any(folder.glob(f"{name}-*.json"))
 
 
 def _kept_folder() -> pathlib.Path | None:
     root = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(root):  # as its specification says
+    if not os.path.isabs(root):  # the XDG specification says to ignore it then
         root = os.path.join(os.path.expanduser("~"), ".cache")
-    if not os.path.isabs(root):  # there is no home
+    if not os.path.isabs(root):  # there is no home directory
         return None
     return pathlib.Path(root) / "cumem"
 
 
 def machine_key(unit: Device) -> dict[str, str]:
-    """What the figures depend on. Not the device's UUID: another card of the same make
-    on the same link does the same."""
+    """Return everything that the figures depend on.
+
+    The device's UUID is not part of it, because another card of the same model on the same
+    link has the same figures.
+    """
     return {
         "processor": _processor(),
         "threads": str(_core._processors()[0]),
@@ -59,7 +64,7 @@ def _processor() -> str:
 
 
 def _link(bus_id: str) -> str:
-    """The fastest that it can be: at rest it is slower."""
+    """Return the fastest state of the link, since an idle link is slower."""
     root = f"/sys/bus/pci/devices/{bus_id.lower()}/max_link_"
     return f"{_read(root + 'speed').strip()} x{_read(root + 'width').strip()}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of copies by the CUDA runtime alone, beside which others are held."""
+"""Times copies by the CUDA runtime alone, which other copies are compared with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from cumem import _core
 def raw_copies(
     dst: _core.Buffer, src: _core.Buffer, stream: object, budget: float
 ) -> list[float]:
-    """Seconds of each of 5 to 400 copies by the CUDA runtime alone, waited for one by
-    one, that take about `budget` seconds together."""
+    """Return the seconds that each of 5 to 400 copies by the CUDA runtime alone takes.
+
+    Each copy is waited for before the next begins. Together they take about `budget`
+    seconds.
+    """
     ends = dst.ptr, src.ptr, dst.nbytes
-    _core._raw_copy(*ends, stream)  # wakes up what sleeps
+    _core._raw_copy(
+        *ends, stream
+    )  # the first wakes up a sleeping link, and does not count
     end = time.monotonic() + budget
     seconds: list[float] = []
     while len(seconds) < 5 or (len(seconds) < 400 and time.monotonic() < end):

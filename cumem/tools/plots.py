@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures by matplotlib, which ``pip install 'cumem[plot]'`` brings.
+"""Plots with matplotlib, which ``pip install 'cumem[plot]'`` installs.
 
-Colours are those of Okabe and Ito, which colour-blind readers tell apart; axes have units,
-and titles name the GPU, or say that the device is emulated.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Axes have
+units, and titles name the GPU or say that the device is emulated.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_pool", "plot_rates", "plot_record"]
 
-_STEPS: Final = 1000  # in time: about the pixels of a picture
+_STEPS: Final = 1000  # steps of time, about as many as a picture has pixels
 _MOST_SEGMENTS: Final = 40
 _EMULATED: Final = "emulated: timings mean nothing"
-# Curves that lie on each other must all be seen: each has its own width, dashes and
-# hollow or full marks, and those named later are drawn above, with more gaps.
+# All curves must be visible even if they coincide. So each has its own width, dashes and
+# marks, and those further down in this table are drawn on top with wider gaps.
 _STYLES: Final[dict[str, dict[str, Any]]] = {
     "pageable": {"marker": "o", "markersize": 5},
     "pinned": {"marker": "s", "markersize": 8, "linewidth": 4},
@@ -55,14 +55,14 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     log : Log or Record
-        What was recorded.
+        What to draw.
     ax : matplotlib Axes, optional
-        Where to; default: a new figure.
+        Where to draw; by default in a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Of the upper part; the lanes are its ``child_axes[0]``, where there were transfers.
+        The upper part. The lanes are its ``child_axes[0]``, if there were transfers.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     """
     log = getattr(log, "log", log)
     ways = reading.copies(log)
-    height = 0.09 * len(ways)  # of the lanes, in that of the upper part
+    height = 0.09 * len(ways)  # of all lanes, as a fraction of the upper part's height
     if ax is None:
         ax = _axes(ax, (9, 4.5), constrained=False)
         below_it = (height + 0.06) if ways else 0.0
@@ -79,7 +79,7 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
         ax.figure.subplots_adjust(left=0.17, right=0.84, top=0.93, bottom=bottom)
     end = max(log.duration_ns, 1)
     unit_ns, unit = _time_unit(end)
-    alive = reading.living(log).sampled(_STEPS)  # however short, a peak is seen
+    alive = reading.living(log).sampled(_STEPS)  # which keeps even the shortest peak
     times = np.append(alive.times_ns, end) / unit_ns
     most = alive.height
     scale, name = _size_unit(most)
@@ -115,7 +115,7 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
 def _draw_lanes(
     ax: Axes, log: Log, ways: list[reading.Copies], height: float, unit_ns: float
 ) -> Axes:
-    """Transfers below `ax`: a row for each way, in it a lane for each at one time."""
+    """Draw transfers below `ax`, a row for each way with lanes for simultaneous ones."""
     below: Axes = ax.inset_axes((0, -0.06 - height, 1, height), sharex=ax)
     least = max(log.duration_ns, 1) / _STEPS
     transfers = np.sort(reading.of_op(log, TRANSFER), order="time_ns")
@@ -146,9 +146,9 @@ def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
     Parameters
     ----------
     pool : Pool or Snapshot
-        What it is now, or was.
+        The pool, whose state now is drawn, or a snapshot of an earlier state.
     ax : matplotlib Axes, optional
-        Where to; default: a new figure.
+        Where to draw; by default in a new figure.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
 
     Notes
     -----
-    Addresses without memory are left out, and of more than 40 segments the smallest.
+    Addresses without memory are left out. Of more than 40 segments the largest are drawn.
     """
     found = pool.snapshot() if hasattr(pool, "snapshot") else pool
     segments = sorted(found.segments, key=lambda each: -int(each.reserved_nbytes))
@@ -221,17 +221,17 @@ def plot_rates(
     title: str,
     warning: str | None,
 ) -> Figure:
-    """Draw rates over sizes, for `python -m cumem bench --plot`.
+    """Draw rates over sizes, for ``python -m cumem bench --plot``.
 
     Parameters
     ----------
     panels : mapping
-        By the name of a panel: bytes and GB/s of each kind of memory, and the ceiling in
-        GB/s.
+        For the name of each panel a pair: the points (bytes, GB/s) of each kind of memory,
+        and the ceiling in GB/s.
     title : str
-        What was measured on.
+        The name of the machine that was measured.
     warning : str or None
-        Written large across the picture, for figures that are not a GPU's.
+        A text that is written large across the picture, if the figures are not a GPU's.
 
     Returns
     -------
@@ -255,7 +255,7 @@ def plot_rates(
         axis.set_title(name)
         axis.set_xlabel("bytes per copy")
         axis.grid(alpha=0.3)
-    axes[0].set_ylim(bottom=0)  # shared; after all lines, which widen it upward
+    axes[0].set_ylim(bottom=0)  # shared; set last, since each line widens it upwards
     axes[0].set_ylabel("GB/s (median)")
     axes[-1].legend(frameon=False)
     figure.suptitle(title)
@@ -265,7 +265,7 @@ def plot_rates(
     return figure
 
 
-# -- what all of them need -------------------------------------------------------------
+# -- helpers of all plots --------------------------------------------------------------
 
 
 def _need_matplotlib() -> None:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind of memory to use, by the rules of docs/which-memory.md and by figures."""
+"""Says which kind of memory to use, by the rules of docs/which-memory.md and by figures.
+
+The rules decide for memory that kernels touch in place. For memory that is copied, the
+figures of ``python -m cumem bench`` decide if there are any: the least total time of the
+first allocation and all copies wins.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +35,13 @@ _REUSES: Final = ("once", "many")
 _ACCESSES: Final = ("host", "host-writes", "host-reads", "device", "both")
 _SHARINGS: Final = ("none", "processes", "libraries", "devices")
 
-_FEW_BYTES = 4096  #: what a kernel may as well read across the link
-_MANY = 10  #: uses from which on a kept buffer pays, where nothing was measured
-_MOST_BYTES = 16 << 20  #: of a file that could be one of ours
-_MOST_SECONDS = 1e9  #: of one case
-_SAME = 1.05  #: a smaller gain is no reason
+_FEW_BYTES = 4096  #: up to this size a kernel may as well read across the link
+_MANY = 10  #: uses from which on keeping a buffer pays off, if nothing was measured
+_MOST_BYTES = 16 << 20  #: a larger file is not one of bench's
+_MOST_SECONDS = 1e9  #: no case takes longer
+_SAME = 1.05  #: a gain below this factor is not a reason
 
-#: How memory of a kind is had.
+#: The call that makes memory of a kind.
 _CALLS: Final = {
     "pageable": "numpy.empty(shape, dtype)",
     "pinned": "cumem.empty_pinned(shape, dtype)",
@@ -61,15 +66,16 @@ class Recommendation(Answer):
         ``"mapped"``, ``"managed"``, ``"device"``, or ``"registered"`` (existing memory,
         page-locked in place).
     reason : str
-        Why, in a sentence.
+        The reason in one sentence.
     call : str
-        What to call for it.
+        The call that makes such memory.
     alternatives : tuple of (str, str)
-        Other kinds, each with when to prefer it.
+        Other kinds, each with the case in which to prefer it.
     source : str
-        What it was judged by: ``"rules"``, or whose bench of which day.
+        What decided: ``"rules"``, or the day and device of the bench whose figures did.
     figures : Mapping of str to float
-        Seconds of each kind that was compared, allocation and all copies; empty where
+        The seconds that each compared kind takes for allocation and all copies; empty if
+        only rules decided.
         rules alone decided.
 
     Examples
@@ -99,7 +105,7 @@ class Recommendation(Answer):
 @dataclasses.dataclass(frozen=True)
 class _Question:
     nbytes: int
-    count: int | None  #: of the uses, None: as many as it takes
+    count: int | None  #: the number of uses; None if they are many
     access: str
     sharing: str
     device: Device
@@ -120,35 +126,35 @@ def recommend(
     Parameters
     ----------
     nbytes : int or str
-        Size of the buffer; ``"64 MiB"`` too.
+        The size of the buffer in bytes, or a text such as ``"64 MiB"``.
     reuse : {'many', 'once'} or int
-        How often it is filled and copied, or used in place by a kernel, in its life.
+        How often in its life the buffer is filled and copied, or used in place by a kernel.
     access : {'host', 'host-writes', 'host-reads', 'device', 'both'}
-        Who touches the bytes in place. 'host': the processor, and the device gets or
-        gives copies; 'host-writes': so, and the processor only fills it, front to back;
-        'host-reads': so, and it only reads what the device sent; 'device': kernels
-        alone; 'both': kernels and the processor, without a copy.
+        Who touches the bytes in place. 'host': only the processor; the device receives or
+        sends copies. 'host-writes': the same, and the processor only writes, from front to
+        back. 'host-reads': the same, and the processor only reads what the device sent.
+        'device': only kernels. 'both': kernels and the processor, without a copy.
     sharing : {'none', 'processes', 'libraries', 'devices'}
-        With whom: with other processes; with a library that allocates the memory itself;
-        with several devices.
+        Who else uses the memory: other processes; a library that allocates it itself;
+        several devices.
     device : Device, int or str, optional
-        Default: cumem's current one.
+        The device that uses the memory; by default cumem's current one.
     figures : path or mapping, optional
-        What ``python -m cumem bench --json FILE`` wrote. Default: what
-        ``bench --keep`` has kept for this machine, if anything.
+        Results of ``python -m cumem bench --json FILE``. By default the results that
+        ``bench --keep`` kept for this machine are used, if there are any.
 
     Returns
     -------
     Recommendation
-        ``print()`` shows it whole.
+        The kind with its reason; ``print()`` shows all of it.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If a value is none of those that exist, or `figures` are no bench results or
-        those of an emulated device.
+        If an argument has a value that does not exist, or `figures` are not results of
+        bench or are those of an emulated device.
     OSError
         If the file of `figures` cannot be read.
     CudaError
@@ -157,8 +163,9 @@ def recommend(
     Notes
     -----
     The rules are those of docs/which-memory.md. Figures decide between ordinary, pinned
-    and write-combined memory that is copied: of the first allocation and all copies
-    together the least time wins, and of two within 5 % the simpler. Nothing is measured.
+    and write-combined memory that is copied. The kind with the least time for the first
+    allocation and all copies wins, but a simpler kind is preferred if it is within 5 %.
+    This function measures nothing.
 
     Examples
     --------
@@ -394,7 +401,7 @@ def _find_report(figures: Any, device: Device) -> tuple[Report | None, str]:
             return None, ""
         report, source = _read_report(data, str(kept))
     except (OSError, ValueError):
-        return None, ""  # damaged, or of another version
+        return None, ""  # the file is damaged or of another version
     return report, f"this machine's {source}"
 
 
@@ -432,7 +439,7 @@ def _read_report(data: Mapping[str, Any], name: str) -> tuple[Report, str]:
 
 
 def _check_result(result: Result) -> Result:
-    """ValueError where it has what bench never writes."""
+    """Raise a ValueError if the result has anything that bench never writes."""
     texts = (result.group, result.what, result.kind)
     is_whole = isinstance(result.nbytes, int) and not isinstance(result.nbytes, bool)
     least = 0.0 if result.skipped is not None or not result.verified else 1e-12
@@ -452,7 +459,7 @@ def _check_result(result: Result) -> Result:
 def _by_figures(
     question: _Question, report: Report, source: str
 ) -> Recommendation | None:
-    """None where what would decide was not measured."""
+    """Let figures decide, or return None if a kind that is needed was not measured."""
     ways = {"host-writes": ("h2d",), "host-reads": ("d2h",)}
     kinds = ["pageable", "pinned"]
     if question.access == "host-writes":
@@ -504,7 +511,10 @@ def _by_figures(
 def _seconds(
     report: Report, group: str, what: str, kind: str, nbytes: int
 ) -> float | None:
-    """Of the nearest size that was measured, the same rate beyond it."""
+    """Return the time for a size, from the nearest measured one at the same rate.
+
+    A size below all measured ones takes as long as the smallest of them.
+    """
     found = [
         result
         for size in report.sizes(group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark from end to end: choose the cases, run them with a bar, report."""
+"""The benchmark of ``python -m cumem bench``: it chooses cases, runs them and reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cumem.tools.bench.report import PLOT_FORMATS, Report, save_plot
 
 __all__ = ["Options", "UsageError", "main", "make_plan"]
 
-# The package loads these at their first use, which would be within a measurement.
+# The package imports these when they are first used, which would be during a measurement.
 for _module in (
     "base.errors",
     "buffers.casting",
@@ -44,29 +44,29 @@ FULL_SIZES: Final = tuple(4 * KIB * 4**step for step in range(9))  # 4 KiB … 2
 
 
 class UsageError(Exception):
-    """A wish that cannot be met; the text says why and what to do."""
+    """The options cannot be met; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller of the benchmark asked for.
+    """The options of the command line.
 
     Parameters
     ----------
     quick : bool
-        Fewer sizes and repeats.
+        Whether to measure fewer sizes and repeats.
     device : int
-        Index of the device.
+        The index of the device.
     json : str or None
-        File for the results as one JSON object.
+        The file to write the results to as one JSON object.
     plot : str or None
-        File for the picture: .png, .svg or .pdf.
+        The file for the plot: .png, .svg or .pdf.
     max_nbytes : int or None
-        Leave out larger copies.
+        The largest copy to measure.
     keep : bool
-        Keep the results for `recommend`, in the user's cache directory.
+        Whether to keep the results for `recommend`, in the user's cache directory.
     verbose : bool
-        Print all sizes, spreads and the advice of each row.
+        Whether to print all sizes, spreads and the advice of each row.
     """
 
     quick: bool = False
@@ -84,14 +84,14 @@ def make_plan(options: Options, room: int) -> Plan:
     Parameters
     ----------
     options : Options
-        What was asked for.
+        The options of the command line.
     room : int
-        Bytes that one buffer may take on this machine.
+        The bytes that one buffer may take on this machine.
 
     Returns
     -------
     Plan
-        Cases that fit.
+        The cases that fit.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def main(options: Options) -> int:
     Parameters
     ----------
     options : Options
-        What was asked for.
+        The options of the command line.
 
     Returns
     -------
@@ -139,9 +139,9 @@ def main(options: Options) -> int:
     Raises
     ------
     UsageError
-        If the device, a file or a library that was asked for is not there.
+        If the device does not exist, a file cannot be written, or a library is missing.
     CudaError
-        If the device cannot be used at all.
+        If the device cannot be used.
     """
     _check(options)
     device = Device(options.device)
@@ -171,7 +171,7 @@ def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
 
 
 def _cure() -> str:
-    """What to do where most figures are missing."""
+    """Say what to do if most figures are missing."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         return (
@@ -182,7 +182,7 @@ def _cure() -> str:
 
 
 def _check(options: Options) -> None:
-    """Refuse at once what would fail only after the measuring."""
+    """Refuse now what would otherwise fail after the measurement."""
     try:
         info.check_device(options.device)
     except ValueError as error:
@@ -211,17 +211,18 @@ def _check(options: Options) -> None:
 
 
 def _sizes(options: Options) -> tuple[int, ...]:
-    """What was asked for, whether it fits or not."""
+    """Return the sizes that were asked for, whether they fit or not."""
     sizes = QUICK_SIZES if options.quick else FULL_SIZES
     most = options.max_nbytes
     return sizes if most is None else tuple(n for n in sizes if n <= most)
 
 
 def _room(facts: dict[str, Any], device: Device) -> int:
-    """Bytes one buffer may take, when what is free must hold all that live at once."""
+    """Return how large a buffer may be, so that all which live at once fit."""
     host = facts["machine"]
-    room = [device.memory_info()[0] // 3]  # two, and managed memory
-    # the store, two of a kind, the copy that is compared; emulated device memory too
+    room = [device.memory_info()[0] // 3]  # two buffers, and managed memory
+    # The host holds the store, two buffers of a kind, and the copy for the comparison, and
+    # if the device is emulated its memory as well.
     shares = 8 if device.emulated else 5
     if host["memory_available_nbytes"] is not None:
         room.append(host["memory_available_nbytes"] // shares)
@@ -234,20 +235,20 @@ def _room(facts: dict[str, Any], device: Device) -> int:
         )
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
-        # pools reserve addresses in larger pieces than they fill
+        # Pools reserve more address space than they fill.
         room.append(max(0, soft - _address_space()) // (4 * shares))
     return min(room)
 
 
 def _address_space() -> int:
-    """Bytes of it that this process uses, which ``ulimit -v`` counts."""
+    """Return the address space that this process uses, as ``ulimit -v`` counts it."""
     pages = (info.read_text("/proc/self/statm") or "0").split()[0]
     return int(pages) * resource.getpagesize()
 
 
 @contextlib.contextmanager
 def _said_to_be_emulated() -> Iterator[None]:
-    """Say so in the first and the last line, also of a run that is cut short."""
+    """Print in the first and last line that the device is emulated, even on failure."""
     if backend() != "emulated":
         yield
         return
@@ -259,7 +260,7 @@ def _said_to_be_emulated() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise  # nobody reads on
+        raise  # nobody reads the output any more
     except BaseException:
         print(fit(warning), flush=True)
         raise
@@ -307,7 +308,7 @@ def _save(
 
 
 def _kept_path(device: Device) -> str:
-    """Makes the directory."""
+    """Return the path of the kept results, and create its directory."""
     path = kept.kept_path(device, "bench")
     if path is None:
         raise UsageError("--keep: there is no home and no XDG_CACHE_HOME to keep it in")
@@ -316,7 +317,7 @@ def _kept_path(device: Device) -> str:
 
 
 def _with_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
-    """Pass results on and show how far they are, on a terminal only."""
+    """Yield the results, and on a terminal show a progress bar."""
     stream = sys.stderr
     if not stream.isatty():
         yield from results
@@ -334,7 +335,7 @@ def _with_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
 def _plain_progress(
     results: Iterable[Result], total: int, stream: TextIO
 ) -> Iterator[Result]:
-    """One line that is written over; gone at the end, whatever ends it."""
+    """Show the progress in one line, which is erased at the end or after a failure."""
     try:
         for done, result in enumerate(results, start=1):
             filled = 30 * done // total

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benchmark measures: copies, allocation and the processor's own access.
 
-Each case moves random bytes, is timed with a monotonic clock around calls that block
-until the data is there, and then moves fresh random bytes that are compared. Nothing
-here prints.
+Each case moves random bytes. It is timed by a monotonic clock around calls that block
+until the data is there. Afterwards it moves fresh random bytes once more and compares
+them. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.random import default_rng  # NumPy itself would import it at first use
+from numpy.random import default_rng  # NumPy would otherwise import it when first used
 from numpy.typing import NDArray
 
 from cumem import _core
@@ -32,15 +32,15 @@ Group = Literal["ceiling", "copy", "both", "allocate", "host"]
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-# Order of columns, and of preference where two kinds measure the same: the sooner named
-# asks less of its user.
+# The order of the columns. It is also the order of preference if two kinds measure the
+# same, because the earlier one is easier to use.
 COPY_KINDS: Final = ("pageable", "pinned", "write-combined", "mapped", "managed")
 ALLOCATE_KINDS: Final = (*COPY_KINDS, "device")
 BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
 
 
-#: Why a case has no figure: the device cannot do it, or memory is short. The interpreter
-#: too may find none, where its address space is limited (``ulimit -v``).
+#: Errors after which a case has no figure: the device cannot do it, or memory is short. The
+#: interpreter itself may run out of memory if its address space is limited (``ulimit -v``).
 REFUSALS: Final = (CudaError, MemoryError)
 
 
@@ -51,21 +51,21 @@ class Plan:
     Parameters
     ----------
     sizes : tuple of int
-        Bytes of the copies, ascending.
+        The sizes of the copies in bytes, ascending.
     both_sizes : tuple of int
-        Bytes in each direction of the copies in both directions at once.
+        The bytes in each direction for copies in both directions at once.
     allocate_sizes : tuple of int
-        Bytes of the allocations.
+        The bytes of the allocations.
     host_nbytes : int
-        Bytes the processor reads and writes to measure its access.
+        The bytes that the processor writes and reads to measure its access.
     budget : float
-        Seconds of timed work per case; at least `least` repeats are made.
+        The seconds of timed work per case; at least `least` repeats are made.
     least, most : int
         Bounds of the number of repeats.
     device : int
-        Index of the device.
+        The index of the device.
     seed : int
-        Of the random data.
+        The seed of the random data.
     """
 
     sizes: tuple[int, ...]
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def largest(self) -> int:
-        """Largest buffer that any case needs, in bytes."""
+        """The size of the largest buffer that any case needs, in bytes."""
         return max(
             *self.sizes, *self.both_sizes, *self.allocate_sizes, self.host_nbytes
         )
@@ -96,22 +96,22 @@ class Result:
         ``"ceiling"`` (the CUDA runtime's own copies, without cumem), ``"copy"``,
         ``"both"`` (directions at once), ``"allocate"`` or ``"host"``.
     what : str
-        Within the group: ``"h2d"`` and ``"d2h"``, twice; ``"both"``; ``"first"`` and
-        ``"again"``; ``"write"`` and ``"read"``.
+        The case within the group: ``"h2d"`` or ``"d2h"`` of a ceiling or copy, ``"both"``,
+        ``"first"`` or ``"again"`` of an allocation, ``"write"`` or ``"read"`` of the host.
     kind : str
-        Kind of memory; pinned for the ceiling.
+        The kind of memory; pinned for the ceiling.
     nbytes : int
-        Bytes moved in one direction, or allocated.
+        The bytes moved in one direction, or allocated.
     seconds : float
-        Median of the repeats; 0 if skipped.
+        The median of the repeats; 0 if skipped.
     low, high : float
-        First and third quartile, in seconds.
+        The first and third quartile, in seconds.
     repeats : int
-        How many were timed.
+        The number of timed repeats.
     verified : bool
         Whether the bytes arrived as sent.
     skipped : str or None
-        Why there is no figure.
+        The reason why there is no figure, if there is none.
     """
 
     group: Group
@@ -127,23 +127,23 @@ class Result:
 
     @property
     def moved(self) -> int:
-        """Bytes moved in all directions."""
+        """The bytes moved in all directions."""
         return 2 * self.nbytes if self.group == "both" else self.nbytes
 
     @property
     def gbps(self) -> float:
-        """Rate in 10⁹ bytes per second; 0 if skipped."""
+        """The rate in 10⁹ bytes per second; 0 if skipped."""
         return self.moved / self.seconds / 1e9 if self.seconds else 0.0
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
+        """Half the distance between the quartiles, as a fraction of the median."""
         return (self.high - self.low) / 2 / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
 class _Trial:
-    """One case made ready: what to time, what to undo between, how to check."""
+    """A prepared case: what is timed, what is undone between repeats, and the check."""
 
     action: Callable[[], None]
     verify: Callable[[], bool]
@@ -156,12 +156,12 @@ def count(plan: Plan) -> int:
     Parameters
     ----------
     plan : Plan
-        What will be measured.
+        The plan that will be run.
 
     Returns
     -------
     int
-        How many results `run` gives.
+        The number of results that `run` yields.
     """
     copies = 2 * len(COPY_KINDS) * len(plan.sizes)
     both = len(BOTH_KINDS) * len(plan.both_sizes)
@@ -180,8 +180,8 @@ def run(plan: Plan) -> Iterator[Result]:
     Yields
     ------
     Result
-        One per case, also for those that could not run here (``skipped`` says why) and
-        for those whose data arrived wrong (``verified`` is false).
+        One for each case, including those that could not run here (``skipped`` says why)
+        and those whose data arrived wrong (``verified`` is false).
 
     Notes
     -----
@@ -198,31 +198,31 @@ def run(plan: Plan) -> Iterator[Result]:
     for measure, kinds in groups:
         for kind in kinds:
             yield from measure(kind)
-            bench.empty_pools()  # the next kind finds the memory free
+            bench.empty_pools()  # so that the next kind finds the memory free
 
 
 class _Bench:
-    """What all cases share: the device, a stream and a store of random bytes."""
+    """The things that all cases share: the device, a stream and a store of random bytes."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.device = Device(plan.device)
         self.stream = _core.Stream(device=self.device)
         generator = default_rng(plan.seed)
-        self._shift = 4099  # so that each draw from the store differs from the last
+        self._shift = 4099  # makes each draw from the store differ from the one before
         self._draws = 0
         self._store: Bytes = np.frombuffer(
             generator.bytes(plan.largest + 64 * self._shift), np.uint8
         )
 
     def random(self, nbytes: int) -> Bytes:
-        """Random bytes, not those of the previous draw."""
+        """Return random bytes that differ from those of the previous draw."""
         self._draws = (self._draws + 1) % 64
         start = self._draws * self._shift
         return self._store[start : start + nbytes]
 
     def allocate(self, kind: str, nbytes: int) -> Any:
-        """Memory of a kind, as one row of bytes."""
+        """Return memory of a kind, as one row of bytes."""
         device = self.device
         match kind:
             case "pageable":
@@ -241,15 +241,15 @@ class _Bench:
                 return _core.empty_device(nbytes, np.uint8, device=device)
 
     def empty_pools(self) -> None:
-        """Give back all that was dropped, so that the next allocation is a first one."""
-        trim()  # looks what the dropped blocks still have to wait for
+        """Give back all dropped memory, so that the next allocation is a first one."""
+        trim()  # queues what the dropped blocks still have to wait for
         self.device.synchronize()
         trim()
 
     # -- groups ------------------------------------------------------------------------
 
     def ceilings(self, kind: str) -> Iterator[Result]:
-        """Measure what the CUDA runtime does by itself with the largest copies."""
+        """Measure the CUDA runtime's own copies of the largest size."""
         nbytes = self.plan.sizes[-1]
         try:
             host, device = self.allocate(kind, nbytes), self.allocate("device", nbytes)
@@ -264,7 +264,7 @@ class _Bench:
         sizes = self.plan.sizes
         try:
             host = self.allocate(kind, sizes[-1])
-            _host_view(host)[:] = 0  # every page is there before the clock starts
+            _host_view(host)[:] = 0  # touches every page before the clock starts
             target = self.allocate("device", sizes[-1])
         except REFUSALS as error:
             yield from self._skip("copy", kind, ("h2d", "d2h"), sizes, error)
@@ -299,7 +299,7 @@ class _Bench:
             yield self._measure("both", "both", kind, nbytes, trial)
 
     def allocations(self, kind: str) -> Iterator[Result]:
-        """Measure a first allocation, ready for use, and one that the pool serves."""
+        """Measure an allocation from the system, ready for use, and one from the pool."""
         for nbytes in self.plan.allocate_sizes:
             first, again = self._first(kind, nbytes), self._again(kind, nbytes)
             yield self._measure("allocate", "first", kind, nbytes, first)
@@ -347,7 +347,7 @@ class _Bench:
         return _Trial(lambda: _core.copy(host, source), verify)
 
     def _prefetch(self, managed: Any, where: object) -> None:
-        # prefetch() would warn of memory that goes to and fro
+        # Buffer.prefetch() would warn that the memory moves to and fro.
         _core.prefetch_many((managed,), where, self.stream)
         self.stream.synchronize()
 
@@ -406,7 +406,7 @@ class _Bench:
         def action() -> None:
             memory = self.allocate(kind, nbytes)
             if kind != "device":
-                _host_view(memory)[:: 4 * KIB] = 1  # one write a page: ready for use
+                _host_view(memory)[:: 4 * KIB] = 1  # touch each page, to make it usable
             kept.append(memory)
 
         def reset() -> None:
@@ -419,20 +419,20 @@ class _Bench:
         def action() -> None:
             memory = self.allocate(kind, nbytes)
             if kind == "pageable":
-                memory[:: 4 * KIB] = 1  # no pool kept its pages
+                memory[:: 4 * KIB] = 1  # pages of ordinary memory are new each time
 
         return _Trial(action, lambda: self._keeps_data(kind, nbytes))
 
     # -- checks and clocks -------------------------------------------------------------
 
     def _holds(self, device: Any, expected: Bytes) -> bool:
-        """Whether device memory holds the bytes expected."""
+        """Return whether device memory holds the expected bytes."""
         found = np.zeros(device.nbytes, np.uint8)
         _core.copy(found, device)
         return np.array_equal(found, expected)
 
     def _keeps_data(self, kind: str, nbytes: int) -> bool:
-        """Whether fresh memory gives back what was written to it."""
+        """Return whether fresh memory gives back the bytes that were written to it."""
         memory, fresh = self.allocate(kind, nbytes), self.random(nbytes)
         if kind == "device":
             _core.copy(memory, fresh)
@@ -472,7 +472,7 @@ class _Bench:
         )
 
     def _time(self, trial: _Trial) -> list[float]:
-        """Seconds of each repeat; one before them is not counted."""
+        """Return the seconds of each repeat, without one repeat to warm up."""
         plan, clock = self.plan, time.perf_counter_ns
         times: list[int] = []
         deadline = 0
@@ -505,7 +505,7 @@ class _Bench:
 
 
 def _host_view(memory: Any) -> Bytes:
-    """Memory the processor can use, as NumPy sees it."""
+    """Return memory that the processor can use as an array of NumPy."""
     view: Bytes = memory if isinstance(memory, np.ndarray) else memory.numpy()
     return view
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From measured results to text, advice, plain data and a picture. Measures nothing."""
+"""Turns measured results into text, advice, plain data and a plot; it measures nothing."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ __all__ = ["PLOT_FORMATS", "Report", "save_plot"]
 PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 DIRECTIONS: Final = {"h2d": "host → device", "d2h": "device → host"}
-_LABEL = 9  # columns of the first field
+_LABEL = 9  # the width of the first column
 _CELL = 18
-_SHORT_SIZES = 4  # of the short table
+_SHORT_SIZES = 4  # the number of sizes in the short table
 _SHORT: Final = {"write-combined": "w-combined"}
-_SAME = 1.05  # two rates closer than this are called equal, or than their spreads
+_SAME = (
+    1.05  # rates count as equal if they differ by less than this, or than their spreads
+)
 
 _Key = tuple[str, str, str, int]
 
 
 class Report:
-    """Everything that is said about one run's results.
+    """The text, advice and data about the results of one run.
 
     Parameters
     ----------
     results : iterable of Result
-        What `cumem.tools.bench.cases.run` gave.
+        The results of `cumem.tools.bench.cases.run`.
     advises : bool, default True
-        False for figures of the emulated device, which advise nothing.
+        Whether to give advice. It is False for the emulated device, whose figures say
+        nothing about a GPU.
     """
 
     def __init__(self, results: Iterable[Result], advises: bool = True) -> None:
@@ -47,19 +50,20 @@ class Report:
         }
 
     def find(self, group: str, what: str, kind: str, nbytes: int) -> Result | None:
-        """Look up one result that was measured; None if skipped or not in the run."""
+        """Return one result, or None if it was skipped or is not in the run."""
         result = self._by_key.get((group, what, kind, nbytes))
         return None if result is None or result.skipped is not None else result
 
     def ceiling(self, what: str) -> float:
-        """Rate of the CUDA runtime's own copies in one direction, in GB/s.
+        """Return the rate of the CUDA runtime's own copies in one direction, in GB/s.
 
-        Without that, of the best pinned copies of this run; `ceiling_source` says which.
+        If they were not measured, this is the best rate of pinned copies in this run;
+        `ceiling_source` says which of the two it is.
         """
         return max((result.gbps for result in self._ceilings(what)), default=0.0)
 
     def ceiling_source(self, what: str) -> str:
-        """Say in words what the ceiling of one direction is."""
+        """Say in words where the ceiling of one direction comes from."""
         found = self._ceilings(what)
         if found and found[0].group == "ceiling":
             size = format_nbytes(found[0].nbytes)
@@ -67,7 +71,7 @@ class Report:
         return "best pinned rate here"
 
     def _ceilings(self, what: str) -> list[Result]:
-        """Results that may be the ceiling of a direction."""
+        """Return the results from which the ceiling of a direction is taken."""
         for group in ("ceiling", "copy"):
             found = [
                 result
@@ -80,7 +84,7 @@ class Report:
         return []
 
     def percent(self, result: Result) -> float | None:
-        """Express a copy's rate in percent of the ceiling; None for other groups."""
+        """Return a copy's rate in percent of the ceiling, or None for other groups."""
         if result.group == "copy":
             ceiling = self.ceiling(result.what)
         elif result.group == "both":
@@ -91,7 +95,7 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """Results whose bytes did not arrive as sent."""
+        """The results whose bytes did not arrive as sent."""
         return [
             result
             for result in self.results
@@ -100,7 +104,7 @@ class Report:
 
     @property
     def missing(self) -> list[Result]:
-        """Cases that have no figure."""
+        """The cases that have no figure."""
         return [result for result in self.results if result.skipped is not None]
 
     @property
@@ -109,7 +113,7 @@ class Report:
         return 2 * len(self.missing) > len(self.results)
 
     def sizes(self, group: str) -> list[int]:
-        """Sizes of a group, ascending."""
+        """Return the sizes of a group, ascending."""
         return sorted(
             {result.nbytes for result in self.results if result.group == group}
         )
@@ -117,7 +121,7 @@ class Report:
     # -- advice ------------------------------------------------------------------------
 
     def advise_copy(self, what: str, nbytes: int) -> str:
-        """Say which memory to use for one size and direction, from figures alone."""
+        """Say which memory to use for one size and direction, by the figures alone."""
         chosen = self._choose(what, nbytes)
         if chosen is None:
             return "nothing could be measured"
@@ -142,8 +146,10 @@ class Report:
         return f"use {best.kind}: {times}{self._payback(best, plain)}{note}"
 
     def _copies(self, what: str, nbytes: int) -> list[Result]:
-        """Those that arrived. Managed memory is moved and not copied: afterwards the other
-        side has it no more, so its rate is shown but says nothing of what to copy from.
+        """Return the verified copies of one size and direction, without managed memory.
+
+        Managed memory is moved rather than copied, and afterwards the other side no longer
+        has it. So its rate is shown, but does not help to choose what to copy from.
         """
         return [
             result
@@ -154,7 +160,7 @@ class Report:
         ]
 
     def _choose(self, what: str, nbytes: int) -> tuple[Result, Result] | None:
-        """The kind to use for one size and direction, and the fastest."""
+        """Return the kind to use for one size and direction, and the fastest one."""
         usable = [
             result
             for result in self._copies(what, nbytes)
@@ -167,7 +173,7 @@ class Report:
         return _simplest(usable, top, plain), top
 
     def _reads_well(self, what: str, kind: str) -> bool:
-        """Whether the host reads the kind at least half as fast as ordinary memory."""
+        """Return whether the host reads a kind at least half as fast as ordinary memory."""
         if what != "d2h":
             return True
         mine, plain = (self._host("read", name) for name in (kind, "pageable"))
@@ -183,7 +189,7 @@ class Report:
         return self.find("host", what, kind, sizes[-1]) if sizes else None
 
     def _payback(self, best: Result, plain: Result) -> str:
-        """After how many copies the dearer first allocation has paid for itself."""
+        """Say after how many copies a kind has made up for its slower allocation."""
         nearest = self._nearest_allocation(best.nbytes)
         if nearest is None:
             return ""
@@ -192,7 +198,9 @@ class Report:
         saved = plain.seconds - best.seconds
         if dear is None or cheap is None or saved <= 0:
             return ""
-        scale = max(1.0, best.nbytes / nearest)  # cost grows with size at most so much
+        scale = max(
+            1.0, best.nbytes / nearest
+        )  # cost grows at most in proportion to size
         copies = (dear.seconds - cheap.seconds) * scale / saved
         if copies <= 1:
             return ", from the first copy on"
@@ -206,7 +214,7 @@ class Report:
         return below[-1] if below else (sizes[0] if sizes else None)
 
     def advise_both(self, kind: str, nbytes: int) -> str:
-        """Say what two streams at once gain over one direction after the other."""
+        """Say what two simultaneous streams gain over one direction after the other."""
         both = self.find("both", "both", kind, nbytes)
         parts = [self.find("copy", what, kind, nbytes) for what in DIRECTIONS]
         if both is None or any(part is None for part in parts):
@@ -225,7 +233,7 @@ class Report:
         return f"use two streams: {gain:.2f} times one direction after the other"
 
     def advise_allocate(self, kind: str, nbytes: int) -> str:
-        """Say what keeping a buffer, or taking it from the pool again, saves."""
+        """Say what is saved by keeping a buffer or taking it from the pool again."""
         first = self.find("allocate", "first", kind, nbytes)
         again = self.find("allocate", "again", kind, nbytes)
         if first is None or again is None:
@@ -238,7 +246,7 @@ class Report:
         return f"allocate once and reuse: a second time is {gain:,.0f} times cheaper"
 
     def advise_host(self, kind: str) -> str:
-        """Say what the processor may do with a kind at full speed."""
+        """Say whether the processor reads and writes a kind at full speed."""
         slow = []
         for what, doing in (("write", "writing"), ("read", "reading")):
             mine, plain = self._host(what, kind), self._host(what, "pageable")
@@ -255,18 +263,18 @@ class Report:
     # -- text --------------------------------------------------------------------------
 
     def render(self, verbose: bool = False) -> str:
-        """One table and some lines of advice.
+        """Return one table and some lines of advice.
 
         Parameters
         ----------
         verbose : bool, default False
-            All sizes, spreads and shares of the ceiling instead, in a table for each
-            group, with one line of advice per row.
+            If True, return all sizes, spreads and percentages of the ceiling instead, in
+            a table for each group, with one line of advice per row.
 
         Returns
         -------
         str
-            Lines without a trailing newline.
+            The lines without a trailing newline.
         """
         if not verbose:
             lines = self._summary_table() + self._summary_advice() + self._notes()
@@ -294,7 +302,7 @@ class Report:
                 lines.append(_advice(self.advise_copy(what, nbytes)))
         return [*lines, ""]
 
-    # one table of all kinds, and what follows from it
+    # -- the short report: one table of all kinds, and advice ---------------------------
 
     def _summary_table(self) -> list[str]:
         rows = [_short_row("GB/s (median)", "", ALLOCATE_KINDS)]
@@ -358,7 +366,7 @@ class Report:
         return [*lines, ""]
 
     def _advise_direction(self, what: str) -> str:
-        """Which kind from which size on: "pageable up to 64 KiB, then pinned (...)"."""
+        """Say which kind to use for which sizes: "pageable up to 64 KiB, then pinned"."""
         runs: list[tuple[str, list[int]]] = []
         for nbytes in self.sizes("copy"):
             chosen = self._choose(what, nbytes)
@@ -375,7 +383,7 @@ class Report:
         return ", then ".join(parts)
 
     def _gain(self, what: str, kind: str, sizes: list[int]) -> str:
-        """The most that a kind gains over ordinary memory, and where."""
+        """Say how much a kind gains at most over ordinary memory, and at which size."""
         gains = [
             (plain.seconds / mine.seconds, nbytes)
             for nbytes in sizes
@@ -390,7 +398,7 @@ class Report:
 
     @staticmethod
     def _name_kinds(name: str, told: dict[str, str]) -> list[str]:
-        """One line for all kinds of which the same is said, figures aside."""
+        """Return one line for all kinds with the same advice, without their figures."""
         if not told:
             return []
         if name == "the host":
@@ -463,10 +471,10 @@ class Report:
         return f"{format_seconds(result.seconds)} {_spread(result):<5}"
 
     def _notes(self) -> list[str]:
-        """Why figures are missing, once per reason; and whether the data was right."""
+        """Return each reason for missing figures once, and whether the data was right."""
         reasons: dict[str, set[str]] = {}
         for result in self.missing:
-            # whatever the size
+            # The number of bytes is removed, so that all sizes share one reason.
             reason = re.sub(r"\(\d+ bytes\)", "", result.skipped or "")
             reasons.setdefault(reason, set()).add(result.kind)
         lines = [
@@ -494,14 +502,14 @@ class Report:
     # -- data --------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:
-        """Results, ceilings and advice as plain data for JSON.
+        """Return results, ceilings and advice as plain data for JSON.
 
         Returns
         -------
         dict
-            ``ceiling_gbps`` and ``ceiling_source`` by direction, and ``results``: one
-            object per case with its seconds, rate, percent of the ceiling and the
-            advice of its row, None where figures advise nothing.
+            ``ceiling_gbps`` and ``ceiling_source`` by direction, and ``results`` with an
+            object for each case: its seconds, rate, percentage of the ceiling, and the
+            advice of its row, which is None if the report gives no advice.
         """
         return {
             "ceiling_gbps": {what: self.ceiling(what) for what in DIRECTIONS},
@@ -541,11 +549,11 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     report : Report
         The results.
     path : str
-        Where the picture goes; its ending says in which of `PLOT_FORMATS`.
+        The file of the plot; its suffix is one of `PLOT_FORMATS`.
     title : str
-        What was measured on.
+        The name of the machine that was measured.
     warning : str or None
-        Written large across the picture, for figures that are not a GPU's.
+        A text that is written large across the plot, if the figures are not a GPU's.
 
     Raises
     ------
@@ -566,7 +574,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
 
 
 def _is_clear(fast: Result, slow: Result) -> bool:
-    """Whether one is faster by 5 % and by more than both spreads together."""
+    """Return whether one is faster by 5 % and by more than both spreads together."""
     gain = slow.seconds / fast.seconds
     return gain > _SAME and gain - 1 > fast.spread + slow.spread
 
@@ -577,9 +585,9 @@ def _faster(fast: Result, slow: Result) -> str:
 
 
 def _simplest(usable: list[Result], top: Result, plain: Result | None) -> Result:
-    """Choose the first that the fastest does not clearly beat.
+    """Return the first result that the fastest one does not clearly beat.
 
-    Beside ordinary memory that it does beat, that one must clearly beat it too.
+    If the fastest one clearly beats ordinary memory, the first that also does so.
     """
     equal = [result for result in usable if not _is_clear(top, result)]
     if plain is None or plain in equal:
@@ -602,13 +610,16 @@ def _row(nbytes: int, kind: str, cell: str, advice: str) -> str:
 
 
 def _some(sizes: list[int]) -> list[int]:
-    """Four of them at most: the ends, and two that lie evenly between."""
+    """Return at most four of the sizes: the ends and two at even distances between."""
     count = min(len(sizes), _SHORT_SIZES)
     return [sizes[i * (len(sizes) - 1) // max(1, count - 1)] for i in range(count)]
 
 
 def _short_row(name: str, nbytes: int | str, cells: Sequence[str]) -> list[str]:
-    """With what it is about in one cell, which each part of a cut table repeats."""
+    """Return the cells of a row, with name and size in the first.
+
+    A table that is too wide is cut into parts, each of which repeats the first cell.
+    """
     size = nbytes if isinstance(nbytes, str) else format_nbytes(nbytes)
     return [f"{name:<15}{size:>8}", *(_SHORT.get(cell, cell) for cell in cells)]
 
