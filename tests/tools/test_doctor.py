@@ -307,21 +307,21 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "link",
         (("devices.0.link.current_gtps", 16.0), HALF),
         "problem",
-        "runs as PCIe 4.0 x16 and could as PCIe 5.0 x16",
+        "runs as PCIe 4.0 x16 but could run as PCIe 5.0 x16",
         "BIOS",
     ),
     (
         "link",
         (("devices.0.link.current_gtps", 2.5), ("devices.0.bandwidth", None)),
         "note",
-        "at rest that is usual",
+        "this is usual for an idle link",
         "BIOS",
     ),
     (
         "link",
         (("devices.0.link.max_lanes", None),),
         "note",
-        "the kernel does not tell its link",
+        "the kernel does not report its link",
         "measured bandwidth",
     ),
     (
@@ -403,19 +403,19 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "translates its addresses (DMA-FQ)",
         "iommu=pt",
     ),
-    ("iommu", (("devices.0.iommu", "unknown"),), "note", "not told here", "dmesg"),
+    ("iommu", (("devices.0.iommu", "unknown"),), "note", "unknown here", "dmesg"),
     (
         "numa",
         (("machine.numa_nodes", []), ("container.shows_nodes", False)),
         "note",
-        "what NUMA nodes there are is not told here",
+        "what NUMA nodes there are is unknown here",
         "numactl --hardware",
     ),
     (
         "cgroup",
         (("machine.cgroup_limit_nbytes", None), ("container.shows_cgroups", False)),
         "note",
-        "whether a control group limits the memory is not told here",
+        "whether a control group limits the memory is unknown here",
         "docker inspect",
     ),
     (
@@ -429,21 +429,21 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "huge pages",
         (("machine.huge_pages", None),),
         "note",
-        "whether there are transparent huge pages is not told here",
+        "whether there are transparent huge pages is unknown here",
         "transparent_hugepage",
     ),
     (
         "numa",
         (("container.cpus", [8, 9]),),
         "problem",
-        "device 0 hangs on NUMA node 0, and this process may only run elsewhere",
+        "device 0 is on NUMA node 0, and this process may only run elsewhere",
         "numactl --cpunodebind=0 --membind=0",
     ),
     (
         "numa",
         (("devices.0.numa_node", None),),
         "note",
-        "not told",
+        "its NUMA node is unknown",
         "numactl",
     ),
     (
@@ -912,7 +912,7 @@ def test_command_where_sys_cannot_be_read_says_so() -> None:
     seen = findings(command("--json", inside=(*inside, "sh", "-c", hide, "-")))
     for check in ("numa", "cgroup", "huge pages"):
         assert seen[check]["status"] == "note"
-        assert "not told here" in seen[check]["text"]
+        assert "unknown here" in seen[check]["text"]
 
 
 def test_command_with_devices_apart_names_them() -> None:

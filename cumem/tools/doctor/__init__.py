@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: what stands between this machine and full speed, and what to do about it."""
+"""The doctor: finds what keeps this machine from full speed, and says what to do about it.
+
+The module ``facts`` reads and measures, and ``checks`` judges what it found. So the checks
+can be tested with facts of machines that nobody has at hand.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +20,23 @@ from cumem.tools.doctor.checks import CHECKS, Finding
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "main"]
 
-_WIDTH: Final = 92  #: at most: longer lines are harder to read
-_MARK: Final = 9  # columns of "problem", and two
-_NAME: Final = 14  # of "page-locking", and two
+_WIDTH: Final = 92  #: the widest text; longer lines are harder to read
+_MARK: Final = 9  # the width of "problem" and two blanks
+_NAME: Final = 14  # the width of "page-locking" and two blanks
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Diagnosis(Answer):
-    """All findings; what `diagnose` returns.
+    """All findings about a machine; what `diagnose` returns.
 
     Attributes
     ----------
     findings : tuple of Finding
-        In the order of their groups.
+        The findings, sorted by their groups.
     title : str
         The device, the driver and the version of cumem.
     emulated : bool
-        Whether no GPU was looked at.
+        Whether the device is emulated, so that no GPU was examined.
     """
 
     _keys = ("problems", "notes")
@@ -43,12 +47,12 @@ class Diagnosis(Answer):
 
     @property
     def problems(self) -> int:
-        """How many findings are problems."""
+        """The number of findings that are problems."""
         return sum(finding.status == "problem" for finding in self.findings)
 
     @property
     def notes(self) -> int:
-        """How many findings are notes."""
+        """The number of findings that are notes."""
         return sum(finding.status == "note" for finding in self.findings)
 
     def __repr__(self) -> str:
@@ -93,28 +97,29 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def diagnose(*, measure: bool = True) -> Diagnosis:
-    """Look at this machine and process, and say what slows memory and copies down.
+    """Examine this machine and process, and say what slows memory and copies down.
 
     Parameters
     ----------
     measure : bool, default True
-        Also copy for a second, to compare the link of each GPU with what it should give.
+        Whether to copy for a second, to compare the link of each GPU with its full rate.
 
     Returns
     -------
     Diagnosis
-        Findings, each ``"ok"``, ``"note"`` or ``"problem"``, with what to do.
+        Findings, each of which is ``"ok"``, a ``"note"`` or a ``"problem"`` and says what
+        to do.
 
     Raises
     ------
     ValueError
-        If a variable ``CUMEM_…`` cannot be read.
+        If a variable ``CUMEM_…`` has a value that cannot be read.
 
     Notes
     -----
     **Blocks** for the second that it measures, with 128 MiB at a time, which it gives
-    back. On the emulated device nothing is measured. Imports no framework: their versions
-    are read from their files.
+    back. On the emulated device it measures nothing. It imports no framework, but reads
+    their versions from their files.
 
     Examples
     --------
@@ -127,7 +132,7 @@ def diagnose(*, measure: bool = True) -> Diagnosis:
 
 
 def judge(facts: dict[str, Any]) -> Diagnosis:
-    """Of facts that were collected: every check in turn."""
+    """Run every check on facts that were collected."""
     found = [finding for check in CHECKS for finding in check(facts)]
     order = list(dict.fromkeys(finding.group for finding in found))
     found.sort(key=lambda finding: order.index(finding.group))
@@ -146,12 +151,12 @@ def main(*, as_json: bool) -> int:
     Parameters
     ----------
     as_json : bool
-        One JSON object: what `Diagnosis.to_dict` gives.
+        Whether to print one JSON object, from `Diagnosis.to_dict`, instead of text.
 
     Returns
     -------
     int
-        0 without problems, 1 with.
+        0 without problems, 1 with at least one.
     """
     diagnosis = diagnose()
     if as_json:

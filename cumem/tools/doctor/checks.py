@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's judgement: one function a matter, from facts to findings. Reads nothing."""
+"""The doctor's checks: each is a function from facts to findings, reading nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cumem.pools.out_of_memory import advise_on_host
 __all__ = ["CHECKS", "Finding"]
 
 _GIB: Final = 1 << 30
-#: GB/s of a lane by its GT/s, coding taken off; protocol is not.
+#: GB/s of one lane by its GT/s, after line coding but before the overhead of the protocol.
 _LANE_GBPS: Final = {
     2.5: 0.25,
     5.0: 0.5,
@@ -27,15 +27,15 @@ _LANE_GBPS: Final = {
     64.0: 7.563,
 }
 _GENERATIONS: Final = {gtps: i for i, gtps in enumerate(_LANE_GBPS, 1)}
-#: What long copies get of a link: 55.4 GB/s of 63.0 on an H200, so are others.
+#: The part of a link's rate that long copies reach: 55.4 of 63.0 GB/s on an H200.
 _USABLE: Final = 0.87
-_WELL: Final = 0.8  # of that: as it should be; below _BADLY something is wrong
+_WELL: Final = 0.8  # a good part of that rate; below _BADLY something is wrong
 _BADLY: Final = 0.5
-#: Of the kernel's driver: the first that serves CUDA 12.0.
+#: The first driver of NVIDIA's that serves CUDA 12.0.
 _OLDEST_MODULE: Final = 525
 _FEW_CPUS: Final = 4
 _SMALL_SHM: Final = _GIB
-#: Oldest version with which a door works, and that door.
+#: The oldest version of a framework that can use the integration of this name.
 DOORS: Final = {"torch": ((2, 11), "cumem.integrations.torch.enable()")}
 
 Status = Literal["ok", "note", "problem"]
@@ -43,24 +43,25 @@ Status = Literal["ok", "note", "problem"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding(Answer):
-    """One thing that the doctor has looked at.
+    """One thing that the doctor has examined.
 
     Attributes
     ----------
     group : str
         ``"driver"``, ``"device"``, ``"host"``, ``"fast paths"`` or ``"frameworks"``.
     check : str
-        What was looked at: ``"memlock"``, ``"link"``; the same in every version.
+        What was examined, such as ``"memlock"`` or ``"link"``; these names do not change.
     status : str
-        ``"ok"``, ``"note"`` (works, but slower or less than it could) or ``"problem"``.
+        ``"ok"``, ``"note"`` (it works, but slower than it could or not in every way) or
+        ``"problem"``.
     text : str
-        What was found, in a sentence.
+        What was found, as a sentence.
     cure : str or None
-        What to do; None where there is nothing to do.
+        What to do; None if there is nothing to do.
     device : int or None
-        The device that it is about; None for the machine or the process.
+        The device that the finding is about; None for the machine or the process.
     values : Mapping of str to number, str or None
-        What was read or measured, with the unit in the name.
+        The values that were read or measured, with the unit in the name.
     """
 
     group: str
@@ -80,7 +81,7 @@ Findings = Iterator[Finding]
 
 
 def check_driver(facts: Facts) -> Findings:
-    """Is there a driver, does it open, and is it young enough?"""
+    """Check that there is a driver, that it opens, and that it is new enough."""
     backend, versions, kernel = facts["backend"], facts["versions"], facts["kernel"]
     module = kernel["module"]
     values = {"driver": versions["driver"], "module": module}
@@ -120,7 +121,7 @@ def check_driver(facts: Facts) -> Findings:
 
 
 def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
-    """Why no GPU is used though none was asked to be left out."""
+    """Say why no GPU is used although nobody asked for the emulated device."""
     kernel, reason = facts["kernel"], facts["backend"]["reason"]
     module = kernel["module"]
     is_emulated = facts["backend"]["name"] is not None
@@ -163,8 +164,8 @@ def _no_gpu(facts: Facts, found: Callable[..., Finding]) -> Finding:
         return found(
             "problem",
             f"the driver is there but does not open: {reason}",
-            "run nvidia-smi: if that fails too, the driver is to be installed anew or the "
-            "machine restarted; in a container: --gpus all gives it libcuda.so.1 too",
+            "run nvidia-smi: if that fails too, reinstall the driver or restart the "
+            "machine; in a container: --gpus all gives it libcuda.so.1 too",
         )
     return found(
         "problem",
@@ -179,7 +180,7 @@ def _hidden(facts: Facts) -> bool:
 
 
 def _misnamed(facts: Facts) -> bool:
-    """CUDA_VISIBLE_DEVICES names more than the driver, which works, sees."""
+    """Return whether CUDA_VISIBLE_DEVICES names more devices than a working driver sees."""
     said, backend = facts["environment"]["CUDA_VISIBLE_DEVICES"], facts["backend"]
     works = backend["name"] == "cuda" or (
         "cudaErrorNoDevice" in backend["reason"]
@@ -193,7 +194,7 @@ def _names(said: str | None) -> list[str]:
 
 
 def check_libraries(facts: Facts) -> Findings:
-    """One driver library for all libraries of the process, and a real one?"""
+    """Check that all libraries of the process use one driver library, and a real one."""
     paths = facts["kernel"]["libraries"]
     values = {"libraries": list(paths)}
     if any("/stubs/" in path for path in paths):
@@ -205,7 +206,7 @@ def check_libraries(facts: Facts) -> Findings:
             "take the folder stubs out of LD_LIBRARY_PATH",
             values=values,
         )
-    elif len(paths) > 1 and not facts["kernel"]["is_wsl"]:  # which has one in two files
+    elif len(paths) > 1 and not facts["kernel"]["is_wsl"]:  # WSL's is in two files
         yield Finding(
             "driver",
             "library",
@@ -225,7 +226,7 @@ def check_libraries(facts: Facts) -> Findings:
 
 
 def check_visibility(facts: Facts) -> Findings:
-    """Does the process see the GPUs that it names?"""
+    """Check that the process sees the GPUs that its variables name."""
     said = facts["environment"]["CUDA_VISIBLE_DEVICES"]
     nvidia = facts["environment"]["NVIDIA_VISIBLE_DEVICES"]
     gpus = facts["kernel"]["gpus"]
@@ -276,7 +277,7 @@ def check_visibility(facts: Facts) -> Findings:
 
 
 def check_nodes(facts: Facts) -> Findings:
-    """May the process open the device nodes?"""
+    """Check that the process may open the device nodes."""
     kernel = facts["kernel"]
     nodes = kernel["nodes"]
     if kernel["module"] is None or "ok" not in nodes.values():
@@ -300,7 +301,7 @@ def check_nodes(facts: Facts) -> Findings:
 
 
 def check_mig(facts: Facts) -> Findings:
-    """Is a device a slice of a GPU?"""
+    """Say whether a device is a slice of a GPU."""
     kernel = facts["kernel"]
     slices = [device for device in facts["devices"] if " MIG " in device["name"]]
     for device in slices:
@@ -340,7 +341,7 @@ def _real(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def check_emulated(facts: Facts) -> Findings:
-    """Say of what follows that it is no GPU's."""
+    """Say that the findings about devices are not those of a GPU."""
     if facts["devices"] and not _real(facts):
         yield Finding(
             "device",
@@ -361,7 +362,7 @@ def check_emulated(facts: Facts) -> Findings:
 
 
 def check_link(facts: Facts) -> Findings:
-    """Does each GPU's link run with all its lanes at full speed?"""
+    """Check that each GPU's link runs with all its lanes at full speed."""
     for device in _real(facts):
         link, index = told_link(device), device["index"]
         now, most = (
@@ -379,8 +380,8 @@ def check_link(facts: Facts) -> Findings:
         if None in now or None in most:
             yield found(
                 "note",
-                f"device {index}: the kernel does not tell its link, or less than copies "
-                "show, as in many virtual machines",
+                f"device {index}: the kernel does not report its link, or reports less "
+                "than copies show, as in many virtual machines",
                 "go by the measured bandwidth",
             )
         elif now[1] < most[1]:
@@ -389,15 +390,16 @@ def check_link(facts: Facts) -> Findings:
                 f"device {index}: the link has {now[1]} lanes of {most[1]} "
                 f"({_link(*now)} of {_link(*most)}), so copies take "
                 f"{most[1] / now[1]:.0f} times as long",
-                "seat the card anew, or put it into a slot with all lanes; look for a "
+                "reseat the card, or move it to a slot with all lanes; look for a "
                 "riser or a slot shared with another card",
             )
         elif now[0] < most[0]:
             measured = device["bandwidth"] is not None
             yield found(
                 "problem" if measured else "note",
-                f"device {index}: the link runs as {_link(*now)} and could as "
-                f"{_link(*most)}" + ("" if measured else "; at rest that is usual"),
+                f"device {index}: the link runs as {_link(*now)} but could run as "
+                f"{_link(*most)}"
+                + ("" if measured else "; this is usual for an idle link"),
                 "look for a limit in the BIOS, an older slot or a riser; dmesg may say why",
             )
         else:
@@ -411,7 +413,7 @@ def _link(gtps: float, lanes: int) -> str:
 
 
 def told_link(device: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As the kernel tells it; no numbers where copies are faster than that could be."""
+    """Return the link as the kernel reports it, or no numbers if copies are faster."""
     link: Mapping[str, Any] = device["link"]
     measured, expected = device["bandwidth"], expected_gbps(link)
     if measured is not None and "error" not in measured and expected is not None:
@@ -421,7 +423,7 @@ def told_link(device: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def expected_gbps(link: Mapping[str, Any]) -> float | None:
-    """What long copies get of a link as it is now; None where the kernel does not tell."""
+    """Return the rate that long copies reach on a link, or None if it is not known."""
     gtps, lanes = link["current_gtps"], link["current_lanes"]
     if gtps is None or lanes is None or gtps not in _LANE_GBPS:
         return None
@@ -429,7 +431,7 @@ def expected_gbps(link: Mapping[str, Any]) -> float | None:
 
 
 def check_bandwidth(facts: Facts) -> Findings:
-    """Do copies get what the link should give?"""
+    """Check that copies reach the rate that the link allows."""
     for device in _real(facts):
         measured = device["bandwidth"]
         if measured is not None and "error" in measured:
@@ -450,11 +452,11 @@ def _judge_rates(device: Mapping[str, Any], measured: Mapping[str, float]) -> Fi
     expected = expected_gbps(told_link(device))
     text = f"device {device['index']}: {up:.1f} GB/s to the device, {down:.1f} back"
     source = "its link should give"
-    if expected is None:  # the fastest full link that this could be
+    if expected is None:  # compare with the fastest full link that this may be
         rates = {
             f"{_link(gtps, 16)} gives": _USABLE * lane * 16
             for gtps, lane in _LANE_GBPS.items()
-            if gtps >= 8.0  # older links carry no GPU that the driver serves
+            if gtps >= 8.0  # no GPU that the driver serves has an older link
         }
         fitting = [
             name for name, rate in rates.items() if min(up, down) >= _WELL * rate
@@ -483,11 +485,11 @@ def _judge_rates(device: Mapping[str, Any], measured: Mapping[str, float]) -> Fi
 
 
 def check_numa(facts: Facts) -> Findings:
-    """Does the process run next to each GPU?"""
+    """Check that the process runs near each GPU."""
     nodes = {node["index"]: node for node in facts["machine"]["numa_nodes"]}
     if not nodes and not facts["container"]["shows_nodes"]:
         yield _untold(
-            "numa", "what NUMA nodes there are", "numactl --hardware tells it"
+            "numa", "what NUMA nodes there are", "numactl --hardware shows them"
         )
         return
     if len(nodes) <= 1:
@@ -502,7 +504,7 @@ def check_numa(facts: Facts) -> Findings:
                 "host",
                 "numa",
                 "note",
-                f"device {index}: its NUMA node is not told ({layout})",
+                f"device {index}: its NUMA node is unknown ({layout})",
                 "measure with numactl --cpunodebind=N for each node N",
                 index,
             )
@@ -511,7 +513,7 @@ def check_numa(facts: Facts) -> Findings:
                 "host",
                 "numa",
                 "ok",
-                f"device {index} hangs on NUMA node {near}, on which this process may run "
+                f"device {index} is on NUMA node {near}, on which this process may run "
                 f"({layout})",
                 None,
                 index,
@@ -521,7 +523,7 @@ def check_numa(facts: Facts) -> Findings:
                 "host",
                 "numa",
                 "problem",
-                f"device {index} hangs on NUMA node {near}, and this process may only run "
+                f"device {index} is on NUMA node {near}, and this process may only run "
                 f"elsewhere: copies cross the link between processors ({layout})",
                 f"numactl --cpunodebind={near} --membind={near} python …, or --cpuset-cpus "
                 "and --cpuset-mems of the container",
@@ -532,8 +534,8 @@ def check_numa(facts: Facts) -> Findings:
 
 
 def _untold(check: str, what: str, cure: str) -> Finding:
-    """Of the host: the kernel's files are out of reach, as in some containers."""
-    text = f"{what} is not told here: the kernel's files are out of reach"
+    """Make a finding about the host for files of the kernel that cannot be read."""
+    text = f"{what} is unknown here: the kernel's files are out of reach"
     return Finding("host", check, "note", text, f"outside of the container {cure}")
 
 
@@ -545,7 +547,7 @@ def _near_node(device: Mapping[str, Any]) -> int | None:
 
 
 def cores_of(text: str) -> set[int]:
-    """Numbers of a list such as ``0-3,8``."""
+    """Return the numbers in a list such as ``0-3,8``."""
     found: set[int] = set()
     for low, high in re.findall(r"(\d+)(?:-(\d+))?", text):
         found |= set(range(int(low), int(high or low) + 1))
@@ -553,7 +555,7 @@ def cores_of(text: str) -> set[int]:
 
 
 def check_managed(facts: Facts) -> Findings:
-    """What may managed memory do here?"""
+    """Say what managed memory can do here."""
     for device in facts["devices"]:
         index, has = device["index"], device["attributes"]
 
@@ -580,7 +582,7 @@ def check_managed(facts: Facts) -> Findings:
 
 
 def check_peers(facts: Facts) -> Findings:
-    """Do several GPUs reach each other?"""
+    """Check that GPUs can reach each other's memory."""
     devices = facts["devices"]
     apart = [
         (device["index"], other["index"])
@@ -607,7 +609,7 @@ def check_peers(facts: Facts) -> Findings:
 
 
 def check_iommu(facts: Facts) -> Findings:
-    """Does an IOMMU translate what the GPU reads and writes?"""
+    """Check whether an IOMMU translates what the GPU reads and writes."""
     for device in _real(facts):
         index, kind = device["index"], device["iommu"]
         values = {"type": kind}
@@ -616,8 +618,8 @@ def check_iommu(facts: Facts) -> Findings:
                 "device",
                 "iommu",
                 "note",
-                f"device {index}: whether an IOMMU translates is not told here",
-                "outside of the container dmesg | grep -i iommu tells it",
+                f"device {index}: whether an IOMMU translates is unknown here",
+                "outside of the container dmesg | grep -i iommu shows it",
                 index,
                 values,
             )
@@ -643,7 +645,7 @@ def check_iommu(facts: Facts) -> Findings:
 
 
 def check_cpus(facts: Facts) -> Findings:
-    """Are there threads to pack ordinary memory with?"""
+    """Check that there are enough processors to copy ordinary memory with."""
     usable, machine = (
         facts["container"][f"{which}_cpus"] for which in ("usable", "machine")
     )
@@ -672,7 +674,7 @@ def check_cpus(facts: Facts) -> Findings:
 
 
 def check_memlock(facts: Facts) -> Findings:
-    """Can other libraries lock pages?"""
+    """Check whether other libraries can lock pages."""
     soft, hard = (
         facts["machine"][f"memlock_{which}_nbytes"] for which in ("soft", "hard")
     )
@@ -694,20 +696,20 @@ def check_memlock(facts: Facts) -> Findings:
 
 
 def check_cgroup(facts: Facts) -> Findings:
-    """Is there memory left of what the container may have?"""
+    """Check that memory is left below the limit of the container."""
     limit, used = (
         facts["machine"][f"cgroup_{which}_nbytes"] for which in ("limit", "used")
     )
     values = {"limit_nbytes": limit, "used_nbytes": used}
     if limit is None and not facts["container"]["shows_cgroups"]:
-        cure = "docker inspect or kubectl describe tells it"
+        cure = "docker inspect or kubectl describe shows it"
         yield _untold("cgroup", "whether a control group limits the memory", cure)
         return
     if limit is None:
         text = "no control group limits the memory"
         yield Finding("host", "cgroup", "ok", text, values=values)
         return
-    available = facts["container"]["available_nbytes"]  # or a cache
+    available = facts["container"]["available_nbytes"]  # counts caches as free
     left = limit if available is None else min(limit, available)
     text = (
         f"the control group allows {format_nbytes(limit)}, of which {format_nbytes(left)} "
@@ -725,7 +727,7 @@ def check_cgroup(facts: Facts) -> Findings:
 
 
 def check_shm(facts: Facts) -> Findings:
-    """Is there room to pass batches between processes?"""
+    """Check that /dev/shm has room to pass batches between processes."""
     size, free = (facts["container"][f"shm_{which}nbytes"] for which in ("", "free_"))
     values = {"nbytes": size, "free_nbytes": free}
     if size is None:
@@ -749,7 +751,7 @@ def check_shm(facts: Facts) -> Findings:
 
 
 def check_huge_pages(facts: Facts) -> Findings:
-    """May new ordinary memory come in huge pages?"""
+    """Check whether new ordinary memory can come in huge pages."""
     mode = facts["machine"]["huge_pages"]
     values = {"mode": mode}
     if not facts["container"]["has_huge_pages"]:
@@ -768,9 +770,7 @@ def check_huge_pages(facts: Facts) -> Findings:
         yield Finding("host", "huge pages", "ok", text, values=values)
         return
     if mode is None:
-        cure = (
-            "cat /sys/kernel/mm/transparent_hugepage/enabled tells it, if it is there"
-        )
+        cure = "cat /sys/kernel/mm/transparent_hugepage/enabled shows it, if it exists"
         yield _untold("huge pages", "whether there are transparent huge pages", cure)
         return
     yield Finding(
@@ -788,7 +788,7 @@ def check_huge_pages(facts: Facts) -> Findings:
 
 
 def check_growth(facts: Facts) -> Findings:
-    """Do pools of device memory grow without a gap?"""
+    """Check whether pools of device memory grow without gaps."""
     for device in facts["devices"]:
         index = device["index"]
         if device["attributes"].get("virtual_memory_management"):
@@ -806,7 +806,7 @@ def check_growth(facts: Facts) -> Findings:
 
 
 def check_registering(facts: Facts) -> Findings:
-    """Can existing memory be page-locked?"""
+    """Check whether existing memory can be page-locked."""
     for device in facts["devices"]:
         index, has = device["index"], device["attributes"]
         if not has.get("host_register_supported"):
@@ -821,7 +821,7 @@ def check_registering(facts: Facts) -> Findings:
 
 
 def check_page_locking(facts: Facts) -> Findings:
-    """Does the system let memory be page-locked?"""
+    """Check whether the system lets memory be page-locked."""
     tried = facts.get("page_locking")
     if tried is None:
         return
@@ -845,7 +845,7 @@ def check_page_locking(facts: Facts) -> Findings:
 
 
 def check_calls(facts: Facts) -> Findings:
-    """Which newer calls of CUDA does the driver have?"""
+    """Say which of the newer calls of CUDA the driver lacks."""
     missing = [call for call in facts["calls"] if not call["there"]]
     values = {"missing": [call["name"] for call in missing]}
     if missing:
@@ -868,7 +868,7 @@ def check_calls(facts: Facts) -> Findings:
 
 
 def check_copies(facts: Facts) -> Findings:
-    """How does ordinary memory go to a device?"""
+    """Say how ordinary memory is copied to a device."""
     copies = facts["copies"]
     least = copies["staged_up_nbytes"]
     how = (
@@ -886,7 +886,7 @@ def check_copies(facts: Facts) -> Findings:
 
 
 def check_variables(facts: Facts) -> Findings:
-    """Are there variables that look like cumem's and that nothing reads?"""
+    """Look for variables that resemble cumem's and that nothing reads."""
     found = facts["misspelt"]
     if found:
         yield Finding(
@@ -900,12 +900,12 @@ def check_variables(facts: Facts) -> Findings:
 
 
 def check_nvtx(facts: Facts) -> Findings:
-    """Is anyone listening to the ranges that were asked for?"""
+    """Check that a tool listens to the ranges that CUMEM_NVTX asks for."""
     env = facts["environment"]
     try:
         asks = read_switch(env["CUMEM_NVTX"] or "no")
     except ValueError:
-        return  # opening the devices says so
+        return  # opening the devices reports the wrong value
     if not asks:
         return
     path = env["NVTX_INJECTION64_PATH"]
@@ -927,7 +927,7 @@ def check_nvtx(facts: Facts) -> Findings:
 
 
 def check_frameworks(facts: Facts) -> Findings:
-    """Does the driver serve the CUDA that each framework was built for?"""
+    """Check that the driver serves the CUDA that each framework was built for."""
     driver = facts["versions"]["driver"]
     is_real = facts["backend"]["name"] == "cuda"
     for framework in facts["frameworks"]:
@@ -978,7 +978,7 @@ def _pair(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-#: In the order in which they are told.
+#: All checks, in the order in which their findings are shown.
 CHECKS: Final[tuple[Callable[[Facts], Findings], ...]] = (
     *(
         check_driver,

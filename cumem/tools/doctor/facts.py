@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor looks at beyond `cumem.info`. Reads and measures; judges nothing."""
+"""Collects the doctor's facts beyond those of `cumem.info`. It reads and measures only."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ENVIRONMENT: Final = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUMEM_BACKEND"),
     *("CUMEM_NVTX", "NVTX_INJECTION64_PATH"),
 )
-_PROBE_NBYTES: Final = 64 << 20  # twice: page-locked and of the device
-_PROBE_SECONDS: Final = 0.8  # of copies, all devices and directions together
-#: Distributions, and the library whose they are.
+_PROBE_NBYTES: Final = 64 << 20  # needed twice, page-locked and on the device
+_PROBE_SECONDS: Final = 0.8  # for copies of all devices in both directions together
+#: Names of distributions, and the library that each belongs to.
 _FRAMEWORKS: Final = {
     "torch": "torch",
     "cupy-cuda11x": "cupy",
@@ -43,7 +43,7 @@ _FRAMEWORKS: Final = {
     "jax-cuda12-plugin": "jax",
     "jax-cuda13-plugin": "jax",
     "jax": "jax",
-    "numba-cuda": "numba-cuda",  # with versions of its own
+    "numba-cuda": "numba-cuda",  # its versions are not those of numba
     "numba": "numba",
     "rmm-cu12": "rmm",
     "rmm-cu13": "rmm",
@@ -58,18 +58,18 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     Parameters
     ----------
     measure : bool, default True
-        Copy for a second to measure the link of each real GPU.
+        Whether to copy for a second, to measure the link of each real GPU.
     root : path, default "/"
-        Where ``proc``, ``sys`` and ``dev`` are; tests name a folder of their own.
+        The folder of ``proc``, ``sys`` and ``dev``; tests name one of their own.
 
     Returns
     -------
     dict
-        Plain data: what `cumem.tools.info.collect` gives, and ``environment``,
+        Plain data: the answer of `cumem.tools.info.collect`, and ``environment``,
         ``visible_at_opening``, ``misspelt``, ``tool_listens``, ``kernel``, ``container``,
-        ``page_locking``, ``calls``, ``copies`` and ``frameworks``; each of ``devices`` has
-        ``link``, ``iommu`` and ``bandwidth`` as well. Where the driver cannot be opened the
-        backend's name is None and its reason the driver's error.
+        ``page_locking``, ``calls``, ``copies`` and ``frameworks``. Each of ``devices`` also
+        has ``link``, ``iommu`` and ``bandwidth``. If the driver cannot be opened, the name
+        of the backend is None and its reason is the driver's error.
 
     Notes
     -----
@@ -90,7 +90,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
         device["bandwidth"] = None
         if is_real and measure:
             device["bandwidth"] = bandwidth(device["index"], _PROBE_SECONDS / count)
-        # at rest a link is slower: it is read while the copies have only just ended
+        # An idle link is slower, so its speed is read just after the copies.
         device["link"] = link(base, bus) if is_real else None
         device["iommu"] = _iommu_type(base, bus) if is_real else None
     facts["page_locking"] = None
@@ -114,11 +114,11 @@ def _from_info() -> dict[str, Any]:
         }
 
 
-# -- the driver and its devices, as the kernel tells of them ---------------------------
+# -- the driver and its devices, as the kernel reports them ----------------------------
 
 
 def kernel(base: Path) -> dict[str, Any]:
-    """Driver, GPUs and device nodes, whether CUDA can use them or not."""
+    """Return the driver, GPUs and device nodes, whether CUDA can use them or not."""
     version = info.read_text(base / "proc/driver/nvidia/version") or ""
     module = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", version)
     nodes = [base / f"dev/nvidia{name}" for name in ("ctl", "-uvm")]
@@ -143,13 +143,13 @@ def _node_state(node: Path) -> str:
 
 
 def _mapped_drivers(base: Path) -> list[str]:
-    """Files of the CUDA driver that this process has open."""
+    """Return the files of the CUDA driver that this process has loaded."""
     maps = info.read_text(base / "proc/self/maps") or ""
     return sorted(set(re.findall(r"\s(/\S*/libcuda\.so\S*)$", maps, re.M)))
 
 
 def link(base: Path, bus: str) -> dict[str, Any]:
-    """Of a device: GT/s and lanes, now and at most; None where the kernel has no number."""
+    """Return the GT/s and lanes of a link, now and at most, each None if unknown."""
     folder = base / "sys/bus/pci/devices" / bus.lower()
     found: dict[str, Any] = {}
     for when in ("current", "max"):
@@ -163,22 +163,24 @@ def link(base: Path, bus: str) -> dict[str, Any]:
 
 
 def _iommu_type(base: Path, bus: str) -> str | None:
-    """Of the group that the device is in: "identity", "DMA", ...; None: in none;
-    "unknown" where the kernel's files are out of reach.
+    """Return the type of the device's IOMMU group, such as "identity" or "DMA".
+
+    The answer is None if the device is in no group, and "unknown" if the kernel's files
+    cannot be read.
     """
     folder = base / "sys/bus/pci/devices" / bus.lower()
     return info.read_text(folder / "iommu_group/type") if folder.exists() else "unknown"
 
 
-# -- what is measured ------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------
 
 
 def bandwidth(
     index: int, seconds: float, nbytes: int = _PROBE_NBYTES
 ) -> dict[str, Any]:
-    """Rates of page-locked memory to a device and from it, in GB/s, or why there are none.
+    """Measure page-locked copies to a device and from it, in GB/s, or say why it failed.
 
-    In pools of their own, so that nothing stays behind.
+    The memory comes from pools of its own, so that none of it stays reserved.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -188,13 +190,13 @@ def bandwidth(
             return _rates(index, seconds, nbytes, *pools)
         except CudaError as error:
             is_short = isinstance(error, OutOfMemoryError)
-            said = str(error).splitlines()[:2]  # what failed, and what was asked for
+            said = str(error).splitlines()[:2]  # what failed, and the size asked for
             text = "; ".join(line.strip() for line in said)
             return {"error": text, "is_short": is_short}
 
 
 def page_locking(nbytes: int = _PROBE_NBYTES) -> dict[str, Any]:
-    """Whether so much can be page-locked, in a pool of its own; if not, why."""
+    """Try to page-lock `nbytes` in a pool of its own, and return why it failed if so."""
     with contextlib.closing(Pool("pinned")) as pool:
         try:
             _core.empty_pinned(nbytes, "u1", pool=pool)
@@ -248,7 +250,7 @@ def _container(base: Path) -> dict[str, Any]:
 
 
 def _calls(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of CUDA that came after the oldest driver, and whether this one has them."""
+    """Return calls newer than the oldest driver, and whether this driver has them."""
     if facts["versions"]["driver"] is None:
         return []
     driver = driver_version()
@@ -264,7 +266,7 @@ def _calls(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _copies() -> dict[str, Any]:
-    """How ordinary memory goes to a device now."""
+    """Return how ordinary memory is copied to a device now."""
     now = configure()
     return {
         "threads": now.threads,
@@ -278,10 +280,10 @@ def _copies() -> dict[str, Any]:
 
 
 def frameworks() -> list[dict[str, Any]]:
-    """Those installed, by what their files say: importing one takes seconds.
+    """Return the installed frameworks, by their files, since importing one takes seconds.
 
-    ``cuda`` is the version of CUDA that it was built for, "none" for a build without, None
-    where its files do not say.
+    ``cuda`` is the version of CUDA that a framework was built for, "none" for a build
+    without CUDA, or None if its files do not say.
     """
     found: dict[str, dict[str, Any]] = {}
     for distribution, name in _FRAMEWORKS.items():
@@ -303,7 +305,7 @@ def _built_for(distribution: str, there: importlib.metadata.Distribution) -> str
         text = info.read_text(Path(str(there.locate_file("torch/version.py")))) or ""
         said = re.search(r"^cuda(?::[^=]*)?\s*=\s*(?:'([\d.]+)'|None)", text, re.M)
         return None if said is None else said[1] or "none"
-    if distribution == "jax":  # whose plugins for CUDA come before it in the list
+    if distribution == "jax":  # a plugin for CUDA would come earlier in the list
         return "none"
     for need in there.requires or ():
         if pinned := re.match(r"nvidia-cuda-runtime(?:-cu\d\d)?==(\d+\.\d+)", need):
