@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What notebooks show: displays of objects, and the magics of ``%load_ext cumem``."""
+"""Notebooks: displays of cumem's objects, and the magics of ``%load_ext cumem``."""

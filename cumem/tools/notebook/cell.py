@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cell of a notebook did with memory: peaks, what it left alive, its copies."""
+"""Shows what a cell did with memory: its peaks, what it left alive, its copies."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _MOST_ROWS: Final = 10
 
 _WIDTH: Final = 560
 _HEIGHT: Final = 90
-_LEFT: Final = 64  # for the labels
+_LEFT: Final = 64  # the width of the labels
 _MOST_LANES: Final = 6
 
 
 def timeline(log: Log) -> Raw:
-    """Bytes alive over time, kinds above each other; transfers as lanes below."""
+    """Draw the bytes alive over time, stacked by kind, with transfers as lanes below."""
     alive = living(log).sampled(_WIDTH)
     end = max(log.duration_ns, 1)
     most = max(alive.height, 1)
@@ -90,8 +90,11 @@ def timeline(log: Log) -> Raw:
 
 
 def _lanes(log: Log, end: int) -> tuple[list[str], int]:
-    """Transfers below the picture, those at one time below each other, and how deep that
-    is; what is less than a pixel apart is one."""
+    """Draw transfers below the timeline, and return the shapes and the number of lanes.
+
+    Transfers that overlap in time are in different lanes. Those that are less than a pixel
+    apart are drawn as one.
+    """
     transfers = np.sort(of_op(log, TRANSFER), order="time_ns")
     places = np.minimum(lanes(transfers), _MOST_LANES - 1)
     keyed = np.stack([places, transfers["source_kind"], transfers["kind"]], axis=1)
@@ -112,7 +115,7 @@ def _lanes(log: Log, end: int) -> tuple[list[str], int]:
 
 
 def _area(base: Any, top: Any, colour: str) -> str:
-    """Between two lines; corners alone, for most columns are like their neighbours."""
+    """Draw the area between two lines, with a point only where a line changes."""
 
     def corners(line: Any) -> Iterator[str]:
         for i, value in enumerate(line):
@@ -129,20 +132,20 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-# -- all of it -------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------
 
 
 class Report:
-    """What is shown of a record, and by ``%%cumem`` of that of a cell.
+    """The display of a record, and of a cell after ``%%cumem``.
 
     Parameters
     ----------
     log : Log
-        What was recorded.
+        The log of the record.
     title : str
-        What that is of.
+        The name of what was recorded.
     names : callable, optional
-        Says of an address which variables hold a buffer there.
+        A function from an address to the names of variables with a buffer there.
     """
 
     def __init__(
@@ -193,7 +196,7 @@ class Report:
         ]
 
     def _tables(self) -> Iterator[tuple[str, list[str], list[list[str]], str]]:
-        """A title, columns, rows, and what to say where there is none."""
+        """Yield for each table its title, columns, rows, and a text if it has no rows."""
         yield (
             "most at once",
             ["kind", "peak", "at"],
@@ -259,7 +262,7 @@ class Report:
 
 
 def _line(frame: Frame | None) -> str:
-    """Without the folder."""
+    """Return the line of a frame without its folder."""
     if frame is None:
         return "no stack was noted"
     return in_cell(f"{frame.filename}:{frame.lineno}").rpartition("/")[2]

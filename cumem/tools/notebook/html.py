@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces that displays in notebooks are made of: tables, bars, maps, as HTML and SVG.
+"""The parts of displays in notebooks: tables, bars and maps, as HTML and SVG.
 
-Text and lines take the colour of the page they stand on, so that they can be read on a
-light page and on a dark one, whatever the system prefers; JupyterLab's variables win where
-they are. Nothing comes from elsewhere, and all text is escaped.
+Text and lines take the colour of the page around them, so that they are readable on a
+light page and on a dark one, whatever the system prefers. JupyterLab's own variables take
+precedence where they exist. A display loads nothing, and all text in it is escaped.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ sans-serif)}
 .cumem td svg{max-width:none}
 .cumem .cm-cells{display:flex;flex-wrap:wrap;gap:0 32px}
 .cumem summary{cursor:pointer;color:var(--cm-dim)}
-""".replace("\n", "").replace(".cumem", ".cumem" * 3)  # before the notebook's own rules
+""".replace("\n", "").replace(".cumem", ".cumem" * 3)  # outweighs the notebook's rules
 
-#: Cells that stand right: numbers, also with a unit.
+#: Matches cells that are right-aligned: numbers, with or without a unit.
 _NUMBER: Final = re.compile(
     r"[-+]?[\d.,]+( ?([KMGTPE]i?B|B|GB|MB|KB|[nµm]?s)(/s)?|%)?|-|"
 )
 
 
 class Raw(str):
-    """HTML that is not escaped again."""
+    """HTML that must not be escaped again."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> Raw:
-    """As text of a page; what is `Raw` stays."""
+    """Escape text for a page; `Raw` stays as it is."""
     return text if isinstance(text, Raw) else Raw(html.escape(str(text)))
 
 
 def page(title: object, *parts: str, note: object = "") -> str:
-    """A display of something of the devices as they are now; see `page_of`."""
+    """Make a display for devices as they are now; see `page_of`."""
     return page_of(_core._is_emulated(), title, *parts, note=note)
 
 
 def page_of(emulated: bool, title: object, *parts: str, note: object = "") -> str:
-    """A display: a title, which says where devices are emulated, parts and a note.
+    """Make a display from a title, parts and a note, marked if devices are emulated.
 
     Parameters
     ----------
     emulated : bool
-        Whether it is of emulated devices.
+        Whether to mark the display as one of emulated devices.
     title, note : str
         Text, or `Raw`.
     *parts : str
-        HTML, of the other functions here.
+        HTML from the other functions here.
     """
     badge = '<span class="cm-badge">emulated</span>' if emulated else ""
     head = f'<div class="cm-head">{escape(title)}{badge}</div>'
@@ -95,12 +95,12 @@ def page_of(emulated: bool, title: object, *parts: str, note: object = "") -> st
 
 
 def alert(text: object) -> Raw:
-    """What must be seen."""
+    """Make a line that stands out."""
     return Raw(f'<div class="cm-alert">{escape(text)}</div>')
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Raw:
-    """Names and what they are, a line for each."""
+    """Make a table of names and values, with a line for each pair."""
     lines = (
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
         for name, value in pairs
@@ -119,17 +119,20 @@ def table(
     note: object = "",
     sums: int = 0,
 ) -> Raw:
-    """Rows under names of columns; columns of numbers stand right. No rows, no columns.
+    """Make a table, in which columns of numbers are right-aligned.
+
+    Without rows, there is no header either.
 
     Parameters
     ----------
     title, note : str
-        Above and below; left out where empty.
+        Texts above and below, which may be empty.
     columns : sequence of str
+        The names of the columns.
     rows : iterable of sequence of str
-        Cells, one for each column: text, or `Raw`.
+        The cells of each row, one for each column, as text or `Raw`.
     sums : int
-        So many of the last rows are sums.
+        How many of the last rows are sums.
     """
     lines = [[escape(cell) for cell in row] for row in rows]
     right = [
@@ -161,14 +164,14 @@ def table(
 
 
 def beside(parts: Iterable[str]) -> Raw:
-    """Parts next to each other, as many as fit."""
+    """Put parts next to each other, as many as fit."""
     return Raw(
         f'<div class="cm-cells">{"".join(f"<div>{each}</div>" for each in parts)}</div>'
     )
 
 
 def details(summary: object, content: str) -> Raw:
-    """What is seen once it is asked for."""
+    """Make a part that opens when somebody clicks on its summary."""
     return Raw(f"<details><summary>{escape(summary)}</summary>{content}</details>")
 
 
@@ -180,11 +183,11 @@ class Part(NamedTuple):
 
     name: str
     nbytes: int
-    colour: str  #: "" where the page shows through
+    colour: str  #: "" for a piece without colour, such as free memory
 
 
 def keys(colours: Mapping[str, str]) -> Raw:
-    """What colours mean."""
+    """Make a legend of colours."""
     spans = (
         f'<span><i class="cm-key" style="background:{colour or "none"}"></i>'
         f"{escape(name)}</span>"
@@ -194,14 +197,14 @@ def keys(colours: Mapping[str, str]) -> Raw:
 
 
 def key(kind: str, text: object = "") -> Raw:
-    """A kind of memory and its colour."""
+    """Make the name of a kind of memory, with its colour in front."""
     colour = KIND_COLOURS.get(kind, "none")
     mark = f'<i class="cm-key" style="background:{colour}"></i>'
     return Raw(f"{mark}{escape(text or kind)}")
 
 
 def rect(x: float, y: float, width: float, height: float, colour: str, tip: str) -> str:
-    """A rectangle that says `tip` under the pointer; of no colour: an outline."""
+    """Draw a rectangle with a tooltip; without a colour it is only an outline."""
     edge = 'stroke="#fff" stroke-opacity=".6"' if colour else 'stroke="currentColor"'
     edge += "" if colour else ' stroke-opacity=".3"'
     title = f"<title>{escape(tip)}</title>" if tip else ""
@@ -213,7 +216,7 @@ def rect(x: float, y: float, width: float, height: float, colour: str, tip: str)
 
 
 def svg(width: float, height: float, shapes: Iterable[str], label: str) -> Raw:
-    """A picture; `label` is read to those who do not see it."""
+    """Draw a picture; screen readers read the label."""
     return Raw(
         f'<svg width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}">'
@@ -222,7 +225,7 @@ def svg(width: float, height: float, shapes: Iterable[str], label: str) -> Raw:
 
 
 def bar(parts: Sequence[Part], total: int = 0, width: int = 360) -> Raw:
-    """Parts of a whole side by side; `total` where the whole is more than they are."""
+    """Draw parts of a whole side by side; `total` may be more than their sum."""
     whole = max(total, sum(part.nbytes for part in parts), 1)
     shapes, x = [], 0.0
     for part in parts:
@@ -237,13 +240,13 @@ def bar(parts: Sequence[Part], total: int = 0, width: int = 360) -> Raw:
 
 
 def parts_of(live: int, in_flight: int, cached: int) -> list[Part]:
-    """Of a pool."""
+    """Return the parts of the bar of a pool."""
     values = {"live": live, "in flight": in_flight, "cached": cached}
     return [Part(name, nbytes, STATE_COLOURS[name]) for name, nbytes in values.items()]
 
 
 def legend(parts: Sequence[Part]) -> Raw:
-    """What the parts of a bar are, with their sizes; without empty ones."""
+    """Make the legend of a bar, with the sizes of its parts but without empty ones."""
     shown = [part for part in parts if part.nbytes > 0]
     return keys({f"{p.name} {format_nbytes(p.nbytes)}": p.colour for p in shown})
 
@@ -251,18 +254,18 @@ def legend(parts: Sequence[Part]) -> Raw:
 # -- any answer ------------------------------------------------------------------------
 
 _MOST_ROWS: Final = 50
-_FEW: Final = 12  # values that are shown unasked
+_FEW: Final = 12  # the most values that are shown before somebody clicks
 _NAMES: Final = {"nbytes": "size", "seconds": "time", "gbps": "rate"}
 
 
 def answer(thing: Any) -> str:
-    """Show what has ``to_dict()``: names and values, tables of what is a list of such."""
+    """Show anything that has ``to_dict()``: its values, and lists of answers as tables."""
     name = type(thing).__name__
     return page(f"cumem.{name}", data(thing.to_dict()))
 
 
 def data(values: Mapping[str, Any]) -> Raw:
-    """Show plain data: what is nested comes after, under its name."""
+    """Show plain data; nested data follow it, with their keys as titles."""
     flat = [(_name(k), value(k, v)) for k, v in values.items() if not _is_nested(v)]
     parts = [facts(flat)] if flat else []
     for key, inner in values.items():
@@ -277,7 +280,7 @@ def data(values: Mapping[str, Any]) -> Raw:
 
 
 def _listed(title: str, items: Sequence[Any]) -> Raw:
-    """A table of dicts, which have one set of keys; what is nested in them is left out."""
+    """Make a table of dicts with the same keys, leaving out nested values."""
     columns = [
         key
         for key in dict.fromkeys(key for item in items for key in item)
@@ -316,7 +319,7 @@ def _name(key: str) -> str:
 
 
 def in_cell(line: str) -> str:
-    """``"In[3]:2 (f)"`` of a line of a notebook's cell, whose file is IPython's."""
+    """Return ``"In[3]:2 (f)"`` for a line of a notebook's cell, whose file is IPython's."""
     file, colon, place = line.rpartition(":")
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None or not colon else ipython.get_ipython()
@@ -325,13 +328,13 @@ def in_cell(line: str) -> str:
 
 
 def value(key: str, item: Any) -> str:
-    """A value with its unit, which its key names."""
+    """Format a value with the unit that its key names."""
     if item is None or item == "":
         return "-"
     if isinstance(item, bool):
         return "yes" if item else "no"
     if isinstance(item, (int, float)):
-        # Kinds are names of sums of bytes, but "device" is that of a device's number.
+        # A key such as "pinned" names a sum of bytes, but "device" is a device's number.
         is_sum = key in KIND_COLOURS and key != "device"
         if isinstance(item, int) and (key.endswith("nbytes") or is_sum):
             return format_nbytes(item)

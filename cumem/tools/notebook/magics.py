@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``%load_ext cumem`` brings: ``%cumem``, ``%%cumem``, errors that are drawn."""
+"""The extension for IPython: ``%cumem``, ``%%cumem``, and pictures of memory errors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from cumem.tools.notebook.cell import Report
 from cumem.tools.notebook.html import Raw, escape, in_cell, key, page, table
 from cumem.tools.notebook.objects import statistics
 
-_PERIOD_S: Final = 1.0  #: between two looks while a cell runs
+_PERIOD_S: Final = 1.0  #: the time between two updates while a cell runs
 _MOST_BUFFERS: Final = 10
 _USAGE: Final = "%cumem [once | off], or %%cumem above a cell"
 
 
 class _Shell(Protocol):
-    """What is used of IPython's shell."""
+    """The parts of IPython's shell that are used here."""
 
     user_ns: dict[str, Any]
     user_ns_hidden: dict[str, Any]
@@ -48,7 +48,7 @@ class _Shell(Protocol):
 
 
 def load(shell: Any) -> None:
-    """Add the magics, and have errors for want of memory drawn."""
+    """Add the magics, and show a picture after errors about missing memory."""
     if _loaded(shell) is None:
         magics = _Magics(shell)
         shell.register_magic_function(magics.cumem, "line_cell", "cumem")
@@ -58,7 +58,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take them away."""
+    """Remove everything that `load` added."""
     magics = _loaded(shell)
     if magics is not None:
         magics.forget_table()
@@ -75,11 +75,11 @@ def _loaded(shell: Any) -> _Magics | None:
 
 
 class _Magics:
-    """``%cumem`` and ``%%cumem`` of one shell."""
+    """The magics ``%cumem`` and ``%%cumem`` of one shell."""
 
     def __init__(self, shell: _Shell) -> None:
         self._shell = shell
-        self._table: Any = None  #: the handle of the display that is kept up
+        self._table: Any = None  #: the handle of the display that is kept up to date
         self._shown = ""
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -88,12 +88,12 @@ class _Magics:
     def cumem(self, line: str, cell: str | None = None) -> Any:
         """Show what memory is in use, or what a cell does with it.
 
-        ``%cumem`` shows pools, limits and the largest buffers that are alive. The table
-        keeps up, each second while a cell runs and after each cell, until the next
-        ``%cumem`` or ``%cumem off``; ``%cumem once`` shows how things are and stays so.
+        ``%cumem`` shows pools, limits and the largest buffers that are alive. The table is
+        kept up to date, each second while a cell runs and after each cell, until the next
+        ``%cumem`` or ``%cumem off``. ``%cumem once`` shows it without updating it later.
 
-        ``%%cumem`` above a cell runs it and shows its peaks, what it left alive, its copies
-        and a timeline. The value of the last line is shown as ever.
+        ``%%cumem`` above a cell runs the cell and shows its peaks, what it left alive, its
+        copies and a timeline. The value of the last line is shown as usual.
         """
         __tracebackhide__ = True
         word = line.strip()
@@ -107,20 +107,20 @@ class _Magics:
         if word != "off":
             shown = Overview(self._shell)
             keeps_up = word == "" and getattr(self._shell, "kernel", None) is not None
-            handle = display(shown, display_id=keeps_up)  # a terminal would say it anew
+            handle = display(shown, display_id=keeps_up)  # a terminal would repeat it
             with self._lock:
                 self._table, self._shown = handle, shown.key
         return None
 
-    # -- the table that keeps up ---------------------------------------------------
+    # -- the table that is kept up to date -----------------------------------------
 
     def forget_table(self) -> None:
-        """The table stays as it is."""
+        """Stop updating the table, which stays as it is."""
         with self._lock:
             self._table = None
 
     def begin_cell(self, *_: object) -> None:
-        """Before a cell: look every second while it runs."""
+        """Before a cell, start updating the table every second."""
         if self._table is None:
             return
         self._ended.clear()
@@ -134,11 +134,11 @@ class _Magics:
         while not self._ended.wait(period):
             began = time.perf_counter()
             self._update()
-            spent = time.perf_counter() - began  # `live` reads all of a record
+            spent = time.perf_counter() - began  # `live` reads the whole running record
             period = max(_PERIOD_S, 50 * spent)
 
     def end_cell(self, result: Any) -> None:
-        """After a cell: bring the table up to date, and draw what ended the cell."""
+        """After a cell, update the table, and show a picture if memory was missing."""
         self._ended.set()
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
@@ -160,7 +160,7 @@ class _Magics:
     # -- a cell --------------------------------------------------------------------
 
     def _run(self, cell: str) -> Any:
-        __tracebackhide__ = True  # IPython leaves these frames out
+        __tracebackhide__ = True  # so that IPython leaves these frames out
         codes, names = _compile(self._shell, cell), self._shell.user_ns
         if any(map(_awaits, codes)):
             raise UsageError(
@@ -174,7 +174,7 @@ class _Magics:
         return value
 
     async def run_awaiting(self, cell: str) -> Any:
-        """``%%cumem`` above a cell that awaits, which runs in the notebook's own loop."""
+        """Run the cell below ``%%cumem`` if it awaits, in the notebook's own event loop."""
         __tracebackhide__ = True
         codes, names = _compile(self._shell, cell), self._shell.user_ns
         value = None
@@ -186,7 +186,7 @@ class _Magics:
         return value
 
     def let_await(self, lines: list[str]) -> list[str]:
-        """IPython calls magics, and awaits none: put an await in the place of ours."""
+        """Turn our magic into an await, since IPython cannot await what magics return."""
         if not lines or lines[0].rstrip() != "%%cumem":
             return lines
         cell = "".join(lines[1:])
@@ -196,15 +196,16 @@ class _Magics:
         me = "get_ipython().find_cell_magic('cumem').__self__"
         return [f"await {me}.run_awaiting({cell!r})\n"]
 
-    let_await.has_side_effects = True  # type: ignore[attr-defined] # not while one types
+    # IPython does not call functions with side effects while somebody is still typing.
+    let_await.has_side_effects = True  # type: ignore[attr-defined]
 
 
 # -- running a cell --------------------------------------------------------------------
 
 
 def _compile(shell: _Shell, cell: str) -> list[CodeType]:
-    """Code of all statements, and of the expression at the end where that is shown."""
-    # Lines are numbered as those of the whole cell: the magic's own and empty ones count.
+    """Compile all statements, and the last expression separately if its value is shown."""
+    # Line numbers are those of the whole cell, with the magic's own line and empty ones.
     above = next((i for i, line in enumerate(cell.splitlines(), 1) if line.strip()), 1)
     source = "\n" * above + shell.transform_cell(cell)
     name = shell.compile.cache(source, number(shell), raw_code=source)
@@ -222,7 +223,7 @@ def _awaits(code: CodeType) -> bool:
 
 
 class _Measured:
-    """Records what a cell does, and shows it at the cell's end, however that comes."""
+    """Records what a cell does, and shows it when the cell ends or fails."""
 
     def __init__(self, shell: _Shell) -> None:
         self._shell = shell
@@ -238,7 +239,7 @@ class _Measured:
 
 
 def number(shell: _Shell) -> int:
-    """Of the cell that runs, or ran last."""
+    """Return the number of the cell that runs or ran last."""
     return len(shell.user_ns.get("In", ())) - 1
 
 
@@ -246,7 +247,7 @@ def number(shell: _Shell) -> int:
 
 
 def buffer_of(value: object) -> _core.Buffer | None:
-    """The buffer whose memory it has: itself, or what an array of NumPy is a view of."""
+    """Return the buffer under a value: itself, or what an array of NumPy is a view of."""
     for _ in range(32):
         if isinstance(value, _core.Buffer):
             return value
@@ -260,10 +261,10 @@ def buffer_of(value: object) -> _core.Buffer | None:
 
 
 def _named(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Variables, and what lies in their lists, tuples and dicts."""
+    """Yield variables, and the items of their lists, tuples and dicts."""
     for name, value in list(names.items()):
         yield name, value
-        if issubclass(type(value), dict):  # isinstance asks what may be a proxy
+        if issubclass(type(value), dict):  # isinstance() would call code of a proxy
             inner: Iterable[tuple[Any, Any]] = list(dict.items(value))[:1000]
         elif issubclass(type(value), (list, tuple)):
             inner = enumerate(value[:1000])
@@ -274,7 +275,7 @@ def _named(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 class Holders:
-    """The buffers that the variables of a notebook hold, its history included."""
+    """The buffers that a notebook's variables hold, including its history."""
 
     def __init__(self, shell: _Shell) -> None:
         self.found: dict[tuple[str, int], tuple[_core.Buffer, list[str]]] = {}
@@ -283,8 +284,8 @@ class Holders:
             base = name.partition("[")[0]
             history = base[:1] == "_" and not base.strip("_0123456789i")
             if base != "Out" and (base in hidden or history):
-                continue  # what Out has as well
-            # closed or released, also just now, or a proxy that answers nothing
+                continue  # Out has it as well
+            # A buffer may be closed, even just now, and a proxy may answer nothing.
             with contextlib.suppress(Exception):
                 buf = buffer_of(value)
                 while buf is not None and isinstance(buf.base, _core.Buffer):
@@ -294,7 +295,7 @@ class Holders:
                     self.found.setdefault(place, (buf, []))[1].append(name)
 
     def at(self, address: int) -> str:
-        """Names of variables whose buffer has the byte there; ``""`` for none."""
+        """Return names of variables whose buffer has this byte, or ``""`` if none has."""
         found = [
             names
             for place, (_, names) in self.found.items()
@@ -304,7 +305,7 @@ class Holders:
         return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
     def buffer_at(self, address: int) -> _core.Buffer | None:
-        """The first of them."""
+        """Return the first buffer that has this byte."""
         each = (b for place, (b, _) in self.found.items() if self._has(place, address))
         return next(each, None)
 
@@ -321,7 +322,7 @@ class _Alive(NamedTuple):
 
 
 def _alive() -> list[_Alive]:
-    """What is alive, the largest first."""
+    """Return everything that is alive, the largest first."""
     found = [
         _Alive(each.kind, each.device, each.address, each.requested_nbytes, each.line)
         for each in live().buffers
@@ -331,7 +332,7 @@ def _alive() -> list[_Alive]:
 
 
 def _row(holders: Holders, each: _Alive) -> list[str]:
-    """Of the table of buffers."""
+    """Make a row of the table of buffers."""
     buf = holders.buffer_at(each.address)
     return [
         holders.at(each.address) or "-",
@@ -345,7 +346,7 @@ def _row(holders: Holders, each: _Alive) -> list[str]:
 
 
 class Overview:
-    """What ``%cumem`` shows: pools, limits, and the largest buffers."""
+    """The display of ``%cumem``: pools, limits, and the largest buffers."""
 
     def __init__(self, shell: _Shell) -> None:
         self.stats: Stats = stats()
@@ -355,7 +356,7 @@ class Overview:
         found = _alive()
         self._rows = [_row(holders, each) for each in found[:_MOST_BUFFERS]]
         self._columns = list(self._BUFFERS)
-        if all(row[-1] == "-" for row in self._rows):  # no record runs
+        if all(row[-1] == "-" for row in self._rows):  # no record is running
             self._columns.pop()
             self._rows = [row[:-1] for row in self._rows]
         self._more = len(found) - len(self._rows)
@@ -363,7 +364,7 @@ class Overview:
             [kind, device, "none" if nbytes is None else format_nbytes(nbytes), used]
             for kind, device, nbytes, used in _limits(self.stats)
         ]
-        #: The same while nothing has changed.
+        #: Stays the same as long as nothing changes.
         self.key: str = repr((self.stats, self._rows, self._limits))
 
     _BUFFERS: Final = (
@@ -402,9 +403,9 @@ class Overview:
 
 
 def _limits(found: Stats) -> Iterator[tuple[str, str, int | None, str]]:
-    """Kind, device, limit and what counts against it, of kinds that are in use.
+    """Yield kind, device, limit and bytes held for each kind of memory that is in use.
 
-    Pinned and mapped memory are one machine's, the others one device's.
+    Pinned and mapped memory have one limit for the machine, the others one per device.
     """
     places: dict[tuple[str, int], int] = {}
     for pool in found.pools:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How cumem's objects are shown in a notebook.
+"""Displays of cumem's objects in notebooks.
 
-As ``repr`` does, a display asks no device, waits for nothing and raises nothing. So it
-shows no values of a buffer, of no kind: reading them may wait for a copy that is under way
-or move pages of managed memory. ``print(buf)`` shows them.
+Like ``repr``, a display asks no device, waits for nothing and raises nothing. So it never
+shows the values in a buffer, because reading them might wait for an unfinished copy or move
+pages of managed memory. ``print(buf)`` shows them.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ from cumem.transfers.tuning import Configuration
 
 
 def size(nbytes: int) -> str:
-    """``"3 MiB (3145728 bytes)"``."""
+    """Return a text such as ``"3 MiB (3145728 bytes)"``."""
     return format_nbytes(nbytes) + (f" ({nbytes} bytes)" if nbytes >= 1024 else "")
 
 
-# -- what the extension asks for -------------------------------------------------------
+# -- displays that the extension asks for ----------------------------------------------
 
 
 def _repr_html_(thing: _core.Buffer | _core.Transfer, is_emulated: bool) -> str:
-    """By the extension, as the method of its types."""
+    """Show a buffer or a transfer; the extension calls this for its own types."""
     if isinstance(thing, _core.Transfer):
         return transfer(thing, is_emulated)
     return buffer(thing, is_emulated)
 
 
 def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
-    """All that is known without its values."""
+    """Show everything about a buffer but its values."""
     title = f"cumem.{type(buf).__name__}"
     if buf.closed:
         kind = facts([("kind", key(buf.kind))])
@@ -102,7 +102,7 @@ def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
 
 
 def transfer(handle: _core.Transfer, is_emulated: bool) -> str:
-    """How far it is, and how fast it was."""
+    """Show how far a transfer is, or how fast it was."""
     *_, route, state = repr(handle).strip("<>").removesuffix(", emulated").split(", ")
     nbytes, moved = handle.nbytes, min(handle.progress, handle.nbytes)
     rows: list[tuple[str, object]] = [
@@ -126,19 +126,19 @@ def transfer(handle: _core.Transfer, is_emulated: bool) -> str:
 
 @shows("html", Pool)
 def pool(found: Pool[Any], title: str) -> str:
-    """What a pool holds, unless it is closed."""
+    """Show what a pool holds, unless it is closed."""
     return page(f"{title}, closed") if found.closed else _figures(found.stats(), title)
 
 
 @shows("html", PoolStats)
 def pool_statistics(found: PoolStats) -> str:
-    """What a pool held when it was asked."""
+    """Show what a pool held when its statistics were read."""
     where = f"{found.kind} {found.device} {found.name}"
     return _figures(found, f"cumem.PoolStats of {where}")
 
 
 def _figures(stats: PoolStats, title: str) -> str:
-    """What a pool holds, and all its counters on request."""
+    """Show what a pool holds, and all its counters after a click."""
     limit = stats.limit
     parts = parts_of(stats.live_nbytes, stats.in_flight_nbytes, stats.cached_nbytes)
     if limit is not None:
@@ -167,25 +167,27 @@ def _figures(stats: PoolStats, title: str) -> str:
 
 @shows("html", Stats)
 def all_statistics(found: Stats) -> str:
-    """A row for each pool."""
+    """Show a row for each pool."""
     return page(f"cumem.{type(found).__name__}", statistics(found))
 
 
 @shows("html", Measurement)
 def measurement(found: Measurement) -> str:
-    """What a block of code did to each pool."""
+    """Show what a block of code did to each pool."""
     return page(f"measured: {format_seconds(found.seconds)}", statistics(found))
 
 
 @shows("html", Measure)
 def measure(_: Measure) -> str:
-    """A measurement whose block has not ended, which has no figures yet."""
+    """Show that a measurement has no figures yet, because its block has not ended."""
     return page("cumem.Measure, running")
 
 
 def statistics(found: Stats, brief: bool = False) -> Raw:
-    """As a table for a notebook, with a bar for each pool; `brief`: of those that have
-    held memory, what they hold."""
+    """Make a table with a row and a bar for each pool.
+
+    With `brief` it has only pools that have ever held memory, and only what they hold.
+    """
     rows = rows_of(found)
     if not rows:
         return Raw("<div>no pool yet</div>")
@@ -207,16 +209,16 @@ def statistics(found: Stats, brief: bool = False) -> Raw:
     return Raw(keys(states) + table("", head, lines))
 
 
-_WIDTH: Final = 520  # of a map, in pixels
-_LABEL: Final = 170  # before it
-_HEIGHT: Final = 17  # of a segment
-_ROWS: Final = 32  # segments that are drawn
-_SHAPES: Final = 4000  # of a map, at most about so many
+_WIDTH: Final = 520  # of a map in pixels, without the labels
+_LABEL: Final = 170  # of the labels in pixels
+_HEIGHT: Final = 17  # of a segment in pixels
+_ROWS: Final = 32  # the most segments that are drawn
+_SHAPES: Final = 4000  # about the most shapes in a map
 
 
 @shows("html", Snapshot)
 def snapshot(found: Snapshot) -> str:
-    """A map of segments and blocks."""
+    """Show a map of segments and blocks."""
     reserved = sum(segment.reserved_nbytes for segment in found.segments)
     title = (
         f"{found.kind} {found.device} {found.name}: {format_nbytes(reserved)} in "
@@ -235,7 +237,7 @@ def snapshot(found: Snapshot) -> str:
         label = f"0x{segment.address:x}, {format_nbytes(segment.reserved_nbytes)}"
         shapes.append(f'<text x="0" y="{y + 11}">{escape(label)}</text>')
         runs = _segment(segment, y, _WIDTH / most, _SHAPES // len(shown))
-        # what is cached first: however small, what lives is seen
+        # Cached blocks are drawn first, so that live ones stay visible however small.
         shapes += sorted(runs, key=lambda each: STATE_COLOURS["cached"] not in each)
     rest = [s for s in found.segments if s not in shown]
     note = ""
@@ -249,7 +251,7 @@ def snapshot(found: Snapshot) -> str:
 
 
 _MIXED: Final = "#009e73"
-_GAP: Final = 6  # pixels of a gap, however long
+_GAP: Final = 6  # the width of a gap in pixels, whatever its length
 
 
 def _drawn_nbytes(segment: Any) -> int:
@@ -257,7 +259,7 @@ def _drawn_nbytes(segment: Any) -> int:
 
 
 def _segment(segment: Any, y: float, scale: float, most: int) -> Iterator[str]:
-    """Its blocks to scale, those of one pixel or so together; gaps are short."""
+    """Draw blocks to scale, joining those of about one pixel, with gaps of fixed width."""
     least = max(1.5, _drawn_nbytes(segment) * scale / max(most, 1))
     x, begin, run = float(_LABEL), 0.0, list[Any]()
     for block in segment.blocks:
@@ -295,7 +297,7 @@ def _run(blocks: Sequence[Any], x: float, width: float, y: float) -> str:
 
 @shows("html", Device)
 def device(unit: Device) -> str:
-    """Name, size and place; what the driver does not tell is left out."""
+    """Show name, size and place of a device, without what the driver does not answer."""
     rows: list[tuple[str, object]] = []
     questions: tuple[tuple[str, Callable[[], object]], ...] = (
         ("name", lambda: unit.name),
@@ -312,7 +314,7 @@ def device(unit: Device) -> str:
 
 @shows("html", DeviceMemory)
 def memory(info: DeviceMemory) -> str:
-    """Who has the memory of a device."""
+    """Show who uses the memory of a device."""
     parts = [
         Part("live", info.live, STATE_COLOURS["live"]),
         Part("cached", max(0, info.reserved - info.live), STATE_COLOURS["cached"]),
@@ -332,8 +334,8 @@ def memory(info: DeviceMemory) -> str:
 
 @shows("html", OutOfMemoryError)
 def out_of_memory(error: OutOfMemoryError) -> str:
-    """What was asked for, what there is, and what to do."""
-    if error.requested is None:  # in a copy, which has no such numbers
+    """Show what was asked for, what there is, and what to do."""
+    if error.requested is None:  # the error is of a copy, which has no such numbers
         told = {k: v for k, v in error.to_dict().items() if v and k != "message"}
         return page(type(error).__name__, alert(error.message), data(told))
     parts = parts_of(error.live or 0, error.in_flight or 0, error.cached or 0)
@@ -366,7 +368,7 @@ def out_of_memory(error: OutOfMemoryError) -> str:
 
 
 def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
-    """Numbered from 1."""
+    """Number the texts from 1."""
     return [(str(i), text) for i, text in enumerate(texts, 1)]
 
 
@@ -375,21 +377,21 @@ def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
 
 @shows("html", Explanation)
 def explanation(found: Explanation) -> str:
-    """The way of a copy, and why it goes that way."""
+    """Show the way of a copy, and why it goes that way."""
     title = f"cumem.Explanation of {format_nbytes(found.nbytes)}"
     return page(title, facts(found._rows()))
 
 
 @shows("html", Configuration)
 def configuration(found: Configuration) -> str:
-    """Each setting, with what has set it."""
+    """Show each setting and where it comes from."""
     columns = ["setting", "value", "by"]
     return page("cumem.Configuration", table("", columns, found._rows()))
 
 
 @shows("html", Record)
 def record(found: Record) -> str:
-    """The report of what was recorded."""
+    """Show the report of a record."""
     return Report(found.log)._repr_html_()
 
 

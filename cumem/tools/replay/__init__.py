@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay a trace of allocations on an allocator, and say what it reserved and cost."""
+"""Replays a trace of allocations on an allocator, and says what it reserved and cost.
+
+A trace is a list of allocations and frees that a program made. The replay runs it once to
+see how much is reserved at the peak and why, and then times it as a plain loop. With
+``--late`` it also keeps freed blocks in use by work on a stream for a while, as a real
+program does, so that the allocator cannot reuse them at once (the module ``hold``).
+"""
 
 from __future__ import annotations
 
@@ -42,37 +48,37 @@ PEERS: Final[dict[str, tuple[str, ...]]] = {
     "rmm": ("rmm",),
 }
 
-MOST_EMULATED: Final = 1 << 45  # its pool reserves as many addresses, twice
+MOST_EMULATED: Final = 1 << 45  # an emulated pool reserves twice as much address space
 
 _Rows = list[tuple[int, int, int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller of the command asked for.
+    """The options of the command line.
 
     Parameters
     ----------
     trace : str
-        File of the trace.
+        The file of the trace.
     allocator, kind, pool : str
         See `cumem.tools.replay.allocators`.
     device : int
-        Index of the device.
+        The index of the device.
     late : str or None
-        How long freed blocks stay in use: events, or a fraction of the trace.
+        How long freed blocks stay in use: a number of events or a fraction of the trace.
     late_on : str
-        ``"side"``: by a stream apart; ``"own"``: the trace's streams are late.
+        Whose work is late: ``"side"`` is another stream, ``"own"`` the trace's streams.
     rounds : int
-        Timed passes, each from an empty pool; the median counts.
+        The number of timed passes, each from an empty pool; their median counts.
     repeat : bool
-        Also time a pass on the pool that the last one left warm.
+        Whether to time another pass on the pool that the last one left warm.
     compare : tuple of str
-        Peers to replay on as well.
+        Other allocators to replay on as well.
     json : str or None
-        File for the results.
+        The file for the results.
     trace_device : int or None
-        Which device's events of a PyTorch snapshot.
+        The device whose events are taken from a PyTorch snapshot.
     """
 
     trace: str
@@ -95,7 +101,7 @@ class Options:
 def run_rows(
     rows: _Rows, allocate: Callable[[int], object], live: dict[int, object]
 ) -> None:
-    """Replay on one stream: the loop that is timed, the same for every allocator."""
+    """Replay on one stream. This loop is timed, and is the same for every allocator."""
     for op, block, size, _ in rows:
         if op:
             live[block] = allocate(size)
@@ -106,7 +112,7 @@ def run_rows(
 def run_rows_on_streams(
     rows: _Rows, allocate: Callable[[int, Any], object], live: dict[int, object]
 ) -> None:
-    """The same with each allocation on its stream."""
+    """Replay with each allocation on its stream; this loop is timed as well."""
     for op, block, size, stream in rows:
         if op:
             live[block] = allocate(size, stream)
@@ -116,8 +122,10 @@ def run_rows_on_streams(
 
 @dataclass(slots=True)
 class _Observer:
-    """Looks after each allocation how much is reserved, and for what when it is most for
-    the first time: afterwards memory that was needed then only stays."""
+    """Reads after each allocation how much is reserved, and at each new peak for what.
+
+    Later on, as much may still be reserved although less is needed.
+    """
 
     allocator: Allocator
     peak: int = 0
@@ -135,7 +143,7 @@ class _Observer:
 
 @dataclass(slots=True)
 class _Late:
-    """Keeps freed blocks in use, each for as many events as `Hold` says."""
+    """Keeps each freed block in use for as many events as `Hold` says."""
 
     allocator: Allocator
     hold: Hold
@@ -145,7 +153,7 @@ class _Late:
     window: int = 0
 
     def enter(self, row: int) -> None:
-        """Begin the window that starts with a row."""
+        """Begin the window that starts at a row."""
         self.window = row // self.hold.step + 1
         self.gates.enter(self.window)
         while self.kept and self.kept[0][0] + self.hold.windows <= self.window:
@@ -153,7 +161,7 @@ class _Late:
                 self.kept.popleft()
 
     def freed(self, block: object) -> None:
-        """Take a block that the trace frees."""
+        """Take over a block that the trace frees."""
         if not self.own and not self.allocator.use_on_side(block):
             self.kept.append((self.window, block))
 
@@ -165,7 +173,7 @@ def _walk(
     observer: _Observer | None,
     late: _Late | None,
 ) -> None:
-    """The loop with everything that is not timed, or timed with all that is late."""
+    """Replay with everything that is not timed, or with late work, which is timed too."""
     sizes: dict[int, int] = {}
     several = len(allocator.streams) > 1 or (late is not None and late.own)
     step = late.hold.step if late is not None else 0
@@ -215,7 +223,7 @@ def _waste(held: Held, requested: int) -> Waste:
 
 
 def _timed(function: Callable[[], None]) -> int:
-    """Nanoseconds of one call, with the collector off."""
+    """Return the nanoseconds of one call, with the garbage collector off."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -229,17 +237,17 @@ def _timed(function: Callable[[], None]) -> int:
 
 
 def time_loop(trace: Trace) -> float:
-    """Measure what the timed loop costs when a cheap built-in stands for the allocator.
+    """Measure the timed loop itself, with a cheap built-in in place of the allocator.
 
     Parameters
     ----------
     trace : Trace
-        Whose rows to walk.
+        The trace whose rows are walked.
 
     Returns
     -------
     float
-        Nanoseconds per event, the best of three.
+        The nanoseconds per event, the best of three passes.
     """
     rows = trace.rows([object()] * trace.stream_count)
 
@@ -267,24 +275,24 @@ def replay(
     rounds: int = 1,
     warm: bool = False,
 ) -> Replayed:
-    """Replay a trace: once looking at what is reserved, then timed.
+    """Replay a trace once to see what is reserved, and then to time it.
 
     Parameters
     ----------
     trace : Trace
-        What to replay.
+        The trace to replay.
     allocator : Allocator
-        On what; emptied before and after.
+        The allocator, which is emptied before and after.
     kind, pool, device
-        Of the allocator, for the record.
+        How the allocator was made; these become part of the result.
     hold : Hold, optional
-        Keep freed blocks in use for so long.
+        How long to keep freed blocks in use.
     own : bool
-        Let the trace's own streams be late, instead of one apart.
+        Whether the trace's own streams are late, rather than another one.
     rounds : int
-        Timed passes, each from an empty pool.
+        The number of timed passes, each from an empty pool.
     warm : bool
-        Also time one on a warm pool.
+        Whether to time another pass on a warm pool.
 
     Returns
     -------
@@ -293,7 +301,7 @@ def replay(
     Raises
     ------
     OutOfMemoryError
-        If the device has not enough for the trace; with a note that names the row.
+        If the device has too little memory for the trace; a note names the row.
     """
     rows = trace.rows(allocator.streams)
     allocator.empty()
@@ -348,7 +356,7 @@ def _pass(
     own: bool,
     device: int,
 ) -> int:
-    """Walk all rows once, with late work if asked for; how often it was let go early."""
+    """Walk all rows once, and return how often late work had to be ended early."""
     live: dict[int, Any] = {}
     if hold is None:
         _walk(rows, allocator, live, observer, None)
@@ -379,14 +387,14 @@ def _timed_pass(
 
 
 def _discard(_: object) -> None:
-    """Drop an answer."""
+    """Ignore an answer, for calls that must return nothing."""
 
 
 # -- the command -----------------------------------------------------------------------
 
 
 def prepare(options: Options) -> Trace:
-    """Read the trace and check what was asked for, before any device is opened.
+    """Read the trace and check the options, before any device is opened.
 
     Raises
     ------
@@ -414,14 +422,14 @@ def prepare(options: Options) -> Trace:
 
 
 def main(options: Options, trace: Trace) -> int:
-    """Replay, compare, print, and save.
+    """Replay, compare, print and save.
 
     Parameters
     ----------
     options : Options
-        What was asked for.
+        The options of the command line.
     trace : Trace
-        What `prepare` read.
+        The trace that `prepare` read.
 
     Returns
     -------
@@ -431,8 +439,8 @@ def main(options: Options, trace: Trace) -> int:
     Raises
     ------
     ValueError
-        If the device or the allocator is not there, or the trace has more live at once
-        than an emulated device can have.
+        If the device or the allocator does not exist, or the trace has more memory live
+        at once than an emulated device can have.
     OutOfMemoryError
         If the device is too small for the trace.
     """
@@ -473,7 +481,7 @@ def main(options: Options, trace: Trace) -> int:
 
 
 def _compare(options: Options) -> dict[str, dict[str, Any]]:
-    """Replay on peers, each in a process of its own; what fails is an answer too."""
+    """Replay on other allocators, each in a process of its own; errors are results too."""
     results: dict[str, dict[str, Any]] = {}
     for peer in options.compare:
         for name in PEERS[peer]:
@@ -500,7 +508,7 @@ def _replay_elsewhere(options: Options) -> dict[str, Any]:
         if options.repeat:
             arguments.append("--repeat")
         command = [sys.executable, "-m", "cumem", "replay", *arguments]
-        command += ["--", options.trace]  # whose name may begin with a dash
+        command += ["--", options.trace]  # "--", since a name may begin with a dash
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0 or not path.exists():
             error = _what_failed(done.stderr) or f"ended with {done.returncode}"
@@ -510,7 +518,7 @@ def _replay_elsewhere(options: Options) -> dict[str, Any]:
 
 
 def _what_failed(stderr: str) -> str:
-    """The command's own words with their notes, or else the end of a traceback."""
+    """Return the command's own message with its notes, or the end of a traceback."""
     lines = stderr.splitlines()
     own = [at for at, line in enumerate(lines) if line.startswith("cumem")]
     start = own[-1] if own else len(lines)
@@ -520,8 +528,11 @@ def _what_failed(stderr: str) -> str:
 
 
 def environment(trace: Trace, late: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Settings that make the emulated device large and prompt enough for a trace, for
-    those that are not set: its memory costs nothing until it is written to."""
+    """Return settings for an emulated device that is large and prompt enough for a trace.
+
+    They apply where the user has set nothing. Emulated memory costs nothing until it is
+    written to.
+    """
     peak = trace.peak_live
     if late is not None:
         peak = trace.peak_busy(parse_late(late, trace.events))

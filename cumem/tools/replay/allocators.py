@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allocators that a trace can be replayed on: cumem's pools, and peers.
+"""The allocators that a trace can be replayed on: cumem's pools, and those of others.
 
-Each says in one class how it allocates, how much it has reserved and how it is emptied.
-A peer is imported when its class is made.
+Each class says how its allocator allocates, how much it has reserved and how it is emptied.
+The library of another allocator is imported when its class is instantiated.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cumem.pools.pool import Pool
 
 __all__ = ["ALLOCATORS", "POOLS", "Allocator", "Held", "is_installed", "make"]
 
-#: Names of cumem's pools, and where each gets its memory.
+#: The names of cumem's pools, and how each gets its memory.
 POOLS: Final = {"default": "auto", "malloc": "malloc"}
-#: Allocators, with the module that each needs.
+#: The names of allocators, and the module that each needs.
 ALLOCATORS: Final = {
     "cumem": "cumem",
     "torch": "torch",
@@ -35,23 +35,25 @@ ALLOCATORS: Final = {
     "rmm": "rmm",
 }
 
-_TRIMS: Final = 8  # the first looks at what is in flight, later ones see it done
+_TRIMS: Final = (
+    8  # the first finds blocks in flight, and later ones see that they ended
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a pool holds at one moment, in bytes.
+    """The bytes that a pool holds at one moment.
 
     Parameters
     ----------
     reserved : int
-        Taken from the driver and not given back.
+        The bytes that were taken from the driver and not given back.
     live : int
-        In blocks handed out, as large as they were cut.
+        The bytes of blocks that are handed out, with their rounding.
     cached : int
-        Free and ready.
+        The bytes that are free and can be handed out.
     in_flight : int
-        Freed, but not seen to be done with.
+        The bytes that were freed while work on them may still run.
     """
 
     reserved: int
@@ -61,52 +63,54 @@ class Held:
 
 
 class Allocator:
-    """What a replay needs of an allocator.
+    """The interface of an allocator.
 
     Parameters
     ----------
     device : int
-        Index of the device.
+        The index of the device.
     stream_count : int
-        Streams to make.
+        The number of streams to make.
     """
 
     name: str
     version: str
-    #: Allocate on the current stream.
+    #: Allocates on the current stream.
     allocate: Callable[[int], object]
-    #: Allocate on a stream of `streams`.
+    #: Allocates on one of `streams`.
     allocate_on: Callable[[int, Any], object]
     streams: list[Any]
-    #: A stream apart, whose work may be late.
+    #: Another stream, whose work may be late.
     side: Any
-    #: Its own count of the peak is exact and all that can be known.
+    #: Whether its own count of the peak is exact, so that nothing else needs to be read.
     knows_peak: bool = False
 
     def reserved(self) -> int:
-        """Bytes held from the driver now."""
+        """Return the bytes that are reserved from the driver now."""
         raise NotImplementedError
 
     def peak_reserved(self) -> int:
-        """Most bytes held since the last `empty` by the allocator's own count; 0 where
-        it does not keep one."""
+        """Return the allocator's own peak since the last `empty`, or 0 if it has none."""
         return 0
 
     def held(self) -> Held | None:
-        """Say how the reserved bytes are used; None where the allocator does not."""
+        """Return how the reserved bytes are used, or None if the allocator cannot say."""
         return None
 
     def growths(self) -> int | None:
-        """Times that the driver was asked for memory since the last `empty`."""
+        """Return how often the driver was asked for memory since the last `empty`."""
         return None
 
     def use_on_side(self, block: Any) -> bool:
-        """Say that the side stream works on a block; False where the allocator has no
-        way to be told, so that its users keep the block until the work is done."""
+        """Tell the allocator that the side stream works on a block.
+
+        False means that it cannot be told, and its users must keep the block themselves
+        until the work has ended.
+        """
         return False
 
     def empty(self) -> None:
-        """Give everything back to the driver and begin to count anew."""
+        """Give everything back to the driver and start to count anew."""
         raise NotImplementedError
 
 
@@ -134,7 +138,7 @@ class CumemAllocator(Allocator):
         self.side: Any = _core.Stream(device=device)
         allocate = self._pool.allocate
         self.allocate: Callable[[int], object] = allocate
-        # host memory is allocated on no stream
+        # Host memory is not allocated on a stream.
         self.allocate_on: Callable[[int, Any], object] = (
             allocate if kind == "device" else lambda size, _: allocate(size)
         )
@@ -181,8 +185,10 @@ class TorchAllocator(Allocator):
     def __init__(self, device: int, stream_count: int, expandable: bool) -> None:
         self.name = "torch-expandable" if expandable else "torch"
         setting = f"expandable_segments:{expandable}"
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = setting  # read at the import
-        os.environ["PYTORCH_ALLOC_CONF"] = setting  # its name from 2.9 on
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
+            setting  # PyTorch reads it when imported
+        )
+        os.environ["PYTORCH_ALLOC_CONF"] = setting  # the name since version 2.9
         import torch
 
         self.version: str = torch.__version__
@@ -266,7 +272,7 @@ class CupyAllocator(Allocator):
 
 
 class RmmAllocator(Allocator):
-    """RMM's pool over ``cudaMalloc``, from nothing."""
+    """RMM's pool over ``cudaMalloc``, which begins empty."""
 
     name = "rmm"
     knows_peak = True
@@ -303,14 +309,14 @@ class RmmAllocator(Allocator):
     def empty(self) -> None:
         Device(self._device).synchronize()
         self._mr.set_current_device_resource(self._mr.CudaMemoryResource())
-        gc.collect()  # the last holder of the old pool gives its memory back
+        gc.collect()  # frees the last reference to the old pool, and with it its memory
         self._counts = self._mr.StatisticsResourceAdaptor(self._mr.CudaMemoryResource())
         pool = self._mr.PoolMemoryResource(self._counts, initial_pool_size=0)
         self._mr.set_current_device_resource(pool)
 
 
 def is_installed(name: str) -> bool:
-    """Whether the module that an allocator needs can be imported."""
+    """Return whether the module that an allocator needs can be imported."""
     return importlib.util.find_spec(ALLOCATORS[name]) is not None
 
 
@@ -320,15 +326,15 @@ def make(name: str, kind: str, pool: str, device: int, stream_count: int) -> All
     Parameters
     ----------
     name : str
-        One of `ALLOCATORS`.
+        A key of `ALLOCATORS`.
     kind : str
-        One of `cumem.base.kinds.KINDS`; peers serve ``"device"`` only.
+        One of `cumem.base.kinds.KINDS`; only cumem serves others than ``"device"``.
     pool : str
-        One of `POOLS`, for cumem.
+        A key of `POOLS`, for cumem.
     device : int
-        Index of the device.
+        The index of the device.
     stream_count : int
-        Streams to make.
+        The number of streams to make.
 
     Returns
     -------
@@ -337,7 +343,7 @@ def make(name: str, kind: str, pool: str, device: int, stream_count: int) -> All
     Raises
     ------
     ValueError
-        If it cannot serve that, or is not installed.
+        If the allocator cannot serve this kind or pool, or is not installed.
     """
     if name == "cumem":
         return CumemAllocator(kind, pool, device, stream_count)

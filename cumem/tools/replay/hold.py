@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold streams shut while a trace is replayed, so that freed memory is late for real.
+"""Holds streams while a trace is replayed, so that freed memory really is in use.
 
-The GPU's streams wait for a number in mapped memory to grow (``cuStreamWaitValue32``, for
-which the driver is called directly, since cumem has no such call); emulated streams wait
-for the events of streams whose gate is closed. Either way nothing depends on time: what is
-freed in one window of a trace is done when the last window that it is held for has passed.
+A GPU's streams wait for a number in mapped memory to grow. This is
+``cuStreamWaitValue32``, which is called directly in the driver, as cumem has no use for it
+otherwise. Emulated streams wait for the events of other streams, whose gates are closed.
+In both cases nothing depends on time: what is freed in one window of a trace ends when the
+last window for which it is held has passed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from cumem.tools.replay.trace import Hold
 __all__ = ["Gates", "open_gates", "stream_handle"]
 
 STUCK_SECONDS: Final = 1.0
-MOST_FORCED: Final = 3  # an allocator that waits at each growth would take for ever
-_FOREVER: Final = 0x7FFF_FFFF  # the comparison is cyclic: half of all numbers
+MOST_FORCED: Final = (
+    3  # beyond that, an allocator that always waits would take too long
+)
+_FOREVER: Final = 0x7FFF_FFFF  # the driver compares cyclically; this is half the range
 
 
 def stream_handle(stream: object) -> int:
-    """Read the address of anybody's stream object."""
+    """Return the address of a stream of any library."""
     for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, cumem
         value = getattr(stream, name, None)
         if isinstance(value, int):
@@ -43,33 +46,35 @@ def stream_handle(stream: object) -> int:
 class Gates:
     """Keeps streams busy with work that ends when the replay has gone far enough.
 
-    Its own ``with`` block is around each call of the allocator. One that waits for the
-    device would wait for ever: a watcher then opens everything and counts that in `forced`;
-    after the third time nothing is held any more.
+    The object is also a context for each call of the allocator. An allocator that waits
+    for the device would wait for ever. So a watcher ends all held work if a call takes too
+    long, and counts this in `forced`. After the third time nothing is held any more.
 
     Parameters
     ----------
     hold : Hold
-        Windows, and how many of them to hold for.
+        The windows, and how many of them work is held for.
     """
 
     def __init__(self, hold: Hold) -> None:
         self.hold = hold
         self.forced: int = 0
-        self._calls = 0  # odd while one is under way
+        self._calls = 0  # odd while a call is running
         self._seen = self._opened = 0
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def enter(self, window: int) -> None:
-        """Begin a window, numbered from 1: let go of what was held long enough, and
-        hold what the streams do from now on."""
+        """Begin a window, numbered from 1.
+
+        This ends what was held long enough, and holds what the streams do from now on.
+        """
         if self.forced < MOST_FORCED:
             self._enter(window)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """End everything that is held."""
         self._ended.set()
         self._watcher.join()
         self._open_all()
@@ -81,8 +86,10 @@ class Gates:
         self._calls += 1
 
     def look(self) -> None:
-        """By the watcher: a call that was under way when it last looked, and still is,
-        waits for what is held."""
+        """End all held work if the call that ran at the last look is still running.
+
+        The watcher calls this; such a call must be waiting for the held work.
+        """
         seen, self._seen = self._seen, self._calls
         if seen % 2 and seen == self._seen != self._opened:
             self._opened = seen
@@ -101,13 +108,13 @@ class Gates:
 
 
 class _EmulatedGates(Gates):
-    """One gate stream for each window that is held at once, used in turn."""
+    """Closes one gate stream per window that is held at once, and reuses them in turn."""
 
     def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
         self._streams = [s for s in streams if isinstance(s, _core.Stream)]
         self._gates = [_core.Stream(device=device) for _ in range(hold.windows + 1)]
         self._closed: set[int] = set()
-        self._lock = threading.Lock()  # of the gates: the watcher opens them as well
+        self._lock = threading.Lock()  # guards the gates, which the watcher opens too
         super().__init__(hold)
 
     def _enter(self, window: int) -> None:
@@ -134,13 +141,13 @@ class _EmulatedGates(Gates):
 
 
 class _CudaGates(Gates):
-    """One number that grows; each window's work waits for the window's own number."""
+    """Increases one number, and lets the work of each window wait for its own value."""
 
     def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
         self._handles = [stream_handle(stream) for stream in streams]
         self._device = device
         self._number = np.zeros(1024, np.uint32)
-        # not from a pool: the pools are what is looked at
+        # Memory from a pool would change the pools, which are being measured.
         self._registration = register(self._number, mapped=True, device=device)
         flag = self._registration.buffer
         assert isinstance(flag, _core.MappedBuffer)
@@ -177,26 +184,26 @@ class _CudaGates(Gates):
 
     def close(self) -> None:
         super().close()
-        Device(self._device).synchronize()  # nobody looks at the number any more
+        Device(self._device).synchronize()  # afterwards no stream reads the number
         self._undo.close()
 
 
 def open_gates(hold: Hold, streams: Sequence[object], device: int) -> Gates:
-    """Hold streams shut, on whatever cumem runs on.
+    """Make gates for the backend that cumem runs on.
 
     Parameters
     ----------
     hold : Hold
-        How long.
+        How long to hold work.
     streams : sequence
-        Anybody's stream objects; on the emulated device those of cumem.
+        The streams of any library, or on the emulated device those of cumem.
     device : int
-        Theirs.
+        The device of the streams.
 
     Returns
     -------
     Gates
-        Open until the first window is entered.
+        Gates that are open until the first window is entered.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of an ``.npz`` from elsewhere: whatever is wrong with it is a ValueError."""
+"""Reads arrays from a foreign ``.npz``, and raises a ValueError if anything is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cumem.files.raw import open_regular
 
 __all__ = ["MOST_ROWS", "read_arrays"]
 
-# A replay keeps about 200 bytes for each row: more would be nobody's trace.
+# A replay keeps about 200 bytes for each row, and no real trace has more rows than this.
 MOST_ROWS: Final = 1 << 25
 
 
@@ -30,23 +30,23 @@ def read_arrays(
     Parameters
     ----------
     path : Path
-        The file.
+        The file to read.
     keys : sequence of str
-        Names of the arrays.
+        The names of the arrays.
     more : sequence of str
-        Names of those that may be missing, and are then left out.
+        Names of arrays that may be missing, and are left out then.
 
     Returns
     -------
     list of ndarray
-        In the order of `keys`. No more is unpacked than `MOST_ROWS` for each.
+        The arrays in the order of `keys`, with at most `MOST_ROWS` rows each.
 
     Raises
     ------
     ValueError
-        If the file is no such archive, is damaged, encrypted or compressed in a way that
-        Python cannot read, or an array is missing, of another shape or dtype, or longer;
-        one line that begins with the path.
+        If the file is not such an archive, is damaged, encrypted or compressed in a way
+        that Python cannot read, or if an array is missing, has another shape or dtype, or
+        is too long. The message is one line that begins with the path.
     OSError
         If the file cannot be read.
     """
@@ -58,7 +58,7 @@ def read_arrays(
                 return [_read_member(archive, key) for key in found]
         except Exception as error:  # a damaged archive may raise nearly anything
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise  # those two are of a decoder, and of places that cannot be
+                raise  # decoders and impossible offsets raise the two others
             raise ValueError(f"{path}: {_one_line(error)}") from None
 
 
@@ -88,7 +88,7 @@ def _read_member(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
         if count > MOST_ROWS:
             raise ValueError(f"{key} has {count} rows; at most {MOST_ROWS} work")
         data = file.read(held)
-        if len(data) != held or file.read(1):  # the end is where the sum is looked at
+        if len(data) != held or file.read(1):  # zipfile checks the checksum at the end
             raise ValueError(f"{key} is not as long as the archive says")
     return np.frombuffer(data, dtype)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay found: its numbers, as data with the machine they come from and as text."""
+"""The results of a replay, as data with the machine that they come from, and as text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["Replayed", "Waste", "as_data", "render", "render_comparison"]
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Reserved bytes that nobody asked for, by cause, when the peak was reached first.
+    """Why more was reserved than asked for, when the peak was reached first.
 
-    All four together are what was reserved. It is the moment of the growth that made the
-    peak; as much may be reserved later again, or still, with less of it live.
+    The four numbers add up to what was reserved just after the growth that made the peak.
+    Later on as much may be reserved, although less of it is live.
 
     Parameters
     ----------
     requested : int
-        What was asked for and live at that moment, which is not waste.
+        The bytes that were asked for and live at that moment, which are not waste.
     rounding : int
-        Blocks larger than what was asked for.
+        The bytes by which blocks are larger than what was asked for.
     fragmentation : int
-        Free and held, but of no use for what was asked for then.
+        The bytes that were free but could not serve the allocation.
     in_flight : int
-        Freed, with work that may still run.
+        The bytes that were freed while work on them may still run.
     """
 
     requested: int
@@ -40,38 +40,38 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one allocator made of a trace. Sizes in bytes, times in nanoseconds.
+    """The result of a trace on one allocator, with sizes in bytes.
 
     Parameters
     ----------
     trace, allocator, version, backend, kind, pool : str
-        What was replayed, on what.
+        What was replayed, and on what.
     events, allocations, skipped, streams : int
-        Of the trace.
+        The counts of the trace.
     peak_live, peak_reserved : int
-        Most that was asked for at once, and most that was held from the driver.
+        The most bytes that were live at once, and the most that were reserved.
     ratio : float
-        The second over the first.
+        `peak_reserved` divided by `peak_live`.
     ns_per_event : float
-        Of the timed loop, growth included, from an empty pool; median of the rounds.
+        The median time of the timed loop per event, from an empty pool, with growth.
     loop_ns : float
-        What the same loop costs per event when it allocates nothing.
+        The time per event of the same loop when it allocates nothing.
     ns_per_event_warm : float or None
-        The same on a warm pool, where asked for.
+        The time per event on a warm pool, if it was asked for.
     growths : int or None
-        Times that the driver was asked for memory.
+        How often the driver was asked for memory.
     waste : Waste or None
-        Where the allocator tells.
+        The causes of what was reserved in excess, if the allocator can say.
     late : int
-        Events that a freed block stays in use for; 0 for none.
+        For how many events a freed block stays in use; 0 if it does not.
     late_on : str
         Whose work is late.
     forced : int
-        Times that late work had to be let go since the allocator waited for it.
+        How often late work was ended early because the allocator waited for it.
     peak_busy : int
-        Most that was live or late at once: the least that can be reserved.
+        The most bytes that were live or late at once, which must be reserved at least.
     ratio_busy : float
-        Peak reserved over that.
+        `peak_reserved` divided by `peak_busy`.
     """
 
     trace: str
@@ -102,7 +102,7 @@ class Replayed:
 def as_data(
     result: Replayed, compared: dict[str, dict[str, Any]], device: int
 ) -> dict[str, Any]:
-    """Results as one object for ``json``, with the machine they come from."""
+    """Return the results as one object for ``json``, with the machine they come from."""
     facts = info.collect()
     return {
         **asdict(result),
@@ -118,7 +118,7 @@ def as_data(
 
 
 def render(result: Replayed, device: int) -> str:
-    """Turn one result into aligned text."""
+    """Return one result as aligned text."""
     emulated = ", EMULATED: times are not a GPU's" if result.backend != "cuda" else ""
     lines = [
         f"{result.trace}: {result.events:,} events, {result.allocations:,} allocations, "
@@ -164,7 +164,7 @@ def render(result: Replayed, device: int) -> str:
 
 
 def render_comparison(result: Replayed, compared: dict[str, dict[str, Any]]) -> str:
-    """Turn results of several allocators into a table."""
+    """Return the results of several allocators as a table."""
     lines = [f"{'allocator':<28}{'reserved':>12}{'ratio':>9}{'ns/event':>10}"]
     for name, found in {"cumem": asdict(result), **compared}.items():
         if "error" in found:

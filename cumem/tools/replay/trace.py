@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded allocations as four arrays, whoever recorded them. Allocates nothing.
+"""Reads recorded allocations into four arrays, whoever recorded them.
 
-Three formats are read: arrays in an ``.npz``, as records are kept in, the CSV log of RMM's
-``logging_resource_adaptor`` and the pickle of PyTorch's ``torch.cuda.memory._snapshot()``.
-None of them can run code: arrays of objects are refused, and so is a pickle that names
-anything but plain containers, strings and numbers.
+It reads three formats: arrays in an ``.npz``, as cumem's records have them, the CSV log of
+RMM's ``logging_resource_adaptor``, and the pickle of PyTorch's
+``torch.cuda.memory._snapshot()``. None of them can run code: arrays of objects are refused,
+and so is a pickle with anything but plain containers, strings and numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cumem.tools.replay.npz import read_arrays
 __all__ = ["Hold", "Trace", "load_trace", "make_trace", "parse_late"]
 
 ARRAYS: Final = ("op", "block", "size", "stream")
-LARGEST: Final = 1 << 47  # an address has no more bits
+LARGEST: Final = 1 << 47  # addresses have no more bits
 MOST_STREAMS: Final = 1024
 _CSV_COLUMNS: Final = ["thread", "time", "action", "pointer", "size", "stream"]
 
@@ -39,25 +39,25 @@ _Ints = NDArray[np.int64]
 class Hold:
     """How long freed memory stays in use by work that is late.
 
-    Time is cut into windows of `step` events; what is freed in one window is released
-    when the `windows`-th after it begins.
+    Events are counted in windows of `step`. What is freed in one window is released when
+    the `windows`-th window after it begins.
 
     Parameters
     ----------
     events : int
-        Each block is held for at least so many events, and at most a quarter more.
+        Each block is held for at least this many events, and at most a quarter more.
     """
 
     events: int
 
     @property
     def step(self) -> int:
-        """Events of a window."""
+        """The number of events in a window."""
         return max(1, self.events // 4)
 
     @property
     def windows(self) -> int:
-        """Windows that a block is held for."""
+        """The number of windows that a block is held for."""
         return -(-(self.events - 1) // self.step) + 1
 
 
@@ -68,18 +68,18 @@ class Trace:
     Parameters
     ----------
     name : str
-        File name.
+        The name of the file.
     op : ndarray of int64
         1 for an allocation, 0 for a free.
     block : ndarray of int64
-        Which allocation a row makes or frees.
+        The number of the allocation that a row makes or frees.
     size : ndarray of int64
-        Bytes asked for; on a free too.
+        The bytes asked for, in rows of frees too.
     stream : ndarray of int64
-        Dense index of the stream an allocation is made on.
+        The index of the stream that an allocation is made on, from 0 without gaps.
     skipped : int
-        Rows of the file that are left out: failed allocations, and frees of what was
-        allocated before the recording began.
+        The number of rows in the file that are left out: failed allocations, and frees of
+        memory that was allocated before the recording began.
     """
 
     name: str
@@ -91,27 +91,29 @@ class Trace:
 
     @property
     def events(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self.op)
 
     @property
     def allocations(self) -> int:
-        """Number of rows that allocate."""
+        """The number of rows that allocate."""
         return int(self.op.sum())
 
     @property
     def stream_count(self) -> int:
-        """Number of streams that take part."""
+        """The number of streams."""
         return int(np.max(self.stream)) + 1
 
     @property
     def peak_live(self) -> int:
-        """Largest sum of the sizes asked for that are live at once, in bytes."""
+        """The most bytes that are live at once, as asked for."""
         return int(np.cumsum(np.where(self.op == 1, self.size, -self.size)).max())
 
     def peak_busy(self, hold: Hold) -> int:
-        """Largest sum of what is live or held: no allocator that waits for work can do
-        with less; in bytes."""
+        """Return the most bytes that are live or held at once.
+
+        An allocator that never reuses memory which is still in use needs at least this.
+        """
         frees = np.flatnonzero(self.op == 0)
         change = np.where(self.op == 1, self.size, 0)
         released = (frees // hold.step + hold.windows) * hold.step
@@ -120,21 +122,21 @@ class Trace:
         return int(np.cumsum(change).max())
 
     def rows(self, streams: Sequence[object]) -> list[tuple[int, int, int, Any]]:
-        """Rows as tuples for a plain loop, with a stream object in place of its index."""
+        """Return the rows as tuples for a plain loop, with stream objects for indexes."""
         chosen = [streams[index] for index in self.stream.tolist()]
         columns = (self.op.tolist(), self.block.tolist(), self.size.tolist(), chosen)
         return list(zip(*columns, strict=True))
 
 
 def parse_late(text: str, events: int) -> Hold:
-    """Read how long to hold events: a number of events, or a fraction of the trace.
+    """Read for how many events to hold: a number, or a fraction of the trace.
 
     Parameters
     ----------
     text : str
-        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all; never more than all.
+        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all; at most all count.
     events : int
-        Events of the trace.
+        The number of events in the trace.
 
     Returns
     -------
@@ -160,16 +162,17 @@ def parse_late(text: str, events: int) -> Hold:
 def load_trace(
     path: str | Path, device: int | None = None, kind: str | None = None
 ) -> Trace:
-    """Read a trace; the format is recognised by the first bytes.
+    """Read a trace in the format that its first bytes show.
 
     Parameters
     ----------
     path : str or Path
-        The file.
+        The file to read.
     device : int, optional
-        Which device's trace of a PyTorch snapshot; needed where several have events.
+        The device whose trace is taken from a PyTorch snapshot; needed if several devices
+        have events.
     kind : str, optional
-        Which memory of a record of cumem; all of its pools by default.
+        The kind of memory taken from a record of cumem; by default all of its pools.
 
     Returns
     -------
@@ -178,10 +181,10 @@ def load_trace(
     Raises
     ------
     ValueError
-        If the file is in none of the formats or its events make no sense; the text
-        names the row.
+        If the file has none of the formats or its events make no sense; the message names
+        the row.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     path = Path(path)
     with open_regular(path) as file:
@@ -213,13 +216,13 @@ def make_trace(
     Parameters
     ----------
     name : str
-        File name, for messages.
+        The name of the file, for messages.
     op, block, size, stream : array_like of int, shape (n,)
         See `Trace`; the size of a free may be 0 or that of the block.
     skipped : int
-        Rows that were left out before.
+        The number of rows that were left out before.
     where : callable
-        Turns an index into the words that messages name a row by.
+        A function from an index to the words that messages use for the row.
 
     Returns
     -------
@@ -228,10 +231,9 @@ def make_trace(
     Raises
     ------
     ValueError
-        If lengths, dtypes or values are wrong: an unknown operation, a size that is
-        negative, a block freed twice, freed but never allocated, or allocated while it
-        is live; or if a size, or all that is live at once, is more than an address space
-        holds.
+        If lengths, dtypes or values are wrong: an unknown operation, a negative size, a
+        block that is freed twice, freed but never allocated, or allocated while it is
+        live; or if a size, or all that is live at once, is larger than an address space.
     """
     given = zip(ARRAYS, (op, block, size, stream), strict=True)
     arrays = {key: _integers(name, key, value, where) for key, value in given}
@@ -244,7 +246,9 @@ def make_trace(
     if not (arrays["op"] * sizes).any():
         raise ValueError(f"{name}: no row allocates anything")
     change = np.where(arrays["op"] == 1, sizes, -sizes)
-    peak = int(np.max(np.cumsum(change, dtype=np.float64)))  # 63 bits may not hold it
+    peak = int(
+        np.max(np.cumsum(change, dtype=np.float64))
+    )  # may need more than 63 bits
     if peak > LARGEST:
         raise ValueError(
             f"{name}: {format_nbytes(peak)} live at once, more than an address space holds"
@@ -293,7 +297,7 @@ def _check_values(
 def _check_order(
     name: str, arrays: dict[str, _Ints], where: Callable[[int], str]
 ) -> _Ints:
-    """Follow every block from row to row; give sizes with those of frees filled in."""
+    """Follow every block from row to row, and return sizes that include those of frees."""
     live: dict[int, int] = {}
     ended: dict[int, int] = {}
     sizes = arrays["size"].tolist()
@@ -331,7 +335,7 @@ def _check_order(
 
 def _load_npz(path: Path, kind: str | None) -> Trace:
     *columns, kinds = [*read_arrays(path, ARRAYS, ("kind",)), None][: len(ARRAYS) + 1]
-    if kinds is not None and kind is not None:  # a record's
+    if kinds is not None and kind is not None:  # the file is a record of cumem
         chosen = kinds == KINDS.index(kind)
         if not chosen.any():
             there = ", ".join(KINDS[i] for i in np.unique(kinds))
@@ -360,7 +364,7 @@ class _Columns:
 
     @classmethod
     def empty(cls, name: str, word: str) -> _Columns:
-        """Nothing yet; `word` names a place in the file."""
+        """Make an object without events; `word` names a place in the file."""
         return cls(name, word, [], [], [], [], [], {}, {})
 
     def fail(self, place: int, text: str) -> ValueError:
@@ -389,7 +393,7 @@ class _Columns:
         self.places.append(place)
 
     def trace(self) -> Trace:
-        """Make the trace of what was added."""
+        """Make a trace of the events that were added."""
         if not self.op:
             raise ValueError(f"{self.name}: holds no events")
         return make_trace(
@@ -406,7 +410,7 @@ class _Columns:
 def _load_csv(path: Path) -> Trace:
     """Read the log that RMM's logging_resource_adaptor writes.
 
-    Its addresses are hexadecimal, with or without ``0x``; null is ``(nil)`` or 0.
+    Addresses are hexadecimal, with or without ``0x``; null is ``(nil)`` or 0.
     """
     columns = _Columns.empty(path.name, "line")
     try:
@@ -447,7 +451,7 @@ def _add_csv_row(columns: _Columns, line: int, cells: list[str]) -> None:
     except ValueError:
         raise columns.fail(line, f"{size_text!r} is not a size") from None
     if address == 0 and size == 0:
-        columns.skipped += 1  # nothing was asked for, nothing was given
+        columns.skipped += 1  # a request for 0 bytes, which got no memory
     elif action == "allocate":
         columns.allocate(line, address, size, stream)
     elif address in columns.live:
@@ -457,7 +461,7 @@ def _add_csv_row(columns: _Columns, line: int, cells: list[str]) -> None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, strings and numbers; whatever would import or call is refused."""
+    """Reads containers, strings and numbers; it refuses to import or call anything."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
@@ -469,9 +473,9 @@ class _PlainUnpickler(pickle.Unpickler):
 def _load_snapshot(path: Path, device: int | None) -> Trace:
     """Read the pickle of ``torch.cuda.memory._snapshot()``.
 
-    A block counts as freed at ``free_completed``, when PyTorch may reuse it. The
-    recording is a ring that keeps the latest entries, so that frees of what was allocated
-    before it are normal and left out.
+    A block counts as freed at ``free_completed``, when PyTorch may reuse it. PyTorch's
+    recording keeps the latest entries only, so frees of memory that was allocated earlier
+    are normal, and left out.
     """
     try:
         with open_regular(path) as file:
@@ -489,7 +493,7 @@ def _load_snapshot(path: Path, device: int | None) -> Trace:
             raise columns.fail(place, f"is a {type(entry).__name__}, not a dict")
         action = entry.get("action")
         if action not in ("alloc", "free_completed"):
-            continue  # segments, requests to free and marks: not the user's memory
+            continue  # segments, requests to free, and marks say nothing about blocks
         address, size = (_whole(columns, place, entry, key) for key in ("addr", "size"))
         stream = _whole(columns, place, entry, "stream")
         if action == "alloc":
