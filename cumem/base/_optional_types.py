@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of libraries that may be missing, for type checkers, which have Any for them then.
+"""Types of libraries that may be missing, for type checkers only.
 
-What a type checker cannot import is unknown to it. A strict one then complains of every
-use of a function that has such a type in one of its overloads, whether or not the program
-wants tensors. Nothing is imported when the program runs.
+A type checker does not know the types of a library that it cannot import. A strict one
+then complains about every use of a function which has such a type in one of its overloads,
+whether or not the program uses that library. Here such a type becomes Any. Nothing is
+imported when the program runs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     MYPY = False
-    if MYPY:  # which takes this branch, and has Any for what it cannot import
+    if MYPY:  # mypy takes this branch, and uses Any for anything that it cannot import
         from jax import Array as Array
         from torch import Tensor as Tensor
     else:
-        # Pyright takes the last declaration of a name. The import of all names declares
-        # these where the library is there, and nothing where it is not.
+        # Pyright uses the last declaration of a name. The star import declares these names
+        # if the library is installed, and declares nothing if it is not.
         # isort: off
         from typing import Any as Array, Any as Tensor  # noqa: F401
         from jax import *  # noqa: F403

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers as plain data, for logs and files: the one `to_dict` of all of them."""
+"""The base of everything that cumem answers: it turns answers into plain data."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ _UNITS = ("_nbytes", "_seconds")
 
 
 class Answer:
-    """What is read and not changed: statistics, reasons, facts of an error."""
+    """A result that is only read, such as statistics, reasons, or the facts of an error."""
 
     __slots__ = ()
-    #: Beside its public fields: what belongs to it, and what has a unit here alone.
+    #: Keys beside the public fields: names of properties, and fields with their unit.
     _keys: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """This answer as plain data, which ``json.dumps`` writes.
+        """Return this answer as plain data, which ``json.dumps`` can write.
 
         Returns
         -------
         dict
-            Of str to int, float, str, bool, None, and lists and dicts of them; a copy. Keys
-            are the attributes' names, with the unit where those have none: ``limit`` is
-            ``"limit_nbytes"``. docs/logging.md lists them. A device is its index.
+            A copy, made of str, int, float, bool, None, and lists and dicts of these. The
+            keys are the names of the attributes, with their unit added if the name has
+            none: ``limit`` becomes ``"limit_nbytes"``. docs/logging.md lists them. A
+            device becomes its index.
 
         Notes
         -----
-        Asks no device and never blocks.
+        This asks no device and never blocks.
         """
         each = reversed(type(self).__mro__)
         return plain(
@@ -46,7 +47,7 @@ class Answer:
 
 
 def plain(answer: Any, *more: str) -> dict[str, Any]:
-    """Public fields of a dataclass or a named tuple, and `more`, by their keys."""
+    """Return the public fields of a dataclass or named tuple, and the keys `more`."""
     kind = type(answer)
     fields = getattr(kind, "__dataclass_fields__", getattr(kind, "_fields", ()))
     keys = {name: name for name in fields if not name.startswith("_")}
@@ -57,7 +58,7 @@ def plain(answer: Any, *more: str) -> dict[str, Any]:
 
 
 def to_dict(transfer: _core.Transfer) -> dict[str, Any]:
-    """By the extension: `Transfer.to_dict`."""
+    """Return a transfer as plain data; the extension calls this for `Transfer.to_dict`."""
     more = (
         "nbytes",
         "progress_nbytes",
@@ -77,7 +78,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if hasattr(value, "to_dict"):
         return value.to_dict()
-    if isinstance(value, SupportsIndex):  # numbers of NumPy, and devices
+    if isinstance(value, SupportsIndex):  # integers of NumPy, and devices
         return operator.index(value)
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arrays of integers stand for, where NumPy has no dtype for the elements.
+"""Remembers which types arrays of integers stand for, if NumPy has no such dtype.
 
-Without ``ml_dtypes`` the elements of a BF16 tensor come as ``uint16``, and those of an F4
-tensor always come as the bytes that they are packed in. The array itself cannot say so.
-Whoever makes such an array from a file notes it here, and whoever writes it to a file
-asks, so that ``save_safetensors(path, dict(load_safetensors(other)))`` keeps the types.
+Without ``ml_dtypes`` the elements of a BF16 tensor are loaded as ``uint16``, and those of
+an F4 tensor always as the bytes that they are packed in. The array itself does not show
+this. The code that loads such an array makes a note here, and the code that saves one asks
+for it, so that ``save_safetensors(path, dict(load_safetensors(other)))`` keeps the types.
 
-A note belongs to the object and goes with it. Views of the object are found by what they
-are views of.
+A note belongs to one array object and is dropped with it. For a view, the note of the
+object that it is a view of is found.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Note", "find", "remember"]
 
 
 class Note(NamedTuple):
-    """What the elements of an array are.
+    """The real type of an array's elements.
 
     Attributes
     ----------
     element : str
-        As the safetensors format calls it.
+        The name of the type in the safetensors format.
     shape : tuple of int
-        In such elements.
+        The shape in elements of this type.
     packed_shape : tuple of int
-        Of the array.
+        The shape of the array.
     """
 
     element: str
@@ -40,7 +40,7 @@ _notes: dict[int, tuple[weakref.ref[Any], Note]] = {}
 
 
 def remember(value: Any, element: str, shape: tuple[int, ...]) -> None:
-    """Note what a new array stands for; what cannot be referred to weakly is left out."""
+    """Make a note about a new array, unless it does not allow weak references."""
     key = id(value)
     try:
         ref = weakref.ref(value, lambda gone: _notes.pop(key, None) and None)
@@ -50,9 +50,9 @@ def remember(value: Any, element: str, shape: tuple[int, ...]) -> None:
 
 
 def find(value: Any) -> tuple[Note | None, bool]:
-    """The note of an array, or of what it is a view of, and whether it is of itself."""
+    """Return the note of an array or of its base, and whether it is of the array itself."""
     seen = value
-    for _ in range(64):  # views of views of NumPy's are not as deep
+    for _ in range(64):  # NumPy's views of views are less deep than this
         found = _notes.get(id(seen))
         if found is not None and found[0]() is seen:
             return found[1], seen is value

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours of kinds of memory and of states, the same in notebooks, plots and pages."""
+"""Colours of kinds and states of memory, the same in notebooks, plots and pages."""
 
 from typing import Final
 
-#: Of Okabe and Ito, told apart by colour-blind readers, as `python -m cumem bench` draws.
+#: The palette of Okabe and Ito, whose colours colour-blind readers can tell apart.
 KIND_COLOURS: Final = {
     "device": "#d55e00",
     "managed": "#cc79a7",
@@ -17,6 +17,6 @@ STATE_COLOURS: Final = {
     "live": "#0072b2",
     "in flight": "#e69f00",
     "cached": "#56b4e9",
-    "free": "",  # the page's own
+    "free": "",  # the page's own colour
     "gap": "",
 }

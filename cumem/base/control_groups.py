@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control groups that may limit this process: their folders, and what they allow.
+"""Finds the control groups that may limit this process, and how many CPUs they allow.
 
 The kernel says in ``/proc/self/cgroup`` which group of each hierarchy the process is in,
-and in ``/proc/self/mountinfo`` which part of a hierarchy is mounted where: in a container
-often the process's own group alone. What is missing there or makes no sense limits nothing.
+and in ``/proc/self/mountinfo`` which part of each hierarchy is mounted where. In a
+container, only the process's own group may be mounted. Anything that is missing or makes
+no sense there counts as no limit.
 """
 
 from __future__ import annotations
@@ -11,30 +12,33 @@ from __future__ import annotations
 import os
 import re
 
-_NO_QUOTA = 1 << 32  #: CPUs; more than there are
+_NO_QUOTA = 1 << 32  #: a number of CPUs that no machine has
 
 
 def memory_folders() -> bytes:
-    """List the folders of the groups that may limit memory, a line each. The extension
-    asks for them, and for `cpu_quota`, when the driver opens.
+    """Return the folders of the groups that may limit memory, one per line.
+
+    The extension asks for them, and for `cpu_quota`, when the driver opens.
     """
     lines = (os.fsencode(folder) + b"\n" for folder in folders("memory"))
     return b"".join(line for line in lines if line.count(b"\n") == 1)
 
 
 def folders(controller: str, root: str = "") -> list[str]:
-    """Folders of the process's groups and those above, as far as they are mounted, of
-    both versions, without `root`, below which tests have files of their own.
+    """Return the folders of the process's groups and of the groups above them.
+
+    Folders that are not mounted are left out. Groups of both versions of the hierarchy are
+    returned. Tests have files of their own below `root`, which the answer does not contain.
     """
     return [
         folder
-        for controllers in ("", controller)  # version 2 has none in its line
+        for controllers in ("", controller)  # version 2 does not name a controller
         for folder in _hierarchy(controllers, root)
     ]
 
 
 def cpu_quota(root: str = "") -> int:
-    """CPUs that the quotas allow, the least of all groups', rounded up to whole ones."""
+    """Return the smallest quota of all groups, in CPUs, rounded up to a whole number."""
     least = _NO_QUOTA
     for folder in folders("cpu", root):
         words = read(f"{root}{folder}/cpu.max").split() or [
@@ -47,7 +51,7 @@ def cpu_quota(root: str = "") -> int:
 
 
 def read(path: str) -> str:
-    """The text of one of the kernel's files; "" where it cannot be read."""
+    """Return the text of a file of the kernel, or "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return os.fsdecode(file.read())
@@ -56,13 +60,14 @@ def read(path: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """A count as the kernel writes it; "max" and "-1" are none."""
+    """Return whether the text is a count, unlike "max" and "-1", which mean no limit."""
     return text.isascii() and text.isdecimal()
 
 
 def _hierarchy(controller: str, root: str) -> list[str]:
-    """The same of the hierarchy of one version. Of a group outside of what is mounted the
-    mount point is the nearest that can be seen.
+    """Return the folders of the hierarchy of one version.
+
+    If the process's group is not mounted, the mount point is the nearest group that is.
     """
     own = _own(controller, read(f"{root}/proc/self/cgroup"))
     if own is None:
@@ -81,7 +86,7 @@ def _hierarchy(controller: str, root: str) -> list[str]:
 
 
 def _own(controller: str, text: str) -> str | None:
-    """The path of the process's group, as /proc/self/cgroup, which `text` is, names it."""
+    """Return the path of the process's group in the text of /proc/self/cgroup."""
     for line in text.split("\n"):
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
@@ -91,9 +96,9 @@ def _own(controller: str, text: str) -> str | None:
 
 
 def _mounted(line: str, controller: str) -> tuple[str, str] | None:
-    """Which group of the hierarchy the line mounts, and where; None: of another one.
+    """Return which group of the hierarchy a line mounts and where, or None for another.
 
-    ``36 35 98:0 /root /point rw,noatime shared:1 - type source options``
+    A line is ``36 35 98:0 /root /point rw,noatime shared:1 - type source options``.
     """
     where, _, what = line.partition(" - ")
     places, system = where.split(" "), what.split(" ")
@@ -111,7 +116,7 @@ def _mounted(line: str, controller: str) -> tuple[str, str] | None:
 
 
 def _path_inside(own: str, top: str) -> str | None:
-    """Where the group lies below what is mounted, "": just there; None: outside."""
+    """Return the path of the group below the mounted one, or None if it is outside."""
     top = top.rstrip("/")
     inside = own.removeprefix(top)
     if (top and inside == own) or "/.." in own or inside[:1] not in ("", "/"):

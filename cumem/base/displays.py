@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tool shows an object, as HTML or as a plot.
+"""Finds the tool that shows an object, as HTML or as a plot.
 
-Objects lie below the tools that draw them: a pool knows its figures, and neither HTML nor
-matplotlib. So a tool registers its functions here with the types that they draw, by
-`shows`, and the method of an object, such as ``_repr_html_`` or ``plot``, asks `show`. Most
-programs never show anything; the tools are loaded by the first question, with what the
-face has given to `load_with`.
+Objects are in lower rooms than the tools that draw them: a pool knows its figures, but
+neither HTML nor matplotlib. So a tool registers its functions here, with `shows`, for the
+types that they draw. The methods of an object that show it, such as ``_repr_html_`` or
+``plot``, call `show`. Most programs never show anything, so the tools are imported at the
+first call, by the function that the face has passed to `load_with`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _load: Callable[[Way], object] | None = None
 
 
 def load_with(load: Callable[[Way], object]) -> None:
-    """Let `load` import the tools that show objects in a way, when somebody first asks."""
+    """Register the function that imports the tools when something is to be shown."""
     global _load
     _load = load
 
 
 def shows(way: Way, *kinds: type) -> Callable[[_F], _F]:
-    """Register the decorated function as what shows objects of `kinds`.
+    """Register the decorated function for objects of `kinds`.
 
-    It is called with the object, and with what the caller of `show` passes beside it. A
-    function for a type serves types derived from it that have none of their own.
+    It is called with the object and with the other arguments of `show`. A function for a
+    type is also used for types derived from it that have none of their own.
     """
 
     def register(function: _F) -> _F:
@@ -41,13 +41,13 @@ def shows(way: Way, *kinds: type) -> Callable[[_F], _F]:
 
 
 def show(way: Way, thing: object, *more: object) -> Any:
-    """Let the tool that has registered for `thing` show it.
+    """Let the tool that is registered for the type of `thing` show it.
 
     Returns
     -------
     Any
-        What the tool's function returns; None if no tool shows such things, which notebooks
-        take for "show the repr".
+        The answer of the tool's function, or None if no tool shows such things, which tells
+        notebooks to show the repr.
     """
     if _load is not None:
         _load(way)

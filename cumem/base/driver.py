@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver answers: which devices there are, and of which version it is."""
+"""Questions to the driver: which devices it has, and its version."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _Backend = Literal["cuda", "emulated"]
 
 
 def is_available() -> bool:
-    """Is there a GPU that cumem works on?
+    """Return whether there is a GPU that cumem can work on.
 
     Returns
     -------
     bool
-        False where devices are emulated, where a driver or GPU is missing or does not
-        work, and in a child made by ``fork``; it never raises and never warns.
+        False if devices are emulated, if a driver or GPU is missing or does not work, and
+        in a child made by ``fork``. This function never raises and never warns.
 
     Notes
     -----
-    Opens what cumem works on, as the first use of anything else does, and so decides
-    between a GPU and emulation; it creates no context.
+    Like the first use of anything else, this opens the backend and so decides between a
+    GPU and emulation. It creates no context.
 
     Examples
     --------
@@ -33,7 +33,9 @@ def is_available() -> bool:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EmulationWarning)  # the answer says it
+            warnings.simplefilter(
+                "ignore", EmulationWarning
+            )  # the answer says it already
             works = backend() == "cuda" and device_count() > 0
             return works and not _core._is_host_only()
     except Exception:
@@ -41,7 +43,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """Number of devices, real or emulated.
+    """Return the number of devices, real or emulated.
 
     Returns
     -------
@@ -60,13 +62,13 @@ def device_count() -> int:
     try:
         return _core._driver_device_count()
     except CudaError as error:
-        if error.name == "cudaErrorNoDevice":  # how the driver says 0
+        if error.name == "cudaErrorNoDevice":  # the driver says 0 in this way
             return 0
         raise
 
 
 def backend() -> _Backend:
-    """What cumem works on: "cuda", or "emulated" where there is no GPU.
+    """Return the backend: "cuda", or "emulated" if there is no GPU.
 
     Returns
     -------
@@ -75,7 +77,7 @@ def backend() -> _Backend:
     Raises
     ------
     CudaError
-        If there is a driver that cannot be opened.
+        If there is a driver but it cannot be opened.
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes of failed calls, so that each is explained without a driver."""
+"""The codes of failed calls with their texts, which are needed without a driver too."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ CUDA
 999 cudaErrorUnknown unknown error
 """
 
-#: Name and text by code.
+#: Names and texts by code.
 CODES: dict[int, tuple[str, str]] = {
     int(code): (name, text)
     for code, name, text in (line.split(" ", 2) for line in _TABLE.splitlines())

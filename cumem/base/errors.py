@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions and the warning, which the extension raises, and how it makes them."""
+"""The exceptions and the warning that the extension raises, and how they are made."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 class CudaError(RuntimeError, Answer):
     """A call to CUDA failed.
 
-    The notes of the exception say what cumem was doing, where that is known.
+    If it is known what cumem was doing, a note of the exception says it.
 
     Attributes
     ----------
     message : str
-        The text, as ``str()`` gives it.
+        The text that ``str()`` returns.
     notes : tuple of str
-        The notes.
+        The notes of the exception.
     call : str or None
-        Name of the CUDA function, e.g. ``"cudaHostAlloc"``.
+        The name of the CUDA function, such as ``"cudaHostAlloc"``.
     code : int or None
         The ``cudaError_t``, or a negative number of cumem's own.
     name : str or None
-        Name of the code, e.g. ``"cudaErrorMemoryAllocation"``.
+        The name of the code, such as ``"cudaErrorMemoryAllocation"``.
     arg : int or None
-        The call's telling argument: a number of bytes, a device, a handle.
+        The call's most informative argument: a number of bytes, a device, or a handle.
 
-    All but the first two are None in an exception that was made without them.
+    All but the first two are None in an exception that a program made without them.
 
     Examples
     --------
@@ -80,40 +80,40 @@ class CudaError(RuntimeError, Answer):
 
 
 class OutOfMemoryError(CudaError, MemoryError):
-    """There was not enough memory, on the device or to page-lock.
+    """There was not enough memory on the device, or not enough that can be page-locked.
 
-    Before it is raised cumem waits for freed memory that is still in use by a
-    stream, gives back what its pools cache, calls the callbacks of
-    `on_out_of_memory`, runs the garbage collector, and tries again after each. It
-    is a `CudaError` and a `MemoryError`.
+    Before this is raised, cumem waits for freed memory that a stream still uses, gives back
+    what its pools cache, calls the callbacks of `on_out_of_memory`, and runs the garbage
+    collector; after each step it tries again. The error is both a `CudaError` and a
+    `MemoryError`.
 
     Attributes
     ----------
     requested : int
-        Bytes that were asked for.
+        The bytes that were asked for.
     kind, device : str, int
-        Of what memory.
+        The kind of memory and its device.
     limit : int or None
-        The limit that allows least, in bytes; None where there is none.
+        The strictest limit in bytes, or None if there is no limit.
     live, cached, in_flight, largest_free : int
-        Bytes that the pool has handed out, keeps ready, waits for, and has in one
-        piece.
+        The bytes of the pool that are handed out, that are free, that are freed but still
+        in use by streams, and that its largest free piece has.
     others : int
-        Bytes that other pools hold, cached ones included: against the same limit,
-        or of the same kind where there is none.
+        The bytes that other pools hold under the same limit, or if there is none, that
+        other pools of the same kind hold; cached ones are included.
     fragmentation : float
         ``1 - largest_free / cached``; 0 if nothing is cached.
     driver_free, driver_total, outside : int or None
-        Bytes of the device that its driver has free and in all, and that are held
+        The bytes of the device that are free, that it has in all, and that are used
         outside cumem; None for pinned and mapped memory.
     available : int or None
-        Bytes that the host can still give; None for device and managed memory.
+        The bytes that the host can still provide; None for device and managed memory.
     tried : tuple of str
-        What was done before giving up.
+        The steps that were tried before this was raised.
     advice : str
-        What to do, judged by these numbers.
+        What to do, according to these numbers.
 
-    All are None where memory ran short in a copy instead of an allocation.
+    All are None if memory ran short in a copy rather than in an allocation.
 
     Examples
     --------
@@ -152,9 +152,8 @@ class OutOfMemoryError(CudaError, MemoryError):
 class CancelledError(RuntimeError):
     """A transfer was cancelled before it began: nothing was read or written.
 
-    Raised by `Transfer.wait`, `Transfer.order` and `await`. It is a
-    `RuntimeError` and not ``asyncio.CancelledError``, which would say that the
-    awaiting task itself is to end.
+    `Transfer.wait`, `Transfer.order` and `await` raise this. It is a `RuntimeError` and not
+    an ``asyncio.CancelledError``, because that would end the awaiting task itself.
 
     Examples
     --------
@@ -176,10 +175,10 @@ class CancelledError(RuntimeError):
 
 
 class EmulationWarning(UserWarning):
-    """No GPU was found and cumem works on an emulated device.
+    """No GPU was found, so cumem works on an emulated device.
 
-    Given once per process, at first use, naming the reason. Set
-    ``CUMEM_BACKEND=emulated`` to choose emulation without it, or
+    The warning is given once per process, when the backend is first used, and says the
+    reason. Set ``CUMEM_BACKEND=emulated`` to choose emulation without a warning, or
     ``CUMEM_BACKEND=cuda`` to get an error instead.
 
     Examples
@@ -194,7 +193,7 @@ class EmulationWarning(UserWarning):
 
 
 def warn_caller(text: str, category: type[Warning]) -> None:
-    """Warn of the innermost line that is not the package's own."""
+    """Warn, with the innermost line that is not the package's own as its place."""
     frame: FrameType | None = sys._getframe()
     level = 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "cumem":
@@ -202,7 +201,7 @@ def warn_caller(text: str, category: type[Warning]) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-#: What the codes raise; all others are a CudaError.
+#: The exception for each code; all other codes raise a CudaError.
 _TYPES: dict[str, type[Exception]] = {
     "cudaErrorMemoryAllocation": OutOfMemoryError,
     "CM_ELIMIT": OutOfMemoryError,
@@ -224,26 +223,26 @@ _TYPES: dict[str, type[Exception]] = {
 }
 
 
-#: What NumPy raised while it converted elements of a copy, by the number of the cast, and
-#: its text: they wait here until somebody reads how the copy ended, if ever. Not the
-#: exception itself, which would keep arrays over memory that may be gone.
+#: Exceptions of NumPy in the conversion of a copy's elements, by the number of the
+#: conversion: their types and texts, which wait here until somebody reads how the copy
+#: ended. The exceptions themselves would keep arrays over memory that may be gone.
 _cast_failures: dict[int, tuple[type[BaseException], str]] = {}
 _MOST_CAST_FAILURES = 64
 
 
 def note_cast_failure(number: int, error: BaseException) -> None:
-    """Keep what a cast raised first, which threads of the engine have met."""
+    """Remember the first exception of a conversion, which a thread of the engine met."""
     _cast_failures.setdefault(number, (type(error), str(error)))
     while len(_cast_failures) > _MOST_CAST_FAILURES:
         _cast_failures.pop(next(iter(_cast_failures)), None)
 
 
 def is_of_fork(error: BaseException) -> bool:
-    """Whether it says that a forked child cannot use what its parent's driver made."""
+    """Return whether a forked child tried to use what its parent's driver had made."""
     return getattr(error, "name", None) == "CM_EFORKED"
 
 
-#: How an operation's telling argument is written, and 2**(bits - 1) of one with a sign.
+#: How an operation's argument is written, and 2**(bits - 1) if the argument is signed.
 _ARGUMENTS: dict[str | None, tuple[str, int]] = {
     None: ("", 0),
     "NOTHING": ("", 0),
@@ -278,11 +277,13 @@ def make(
     strerror: Any = os.strerror,
     casts: dict[int, tuple[type[BaseException], str]] = _cast_failures,
 ) -> Exception:
-    """The exception of a call that failed, with its attributes and its note `doing`.
+    """Make the exception for a call that failed, with its attributes and a note `doing`.
 
+    The message is such as
     ``cudaHostAlloc(1073741824 bytes): cudaErrorMemoryAllocation (2): out of memory``.
-    `argument` says what `arg` is, and `oldest` is the driver's version that the call came
-    with. Names no global, since errors are raised at exit too, when a module may be empty.
+    `argument` says what `arg` is, and `oldest` is the first version of the driver that has
+    the call. The function uses no globals but by its defaults, since errors are also raised
+    at exit, when the module may be empty already.
     """
     unknown = ("cudaErrorUnknown" if code > 0 else "unknown error", "unknown error")
     name, text = codes.get(code, unknown)

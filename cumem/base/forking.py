@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forked child finds of the package's own modules.
+"""Makes the package's modules usable in a forked child.
 
-Most modules are loaded at the first use of a name. A thread that loads one holds its import
-lock. Where another thread forks meanwhile, the child inherits the lock without the thread
-that would let go of it, and an import there would wait for ever. So whatever a child may
-need is loaded before a process with several threads forks. Where a thread does not finish
-loading a module of ours, the child drops the lock and what there is of the module, and
-loads it anew.
+Most modules are imported when a name is first used, and the importing thread holds the
+module's import lock. If another thread forks meanwhile, the child inherits the lock
+without the thread that would release it, so that an import there would wait for ever.
+
+So, before a process with several threads forks, every module that a child may need is
+imported. If a thread does not finish importing one of our modules by then, the child drops
+the lock and the half-imported module, and imports it anew.
 """
 
 import os
@@ -16,28 +17,29 @@ from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-#: What a fork waits for a thread that is loading one of our modules. Loading takes
-#: milliseconds; a thread that takes longer may be waiting for the one that forks.
+#: How long a fork waits for a thread that is importing one of our modules. An import takes
+#: milliseconds; a thread that takes longer may be waiting for the thread that forks.
 _PATIENCE_S = 1.0
 #: The rooms whose modules a child may need. The tools measure devices or draw, and the
-#: integrations import other libraries; whoever uses one of those has loaded it before.
+#: integrations import other libraries; a program that uses those has imported them before.
 _ROOMS = (
     *("base", "buffers", "interchange", "devices", "pools", "files", "transfers"),
     "recording",
 )
-#: What functions of the package import where they need it.
+#: Modules that functions of the package import when they need them.
 _WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
 
 _is_loaded = False
-#: How many threads are between what is called before a fork and what is called after it.
+#: How many threads have run `before_fork` and not yet the function for after the fork.
 _fork_count = 0
-#: What modules that were loaded just before a fork want to be called at forks.
+#: The hooks for later forks of modules that were imported just before this fork.
 _registered_late: list[dict[str, Callable[..., object]]] = []
 
 
 def before_fork(load: Callable[[str], object]) -> None:
-    """Load the modules of the package by `load`, once, if there are threads that might be
-    loading one when the process forks.
+    """Import the package's modules by `load`, once, if several threads are running.
+
+    With one thread alone, none can be importing a module while the process forks.
     """
     global _is_loaded, _fork_count
     _fork_count += 1
@@ -48,8 +50,9 @@ def before_fork(load: Callable[[str], object]) -> None:
         if time.monotonic() > end:
             return
         time.sleep(0.001)
-    # A module that is loaded now may ask to be called before forks, to take its lock, and
-    # after them, to let go of it. For this fork the one is over: both begin with the next.
+    # A module that is imported here may register two hooks, one before forks to take its
+    # lock and one after them to release it. The first is too late for this fork, so both
+    # are registered after it.
     register = os.register_at_fork
     vars(os)["register_at_fork"] = _register_late
     try:
@@ -63,7 +66,7 @@ def before_fork(load: Callable[[str], object]) -> None:
 
 
 def _modules() -> Iterator[str]:
-    """The extension, whose names the face takes over, and every module of the rooms."""
+    """Yield the extension, whose names the face offers, and every module of the rooms."""
     yield "_core"
     home = os.path.dirname(os.path.dirname(__file__))
     for room in _ROOMS:
@@ -79,8 +82,10 @@ def _register_late(**hooks: Callable[..., object]) -> None:
 
 
 def after_fork_in_parent() -> None:
-    """Register what could not be before the fork, unless another thread is forking: of
-    its fork too only the end would be told, and a lock let go of that nobody took.
+    """Register the late hooks, unless another thread is forking as well.
+
+    For that thread's fork only the second hook would run, and it would release a lock that
+    nobody took.
     """
     global _fork_count
     _fork_count -= 1
@@ -89,9 +94,9 @@ def after_fork_in_parent() -> None:
 
 
 def after_fork_in_child() -> None:
-    """Let go of what threads that are not here were loading."""
+    """Drop the locks of threads that were importing a module and are not in this child."""
     global _fork_count
-    _fork_count = 1  # the others that were forking are not here
+    _fork_count = 1  # other threads that were forking are not in this child
     after_fork_in_parent()
     for name in _held_by_others():
         _locks().pop(name, None)
@@ -101,18 +106,18 @@ def after_fork_in_child() -> None:
 
 
 def _try(load: Callable[[str], object], module: str) -> None:
-    # The fork goes on after an error: whoever uses the module is told by the import there.
+    # The fork goes on after an error. A program that uses the module meets the error there.
     with suppress(Exception):
         load(module)
 
 
 def _locks() -> dict[str, Callable[[], object]]:
-    """The import locks of modules that are being loaded: name to weak reference."""
+    """Return the locks of modules that are being imported, as weak references by name."""
     return getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
 
 
 def _held_by_others() -> list[str]:
-    """Names of our modules that threads other than this one are loading."""
+    """Return the names of our modules that other threads are importing."""
     return [
         name
         for name, reference in list(_locks().items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of memory that pools are of, as csrc/runtime/runtime.h lists them."""
+"""The kinds of memory that pools can have, as csrc/runtime/runtime.h lists them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from cumem import _core
 
-#: Names of the kinds of memory, as the constructors take them.
+#: The names of the kinds of memory, which the constructors take.
 Kind = Literal["pinned", "mapped", "managed", "device"]
 
 
 class KindFacts(NamedTuple):
-    """What memory of a kind is, and the flags that it is made with unless asked."""
+    """The properties of a kind of memory, and the flags that it has by default."""
 
     page_locked: bool
     migrates: bool
@@ -27,7 +27,7 @@ KINDS = {
     for kind, facts in _core._KINDS.items()
     if kind != "pageable"
 }
-#: The same in the order of tables.
+#: The kinds in the order of tables.
 DEVICE_FIRST = tuple(sorted(KINDS, key=lambda kind: not KINDS[kind].on_device))
 PAGE_LOCKED = tuple(kind for kind, facts in KINDS.items() if facts.page_locked)
 
@@ -38,12 +38,12 @@ ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 
 
 def is_on_device(kind: str) -> bool:
-    """Is it memory that a device alone reaches? ``"pageable"`` and others are not."""
+    """Return whether only a device can reach the memory; any other text gives False."""
     return kind in KINDS and KINDS[kind].on_device
 
 
 def check_kind(kind: object) -> None:
-    """TypeError or ValueError where it is none that a pool can be of."""
+    """Raise a TypeError or ValueError if a pool cannot be of this kind."""
     if isinstance(kind, str) and kind in KINDS:
         return
     *first, last = (f'"{each}"' for each in KINDS)
@@ -55,7 +55,7 @@ def check_kind(kind: object) -> None:
     raise ValueError(f"kind must be {expected}, not {kind!r}{more}")
 
 
-#: What else the memory of a kind is called.
+#: Other names that people use for the kinds.
 _NAMES = {
     "cpu": "pinned",
     "host": "pinned",
@@ -72,9 +72,9 @@ _NAMES = {
 
 
 def kind_named(value: object) -> str | None:
-    """The kind of memory that somebody means, by whatever name; None: no kind is meant."""
+    """Return the kind that somebody means by any of its names, or None."""
     text = value if isinstance(value, str) else ""
-    if type(value).__name__ == "device" and hasattr(value, "type"):  # PyTorch's
+    if type(value).__name__ == "device" and hasattr(value, "type"):  # a torch.device
         text = str(value)
     text = text.strip().lower().replace("_", "-")
     if text in KINDS:
@@ -83,7 +83,7 @@ def kind_named(value: object) -> str | None:
 
 
 def kind_hint(value: object) -> str | None:
-    """What to type where something that is not a kind was given as one."""
+    """Return what to type if something that is not a kind was passed as one."""
     kind = kind_named(value)
     if kind is not None:
         which = str(value).strip()

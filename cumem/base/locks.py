@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of the package, which a forked child finds free."""
+"""Locks of the package, which are free in a forked child."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import threading
 
 
 def make_lock() -> threading.RLock:
-    """Make a lock that its thread may take again: a signal handler or finaliser may
-    interrupt the block and use the same.
+    """Make a lock that the same thread may take again.
 
-    A thread that holds it at a fork is not there in the child to let go of it: it is made
-    anew there. It is no class of ours: between an ``__enter__`` in Python and its block a
-    Ctrl-C would leave it held.
+    A signal handler or a finaliser may interrupt the block that holds the lock and need the
+    lock itself.
+
+    In a forked child, the thread that held a lock does not exist and cannot release it, so
+    the lock is made anew there. It is an RLock rather than a class of ours, because Ctrl-C
+    could come between an ``__enter__`` written in Python and the block, and leave it held.
     """
     lock = threading.RLock()
     os.register_at_fork(after_in_child=functools.partial(_renew, lock))
@@ -22,7 +24,7 @@ def make_lock() -> threading.RLock:
 
 
 def _renew(lock: threading.RLock) -> None:
-    if lock.acquire(blocking=False):  # free, or of the thread that forked
+    if lock.acquire(blocking=False):  # it is free, or the forking thread holds it
         lock.release()
     else:
         lock._at_fork_reinit()  # type: ignore[attr-defined]

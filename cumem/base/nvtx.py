@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges in profilers: which tool of NVTX is attached. The rest is csrc/base/nvtx.c."""
+"""Attaches a profiler's tool to NVTX ranges; csrc/base/nvtx.c does the rest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cumem.base.errors import warn_caller
 
 
 def attach() -> None:
-    """Let a tool that listens see ranges from now on; the first call counts.
+    """Let a listening tool see ranges from now on; only the first call has an effect.
 
-    The tool is the library that NVTX_INJECTION64_PATH names, which profilers set. Without
-    one there are no ranges, and one that cannot be used is a RuntimeWarning.
+    The tool is the library that NVTX_INJECTION64_PATH names; profilers set this variable.
+    Without a tool there are no ranges. A tool that cannot be used is a RuntimeWarning.
     """
     path = os.environ.get("NVTX_INJECTION64_PATH")
     if not path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, rates and times as people write and read them. Pure functions."""
+"""Reads and writes sizes, rates and times as people do. All functions are pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = [
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
-#: With an i a power of 1024, without one a power of 1000, whether there is a B or not: as
-#: Kubernetes and Dask write memory limits. Case does not matter.
+#: A unit with an i is a power of 1024, and one without it a power of 1000. The B is
+#: optional, as in memory limits of Kubernetes and Dask. Case does not matter.
 _FACTORS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtpe", 1):
     _FACTORS |= dict.fromkeys((f"{_letter}i", f"{_letter}ib"), 1024**_power)
@@ -37,16 +37,16 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
     Parameters
     ----------
     size : int or str
-        A count of bytes, or a text with a unit. With an ``i`` (``10Gi``, ``10 GiB``) it
-        is a power of 1024, without (``10G``, ``512m``, ``1.5 GB``) one of 1000; case does
-        not matter. ``"50%"`` is a share of `total`.
+        A number of bytes, or a text with a unit. With an ``i`` (``10Gi``, ``10 GiB``) the
+        unit is a power of 1024, and without one (``10G``, ``512m``, ``1.5 GB``) a power of
+        1000. Case does not matter. ``"50%"`` is a share of `total`.
     total : int, optional
-        What 100 % is, in bytes.
+        The bytes that are 100 %.
 
     Returns
     -------
     int
-        Bytes, rounded down.
+        The number of bytes, rounded down.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
         If `size` is neither an int nor a str.
     ValueError
         If `size` is negative or cannot be read, if a share is over 100 %, or if a share
-        is given where there is no `total`.
+        is given without `total`.
     """
     expected = f"an int, or {_EXPECTED_WHOLE if total is None else _EXPECTED}"
     if isinstance(size, bool) or not isinstance(size, (int, str)):
@@ -92,7 +92,7 @@ def read_integer(value: object, name: str) -> int:
 
 
 def read_count(value: object, name: str) -> int:
-    """The same of one of which there is at least one; ValueError otherwise."""
+    """Read the argument `name`, an int from 1 on; raise a ValueError if it is less."""
     number = read_integer(value, name)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}")
@@ -100,9 +100,10 @@ def read_count(value: object, name: str) -> int:
 
 
 def read_size(size: Any, name: str, shares: bool, total: int | None) -> int:
-    """The same of the argument `name`, for the extension: of at most 63 bits.
+    """Read the size `name` for the extension, as a number of at most 63 bits.
 
-    `total` is None where a share has no meaning (`shares` False), or no known one.
+    `shares` says whether a share such as "50%" is possible for this argument. `total` is
+    None if it is not, or if what the share is of is unknown.
     """
     expected = f"a number of bytes, or {_EXPECTED if shares else _EXPECTED_WHOLE}"
     if isinstance(size, str):
@@ -114,16 +115,16 @@ def read_size(size: Any, name: str, shares: bool, total: int | None) -> int:
         if _SIZE.fullmatch(size) is not None:
             try:
                 nbytes = parse_nbytes(size, total)
-            except ValueError as error:  # of the unit, or of a share
+            except ValueError as error:  # the unit or the share is wrong
                 raise ValueError(f"{name}: {error}") from None
             if nbytes < 2**63:
                 return nbytes
         raise ValueError(f"{name} must be {expected}, not {size!r}")
     try:
-        if isinstance(size, bool):  # an int, but nobody means a number of bytes
+        if isinstance(size, bool):  # a bool is an int, but is never meant as a size
             raise TypeError
         nbytes = operator.index(size)
-    except TypeError:  # arrays have __index__ too, which works for one element alone
+    except TypeError:  # arrays have __index__ too, which fails for several elements
         has_size = hasattr(size, "nbytes") and not isinstance(size, type)
         hint = ": pass its .nbytes for its size" if has_size else ""
         given = type(size).__name__
@@ -141,12 +142,12 @@ def format_nbytes(nbytes: int) -> str:
     Parameters
     ----------
     nbytes : int
-        Bytes; may be negative.
+        The number of bytes, which may be negative.
 
     Returns
     -------
     str
-        At most one decimal, none where it would be zero.
+        The number with at most one decimal, or none if that would be zero, and a unit.
     """
     value = float(abs(nbytes))
     power = 0
@@ -158,14 +159,14 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_rate(nbytes: float, seconds: float) -> str:
-    """Write a rate in powers of 1000, as links are sold: ``"55.3 GB/s"``.
+    """Write a rate in powers of 1000, as rates of links are given: ``"55.3 GB/s"``.
 
     Parameters
     ----------
     nbytes : float
-        Bytes moved.
+        The bytes that were moved.
     seconds : float
-        Time it took; 0 gives ``"-"``.
+        The time that it took; 0 gives ``"-"``.
 
     Returns
     -------
@@ -183,12 +184,12 @@ def format_rate(nbytes: float, seconds: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time with the unit that suits it: ``"7.6 µs"``, ``"342 ms"``.
+    """Write a time with a suitable unit: ``"7.6 µs"``, ``"342 ms"``.
 
     Parameters
     ----------
     seconds : float
-        Time in seconds, not negative.
+        The time in seconds, which may not be negative.
 
     Returns
     -------
@@ -203,23 +204,23 @@ def format_seconds(seconds: float) -> str:
 
 
 def _significant(value: float) -> str:
-    """Three figures, without an exponent."""
+    """Write three significant figures, without an exponent."""
     if value >= 100 or value == 0:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def format_count(number: int, noun: str, ending: str = "s") -> str:
-    """``"1 segment"``, ``"2 segments"``; of more than one with `ending`."""
+    """Write ``"1 segment"`` or ``"2 segments"``, where `ending` makes the plural."""
     return f"{number} {noun}{ending * (number != 1)}"
 
 
-#: The number of a size, a rate or a time, with its space.
+#: Matches the number of a size, a rate or a time together with the space behind it.
 _OF_A_SIZE = re.compile(r"(\d) (?=(?:[KMGTPE]i?)?B\b|[nµm]?s\b)")
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, or of ``COLUMNS``; 80 where neither says."""
+    """Return the columns of the terminal or of ``COLUMNS``, or 80 if neither is known."""
     return max(shutil.get_terminal_size().columns, 20)
 
 
@@ -227,10 +228,10 @@ _REPR_WIDTH = 80
 
 
 def fold(text: str) -> str:
-    """A `repr` in lines of at most 80 columns, as NumPy breaks those of arrays.
+    """Break a `repr` into lines of at most 80 columns, as NumPy does with its arrays.
 
-    It does not follow the terminal: what a program prints should not. Parts in brackets
-    stay together where they are short.
+    The width does not depend on the terminal, as the output of a program should not. Short
+    parts in brackets are not broken.
     """
     if len(text) <= _REPR_WIDTH:
         return text
@@ -247,14 +248,14 @@ def fold(text: str) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-#: A tuple, or an item of a list of fields.
+#: Matches a short tuple, or a short item in a list of fields.
 _SHORT_PART = re.compile(r"\([^()]{,48}(?:\([^()]{,16}\)[^()]{,8})?\)")
 
 
 def fit(text: str) -> str:
-    """Break lines that are wider than the terminal, and indent what follows.
+    """Break lines that are wider than the terminal, and indent the rest of each.
 
-    What lines up in a line stays so as far as the line goes.
+    The part of a line that fits keeps its alignment.
     """
     width = terminal_width()
     lines: list[str] = []
@@ -264,7 +265,7 @@ def fit(text: str) -> str:
             continue
         start = len(line) - len(line.lstrip())
         indent = " " * min(start + 4, width // 3)
-        whole = _OF_A_SIZE.sub("\\1\0", line)  # a size is one word
+        whole = _OF_A_SIZE.sub("\\1\0", line)  # a size is not broken from its unit
         broken = textwrap.wrap(
             whole, width, subsequent_indent=indent, break_on_hyphens=False
         )
@@ -273,20 +274,20 @@ def fit(text: str) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a table, no wider than the terminal.
+    """Make the lines of a table that is no wider than the terminal.
 
     Parameters
     ----------
     rows : sequence of sequence of str
-        Cells, in each row as many.
+        The rows, which all have the same number of cells.
     left : int, default 1
-        So many of the first columns stand left, the others right.
+        The number of columns that are left-aligned; the others are right-aligned.
 
     Returns
     -------
     list of str
-        Columns for which there is no room follow in further tables below, each with the
-        first column again.
+        The lines. Columns that do not fit follow in further tables below, each of which
+        repeats the first column.
     """
     if not rows:
         return []

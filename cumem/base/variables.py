@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables of the environment that cumem reads, and those that look like one of them.
+"""The variables of the environment that cumem reads, and those that resemble one of them.
 
-A variable whose name is misspelt changes nothing, so that a limit is not one and a record
-is never written. Whoever sets one is told.
+A misspelt variable has no effect: a limit does not apply, a record is not written. So a
+warning tells people who set one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 
-#: By the package and its tools, when they run.
+#: The variables that the package and its tools read.
 READ = frozenset(
     {
         *("CUMEM_BACKEND", "CUMEM_DIRECT", "CUMEM_LEAKS"),
@@ -23,7 +23,7 @@ READ = frozenset(
         *("CUMEM_TRANSFER_RING", "CUMEM_TRANSFER_THREADS"),
     }
 )
-#: By the build, by tests and by benchmarks, in whose processes the package runs as well.
+#: The variables of the build, of tests and of benchmarks, which run the package too.
 OTHERS = frozenset(
     {
         *("CUMEM_COMMIT", "CUMEM_CUDA_HOME", "CUMEM_DEBUG", "CUMEM_HYPOTHESIS"),
@@ -35,20 +35,20 @@ OTHERS = frozenset(
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
-#: What a variable that switches something takes, as messages name it.
+#: The words that a variable for a switch takes, for messages.
 SWITCH_WORDS = "1, true, yes or on, or 0, false, no or off"
 
 
 def read_switch(text: str) -> bool:
-    """Whether a variable switches something on: all that do know the same words.
+    """Return whether a variable switches something on; all switches know the same words.
 
-    Capital letters and blanks round the word do not matter. An empty variable is as one
-    that is not set, which the caller asks before.
+    Case and blanks around the word do not matter. An empty variable means the same as one
+    that is not set; the caller checks for that first.
 
     Raises
     ------
     ValueError
-        For any other word. The caller names the variable and `SWITCH_WORDS`.
+        If it is another word. The caller's message has the variable and `SWITCH_WORDS`.
     """
     word = text.strip().lower()
     if word not in _YES | _NO:
@@ -57,7 +57,7 @@ def read_switch(text: str) -> bool:
 
 
 def misspelt() -> dict[str, str | None]:
-    """Variables that are set and that nothing reads, each with the name that is nearest."""
+    """Return variables that are set but never read, each with the most similar name."""
     found: dict[str, str | None] = {}
     for name in sorted(os.environ):
         upper = name.upper()
@@ -69,9 +69,11 @@ def misspelt() -> dict[str, str | None]:
 
 
 def advice(found: dict[str, str | None]) -> str:
-    """What to do about them, in one sentence each."""
+    """Say what to do about each of these variables."""
     said = (
-        f"{name}: write {near}" if near else f"{name} is the name of none"
+        f"{name}: write {near}"
+        if near
+        else f"{name} is not a variable of cumem's: remove it"
         for name, near in found.items()
     )
     return "; ".join(said)

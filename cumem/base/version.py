@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of this package, and of the CUDA that it is built for."""
+"""The versions of this package, and of the CUDA that it is built for."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ BUILT_RUNTIME: Final = (
     _core._BUILT_RUNTIME // 1000,
     _core._BUILT_RUNTIME % 1000 // 10,
 )
-#: A CUDA runtime serves every driver of its major version and later ones.
+#: A CUDA runtime works with every driver of its own major version and of later ones.
 OLDEST_DRIVER: Final = (_core._BUILT_RUNTIME // 1000, 0)
-#: Where tracemalloc has the memory of buffers: ``tracemalloc.DomainFilter`` takes it.
+#: The domain of buffers' memory in tracemalloc, for ``tracemalloc.DomainFilter``.
 TRACEMALLOC_DOMAIN: Final = _core._TRACE_DOMAIN

@@ -44,7 +44,11 @@ def test_misspelt_variable_is_told_once_with_the_nearest_name(
     clean, name: str, near: str | None
 ) -> None:
     clean.setenv(name, "1")
-    expected = f"{name}: write {near}" if near else f"{name} is the name of none"
+    expected = (
+        f"{name}: write {near}"
+        if near
+        else f"{name} is not a variable of cumem's: remove it"
+    )
     with pytest.warns(UserWarning, match=re.escape(expected)), session.opened():
         cumem.empty(1)
     with warnings.catch_warnings(), session.opened():
