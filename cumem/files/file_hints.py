@@ -92,7 +92,7 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def text_of(head: bytes) -> str | None:
-    """Return the text at the beginning of the file, in quotes, or None if it is no text."""
+    """Return the text that the file begins with, in quotes, or None if it is not text."""
     begin = head[:40].split(b"\n")[0].rstrip()
     is_text = len(begin) >= _SHORT_NBYTES and begin.isascii()
     return repr(begin.decode()) if is_text and begin.decode().isprintable() else None

@@ -909,8 +909,8 @@ def save(
         If an argument makes no sense, or the elements are Python objects; no file is then
         created or changed.
     OSError
-        If the file cannot be written, or its name belongs to something that is no regular
-        file, such as a directory.
+        If the file cannot be written, or its name belongs to something that is not a
+        regular file, such as a directory.
     ImportError
         If `progress` is True and tqdm is not installed.
     CudaError

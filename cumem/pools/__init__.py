@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools, what they count, what limits them, and what happens when memory runs out."""
+"""Pools with their counters and limits, and what is done when memory runs out."""

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a limit means in bytes: of arguments, and of the variables CUMEM_LIMIT_..."""
+"""Limits of memory: their values in bytes, the blocks of `limit`, and CUMEM_LIMIT_...
+
+A place, which is a kind of memory and the index of a device, has one limit at a time.
+While blocks of `limit` are open for it, the limit is that of the block entered last.
+Otherwise it is the one that `set_limit` set last, or the one that the driver began with.
+The extension has the limit that is in force; this module has the others.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +20,16 @@ from cumem.base.locks import make_lock
 from cumem.base.units import read_size
 from cumem.devices.device import Device
 
-#: A limit that is a share of a device's memory is this and so many parts of the second,
-#: as in csrc/pool/budget.h, until the driver is started: only that knows how much it is.
+#: A share of a device's memory is written as _SHARE plus that many parts of _WHOLE, as in
+#: csrc/pool/budget.h. It stays so until the driver starts, which alone knows the memory.
 _SHARE, _WHOLE = 1 << 63, 10**9
 
 
 def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None]]:
-    """What `set_limit` would set: the indices of devices, and bytes, a share or None for
-    each."""
+    """Return what a call of `set_limit` sets: pairs of a device's index and a limit.
+
+    The limit is in bytes, a share as above, or None.
+    """
     check_kind(kind)
     count = device_count()
     if kind in PAGE_LOCKED and device is not None:
@@ -40,7 +48,7 @@ def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None
 
 
 def _nbytes(kind: str, limit: Any) -> int | None:
-    """Bytes, or a share of a device's memory; None: no limit."""
+    """Return a limit in bytes or as a share of a device's memory; None means no limit."""
     if limit is None:
         return None
     if kind not in PAGE_LOCKED:
@@ -52,45 +60,45 @@ def _nbytes(kind: str, limit: Any) -> int | None:
 
 
 def _of_device(limit: Any, name: str) -> int:
-    """The same of memory of a device."""
+    """Return a limit for memory of a device, in bytes or as a share."""
     if isinstance(limit, str) and "%" in limit:
         return _SHARE + read_size(limit, name, True, _WHOLE)
     return min(read_size(limit, name, True, None), _SHARE - 1)
 
 
 def is_share(limit: int | None) -> bool:
-    """Whether it is a share of a device's memory that nobody has asked for yet."""
+    """Return whether the limit is a share of a device's memory."""
     return limit is not None and limit >= _SHARE
 
 
 def settled(limit: int | None, index: int) -> int | None:
-    """The limit in bytes; starts the driver where it is a share."""
+    """Return the limit in bytes, for which a share starts the driver."""
     if limit is None or not is_share(limit):
         return limit
     return (limit - _SHARE) * Device(index).total_nbytes // _WHOLE
 
 
-# -- what holds ------------------------------------------------------------------------
+# -- the limits in force ---------------------------------------------------------------
 
 _Place = tuple[str, int]  #: a kind, and the index of a device
 
-#: What `set_limit` said of a place since the driver was opened; where blocks were open,
-#: else what was at first.
+#: What `set_limit` set for a place since the driver was opened. A place without a call has
+#: its first limit here as soon as a block was entered.
 _said: dict[_Place, int | None] = {}
-#: Open blocks and their limits, in the order of entering: the last one's holds.
+#: The open blocks with their limits, in the order in which they were entered.
 _blocks: dict[_Place, list[tuple[object, int | None]]] = {}
-lock: threading.RLock = make_lock()  #: of both, which the next three are called with
+lock: threading.RLock = make_lock()  #: guards both; callers of the next three hold it
 
 
 def put(kind: str, index: int, nbytes: int | None) -> None:
-    """For `set_limit`: it counts while no block is open."""
+    """Set a limit for `set_limit`, which is in force unless a block is open."""
     _said[kind, index] = nbytes
     if not _blocks.get((kind, index)):
         _core._limit(kind, index, nbytes)
 
 
 def enter(block: object, kind: str, index: int, nbytes: int | None) -> None:
-    """Begin a block."""
+    """Begin a block, whose limit is in force from now on."""
     place = kind, index
     _said.setdefault(place, _core._limit(kind, index))
     _blocks.setdefault(place, []).append((block, nbytes))
@@ -98,7 +106,7 @@ def enter(block: object, kind: str, index: int, nbytes: int | None) -> None:
 
 
 def leave(block: object, kind: str, index: int) -> None:
-    """End a block."""
+    """End a block, and put the limit in force that follows from the rest."""
     place = kind, index
     left = [each for each in _blocks[place] if each[0] is not block]
     _blocks[place] = left
@@ -106,11 +114,11 @@ def leave(block: object, kind: str, index: int) -> None:
 
 
 def begin(usable: int | None, count: int) -> None:
-    """By the extension, for a driver of `count` devices that opens, with all limits as at
-    first: those of the environment hold, all or none, and those of blocks that are open
-    still.
+    """Set the limits of a driver that has just opened.
 
-    Shares are those of the memory that the process may use and of the devices.
+    The extension calls this with the number of devices. The limits of the environment are
+    set, either all or none if one is wrong, and open blocks stay in force. Shares are of
+    `usable`, the memory that the process may use, or of each device's memory.
     """
     with lock:
         _said.clear()

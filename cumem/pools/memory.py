@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory there is, limits for a while, and what is called when it runs short."""
+"""How much memory there is, limits for it, and callbacks for when it runs short."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _T = TypeVar("_T")
 
 @found_in("cumem.types")
 class DeviceMemory(tuple[int, int], Answer):
-    """Memory of a device: the pair ``free, total``, and what of it is ours.
+    """The memory of a device: the pair ``free, total``, and how much cumem holds of it.
 
     Attributes
     ----------
     reserved, live : int
-        Bytes of the device that the pools of buffers hold, and of these in buffers.
+        The bytes that pools of buffers hold on the device, and those in live buffers.
     staging : int
-        Bytes of the device that cumem holds for copies to go through, beside those.
+        The bytes on the device that cumem holds in addition, for copies to use on the way.
 
     Examples
     --------
@@ -72,17 +72,17 @@ class DeviceMemory(tuple[int, int], Answer):
 
     @property
     def free(self) -> int:
-        """Bytes that nobody uses, as the driver says."""
+        """The bytes that nobody uses, according to the driver."""
         return self[0]
 
     @property
     def total(self) -> int:
-        """Bytes of the device."""
+        """The bytes that the device has."""
         return self[1]
 
     @property
     def outside(self) -> int:
-        """Bytes in use outside cumem: other libraries and processes, CUDA itself."""
+        """The bytes used outside cumem, by other libraries and processes and by CUDA."""
         return max(0, self.total - self.free - self.reserved - self.staging)
 
     def __getnewargs__(self) -> tuple[int, int, int, int, int]:
@@ -96,25 +96,25 @@ class DeviceMemory(tuple[int, int], Answer):
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class HostMemory(Answer):
-    """Memory of the host, in bytes.
+    """The memory of the host, in bytes.
 
     Attributes
     ----------
     total : int or None
-        Of the machine.
+        The memory of the machine.
     available : int or None
-        What this process may still have now: of the machine, in its control group, under
-        ``ulimit -v``.
+        The memory that this process can still get now, from the machine, in its control
+        group and under ``ulimit -v``.
     cgroup_limit : int or None
-        What its control group allows; None for no limit.
+        The limit of its control group; None if there is none.
     memlock_limit : int or None
-        ``RLIMIT_MEMLOCK``; None for no limit. CUDA does not obey it.
+        ``RLIMIT_MEMLOCK``, which CUDA does not obey; None if there is none.
     pinned_limit : int or None
-        What `get_limit` says of pinned memory.
+        The limit of pinned memory, as from `get_limit`.
     reserved, live : int
-        Pinned and mapped memory that the pools of buffers hold, and of this in buffers.
+        The pinned and mapped memory that pools of buffers hold, and that in live buffers.
     staging : int
-        Page-locked memory that cumem holds for copies to go through, beside that.
+        The page-locked memory that cumem holds in addition, for copies to use on the way.
 
     Examples
     --------
@@ -143,7 +143,7 @@ class HostMemory(Answer):
 
 
 def _shown(memory: DeviceMemory | HostMemory, names: Iterable[str]) -> str:
-    """Sizes with their units; None stays, of what there is not."""
+    """Return the repr, with units; what does not exist stays None."""
     sizes = [(name, getattr(memory, name)) for name in names]
     said = (
         f"{name}={size if size is None else format_nbytes(size)}"
@@ -160,17 +160,17 @@ def memory_info(device: str) -> DeviceMemory | HostMemory: ...
 def memory_info(device: SupportsIndex | None = None) -> DeviceMemory: ...
 @hinting
 def memory_info(device: object = None) -> DeviceMemory | HostMemory:
-    """Memory of a device as its driver sees it, or of the host.
+    """Return the memory of a device as its driver sees it, or the memory of the host.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        cumem's current device by default; ``"host"`` for the host.
+        The device, by default cumem's current one; or ``"host"`` for the host.
 
     Returns
     -------
     DeviceMemory or HostMemory
-        The former is a pair of free and total bytes, all processes together.
+        The former is a pair of free and total bytes, in which all processes count.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
 
     Notes
     -----
-    Creates a context on the device if there is none.
+    If the device has no context yet, this creates one.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
 
 
 def _held(wanted: Callable[[str, int], bool]) -> tuple[int, int, int]:
-    """Bytes that pools of buffers hold, of these in buffers, and for copies."""
+    """Return the bytes that pools of buffers hold, those in live buffers, and staging."""
     pools = [pool for pool in stats().pools if wanted(pool.kind, pool.device)]
     own = [pool for pool in pools if not pool.is_staging]
     return (
@@ -233,45 +233,45 @@ def _host_memory() -> HostMemory:
 def set_limit(
     kind: _core._Kind, limit: int | str | None, device: object = None
 ) -> None:
-    """Limit how much memory of a kind cumem holds, cached memory included.
+    """Limit how much memory of a kind cumem holds, including cached memory.
 
-    An allocation that would need more raises `OutOfMemoryError` once nothing that is cached
-    or freed can be given back. What the pools keep for reuse above the limit goes back to
-    the driver at once. Buffers that live stay; while they alone are more than the limit
-    nothing is handed out, also of what is freed meanwhile.
+    An allocation that would need more raises `OutOfMemoryError`, after everything that is
+    cached or freed has been given back. Memory that pools keep for reuse above a new limit
+    is given back at once. Live buffers stay; as long as they alone exceed the limit, no
+    memory is handed out, even if some is freed meanwhile.
 
     Parameters
     ----------
     kind : str
-        One that `empty` takes, such as ``"pinned"``.
+        A kind that `empty` takes, such as ``"pinned"``.
     limit : int, str or None
-        Bytes, a text such as ``"4GiB"``, a share such as ``"50%"`` of the device's memory
-        (managed, device) or of the memory that the process may use (pinned, mapped), or
-        None for no limit.
+        The bytes, a text such as ``"4GiB"``, or None for no limit. A share such as
+        ``"50%"`` is of the device's memory (managed, device) or of the memory that the
+        process may use (pinned, mapped).
     device : Device, int or str, optional
-        Whose memory of kind managed or device; default: every device, each by itself.
+        The device, for managed or device memory; by default each device gets this limit.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If the limit cannot be read, a kind or device does not exist, or a device is given
-        for memory of the host.
+        If the limit cannot be read, the kind or device does not exist, or a device is given
+        for host memory.
     CudaError
         If the driver cannot be opened.
 
     Notes
     -----
-    At first device and managed memory have no limit, and pinned and mapped memory together
-    may be half of what the process may use (the machine's memory, or less where its control
-    group says so): locking more can bring a machine down. The two count together against
-    that half, or against the larger of their limits where one is set higher.
+    In the beginning device and managed memory have no limit. Pinned and mapped memory
+    together may take half of what the process may use (the machine's memory, or less if its
+    control group says so), because locking more can bring a machine down. Both count
+    together against that half, or against the larger of their limits if one is set higher.
     ``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when the
     driver is opened. `shutdown` forgets what was set.
 
-    Within a `limit` block the limit of the block stays in force: what is set counts when
-    the last block has ended.
+    In a block of `limit`, the limit of the block stays in force. The limit that is set here
+    takes effect when the last block has ended.
 
     Examples
     --------
@@ -288,26 +288,26 @@ def set_limit(
 
 @hinting
 def get_limit(kind: _core._Kind, device: object = None) -> int | None:
-    """How much memory of a kind cumem may hold.
+    """Return how much memory of a kind cumem may hold.
 
     Parameters
     ----------
     kind : str
-        One that `empty` takes, such as ``"pinned"``.
+        A kind that `empty` takes, such as ``"pinned"``.
     device : Device, int or str, optional
-        For managed and device memory; default: cumem's current one.
+        The device, for managed and device memory; by default cumem's current one.
 
     Returns
     -------
     int or None
-        Bytes; None for no limit.
+        The bytes, or None if there is no limit.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        As `set_limit`.
+        As for `set_limit`.
     CudaError
         If the driver cannot be opened.
 
@@ -392,28 +392,28 @@ def _runs_later(function: object) -> bool:
 def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlock:
     """Limit how much memory of a kind cumem holds, within a ``with`` block.
 
-    The limit holds for the whole process, in place of what `set_limit` said. Where blocks
-    overlap, nested or of several threads, that of the block entered last among those still
-    open holds, higher or lower; they may end in any order. When all have ended, what
-    `set_limit` said last holds, also where it was called meanwhile. `shutdown` ends no
-    block.
+    The limit applies to the whole process, in place of that of `set_limit`. If blocks
+    overlap, nested or in several threads, the limit of the one that was entered last among
+    those still open applies, whether it is higher or lower. They may end in any order. When
+    all have ended, the limit that `set_limit` set last applies, also if that was
+    meanwhile. `shutdown` ends no block.
 
     Parameters
     ----------
     kind, limit, device
-        As in `set_limit`. They are read at once; shares become bytes.
+        As for `set_limit`. They are read at once, and shares become bytes.
 
     Returns
     -------
     LimitBlock
-        For one ``with`` block, which a second one refuses with RuntimeError; or a
-        decorator of functions, which refuses those of coroutines and generators with
-        TypeError: they run after their call.
+        An object for one ``with`` block; a second block raises a RuntimeError. It is also a
+        decorator of functions. It raises a TypeError for coroutine and generator functions,
+        whose bodies run after the call has returned.
 
     Raises
     ------
     TypeError, ValueError, CudaError
-        As `set_limit`.
+        As for `set_limit`.
 
     Examples
     --------
@@ -432,7 +432,7 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
 
 @found_in("cumem.types")
 class OutOfMemoryHook:
-    """A callback that `on_out_of_memory` installed; in a ``with`` block until its end.
+    """A callback of `on_out_of_memory`, which a ``with`` block removes at its end.
 
     Examples
     --------
@@ -448,7 +448,7 @@ class OutOfMemoryHook:
         self._callback(kind, device, nbytes)
 
     def remove(self) -> None:
-        """Call it no more; doing it twice is not an error."""
+        """Stop calling the callback; removing it twice is not an error."""
         with contextlib.suppress(ValueError):
             _core._out_of_memory_callbacks.remove(self)
 
@@ -464,23 +464,24 @@ class OutOfMemoryHook:
 
 @hinting
 def on_out_of_memory(callback: Callable[[str, int, int], object]) -> OutOfMemoryHook:
-    """Have a function called when memory runs short, before an allocation fails.
+    """Call a function when memory runs short, before an allocation fails.
 
-    It may drop buffers, or have other libraries give back what they cache. The allocation
-    is tried again after each callback; once it succeeds the rest are not called. An
-    allocation inside of a callback calls no callback.
+    The function may drop buffers, or make other libraries give back what they cache. The
+    allocation is tried again after each callback, and as soon as it succeeds the others
+    are not called. An allocation inside a callback calls no callbacks.
 
     Parameters
     ----------
     callback : callable
-        Called with the kind, the device's index and the number of bytes asked for, in the
-        thread that allocates, in the order of installation. An exception of it goes to
-        ``sys.unraisablehook``; `KeyboardInterrupt` and `SystemExit` end the allocation.
+        The function. It is called with the kind, the device's index and the number of bytes
+        asked for, in the thread that allocates. Several are called in the order in which
+        they were installed. Exceptions go to ``sys.unraisablehook``, except that
+        `KeyboardInterrupt` and `SystemExit` end the allocation.
 
     Returns
     -------
     OutOfMemoryHook
-        Its ``remove()`` ends this.
+        An object whose ``remove()`` removes the callback.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays born in page-locked memory, so that all that copies them is fast."""
+"""Lets NumPy allocate its arrays in page-locked memory, so that copies of them are fast."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 @final
 class numpy_pinned:  # noqa: N801  # reads as a function where it is used
-    """In its ``with`` block new NumPy arrays live in pinned memory of a pool.
+    """A ``with`` block in which new NumPy arrays are in pinned memory of a pool.
 
-    They are ordinary arrays that other libraries copy at the speed of the link:
+    They are ordinary arrays, which every library copies at the speed of the link:
     ``torch.from_numpy(a).is_pinned()`` is true. They may outlive the block.
 
     Parameters
     ----------
     min_nbytes : int or str
-        Arrays of fewer bytes stay in ordinary memory: a count, or a text such as
-        ``"1MiB"``.
+        The size from which on arrays are pinned, as a number or a text such as ``"1MiB"``;
+        smaller ones stay in ordinary memory.
     pool : Pool, optional
-        Of kind ``"pinned"`` or ``"mapped"``; default: the default pool of pinned memory.
+        A pool of kind ``"pinned"`` or ``"mapped"``; by default the default pool of pinned
+        memory.
 
     Raises
     ------
@@ -44,22 +45,24 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
     CudaError
         If the driver cannot be opened.
     RuntimeError
-        At the block, if the object has had one before.
+        If the object is used for a second block.
 
     Notes
     -----
-    The block holds for this context (`contextvars`): tasks that are made in it have it
-    too until it ends, other threads do not. `numpy_pinned.enable` is for all of them.
+    The block applies to the current context (`contextvars`): tasks that are created in it
+    have it too until it ends, and other threads do not. `numpy_pinned.enable` applies to
+    all threads.
 
-    Where the pool has no memory to give an array is made in ordinary memory: at a limit,
-    while more freed memory waits for copies than was ever used at once (or 256 MiB),
-    after `shutdown` and in forked children. No out-of-memory callback is called.
+    If the pool cannot give memory, the array is made in ordinary memory. This happens at a
+    limit, after `shutdown`, in forked children, and while more freed memory waits for
+    copies than was ever in use at once (or than 256 MiB). Callbacks of
+    `on_out_of_memory` are not called.
 
-    **Blocks**: an allocation never waits for a device. While a pool page-locks more
-    memory, which takes the driver milliseconds, the GIL is released.
+    **Blocks**: an allocation never waits for a device. The GIL is released while a pool
+    page-locks more memory, which takes the driver milliseconds.
 
-    **Ordered after**: nothing. Memory is used again when all that its devices were doing
-    is done, as others may copy from it unseen.
+    **Ordered after**: nothing. Freed memory is reused only after everything that its
+    devices were doing is done, since other libraries may copy from it without telling.
 
     Examples
     --------
@@ -86,18 +89,18 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
         def __exit__(self, *exc: object) -> None: ...
 
     else:
-        # No code of Python runs at either end, so that no Ctrl-C comes between.
+        # Neither end runs any Python code, so that Ctrl-C cannot come in between.
         __enter__: Callable[[], None] = property(operator.attrgetter("_enter"))
         __exit__: Callable[..., None] = property(operator.attrgetter("_leave"))
 
     @staticmethod
     @hinting
     def enable(min_nbytes: int | str = "64KiB", *, pool: Pool | None = None) -> None:
-        """Let all threads' new NumPy arrays live in pinned memory, until `disable`.
+        """Put the new NumPy arrays of all threads into pinned memory, until `disable`.
 
-        Threads that run already, and those of thread pools, included. A second call
-        replaces the first. Blocks of `numpy_pinned` and handlers that others have set in
-        a context go before it.
+        This includes threads that are running already, and those of thread pools. A second
+        call replaces the first. Blocks of `numpy_pinned`, and handlers that others have
+        set in a context, take precedence.
 
         Parameters
         ----------
@@ -107,7 +110,7 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
         Raises
         ------
         TypeError, ValueError, CudaError
-            As `numpy_pinned` does.
+            As for `numpy_pinned`.
         """
         _core._numpy_enable(_handler(min_nbytes, pool))
 
@@ -136,7 +139,7 @@ def _handler(min_nbytes: int | str, pool: Pool | None) -> CapsuleType:
 
 
 def _default_pool() -> Pool | None:
-    """None in a forked child, where there is no pinned memory to be had."""
+    """Return the pool, or None in a forked child, which cannot have pinned memory."""
     try:
         return default_pool("pinned")
     except RuntimeError as error:

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried before an OutOfMemoryError, and what that tells: the numbers, what they
-say, and what to do about it."""
+"""What is tried before an OutOfMemoryError, and what the error says.
+
+The extension has already waited for memory in flight and trimmed pools when it calls
+`relieve`, which calls the user's callbacks and collects garbage, and tries the allocation
+again after each step. If all of this fails, `explain` fills the error with the numbers of
+the pool, the limits and the device, and with advice that follows from the numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +25,17 @@ _T = TypeVar("_T")
 
 _LIMIT_MET = "CM_ELIMIT"
 
-#: Callbacks and finalisers may allocate, and run out of memory as well: then nothing is
-#: called a second time.
+#: Callbacks and finalisers may allocate and run out of memory themselves. The callbacks are
+#: not called again for that.
 _depth = threading.local()
 
 
 def relieve(attempt: object, trimmed: int, released: int) -> list[str]:
-    """By the extension, when an allocation has failed and so many other pools were
-    trimmed, which have released so many bytes. Answers what was tried."""
+    """Try to make an allocation succeed, and return the list of what was tried.
+
+    The extension calls this after the allocation has failed and it has trimmed other pools:
+    `trimmed` of them, which gave back `released` bytes.
+    """
     tried = ["waited for memory in flight and trimmed the pool"]
     if trimmed:
         pools = "pool" if trimmed == 1 else "pools"
@@ -39,8 +47,11 @@ def relieve(attempt: object, trimmed: int, released: int) -> list[str]:
 def _relieve(
     tried: list[str], retry: Callable[[Callable[..., object] | None], bool]
 ) -> None:
-    """Call `retry` with each callback and, after a collection, with None, until it says
-    that there is nothing left to try; what was done is added to `tried`."""
+    """Call `retry` with each callback, and then, after a garbage collection, with None.
+
+    This ends as soon as `retry` returns True, which means that there is nothing left to
+    try. What was done is added to `tried`.
+    """
     if getattr(_depth, "is_inside", False):
         return
     _depth.is_inside = True
@@ -58,8 +69,10 @@ def _relieve(
 
 
 class _Unraised:
-    """Hands an exception of a callback to ``sys.unraisablehook`` when it ends, since
-    Python code has no other way to call that with arguments of its own."""
+    """Passes an exception of a callback to ``sys.unraisablehook`` when it is dropped.
+
+    Python code has no other way to call the hook with arguments of its own.
+    """
 
     def __init__(self, callback: object, error: Exception) -> None:
         self._callback = callback
@@ -73,13 +86,14 @@ class _Unraised:
 
 
 def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
-    """For `register`: what `lock` answers. Where there is no room for more page-locked
-    memory the callbacks are called and garbage is collected, as for an allocation.
+    """Return the answer of `lock`, for `register`.
 
+    If there is no room for more page-locked memory, callbacks are called and garbage is
+    collected, as for an allocation, and `lock` is tried again.
     Raises
     ------
     OutOfMemoryError
-        The last one of `lock`, which has trimmed the pools.
+        The last error of `lock`, which has trimmed the pools before.
     """
     try:
         return lock()
@@ -94,7 +108,9 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
             try:
                 callback(kind, device, failure.requested or 0)
             except Exception as error:
-                _Unraised(callback, error)  # its end reports it
+                _Unraised(
+                    callback, error
+                )  # it is dropped at once, which reports the error
         try:
             found.append(lock())
         except OutOfMemoryError as error:
@@ -110,24 +126,23 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
     try:
         raise failure
     finally:
-        del (
-            failure
-        )  # or its traceback would keep it, and the memory that was to be locked
+        # Otherwise the traceback would keep the error, and with it the memory to lock.
+        del failure
 
 
 @dataclasses.dataclass
 class _Numbers:
-    """Fields but the first three are attributes of the error."""
+    """The numbers of an error, which has all but the first three as attributes."""
 
     stats: PoolStats
-    smallest_limit: int | None  #: of the limits, however much of each is in use
-    left: int | None  #: of `limit`
+    smallest_limit: int | None  #: the smallest limit, however much of each is in use
+    left: int | None  #: how much is left of `limit`
     requested: int
     kind: str
     device: int
     tried: tuple[str, ...]
-    limit: int | None  #: the one that allows least
-    others: int  #: held by other pools against that limit, or of that kind
+    limit: int | None  #: the limit of which the least is left
+    others: int  #: held by other pools against that limit, or by those of the same kind
     driver_free: int | None = None
     driver_total: int | None = None
     outside: int | None = None
@@ -143,10 +158,11 @@ def explain(
     budgets: list[tuple[int | None, int]],
     tried: list[str] | None,
 ) -> None:
-    """Give the error its numbers, its advice and the end of its text; one that is not of
-    memory says what was asked for.
+    """Give the error its numbers, its advice and the end of its text.
 
-    `budgets` are limit and use of the pool itself, then of what it counts against as well.
+    An error that is not about memory only gets a note with what was asked for. `budgets`
+    are pairs of a limit and how much of it is used: first those of the pool itself, then
+    those that the pool counts against as well.
     """
     if not isinstance(error, OutOfMemoryError):
         what = f"{requested} bytes of {kind} memory for device {device}"
@@ -198,9 +214,10 @@ def refuse_locking(
     requested: int,
     budgets: list[tuple[int | None, int]],
 ) -> NoReturn:
-    """Raise the error of `register` with its numbers, its advice and the end of its text.
+    """Raise the error of `register`, with its numbers, its advice and the end of its text.
 
-    `budgets` are limit and use of pinned memory, then of all page-locked memory.
+    `budgets` are pairs of a limit and how much of it is used, first for pinned memory and
+    then for all page-locked memory.
     """
     if not isinstance(error, OutOfMemoryError):
         advice = advise_on_host(requested, _core._host_memory().available_nbytes, True)
@@ -240,7 +257,7 @@ def refuse_locking(
 
 
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
-    """What cannot be read is left out: the error matters more."""
+    """Add the device's numbers, unless the driver fails: the first error matters more."""
     try:
         free, total = _core._device_memory(numbers.device)
     except CudaError:
@@ -266,20 +283,20 @@ def _advise(numbers: _Numbers, error: OutOfMemoryError) -> str:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether it was the driver that would not page-lock memory, at all or so much."""
+    """Return whether the driver refused to page-lock memory, or to lock so much of it."""
     return (
         getattr(error, "call", None) in _LOCKING_CALLS
         and getattr(error, "name", None) in _REFUSALS
     )
 
 
-#: Calls of the CUDA runtime that lock pages, and what they answer where they do not.
+#: The calls of the CUDA runtime that lock pages, and their errors if it is refused.
 _LOCKING_CALLS = ("cudaHostRegister", "cudaHostAlloc")
 _REFUSALS = ("cudaErrorMemoryAllocation", "cudaErrorNotSupported")
 
 
 def advise_on_host(requested: int, available: int | None, was_refused: bool) -> str:
-    """What to do where page-locked memory cannot be had."""
+    """Say what to do if memory cannot be page-locked."""
     if was_refused and (available is None or available >= requested):
         return (
             f"the driver refuses to page-lock {_size(requested)} although the host has "
@@ -359,7 +376,7 @@ def _size(nbytes: int | None) -> str:
 
 
 def _describe(numbers: _Numbers) -> list[str]:
-    """A line for each of those that memory may be short at."""
+    """Return a line for each place at which memory may be short."""
     stats = numbers.stats
     against = "" if numbers.limit is None else " against the same limit"
     lines = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools as objects, and what they take, checked and as numbers."""
+"""The type `Pool`, the default pools, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cumem.base.units import fold, format_nbytes, read_size
 from cumem.buffers.arguments import hinting, read_flag, read_seconds, wrong_type
 from cumem.pools.limits import read_limit, settled
 
-if TYPE_CHECKING:  # they take milliseconds to load
+if TYPE_CHECKING:  # importing these takes milliseconds
     from matplotlib.axes import Axes
 
     from cumem._core import _B_co
@@ -44,7 +44,7 @@ else:
 
 
 class _Options(TypedDict, total=False):
-    """What `Pool` takes by name."""
+    """The keywords of `Pool`."""
 
     device: object
     limit: int | str | None
@@ -59,62 +59,62 @@ class _Options(TypedDict, total=False):
 
 @final
 class Pool(_core._Pool[_B_co]):
-    """Memory of one kind on one device, cut into blocks of exactly the size asked for and
-    kept for reuse.
+    """Memory of one kind on one device, which is handed out in blocks and kept for reuse.
 
-    In a ``with`` block it is what constructors of its kind and device take memory from,
-    in this thread or task alone. Buffers keep the memory they have when the pool is
-    closed or dropped.
+    A block has exactly the size that was asked for. In a ``with`` block, constructors of
+    the pool's kind and device take memory from it, in this thread or task only. Buffers
+    keep their memory when the pool is closed or dropped.
 
     Parameters
     ----------
     kind : str
-        One that `empty` takes, such as ``"pinned"``.
+        A kind that `empty` takes, such as ``"pinned"``.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it; default: cumem's current one.
+        The device of the memory, or the one whose context page-locks it; by default
+        cumem's current one.
     limit : int or str, optional
-        Most that it may hold, cached memory included: bytes, a text such as ``"4GiB"``,
-        or a share such as ``"50%"`` of what `set_limit` takes a share of. It counts
-        against the limit of its kind as well.
+        The most bytes that the pool may hold, including cached ones: a number, a text such
+        as ``"4GiB"``, or a share such as ``"50%"`` of the same memory as for `set_limit`.
+        What the pool holds also counts against the limit of its kind.
     numa_node : int, optional
-        Where pages of pinned and mapped memory are to lie; default: near the
-        device. The node must have memory.
+        The node on which pages of pinned and mapped memory should be; by default one
+        near the device. The node must have memory.
     segments : {'auto', 'malloc'}
-        'malloc' takes every segment by one allocation of the CUDA runtime, as
-        ``cudaIpc`` and older MPI libraries need it; 'auto' may map memory piece by
-        piece, which wastes less.
+        'malloc' takes every segment by one allocation of the CUDA runtime, which
+        ``cudaIpc`` and older MPI libraries need. 'auto' may map memory piece by piece,
+        which wastes less.
     fork : {'copy', 'share', 'omit'}
-        What children that are forked get of pinned and mapped memory. 'copy': a copy of
-        their own of what lives, which the fork takes the time and the memory for.
-        'share': the same memory, at no cost, and each side sees what the other writes;
-        a block that lived at a fork is used again only when those children have ended.
-        'omit': nothing, at no cost; a child that touches it is ended by a signal.
+        What forked children get of pinned and mapped memory. 'copy': a copy of what is
+        live, which costs the fork time and memory. 'share': the same memory, at no cost;
+        each side sees what the other writes, and a block that was live at a fork is only
+        reused when those children have ended. 'omit': nothing, at no cost; a child that
+        touches the memory is ended by a signal.
     idle_trim : float, optional
-        Seconds, at most 1e9, after which cached memory that was not needed goes back, also
-        while nobody allocates; default: never. A thread that the copies have as well sees
-        to it, 100 times a second at most.
+        The seconds, at most 1e9, after which cached memory that was not needed is given
+        back, even if nobody allocates; by default it never is. A thread that copies use
+        as well does this, at most 100 times a second.
     portable, write_combined : bool
-        Of pinned and mapped memory, as in `empty_pinned`.
+        For pinned and mapped memory, as for `empty_pinned`.
     attach : {'global', 'host'}
-        Of managed memory, as in `empty_managed`.
+        For managed memory, as for `empty_managed`.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If a value is none of those that exist, or belongs to another kind of memory.
+        If an argument has a value that does not exist, or is for another kind of memory.
     CudaError
         If the driver cannot be opened.
 
     Notes
     -----
-    Takes no memory until the first allocation.
+    A pool takes no memory until the first allocation.
 
     Examples
     --------
     >>> with cumem.Pool("pinned", limit="64MiB") as pool:
-    ...     buf = cumem.empty_pinned(1 << 20, "u1")  # of this pool
+    ...     buf = cumem.empty_pinned(1 << 20, "u1")  # from this pool
     >>> pool.stats().live_nbytes
     1048576
     """
@@ -173,23 +173,24 @@ class Pool(_core._Pool[_B_co]):
 
     @property
     def kind(self) -> _core._Kind:
-        """ "device", "pinned", "mapped" or "managed"."""
+        """The kind of memory: "device", "pinned", "mapped" or "managed"."""
         return self._config.kind
 
     @property
     def device(self) -> Device:
-        """Device whose memory it is, or whose context page-locks it."""
+        """The device of the memory, or the one whose context page-locks it."""
         return self._config.device
 
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now."""
+        """Return the names of members that can be read now."""
         return sorted({*object.__dir__(self)}.difference(("limit",) * self.closed))
 
     @property
     def limit(self) -> int | None:
-        """Most bytes that it may hold, or None; may be set, also to "4GiB" or "50%". What
-        it caches above that goes back at once, buffers that live stay. Raises ValueError
-        after close().
+        """The most bytes that the pool may hold, or None.
+
+        It may be set, also to "4GiB" or "50%". Cached memory above a new limit is given
+        back at once, and live buffers stay. Reading it after close() raises a ValueError.
         """
         facts = self._describe()
         return settled(facts.limit, facts.device)
@@ -207,27 +208,29 @@ class Pool(_core._Pool[_B_co]):
 
     @property
     def numa_node(self) -> int | None:
-        """Where the pages were asked to lie, or None: near the device."""
+        """The node that was asked for, or None for one near the device."""
         node = self._config.numa_node
         return None if node < 0 else node
 
     @property
     def segments(self) -> Literal["auto", "malloc"]:
-        """ "auto" or "malloc"."""
+        """How segments are allocated: "auto" or "malloc"."""
         return "malloc" if self._config.is_plain else "auto"
 
     @property
     def fork(self) -> Literal["copy", "share", "omit"]:
-        """ "copy", "share" or "omit": what forked children get."""
+        """What forked children get: "copy", "share" or "omit"."""
         return _FORKS[self._config.fork]
 
     @property
     def idle_trim(self) -> float | None:
-        """Seconds after which cached memory that was not needed goes back, or None; may be
-        set, also of a default pool. Raises ValueError if set after close().
+        """The seconds after which unneeded cached memory is given back, or None.
+
+        It may be set, also for a default pool. Setting it after close() raises a
+        ValueError.
         """
         ns = self._config.idle_trim_ns
-        return ns / 1e9 if ns else None  # the nearest to what was given
+        return ns / 1e9 if ns else None  # the double nearest to what was set
 
     @idle_trim.setter
     def idle_trim(self, value: float | None) -> None:
@@ -239,11 +242,11 @@ class Pool(_core._Pool[_B_co]):
 
     @property
     def closed(self) -> bool:
-        """True after close() or shutdown(): nothing is allocated any more."""
+        """Whether close() or shutdown() was called, after which nothing is allocated."""
         return self._config.is_closed
 
     def stats(self) -> PoolStats:
-        """Read all counters at one moment.
+        """Read all counters of the pool at one moment.
 
         Returns
         -------
@@ -259,7 +262,7 @@ class Pool(_core._Pool[_B_co]):
         return pool_stats(self._describe())
 
     def reset_peaks(self) -> None:
-        """Let the peaks start again from what is held now.
+        """Set the peaks to what the pool holds now.
 
         Raises
         ------
@@ -269,12 +272,12 @@ class Pool(_core._Pool[_B_co]):
         self._reset_peaks()
 
     def snapshot(self) -> Snapshot:
-        """List all segments and blocks at one moment.
+        """List all segments and blocks of the pool at one moment.
 
         Returns
         -------
         Snapshot
-            ``print()`` draws it as a map.
+            The segments with their blocks; ``print()`` draws them as a map.
 
         Raises
         ------
@@ -286,12 +289,12 @@ class Pool(_core._Pool[_B_co]):
         return snapshot(self._config, self._list_blocks())
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw its segments and blocks as they are now.
+        """Draw the segments and blocks as they are now.
 
         Parameters
         ----------
         ax : matplotlib Axes, optional
-            Where to; default: a new figure.
+            Where to draw; by default in a new figure.
 
         Returns
         -------
@@ -313,15 +316,15 @@ class Pool(_core._Pool[_B_co]):
         Parameters
         ----------
         keep : int or str
-            So many bytes stay cached, as ``1 << 20`` or ``"1MiB"``: memory goes back in
-            whole pieces while so much is left.
+            The bytes to keep cached, such as ``1 << 20`` or ``"1MiB"``. Memory is given
+            back in whole pieces, as long as at least this much is left.
         wait : bool
-            Wait first for work on memory that was freed, so that it goes back as well.
+            Whether to wait first for work on freed memory, so that it is given back too.
 
         Returns
         -------
         int
-            Bytes given back.
+            The bytes that were given back.
 
         Raises
         ------
@@ -334,26 +337,27 @@ class Pool(_core._Pool[_B_co]):
 
         Notes
         -----
-        **Blocks** while it waits and while the driver frees, GIL released.
+        **Blocks** while it waits and while the driver frees, with the GIL released.
         """
         return _core._trim(self, None, -1, *_trim_options(keep, wait))
 
     def close(self) -> None:
-        """Allocate no more, and give back what is not in use; a second time does nothing.
+        """Stop allocating, and give back memory that is not in use.
 
-        Buffers stay valid: their memory goes back when the last of them dies.
+        Buffers stay valid: their memory is given back when the last of them is dropped.
+        Closing a pool twice does nothing.
 
         Raises
         ------
         ValueError
-            If it is a default pool; nothing is done then.
+            If it is a default pool, which then stays as it is.
 
         Notes
         -----
-        **Blocks** until work on memory that was freed is done, if no buffer is
-        left; GIL released. Ctrl-C ends the wait and leaves the pool open: close it
-        again. Not so where the pool is dropped instead, or where the last of its
-        buffers dies after close(): that waits to the end.
+        **Blocks** until work on freed memory is done if no buffer is left, with the GIL
+        released. Ctrl-C ends the wait and leaves the pool open, so that it can be closed
+        again. If instead the pool is dropped, or the last of its buffers is dropped after
+        close(), Ctrl-C does not end that wait.
         """
         config = self._config
         if config.number == 0 and not config.is_closed:
@@ -393,7 +397,7 @@ class Pool(_core._Pool[_B_co]):
 
 _core._set_pool_type(Pool)
 
-#: Of each kind and device, once it was asked for.
+#: The default pool for each kind and device that was asked for.
 _DEFAULTS: dict[tuple[str, int], Pool[Any]] = {}
 _LOCK = make_lock()
 
@@ -418,18 +422,19 @@ def default_pool(
 def default_pool(kind: _core._Kind, device: object = ...) -> Pool[_core.Buffer]: ...
 @hinting
 def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
-    """The pool that constructors take memory from when no other is asked for.
+    """Return the pool that constructors use when no other is asked for.
 
     Parameters
     ----------
     kind : {'pinned', 'mapped', 'managed', 'device'}
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it; default: cumem's current one.
+        The device of the memory, or the one whose context page-locks it; by default
+        cumem's current one.
 
     Returns
     -------
     Pool
-        Always the same until `shutdown`. It cannot be closed.
+        The same object until `shutdown`; it cannot be closed.
 
     Raises
     ------
@@ -454,7 +459,7 @@ def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
     check_kind(kind)
     key = kind, _core._device(device, "device").index
     found = _DEFAULTS.get(key)
-    if found is None or found.closed:  # by shutdown()
+    if found is None or found.closed:  # shutdown() closes default pools
         made = _core._default_pool(*key)
         with _LOCK:  # another thread may have made one
             found = _DEFAULTS.get(key)
@@ -471,26 +476,27 @@ def trim(
     keep: int | str = 0,
     wait: bool = True,
 ) -> int:
-    """Give memory that the pools keep for reuse back to the driver.
+    """Give memory that pools keep for reuse back to the driver.
 
-    Call it when another library runs out of memory, PyTorch for instance.
+    Call it when another library, such as PyTorch, runs out of memory.
 
     Parameters
     ----------
     kind : str, optional
-        Which pools, as in `empty`; default: all.
+        The kind of the pools, as for `empty`; by default all pools are trimmed.
     device : Device, int or str, optional
-        Only pools of this device; default: all.
+        The device of the pools; by default all devices.
     keep : int or str
-        So many bytes stay cached in all of them together, as ``1 << 20`` or
-        ``"1MiB"``: memory goes back in whole pieces while so much is left.
+        The bytes to keep cached in all of them together, such as ``1 << 20`` or
+        ``"1MiB"``. Memory is given back in whole pieces, as long as at least this much is
+        left.
     wait : bool
-        Wait first for work on memory that was freed, so that it goes back as well.
+        Whether to wait first for work on freed memory, so that it is given back too.
 
     Returns
     -------
     int
-        Bytes given back.
+        The bytes that were given back.
 
     Raises
     ------
@@ -503,8 +509,8 @@ def trim(
 
     Notes
     -----
-    **Blocks** as `Pool.trim` does. Buffers that are in use and memory that belongs to a
-    captured graph stay.
+    **Blocks** as `Pool.trim` does. Memory of live buffers, and memory that belongs to a
+    captured graph, is not given back.
 
     Examples
     --------
@@ -524,13 +530,13 @@ def _trim_options(keep: int | str, wait: bool) -> tuple[int, bool]:
 
 
 def _limit_nbytes(kind: Any, device: int, limit: Any) -> int | None:
-    """What `Pool.limit` takes, in bytes."""
+    """Return a value for `Pool.limit` as bytes."""
     place = None if kind in PAGE_LOCKED else device
     return read_limit(kind, limit, place)[0][1]
 
 
 def _idle_trim_ns(seconds: Any) -> int:
-    """What `Pool.idle_trim` takes, in nanoseconds; 0 for None."""
+    """Return a value for `Pool.idle_trim` as nanoseconds; None becomes 0."""
     if seconds is None:
         return 0
     value = read_seconds(seconds, "idle_trim")
@@ -557,7 +563,7 @@ def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
     return flags | WRITE_COMBINED if write_combined else flags
 
 
-#: As cm_fork numbers them.
+#: In the order of the numbers of cm_fork.
 _FORKS: tuple[Literal["copy", "share", "omit"], ...] = ("copy", "share", "omit")
 
 
@@ -587,7 +593,7 @@ _SHARED_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
 def _small_shared_pages() -> str | None:
-    """The setting by which shared memory has no huge pages; None: it has them."""
+    """Return the setting that keeps shared memory from huge pages, or None without one."""
     try:
         with open(_SHARED_PAGES, encoding="ascii") as file:
             text = file.read()
@@ -616,7 +622,7 @@ def _node(kind: str, numa_node: Any) -> int:
 
 
 def _is_second(value: Any, name: str, first: str, second: str) -> bool:
-    """Which of two words it is."""
+    """Return whether a word is the second of the two that exist."""
     if not isinstance(value, str):
         raise wrong_type(name, "a str", value)
     if value not in (first, second):
@@ -629,7 +635,7 @@ def _other_kind(name: str, kind: str, of: str) -> ValueError:
 
 
 def refuse_block(kind: str, own_device: int, device: int) -> NoReturn:
-    """ValueError: a pool is entered where no constructor would take memory from it."""
+    """Raise a ValueError, because no constructor in the block would use the pool."""
     raise ValueError(
         f"the {kind} pool is of device {own_device}, but device {device} is current, so "
         f"that constructors in the block would not use it: write with "
@@ -638,7 +644,7 @@ def refuse_block(kind: str, own_device: int, device: int) -> NoReturn:
 
 
 def refuse_request(own: str, kind: str, own_device: int, device: int) -> NoReturn:
-    """ValueError: a pool of that kind and device was given for other memory."""
+    """Raise a ValueError, because the pool has another kind, device or flags."""
     if own != kind:
         why = f"pool is one of {own} memory, but {kind} memory is asked for"
     elif own_device != device:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `register` is given, what it answers, and why memory could not be mapped."""
+"""Page-locks memory that exists already: `register`, and the object that it returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Registered = _core.PinnedBuffer | _core.MappedBuffer
 if TYPE_CHECKING:
     import typing_extensions
 
-    #: `Registration` alone may be of either.
+    #: The type of the buffer in a `Registration`, which may be either.
     _R_co = typing_extensions.TypeVar(
         "_R_co", bound=_Registered, default=_Registered, covariant=True
     )
@@ -44,8 +44,8 @@ else:
 class Registration(Generic[_R_co]):
     """Memory that `register` page-locked.
 
-    In a ``with`` block the target is the buffer. When the last reference to the buffer
-    and its views dies, the memory is unlocked as well.
+    In a ``with`` block the target is the buffer. The memory is also unlocked when the last
+    reference to the buffer and its views is dropped.
 
     Examples
     --------
@@ -60,18 +60,19 @@ class Registration(Generic[_R_co]):
     _nbytes: int
 
     def __new__(cls) -> Self:
-        """Made by `register`, never by calling the type."""
+        """Raise a TypeError: only `register` makes registrations."""
         raise TypeError("cannot create 'cumem.types.Registration' instances")
 
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now."""
+        """Return the names of members that can be read now."""
         closed = () if self._buffer is not None else ("buffer",)
         return sorted({*object.__dir__(self)}.difference(closed))
 
     @property
     def buffer(self) -> _R_co:
-        """PinnedBuffer, or MappedBuffer if made with ``mapped=True``, over the memory.
-        Raises ValueError after close().
+        """The buffer over the memory, a MappedBuffer if ``mapped=True`` was given.
+
+        Otherwise it is a PinnedBuffer. Reading it after close() raises a ValueError.
         """
         if self._buffer is None:
             raise ValueError("the registration is closed")
@@ -79,32 +80,32 @@ class Registration(Generic[_R_co]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first to the last element, gaps between elements included."""
+        """The bytes from the first to the last element, including gaps between them."""
         return self._nbytes
 
     def close(self) -> None:
-        """Unlock the memory now; doing it twice is not an error.
+        """Unlock the memory now; closing twice is not an error.
 
         Raises
         ------
         BufferError
-            While the buffer or a view of it is exported, or another thread works on it;
-            nothing is done then.
+            If the buffer or a view of it is exported, or another thread works on it; the
+            memory stays locked then.
         CudaError
-            If work that uses the memory or the unlocking failed.
+            If work that uses the memory failed, or the unlocking did.
 
         Notes
         -----
-        **Blocks** until the transfers and streams that use the memory are done
-        with it, and where it was exported, the device as well (GIL released; Ctrl-C
-        ends the wait for transfers and streams, and the memory stays locked). Copies
-        that were given the array itself, or a neighbour on its pages, are not waited
-        for: such pages are unlocked when the last of those copies is done.
+        **Blocks** until the transfers and streams that use the memory are done with it, and
+        if it was exported, also until the device is idle (GIL released). Ctrl-C ends the
+        wait for transfers and streams, and the memory stays locked. This does not wait for
+        copies that were given the array itself, or a neighbour on its pages: such pages are
+        unlocked when the last of those copies is done.
         """
         self._end(False)
 
     def __enter__(self) -> _R_co:
-        """The buffer."""
+        """Return the buffer."""
         return self.buffer
 
     def __exit__(
@@ -113,9 +114,7 @@ class Registration(Generic[_R_co]):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """`close`, but while the buffer is exported the memory is unlocked with the last
-        export.
-        """
+        """Close the registration; if the buffer is exported, when the last export ends."""
         self._end(True)
 
     def _end(self, defers: bool) -> None:
@@ -128,8 +127,10 @@ class Registration(Generic[_R_co]):
                     self._buffer = None
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
-        """Raises TypeError: another process has the memory neither at this address nor
-        locked, and a copy of its bytes would be another thing than the registration.
+        """Raise a TypeError.
+
+        In another process the memory is neither at this address nor locked, and a copy of
+        its bytes would not be the registered memory.
         """
         raise TypeError(
             "a Registration cannot be pickled or copied: its pages are locked in this "
@@ -177,33 +178,32 @@ def register(
     read_only: bool | None = None,
     device: object = None,
 ) -> Registration[Any]:
-    """Page-lock memory that exists already, in place.
+    """Page-lock memory that exists already, where it is.
 
-    Copies from and to it then run as fast as with `empty_pinned`. Locking costs time
-    for every page, so it pays for memory that is used more than once.
+    Copies from it and to it are then as fast as with `empty_pinned`. Locking takes time for
+    every page, so it pays off for memory that is used more than once.
 
     Parameters
     ----------
     obj : object
         Anything with the buffer protocol (NumPy arrays, ``bytearray``, ``mmap``, shared
         memory), or a CPU tensor that exports DLPack. It may be unaligned, sliced or
-        empty. Of a strided one, all bytes from the first to the last element are
-        locked.
+        empty. If it is strided, all bytes from the first to the last element are locked.
     mapped : bool
-        Give a `MappedBuffer`, which kernels can reach as well.
+        Whether to return a `MappedBuffer`, which kernels can reach as well.
     read_only : bool, optional
-        By default the buffer is read-only if `obj` is. True: a read-only buffer of
-        anything. False: a writable one or an error. A mapping that may not be written
-        is locked for reading only, where the device can; other pages of what is
-        read-only are locked as usual.
+        By default the buffer is read-only if `obj` is. True returns a read-only buffer of
+        anything, and False a writable one or an error. A mapping that may not be written
+        is locked for reading only, if the device can do that; other pages of a read-only
+        object are locked as usual.
     device : Device, int or str, optional
-        In whose context; the memory is locked for all devices.
+        The device in whose context the memory is locked; it is locked for all devices.
 
     Returns
     -------
     Registration
-        With ``buffer`` of the shape, dtype and strides of `obj`, without a copy. In a
-        ``with`` block the target is that buffer, and the end unlocks it.
+        An object whose ``buffer`` has the shape, dtype and strides of `obj` and shares its
+        memory. In a ``with`` block the target is that buffer, and the end unlocks it.
 
     Raises
     ------
@@ -213,27 +213,27 @@ def register(
         If the device does not exist, the shape of `obj` makes no sense, or
         ``read_only`` is False and `obj` is read-only.
     OutOfMemoryError
-        If a limit of pinned memory has no room for it, or the driver refuses to lock so
-        much. Nothing of it stays locked.
+        If a limit of pinned memory has no room for it, or the driver refuses to lock that
+        much. Nothing stays locked then.
     CudaError
-        If it cannot be locked for another reason, or with ``mapped`` if it was locked
-        before in parts that have no common address for devices (the note says where).
+        If it cannot be locked for another reason; or with ``mapped``, if it was locked
+        before in parts that have no common address for devices (a note says where).
 
     Notes
     -----
-    Memory that is locked already, by this or another library, is shared and not
-    an error. `obj` stays alive as long as the buffer or a view of it. **Blocks** while
-    pages are locked, GIL released.
+    Memory that cumem or another library has locked already is not locked again, and is not
+    an error. The buffer and its views keep `obj` alive. **Blocks** while
+    pages are locked, with the GIL released.
 
-    What is locked counts as pinned memory, in `stats` (as ``"registered"``),
+    Locked memory counts as pinned memory in `stats` (as ``"registered"``), in
     `memory_info` and against the limits of `set_limit`, each page once and until it is
-    unlocked. Pages that another library had locked are not counted.
+    unlocked. Pages that another library had locked before do not count.
 
-    Whole pages are locked, with whatever else lies on the first and the last of them.
-    CUDA refuses one copy across the edge of locked pages (cudaErrorInvalidValue).
-    cumem's own copies go in pieces there; other libraries' do not, and a neighbour on
-    such a page, like a small array of the same heap, may meet that edge. Memory that
-    begins and ends at pages, as an ``mmap`` does, has no neighbours.
+    Whole pages are locked, with everything else that is on the first and the last of them.
+    CUDA refuses one copy across the edge of locked pages (cudaErrorInvalidValue). cumem's
+    own copies are cut there, but those of other libraries are not, and a neighbour on
+    such a page, like a small array of the same heap, may cross that edge. Memory that
+    begins and ends at page boundaries, as an ``mmap`` does, has no neighbours.
 
     Examples
     --------
@@ -268,15 +268,19 @@ def register(
 
 
 def _can_lock_read_only(index: int) -> bool:
-    """Else only pages that may be written can be locked, which those of a read-only
-    object often are."""
+    """Return whether the device can lock pages that may not be written.
+
+    If it cannot, only writable pages can be locked; those of a read-only object often are
+    writable.
+    """
     return bool(_core._device_attribute(index, "host_register_read_only"))
 
 
 def _find_memory(obj: Any) -> _core.Buffer | np.ndarray[Any, Any]:
-    """The memory of `obj` as an array, or as a buffer that can be page-locked.
+    """Return the memory of `obj` as an array, or as a buffer that can be page-locked.
 
-    Arrays stay what they are: not every dtype has a format in the buffer protocol.
+    Arrays are returned as they are, since not every dtype has a format in the buffer
+    protocol.
     """
     if isinstance(obj, np.ndarray):
         return obj
@@ -296,7 +300,7 @@ def _import_host(obj: Any) -> _core.Buffer:
     try:
         view = memoryview(obj)
     except TypeError:
-        view = getattr(obj, "buf", None)  # multiprocessing's SharedMemory
+        view = getattr(obj, "buf", None)  # a SharedMemory of multiprocessing has this
     if isinstance(view, memoryview):
         return _core.asbuffer(view)
     if hasattr(obj, "__dlpack__") or type(obj).__name__ == "PyCapsule":
@@ -308,7 +312,7 @@ def _import_host(obj: Any) -> _core.Buffer:
 
 
 def refuse_mapping(error: Exception, has_parts: bool, offset: int) -> NoReturn:
-    """Raise it with a note: devices got no address for the memory."""
+    """Raise the error with a note which says why devices got no address for the memory."""
     why = (
         f"parts of the memory were page-locked before, and from byte {offset} on devices "
         "reach it by an address that does not follow on: end the earlier registration "

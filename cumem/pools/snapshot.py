@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pool piece by piece: its segments, their blocks, and a map of them."""
+"""A pool in detail: its segments, their blocks, and a map of them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Block(Answer):
-    """A run of bytes of a segment.
+    """A run of bytes of a segment that have the same state.
 
     Attributes
     ----------
     address : int
-        For the device.
+        The address for the device.
     nbytes : int
     requested_nbytes : int
-        Of them asked for; 0 unless live or in flight.
+        The bytes that were asked for; 0 unless the block is live or in flight.
     state : str
-        ``"live"``, ``"in flight"``, ``"cached"``, or ``"gap"``: addresses without memory.
+        ``"live"``, ``"in flight"``, ``"cached"``, or ``"gap"`` for addresses without
+        memory.
 
     Examples
     --------
@@ -65,9 +66,9 @@ class Segment(Answer):
     ----------
     address : int
     nbytes : int
-        Of addresses, gaps included.
+        The length of the range, including gaps.
     blocks : tuple of Block
-        In order of address, without holes.
+        The blocks in the order of their addresses, which leave no holes.
 
     Examples
     --------
@@ -86,7 +87,7 @@ class Segment(Answer):
 
     @property
     def reserved_nbytes(self) -> int:
-        """Bytes that have memory behind them."""
+        """The bytes that have memory behind them."""
         return sum(b.nbytes for b in self.blocks if b.state != "gap")
 
 
@@ -132,15 +133,15 @@ class Snapshot(Answer):
         Parameters
         ----------
         width : int
-            Characters in a line.
+            The number of characters in a line.
         unit : int or str, optional
-            Bytes per character, as ``65536`` or ``"64KiB"``; default: so that the pool
-            takes about 16 lines.
+            The bytes per character, such as ``65536`` or ``"64KiB"``; by default so many
+            that the pool takes about 16 lines.
 
         Returns
         -------
         str
-            A line of totals, a legend, and the segments; gaps of any length are one ``|``.
+            A line of totals, a legend, and the segments, in which each gap is one ``|``.
 
         Raises
         ------
@@ -175,7 +176,7 @@ class Snapshot(Answer):
         return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw it, as `Pool.plot` does."""
+        """Draw the snapshot as `Pool.plot` draws a pool."""
         axes: Axes = show("plot", self, ax)
         return axes
 
@@ -195,7 +196,7 @@ def _read_unit(unit: Any) -> int:
 
 
 def _marks(segment: Segment, unit: int) -> Iterator[str]:
-    """One character for each `unit` bytes between gaps, which are one character each."""
+    """Yield one character for each `unit` bytes, and one for each gap between them."""
     run: list[Block] = []
     for block in segment.blocks:
         if block.state == "gap":
@@ -231,7 +232,7 @@ def _mark(states: set[str]) -> str:
 
 
 def snapshot(config: _core._PoolConfig, rows: list[_core._PoolBlock]) -> Snapshot:
-    """Make what `Pool.snapshot` answers."""
+    """Make the answer of `Pool.snapshot`."""
     blocks: dict[int, list[Block]] = {}
     for row in rows:
         state = _STATES[row.state]

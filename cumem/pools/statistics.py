@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pools hold: counters of each pool and kind, and of a block of code."""
+"""The counters of pools: of each, of all of a kind, and over a block of code."""
 
 from __future__ import annotations
 
@@ -30,56 +30,60 @@ from cumem.pools.limits import is_share
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Counters(Answer):
-    """Counters of a pool, or sums over several.
+    """The counters of a pool, or their sums over several pools.
 
-    Bytes unless the name says count or ns. ``live + in_flight + cached = reserved`` at any
-    moment, where cached is all that no buffer has, with what is just on its way back to the
-    driver; ``live - requested`` is what rounding costs. Sums of peaks and of
-    ``largest_free_nbytes`` add up those of each pool: pools need not peak together.
+    Counters are in bytes unless the name says count or ns. At any moment
+    ``live + in_flight + cached = reserved``, where cached is everything that belongs to no
+    buffer, including memory that is just being given back to the driver.
+    ``live - requested`` is what rounding costs. Sums of peaks and of
+    ``largest_free_nbytes`` add up the values of the pools, which need not peak together.
 
     Attributes
     ----------
     live_nbytes, live_count : int
-        Blocks handed out, rounding included.
+        Blocks that are handed out, including rounding.
     requested_nbytes : int
-        What was asked for by the live blocks.
+        The bytes that were asked for in live blocks.
     in_flight_nbytes, in_flight_count : int
         Blocks that were freed while work on them may still run.
     cached_nbytes, cached_count : int
-        Free memory, ready for reuse, and in how many pieces, neighbours being one where
-        an allocation may have both. Above 512 pieces they are counted as they lie, so
-        that reading holds up no allocation: some may still join.
+        Free memory that is ready for reuse, and its number of pieces. Neighbours count as
+        one piece if an allocation may use both. Above 512 pieces, pieces that could still
+        be joined are counted separately, so that reading delays no allocation.
     reserved_nbytes : int
-        Held from CUDA: live, in flight and cached.
+        Memory held from CUDA: live, in flight and cached.
     peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int
     peak_in_flight_nbytes, peak_cached_nbytes, peak_reserved_nbytes : int
-        The most at any moment since the start or ``reset_peaks()``. Memory that is taken
+        The largest value since the start or ``reset_peaks()``. Memory that is taken
         for an allocation counts as cached only if the counters are read meanwhile.
     largest_free_nbytes : int
-        The longest cached piece; above 512 pieces up to 3 % too small.
+        The longest cached piece; with more than 512 pieces it is up to 3 % too small.
     segment_count : int
-        Ranges of addresses that the memory lies in.
+        The number of address ranges that hold the memory.
     allocation_count, free_count : int
-        Blocks handed out, and blocks given back, ever.
+        How many blocks were ever handed out, and how many came back.
     hit_count : int
-        Allocations served at once from what was cached, without a call to CUDA.
+        Allocations served at once from cached memory, without a call to CUDA.
     miss_count : int
-        All others: those that looked at or waited for work in flight, or took memory.
+        All other allocations, which had to look at or wait for work in flight, or to take
+        memory from CUDA.
     split_count, merge_count : int
-        Times a free piece was cut in two, and two free neighbours became one.
+        How often a free piece was cut in two, and two free neighbours became one.
     cross_stream_wait_count : int
-        Allocations that made a stream wait for another's work on the block.
+        Allocations that made a stream wait for another stream's work on the block.
     growth_count, growth_ns : int
-        Allocations for which memory was taken or moved, and time spent at it, failures too.
+        Allocations for which memory was taken or moved, and the time that this took, even
+        if it failed.
     remap_count, remap_nbytes : int
-        Pieces of cached memory mapped to other addresses, where one run was needed.
+        Pieces of cached memory that were mapped to other addresses to form one run.
     trim_count, trimmed_nbytes : int
-        Times memory was looked for to give back, also when short or idle; what went back.
+        How often the pool looked for memory to give back, also when memory was short or
+        idle, and the bytes that it gave back.
     out_of_memory_count : int
         Attempts that failed; an allocation makes several before it raises.
     lost_count : int
-        Times CUDA refused to take back memory or an event, or the record of a block in
-        flight found no memory: what was concerned may stay held.
+        How often CUDA refused to take back memory or an event, or there was no memory to
+        keep track of a block in flight. The memory concerned may stay reserved.
 
     Examples
     --------
@@ -125,19 +129,19 @@ class Counters(Answer):
 
     @property
     def waste_nbytes(self) -> int:
-        """Bytes of live blocks beyond what was asked for: lost to rounding."""
+        """The bytes of live blocks beyond what was asked for, which rounding costs."""
         return self.live_nbytes - self.requested_nbytes
 
     @property
     def fragmentation(self) -> float:
-        """``1 - largest_free / cached``: 0 when what is cached is one piece."""
+        """``1 - largest_free / cached``; 0 if all cached memory is one piece."""
         if self.cached_nbytes <= 0:
             return 0.0
         return 1 - self.largest_free_nbytes / self.cached_nbytes
 
 
 _STAGING = "staging"
-_STAGING_NUMBER = 2**64 - 2  #: as csrc/python/core/state.h says, and the next
+_STAGING_NUMBER = 2**64 - 2  #: these two numbers are those of csrc/python/core/state.h
 _REGISTERED_NUMBER = 2**64 - 3
 _COUNTERS = tuple(field.name for field in dataclasses.fields(Counters))
 _PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
@@ -146,21 +150,21 @@ _PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class PoolStats(Counters):
-    """Counters of one pool, read at one moment.
+    """The counters of one pool, read at one moment.
 
     Attributes
     ----------
     name : str
-        ``"default"``, ``"pool 3"`` for the third that was made, ``"closed pool"`` for one
-        that only live buffers keep, ``"staging"`` for one that copies go through. Not a
-        pool but told as one of pinned memory, all of it live: ``"registered"``, the pages
-        that `register` has locked.
+        ``"default"``, ``"pool 3"`` for the third pool that was made, ``"closed pool"`` for
+        one that only live buffers keep, or ``"staging"`` for one that copies use on the
+        way. ``"registered"`` is not a pool: it is the pages that `register` has locked,
+        shown as a pool of pinned memory that is all live.
     kind : str
         ``"device"``, ``"pinned"``, ``"mapped"`` or ``"managed"``.
     device : int
-        Index of the device.
+        The index of the device.
     limit : int or None
-        Its own limit in bytes.
+        The pool's own limit in bytes.
 
     Examples
     --------
@@ -178,7 +182,7 @@ class PoolStats(Counters):
 
     @property
     def is_staging(self) -> bool:
-        """Whether copies go through it, and no buffer is in it."""
+        """Whether copies use the pool on the way, so that it holds no buffers."""
         return self.name == _STAGING
 
     def __repr__(self) -> str:
@@ -188,15 +192,15 @@ class PoolStats(Counters):
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Stats(Answer):
-    """Counters of all pools.
+    """The counters of all pools.
 
-    ``total`` is the sum of ``kinds``, where buffers are, and of ``staging``. Pages that
-    `register` has locked count as pinned memory.
+    ``total`` is the sum of ``kinds``, which are pools of buffers, and of ``staging``. Pages
+    that `register` has locked count as pinned memory.
 
     Attributes
     ----------
     pools : tuple of PoolStats
-        Those that copies go through as well.
+        All pools, including those that copies use on the way.
 
     Examples
     --------
@@ -209,11 +213,11 @@ class Stats(Answer):
 
     _keys = ("kinds", "staging", "total")
 
-    #: Python would otherwise ask for item 0; `kinds` and `pools` can be iterated.
+    #: Iterating would otherwise ask for item 0; `kinds` and `pools` can be iterated.
     __iter__: ClassVar[None] = None
 
     def __getitem__(self, kind: str) -> Counters:
-        """Sum of the pools of one kind that buffers are in."""
+        """Return the sum over the pools of one kind that hold buffers."""
         if kind not in DEVICE_FIRST:
             kinds = ", ".join(f'"{each}"' for each in DEVICE_FIRST)
             raise KeyError(f"{kind!r} is not a kind of memory; these are: {kinds}")
@@ -221,19 +225,22 @@ class Stats(Answer):
 
     @property
     def total(self) -> Counters:
-        """Sum of all pools."""
+        """The sum over all pools."""
         return _add(self.pools)
 
     @property
     def staging(self) -> Counters:
-        """Sum of the pools that copies go through: page-locked pieces of ordinary memory,
-        and room on devices where elements are turned, gathered or read ahead. No buffer is
-        in them, and limits count them."""
+        """The sum over the pools that copies use on the way.
+
+        They are page-locked stages for ordinary memory, and memory on devices in which
+        elements are transposed, gathered or read ahead. They hold no buffers, and count
+        against limits.
+        """
         return _add(pool for pool in self.pools if pool.is_staging)
 
     @property
     def kinds(self) -> dict[str, Counters]:
-        """Sums of the kinds that have a pool for buffers."""
+        """The sums over each kind that has a pool for buffers."""
         present = {pool.kind for pool in self.pools if not pool.is_staging}
         return {kind: self[kind] for kind in DEVICE_FIRST if kind in present}
 
@@ -247,8 +254,8 @@ def stats() -> Stats:
     Returns
     -------
     Stats
-        Each pool is read at one moment. Pools that were closed count as long as a buffer
-        keeps them. Empty before the first use.
+        The pools, each read at one moment. A closed pool is included as long as a buffer
+        keeps it. There are none before cumem is first used.
 
     Examples
     --------
@@ -261,19 +268,19 @@ def stats() -> Stats:
 
 
 def pool_stats(facts: _core._PoolFacts) -> PoolStats:
-    """Make what `Pool.stats` answers."""
+    """Make the answer of `Pool.stats`."""
     return PoolStats(
         name=pool_name(facts),
         kind=facts.kind,
         device=facts.device,
-        # A share is one of what only the driver knows.
+        # Only the driver knows how many bytes a share is.
         limit=None if is_share(facts.limit) else facts.limit,
         **facts.counters,
     )
 
 
 def pool_name(of: _core._PoolFacts | _core._PoolConfig) -> str:
-    """``"default"``, ``"pool 3"``, ``"closed pool"``; see `PoolStats`."""
+    """Return a name such as ``"default"`` or ``"pool 3"``; see `PoolStats`."""
     number, flags, kind = of.number, of.flags, of.kind
     if number == _STAGING_NUMBER:
         return _STAGING
@@ -310,10 +317,10 @@ class Measurement(Stats):
     Attributes
     ----------
     pools : tuple of PoolStats
-        Differences between the end and the beginning, so that what was given back is
-        negative; peaks are the most that was held at once in between.
+        Differences between the end and the beginning of the block, which are negative for
+        what was given back. Peaks are the most that was held at once in the block.
     seconds : float
-        How long the block took.
+        The time that the block took.
 
     Examples
     --------
@@ -326,13 +333,13 @@ class Measurement(Stats):
     seconds: float = 0.0
 
 
-#: Of a `Measure`, once its block has ended.
+#: Members of a `Measure` that exist once its block has ended.
 _FIGURES = ("kinds", "pools", "result", "seconds", "staging", "total")
 
 
 @found_in("cumem.types")
 class Measure:
-    """What `measure` answers: in its ``with`` block it measures, afterwards it tells.
+    """The ``with`` block of `measure`, and its result afterwards.
 
     Examples
     --------
@@ -385,47 +392,47 @@ class Measure:
         return dataclasses.replace(after, **values)
 
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now: figures once the block has ended."""
+        """Return the names of members that can be read now."""
         early = () if self._result is not None else _FIGURES
         return sorted({*object.__dir__(self)}.difference(early))
 
     @property
     def result(self) -> Measurement:
-        """The measurement, once the block has ended; RuntimeError before."""
+        """The measurement; reading it before the block has ended is a RuntimeError."""
         if self._result is None:
             raise RuntimeError("the block is not over yet")
         return self._result
 
     @property
     def seconds(self) -> float:
-        """How long the block took."""
+        """The time that the block took, in seconds."""
         return self.result.seconds
 
     @property
     def pools(self) -> tuple[PoolStats, ...]:
-        """Each pool by itself."""
+        """The differences for each pool."""
         return self.result.pools
 
     @property
     def total(self) -> Counters:
-        """All pools together."""
+        """The differences for all pools together."""
         return self.result.total
 
     @property
     def kinds(self) -> dict[str, Counters]:
-        """The pools of each kind together."""
+        """The differences for the pools of each kind together."""
         return self.result.kinds
 
     @property
     def staging(self) -> Counters:
-        """The pools that copies went through."""
+        """The differences for the pools that copies used on the way."""
         return self.result.staging
 
     def __getitem__(self, kind: str) -> Counters:
         return self.result[kind]
 
     def to_dict(self) -> dict[str, Any]:
-        """The measurement as plain data; RuntimeError before the end of the block."""
+        """Return the measurement as plain data; RuntimeError before the block ends."""
         return self.result.to_dict()
 
     def __repr__(self) -> str:
@@ -439,20 +446,21 @@ class Measure:
 def measure() -> Measure:
     """Measure what a block of code does with the pools.
 
-    ``with cumem.measure() as m:`` and then, after the block, ``m.total.peak_live_nbytes``,
-    ``m["pinned"].miss_count``, ``m.seconds``, or ``print(m)``.
+    Write ``with cumem.measure() as m:`` and, after the block, ``m.total.peak_live_nbytes``,
+    ``m["pinned"].miss_count``, ``m.seconds`` or ``print(m)``.
 
     Returns
     -------
     Measure
-        Its counters are differences between the end and the beginning of the block; its
-        peaks are the most that was held at once in between.
+        The object of the ``with`` block. Its counters are differences between the end and
+        the beginning of the block; its peaks are the most that was held at once in it.
 
     Notes
     -----
-    Blocks may be nested and overlap in threads; what other threads do meanwhile counts as
-    well. The peaks are exact for each pool and leave those of `stats` alone; a sum of
-    several pools adds up their peaks. Pools that ended within the block are left out.
+    Blocks may be nested, and may overlap in several threads; what other threads do
+    meanwhile counts as well. The peaks are exact for each pool, and do not disturb those of
+    `stats`. A sum of several pools adds up their peaks. Pools that ended within the block
+    are left out.
 
     Examples
     --------
@@ -464,14 +472,16 @@ def measure() -> Measure:
     return Measure()
 
 
-#: Weak: one that Ctrl-C kept from its end is gone with its last name.
+#: It is weak because Ctrl-C may keep a block from ending, which then ends with its object.
 _open: weakref.WeakSet[Measure] = weakref.WeakSet()
 _open_lock = make_lock()
 
 
 def _fold() -> dict[int, PoolStats]:
-    """Read all pools, by serial number, and let each open measurement see the peaks since
-    the last look."""
+    """Read all pools, by serial number, and update the peaks of open measurements.
+
+    Reading resets the peaks, so that each look covers the time since the one before.
+    """
     found = {facts.serial: pool_stats(facts) for facts in _core._pools(True)}
     for one in list(_open):
         before, one._peaks = one._peaks, {}
@@ -491,7 +501,7 @@ COLUMNS = {
     "peak live": "peak_live_nbytes",
     "peak reserved": "peak_reserved_nbytes",
 }
-MORE_COLUMNS = {  # where there is room for them
+MORE_COLUMNS = {  # shown only if there is room
     "peak in flight": "peak_in_flight_nbytes",
     "peak cached": "peak_cached_nbytes",
     "waste": "waste_nbytes",
@@ -500,8 +510,7 @@ MORE_COLUMNS = {  # where there is room for them
 
 
 def rows_of(found: Stats) -> list[tuple[str, Counters]]:
-    """Each pool, and the sum of each kind that has more than one; then those that copies
-    go through."""
+    """Return a row for each pool and for each kind with several pools, staging last."""
     rows: list[tuple[str, Counters]] = []
     groups = [(f"{kind}, all pools", found[kind], kind) for kind in found.kinds]
     for text, total, kind in [*groups, ("staging, all pools", found.staging, None)]:
@@ -532,7 +541,7 @@ def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
 
 
 def _lines(pool: PoolStats) -> str:
-    """Whatever the table leaves out and is not 0."""
+    """Return all counters that the table leaves out and that are not 0."""
     told = {*COLUMNS.values(), "allocation_count", "hit_count"}
     rest = {n: getattr(pool, n) for n in _COUNTERS if n not in told}
     return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)

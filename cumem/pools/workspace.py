@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scratch memory of a fixed size: taken piece by piece, given back block by block."""
+"""Scratch memory of a fixed size, taken buffer by buffer and given back block by block.
+
+A workspace is a pool with one segment of a fixed size. Within a ``with`` block, buffers
+are taken from the front of the segment to its end. When the block ends, they are closed,
+and the pool can hand out the memory again. Two things make this less simple. Transfers may
+still use the buffers of blocks that have ended, so `_wait_for_room` waits for the oldest
+of these. And the pool may keep freed pieces separate, so `_join` makes it merge them.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +48,17 @@ _LONG = 64 << 10
 
 
 def _end_of(nbytes: int, used: int) -> int:
-    """Of so many bytes behind what is used. Never less than where the pool ends them, so
-    that what fits by this count does fit: it begins long blocks at whole pages."""
+    """Return where a block of `nbytes` ends at most, if `used` bytes are before it.
+
+    This is never less than where the pool ends it, so that what fits by this count does
+    fit. The pool begins long blocks at whole pages.
+    """
     step = _PAGE if nbytes >= _LONG else 512
     return -(-used // step) * step + max(512, -(-nbytes // step) * step)
 
 
 def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
-    """0 where they make no buffer, which is told by whoever makes it."""
+    """Return the bytes of a buffer, or 0 for arguments that `empty` will refuse."""
     lengths: Any = shape
     try:
         try:
@@ -64,29 +74,30 @@ def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
 class Workspace(Generic[_B_co]):
     """Scratch memory of a fixed size, for buffers that end together.
 
-    In a ``with`` block `empty` and `zeros` hand out its memory from front to back; the
+    In a ``with`` block `empty` and `zeros` hand out the memory from front to back, and the
     end of the block takes it all back. Blocks may be nested: the end of one takes back
-    what was handed out in it, and leaves the outer ones alone.
+    what was handed out in it, and does not affect the outer ones.
 
     Parameters
     ----------
     nbytes : int or str
-        Its size, as ``1 << 20`` or ``"64 MiB"``; at least 1, rounded up to whole pages
-        of 4096 bytes.
+        The size, such as ``1 << 20`` or ``"64 MiB"``. It must be at least 1, and is rounded
+        up to whole pages of 4096 bytes.
     kind : str
-        What memory, as in `empty`; default device memory.
+        The kind of memory, as for `empty`; device memory by default.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it; default: cumem's current one.
+        The device of the memory, or the one whose context page-locks it; by default
+        cumem's current one.
     stream : Stream or other stream object, optional
-        Where device memory is used first; default: what is current when it is handed
-        out.
+        The stream on which device memory is used first; by default the stream that is
+        current when it is handed out.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If `nbytes` is less than 1, there is no such kind or device, or `stream` is of
+        If `nbytes` is less than 1, the kind or device does not exist, or `stream` is of
         another device.
     OutOfMemoryError, CudaError
         If there is not enough memory.
@@ -94,16 +105,16 @@ class Workspace(Generic[_B_co]):
     Notes
     -----
     The memory is taken at once, and belongs to a `Pool` of its own that never has more.
-    Between blocks it is cached there: `trim`, or another pool that finds no memory, may
-    give it back to the driver, and the next block takes it anew. Each buffer counts with
-    its bytes rounded up to 512, from 64 KiB on to 4096, and begins at a multiple of
-    that. A workspace is for one thread at a time, whose blocks end in the reverse of the
-    order in which they began.
+    Between blocks the pool caches it: `trim`, or another pool that runs out of memory, may
+    give it back to the driver, and the next block takes it again. The bytes of each buffer
+    are rounded up to a multiple of 512, or of 4096 if there are 64 KiB or more, and it
+    begins at such a multiple. A workspace is for one thread at a time, whose blocks end in
+    the reverse order of their beginning.
 
-    A buffer is closed when its block ends, and whatever uses it afterwards raises
-    ValueError. Arrays and tensors made of it stay valid: their bytes, and those that a
-    stream still works on, are not handed out again before that is over: a buffer that
-    comes meanwhile lies beside them, and what is free then may be in two pieces.
+    A buffer is closed when its block ends, and using it afterwards raises a ValueError.
+    Arrays and tensors made from it stay valid. Their bytes, and those that a stream still
+    works on, are not handed out again until this is over; a buffer that is made meanwhile
+    is placed beside them, and the free memory may then be in two pieces.
 
     Examples
     --------
@@ -183,46 +194,47 @@ class Workspace(Generic[_B_co]):
         self._nbytes = -(-size // _PAGE) * _PAGE
         self._kind = kind
         self._stream = stream
-        #: Each with what was used before it.
+        #: The open blocks: buffers with their sizes, and what was used before the block.
         self._blocks: list[tuple[list[tuple[_core.Buffer, int]], int]] = []
-        #: Of blocks that have ended: unfinished transfers may still use them.
+        #: Buffers of ended blocks, which unfinished transfers may still use.
         self._ended: collections.deque[tuple[_core.Buffer, int]] = collections.deque()
-        self._spent = 0  #: bytes of these
+        self._spent = 0  #: the bytes of these buffers
         self._used = self._high_water = self._thread = 0
-        self._is_cut = False  #: pieces of ended blocks may lie side by side
-        # One segment, which is cut from its front on: no holes but where bytes are kept.
+        self._is_cut = False  #: whether free pieces of ended blocks may be unmerged
+        # The pool has one segment, which it cuts from the front. So there are no holes
+        # except where bytes of ended blocks are still in use.
         self._pool: Pool[Any] = Pool(kind, device=device, segments="malloc")
-        self._pool.allocate(self._nbytes, stream)  # and back, for the blocks
+        self._pool.allocate(self._nbytes, stream)  # makes the segment, and is dropped
         self._pool.limit = self._pool.stats().reserved_nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it has."""
+        """The size of the workspace in bytes."""
         return self._nbytes
 
     @property
     def kind(self) -> _core._Kind:
-        """ "device", "pinned", "mapped" or "managed"."""
+        """The kind of memory: "device", "pinned", "mapped" or "managed"."""
         return self._kind
 
     @property
     def device(self) -> Device:
-        """Device whose memory it is, or whose context page-locks it."""
+        """The device of the memory, or the one whose context page-locks it."""
         return self._pool.device
 
     @property
     def used(self) -> int:
-        """Bytes that are handed out, rounding included; 0 outside of blocks."""
+        """The bytes that are handed out, including rounding; 0 outside blocks."""
         return self._used
 
     @property
     def high_water(self) -> int:
-        """The most that `used` has been: the size that would have been enough."""
+        """The largest value that `used` has had: this size would have been enough."""
         return self._high_water
 
     @property
     def closed(self) -> bool:
-        """True after close() or shutdown()."""
+        """Whether close() or shutdown() was called."""
         return self._pool.closed
 
     @hinting
@@ -238,16 +250,16 @@ class Workspace(Generic[_B_co]):
         Parameters
         ----------
         shape : int or sequence of int
-            Lengths in elements.
+            The lengths in elements.
         dtype : dtype_like
             Any NumPy dtype without Python objects.
         order : {'C', 'F'}
-            Whether the last or the first index runs fastest.
+            Whether the last index ('C') or the first ('F') runs fastest.
 
         Returns
         -------
         Buffer
-            Of the workspace's kind. Its bytes are not set.
+            A buffer of the workspace's kind, whose bytes are not set.
 
         Raises
         ------
@@ -259,15 +271,15 @@ class Workspace(Generic[_B_co]):
         RuntimeError
             If the block was begun in another thread.
         OutOfMemoryError
-            If so much is not left, or not in one piece; ``requested``, ``limit`` and
-            ``live`` say how much was asked for, its size, and what is in use.
+            If not enough is left, or not in one piece. ``requested``, ``limit`` and
+            ``live`` say how much was asked for, the size, and how much is in use.
 
         Notes
         -----
-        **Blocks** only where the bytes that are left are still used by work that was
-        queued in ended blocks, until that is done; GIL released. **Ordered after**:
-        device memory may be used at once on the workspace's stream, another stream the
-        user orders.
+        **Blocks** only if work that was queued in ended blocks still uses the bytes that
+        are left, until it is done; GIL released. **Ordered after**: device memory may be
+        used at once on the workspace's stream; for another stream, the user takes care of
+        the order.
         """
         if not self._blocks:
             self._check_open()
@@ -284,7 +296,7 @@ class Workspace(Generic[_B_co]):
             buffer = self._take(shape, dtype, order)
         except OutOfMemoryError as error:
             if error.name != "CM_ELIMIT":
-                raise  # it was trimmed, and others have the memory now
+                raise  # the memory was trimmed, and others have taken it
             buffer = self._take_last(shape, dtype, order, nbytes)
         self._blocks[-1][0].append((buffer, size))
         self._used += size
@@ -299,12 +311,12 @@ class Workspace(Generic[_B_co]):
         *,
         order: _core._Order = "C",
     ) -> _B_co:
-        """Hand out memory whose bytes are zero; all else as `empty` says.
+        """Hand out memory whose bytes are zero, and which is otherwise as from `empty`.
 
         Notes
         -----
-        **Blocks** as `cumem.zeros` does as well: for memory that the host can read,
-        until it is zero.
+        **Blocks** like `empty` and also like `cumem.zeros`: for memory that the host can
+        read, until it is zero.
         """
         buffer = self.empty(shape, dtype, order=order)
         buffer.fill(np.zeros((), buffer.dtype), stream=self._stream)
@@ -317,11 +329,12 @@ class Workspace(Generic[_B_co]):
         )
 
     def close(self) -> None:
-        """Give the memory back to the driver, and end all blocks; twice is not an error.
+        """End all blocks, and give the memory back to the driver; twice is not an error.
 
         Notes
         -----
-        **Blocks** as `Pool.close` does. What arrays and tensors keep goes back with them.
+        **Blocks** as `Pool.close` does. Memory that arrays and tensors keep is given back
+        when they are dropped.
         """
         while self._blocks:
             self._end_block()
@@ -352,7 +365,7 @@ class Workspace(Generic[_B_co]):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End the innermost block: buffers handed out in it are closed, never waiting.
+        """End the innermost block, and close its buffers; this never waits.
 
         Raises
         ------
@@ -394,7 +407,7 @@ class Workspace(Generic[_B_co]):
         order: _core._Order,
         nbytes: int,
     ) -> _B_co:
-        """Once nothing of ended blocks is under way, which may join what is free."""
+        """Hand out memory after nothing uses that of ended blocks and it is merged."""
         self._wait_for_room(0)
         self._join()
         try:
@@ -405,8 +418,11 @@ class Workspace(Generic[_B_co]):
             raise self._full(nbytes) from None
 
     def _join(self) -> None:
-        """The pool keeps small and late blocks apart for their own size: between them a
-        larger one would be put behind, and leave a hole."""
+        """Make the pool merge free pieces that it keeps separate.
+
+        It keeps small blocks and late ones as they are, for requests of the same size. A
+        larger buffer would be placed behind them and leave a hole.
+        """
         self._pool.trim(keep=self._pool.limit or 0, wait=False)
         self._is_cut = False
 
@@ -419,8 +435,10 @@ class Workspace(Generic[_B_co]):
             self._spent += size
 
     def _wait_for_room(self, most: int) -> None:
-        """Until transfers use no more of what has ended than that, the oldest first. What
-        streams use is the pool's to wait for."""
+        """Wait until transfers use at most this much of ended blocks, the oldest first.
+
+        The pool itself waits for streams that use the memory.
+        """
         while self._spent > most:
             buffer, size = self._ended[0]
             _core._unregister(buffer, True)
@@ -439,7 +457,7 @@ class Workspace(Generic[_B_co]):
             )
 
     def _full(self, asked: int) -> OutOfMemoryError:
-        """It says so in terms of the workspace."""
+        """Make an error that speaks of the workspace rather than of its pool."""
         others = ""
         if _end_of(asked, self._used) <= self._nbytes:
             stats = self._pool.stats()

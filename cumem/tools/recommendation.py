@@ -290,7 +290,7 @@ def _for_both(question: _Question) -> Recommendation:
         return _of(
             "registered",
             f"{whose}, and page-locking them in place gives kernels an address",
-            ("managed", "where a copy into memory of our own is no harm"),
+            ("managed", "where a copy into memory of our own does no harm"),
             call="cumem.register(array, mapped=True)",
         )
     if few:

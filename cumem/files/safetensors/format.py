@@ -411,7 +411,7 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
     OSError
         If a file cannot be read, or is a FIFO, a device or the like.
     TypeError
-        If `path` is no path, such as a descriptor.
+        If `path` is not a path but, for instance, a descriptor.
 
     Notes
     -----

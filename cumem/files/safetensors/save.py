@@ -123,7 +123,7 @@ def save_safetensors(
         If `dtypes` gives the type of a tensor that does not exist, unless the type is a
         `SafetensorsInfo`.
     OSError
-        If a file cannot be written, or its name belongs to something that is no regular
+        If a file cannot be written, or its name belongs to something that is not a regular
         file, such as a directory.
     ImportError
         If `progress` is True and tqdm is not installed.
