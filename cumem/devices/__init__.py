@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices, and what streams, events and transfers of them are waited for with."""
+"""Devices: which there are, what opens them, and how to wait for their work."""

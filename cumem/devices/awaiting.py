@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Awaiting transfers and events, and calling back when transfers are done.
+"""Awaits transfers and events, and calls functions when transfers are done.
 
-The engine writes to an eventfd when a transfer is done. Each event loop has one, which it
-reads to settle the futures of all transfers that are; what callbacks wait for has another,
-which a thread reads that lives while there are any. An event is awaited as a transfer of
-no bytes that ends with it.
+The engine writes to an eventfd when a transfer is done. Each event loop has one eventfd,
+which it reads to settle the futures of all transfers that are done. Callbacks have
+another, which is read by a thread that lives as long as there are callbacks. An event is
+awaited as a transfer of no bytes that ends with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cumem.buffers.arguments import wrong_type
 
 
 class _Notifier:
-    """Of one event loop, which it knows only while futures wait: an idle one keeps none."""
+    """The eventfd of one event loop, which reads it only while futures wait."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], _core.Transfer] = {}
@@ -36,7 +36,7 @@ class _Notifier:
     def future(
         self, transfer: _core.Transfer, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[None]:
-        """One that is done when the transfer is."""
+        """Return a future that is done when the transfer is."""
         future = loop.create_future()
         if not self._is_read:
             loop.add_reader(self._fd, self._wake)
@@ -51,9 +51,10 @@ class _Notifier:
         return future
 
     def _wake(self, *_: object) -> None:
-        """By the loop: the eventfd was written, or a future is done for another reason.
+        """Settle futures, after the eventfd was written or a future was done otherwise.
 
-        A future may call what comes back here: each is settled by whoever takes it out.
+        The loop calls this. A future may run code that comes back here, so each future is
+        settled by the call that takes it out of the dict.
         """
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
@@ -82,7 +83,7 @@ _notifiers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Notifier] = (
 
 
 def await_transfer(transfer: _core.Transfer) -> Iterator[object]:
-    """What ``await transfer`` iterates over."""
+    """Return the iterator that ``await transfer`` goes through."""
     if transfer.done:
         transfer.wait()
         return iter(())
@@ -99,10 +100,10 @@ _Callback = Callable[[_core.Transfer], object]
 
 
 class _Caller:
-    """Calls back in a thread of its own, which ends when nothing is left to wait for.
+    """Calls functions in a thread of its own, which ends when nothing is left to wait for.
 
-    The interpreter joins that thread before it ends, as those of `concurrent.futures`, so
-    no callback is lost. No callback runs while the lock is held.
+    The interpreter joins that thread before it ends, like those of `concurrent.futures`, so
+    that no callback is lost. No callback runs while the lock is held.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class _Caller:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """A forked child has neither the thread nor transfers that end."""
+        """Start empty, also in a forked child, which has no thread and no transfers."""
         self._waiting: list[tuple[_core.Transfer, _Callback]] = []
         self._fd = -1
         self._is_running = False
@@ -135,7 +136,7 @@ class _Caller:
                 raise
 
     def _take_done(self) -> list[tuple[_core.Transfer, _Callback]] | None:
-        """None: nothing is left, and the thread is to end."""
+        """Return the callbacks of finished transfers, or None if the thread should end."""
         with self._lock:
             entries = [(entry[0].done, entry) for entry in self._waiting]
             done = [entry for is_done, entry in entries if is_done]
@@ -151,14 +152,15 @@ class _Caller:
                 transfer._call_back(fn)
             if not taken:
                 os.eventfd_read(self._fd)
-            taken = transfer = fn = None  # type: ignore[assignment]  # kept while it sleeps
+            # While the thread sleeps, it must not keep transfers or functions alive.
+            taken = transfer = fn = None  # type: ignore[assignment]
 
 
 _caller = _Caller()
 
 
 def add_done_callback(transfer: _core.Transfer, fn: _Callback, /) -> None:
-    """See `Transfer.add_done_callback`."""
+    """Call a function when the transfer is done; see `Transfer.add_done_callback`."""
     if not callable(fn):
         raise wrong_type("fn", "callable", fn)
     if transfer.done:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many devices CUDA would show, without starting its driver in this process.
+"""Counts the devices that CUDA would show, without starting its driver in this process.
 
-A process that has started the driver can fork no child that uses a GPU, so questions must
-not do it. NVML counts GPUs without the driver of CUDA, and `CUDA_VISIBLE_DEVICES` says how
-many of them are shown. Where the two leave any doubt, another process starts the driver
-and tells its answer. NVML is asked for numbers only: which GPU an index of CUDA's means,
-it does not know.
+After a process has started the driver, its forked children cannot use a GPU. So asking how
+many devices there are must not start it. NVML counts GPUs without CUDA's driver, and
+`CUDA_VISIBLE_DEVICES` says how many of them are shown. If these two leave any doubt,
+another process starts the driver and reports its answer. NVML is only asked for a number,
+since it does not know which GPU an index of CUDA means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNKNOWN = 999  # cudaErrorUnknown
 #: GPU of a large machine whose driver nobody keeps loaded.
 _SECONDS = 300
 
-#: What that process runs: it prints the driver's code and its count.
+#: The program of that process, which prints the driver's code and its count.
 _SCRIPT = """
 import ctypes
 driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -37,18 +37,18 @@ print("cumem:", code, count.value)
 
 
 class _DoubtError(Exception):
-    """CUDA might count otherwise."""
+    """CUDA might give another count."""
 
 
 class Counted(NamedTuple):
-    """How many devices there are, which the extension reads by these names."""
+    """The number of devices, which the extension reads by the names of the members."""
 
-    code: int  #: What CUDA answers; 0: all is well.
-    device_count: int  #: -1: only starting the driver in this process can tell.
+    code: int  #: A code of CUDA, which is 0 if all is well.
+    device_count: int  #: -1 if only starting the driver in this process can tell.
 
 
 def count_devices() -> Counted:
-    """Count the devices that CUDA would show."""
+    """Return the number of devices that CUDA would show."""
     try:
         said = os.environ.get("CUDA_VISIBLE_DEVICES")
         return Counted(0, count_visible(said, _list_uuids()))
@@ -60,12 +60,12 @@ def count_devices() -> Counted:
 
 
 def count_visible(text: str | None, uuids: Sequence[str]) -> int:
-    """How many of the GPUs with those UUIDs the variable shows.
+    """Return how many of the GPUs with these UUIDs the variable shows.
 
     Raises
     ------
     _DoubtError
-        If that depends on which GPU a number means, or on rules that are nobody's.
+        If the count depends on which GPU a number means, or on unwritten rules.
     """
     if text is None:
         return len(uuids)
@@ -92,13 +92,13 @@ class _Fabric(ctypes.Structure):
 
 
 def _list_uuids() -> list[str]:
-    """Of all GPUs that this process may open.
+    """Return the UUIDs of all GPUs that this process may open.
 
     Raises
     ------
     _DoubtError
-        If CUDA may see others: parts of GPUs, those of a server that shares them, those
-        that cannot be opened, and where NVML says nothing.
+        If CUDA may see others: if GPUs are partitioned, shared by a server or cannot be
+        opened, or if NVML does not answer.
     """
     server = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     for path in ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap", server):
@@ -154,14 +154,14 @@ def _can_open(path: str) -> bool:
 
 
 def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
-    """Without its fabric manager a machine with NVSwitch starts no driver."""
+    """Raise a _DoubtError if NVSwitch is not ready, without which no driver starts."""
     if not os.path.isdir("/proc/driver/nvidia-nvswitch/devices"):
         return
     if not any(Path("/proc/driver/nvidia-nvswitch/devices").iterdir()):
         return
     fabric = _Fabric()
     _check(nvml.nvmlDeviceGetGpuFabricInfo(device, ctypes.byref(fabric)))
-    if fabric.state != 3 or fabric.status != 0:  # completed, and well
+    if fabric.state != 3 or fabric.status != 0:  # state 3 is "completed"
         raise _DoubtError("the GPUs are not joined yet")
 
 
@@ -169,9 +169,9 @@ def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
 
 
 def _ask_other_process() -> Counted:
-    """By a new interpreter, which shares nothing with this process but its environment."""
+    """Ask a new interpreter, which shares only its environment with this process."""
     if getattr(sys, "frozen", False) or not _is_python(sys.executable):
-        return Counted(0, -1)  # a program of its own: to run it again might do anything
+        return Counted(0, -1)  # running a frozen program again might do anything
     command = [sys.executable, "-I", "-S", "-c", _SCRIPT]
     try:
         done = subprocess.run(
@@ -189,7 +189,7 @@ def _ask_other_process() -> Counted:
         if len(words) == 3 and words[0] == "cumem:":
             code, count = int(words[1]), int(words[2])
             return Counted(_NO_DEVICE if code == 0 and count == 0 else code, count)
-    return Counted(_UNKNOWN, 0)  # it died of the driver: so would we
+    return Counted(_UNKNOWN, 0)  # the driver ended that process, and would end this one
 
 
 def _is_python(path: str | None) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices, what drives them, and which are opened: `Device` and what is asked of all."""
+"""The type `Device`, functions about all devices, and the settings that open them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class Device(_core._DeviceBlocks):
 
     Parameters
     ----------
-    index : int or str
-        As CUDA counts the visible devices, from 0; ``"cuda:0"`` as torch writes it, and
-        ``"cuda"`` for cumem's current device.
+        The number of a visible device as CUDA counts them, from 0; or ``"cuda:0"`` as in
+        PyTorch, or ``"cuda"`` for cumem's current device.
 
     Raises
     ------
@@ -42,18 +41,19 @@ class Device(_core._DeviceBlocks):
 
     Notes
     -----
-    Can be used wherever an index can and equals it: ``buf.device == 0``. Pickles as its
-    index. Asking for properties creates no context. Inside of ``with device:`` it is
-    cumem's current device, in this thread or task alone; `set_current_device` sets that
-    of all others. Blocks nest, end in any order, as those of streams do, and neither
-    read nor change CUDA's current device.
+    A device can be used as its index and equals it: ``buf.device == 0``. It is pickled as
+    its index. Reading its properties creates no context.
+
+    In a block ``with device:`` it is cumem's current device, in this thread or task only;
+    `set_current_device` sets that of all others. Blocks may be nested and end in any order,
+    like those of streams. They neither read nor change CUDA's current device.
 
     Examples
     --------
     >>> device = cumem.Device(0)
     >>> device.index, device.total_nbytes > 0
     (0, True)
-    >>> with device:  # the current one of cumem
+    >>> with device:  # makes it cumem's current device
     ...     buf = cumem.empty_device(16)
     >>> buf.device == device
     True
@@ -68,40 +68,38 @@ class Device(_core._DeviceBlocks):
         return _core._device(index, "device")
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
-        """Pickle: the index. Reading it back is a ValueError where there is no such
-        device.
-        """
+        """Pickle the index; unpickling raises a ValueError if the device does not exist."""
         return type(self), (self._index,)
 
     @property
     def index(self) -> int:
-        """Number of the device, from 0."""
+        """The number of the device, from 0."""
         return self._index
 
     @property
     def name(self) -> str:
-        """Name of the product."""
+        """The name of the product."""
         name = _core._describe_device(self._index).name
         return name.decode("utf-8", "replace")
 
     @property
     def uuid(self) -> str:
-        """ "GPU-…" as nvidia-smi prints it; the same in every process."""
+        """The UUID as nvidia-smi prints it, "GPU-…", which is the same in every process."""
         return _uuid_text(_core._describe_device(self._index).uuid)
 
     @property
     def pci_bus_id(self) -> str:
-        """Place on the bus: "0000:1b:00.0"."""
+        """The place on the bus, such as "0000:1b:00.0"."""
         return _core._describe_device(self._index).pci_bus_id
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes of memory on the device."""
+        """The bytes of memory on the device."""
         return _core._describe_device(self._index).total_nbytes
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """Tuple of two ints, e.g. (9, 0)."""
+        """The compute capability as two ints, such as (9, 0)."""
         major, minor = (
             _core._device_attribute(self._index, name) or 0
             for name in ("compute_major", "compute_minor")
@@ -110,17 +108,17 @@ class Device(_core._DeviceBlocks):
 
     @property
     def emulated(self) -> bool:
-        """True when it is not a real GPU."""
+        """Whether the device is emulated rather than a real GPU."""
         return backend() == "emulated"
 
     def attributes(self) -> dict[str, int]:
-        """Attributes of the device that matter for memory.
+        """Return the attributes of the device that matter for memory.
 
         Returns
         -------
         dict of str to int
-            Named after CUDA's device attributes; one that the driver does not know is
-            left out.
+            The values by the names of CUDA's device attributes, without those that the
+            driver does not know.
 
         Raises
         ------
@@ -134,7 +132,7 @@ class Device(_core._DeviceBlocks):
         return {name: value for name, value in found.items() if value is not None}
 
     def can_access_peer(self, other: object, /) -> bool:
-        """Whether this device can reach the memory of another one directly.
+        """Return whether this device can reach the memory of another one directly.
 
         Parameters
         ----------
@@ -156,7 +154,7 @@ class Device(_core._DeviceBlocks):
         return peer != self._index and _core._can_access_peer(self._index, peer)
 
     def synchronize(self) -> None:
-        """Wait until everything queued on the device so far is done.
+        """Wait until everything that is queued on the device so far is done.
 
         Raises
         ------
@@ -165,19 +163,19 @@ class Device(_core._DeviceBlocks):
 
         Notes
         -----
-        **Blocks** until all streams of the device are empty, GIL released; Ctrl-C
-        interrupts it in the main thread. Creates a context on the device if there is
-        none.
+        **Blocks** until all streams of the device are empty, with the GIL released; Ctrl-C
+        interrupts it in the main thread. If the device has no context yet, this creates
+        one.
         """
         _core._synchronize_device(self._index)
 
     def memory_info(self) -> tuple[int, int]:
-        """Memory of the device as its driver sees it, all processes together.
+        """Return the memory of the device as its driver sees it, with all processes.
 
         Returns
         -------
         tuple of int
-            Free and total bytes.
+            The free and the total bytes.
 
         Raises
         ------
@@ -186,7 +184,7 @@ class Device(_core._DeviceBlocks):
 
         Notes
         -----
-        Creates a context on the device if there is none.
+        If the device has no context yet, this creates one.
         """
         return _core._device_memory(self._index)
 
@@ -214,17 +212,17 @@ class Device(_core._DeviceBlocks):
 
 
 def make(index: int) -> Device:
-    """Of an index that exists, for the extension, which keeps one of each."""
+    """Make the device of an index that exists, for the extension, which keeps it."""
     device = object.__new__(Device)
     device._index = index
     return device
 
 
 def current_of_torch(about: object) -> int:
-    """PyTorch's current device, for one of its tensors, or True for some; -1 where it was
-    not asked to work on any, or `about` is nothing of its.
+    """Return PyTorch's current device for one of its tensors, or for True, or -1.
 
-    It is not imported to find out, and asking it does not make it begin with CUDA.
+    The answer is -1 if `about` is anything else, or if PyTorch does not use CUDA yet. This
+    function neither imports PyTorch nor makes it start CUDA.
     """
     if about is not True and not is_tensor(about):
         return -1
@@ -236,25 +234,26 @@ def current_of_torch(about: object) -> int:
 
 @hinting
 def synchronize(device: object = None) -> None:
-    """Wait until everything queued on a device so far is done.
+    """Wait until everything that is queued on a device so far is done.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        cumem's current device by default.
+        The device; by default cumem's current one.
 
     Raises
     ------
     TypeError, ValueError
-        If `device` is none, or does not exist.
+        If `device` is not a device, or does not exist.
     CudaError
         If work on the device failed.
 
     Notes
     -----
-    **Blocks** until all streams of the device are empty, GIL released; Ctrl-C interrupts
-    it in the main thread. Copies in the background (`copy_async` without a stream) are
-    waited for by their handles alone. Creates a context on the device if there is none.
+    **Blocks** until all streams of the device are empty, with the GIL released; Ctrl-C
+    interrupts it in the main thread. It does not wait for copies in the background
+    (`copy_async` without a stream), for which only their handles wait. If the device has no
+    context yet, this creates one.
 
     Examples
     --------
@@ -265,7 +264,7 @@ def synchronize(device: object = None) -> None:
     _core._device(device, "device").synchronize()
 
 
-# -- what is opened --------------------------------------------------------------------
+# -- the settings that open devices ----------------------------------------------------
 
 
 def _count(most: int) -> Callable[[str], int]:
@@ -297,7 +296,7 @@ def _backend(text: str) -> str:
     return text
 
 
-#: The variable of each setting, how it is read, and what it must be.
+#: For each setting: its variable, the function that reads it, and what it must be.
 _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
     "backend": ("CUMEM_BACKEND", _backend, "'cuda', 'emulated' or unset"),
     "device_count": ("CUMEM_EMULATED_DEVICES", _count(64), "a count from 0 to 64"),
@@ -327,17 +326,17 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], int | str], str]] = {
 }
 
 
-#: ``CUDA_VISIBLE_DEVICES`` as it was when devices were last opened: a change that comes
-#: later has no effect, and the doctor says so.
+#: ``CUDA_VISIBLE_DEVICES`` when devices were last opened. A later change has no effect,
+#: which the doctor reports.
 opened_with: str | None = None
 
-#: What tests/support/testing.py has set, in place of the environment.
+#: Settings from tests/support/testing.py, which take precedence over the environment.
 test_settings: dict[str, Any] = {}
 
 
 _MOST_DEVICES = 64  # CM_MAX_DEVICES of csrc/runtime/runtime.h
 
-#: The emulated devices, where nothing is said of them.
+#: The properties of emulated devices by default.
 _EMULATED = {
     "device_count": 1,
     "memory_nbytes": 1 << 30,
@@ -348,23 +347,27 @@ _EMULATED = {
 
 
 class Settings(NamedTuple):
-    """What is opened next, which the extension reads by these names."""
+    """The settings of the devices that are opened next.
 
-    tries_cuda: bool  #: Whether the driver is opened, if there is one.
-    may_emulate: bool  #: Whether emulated devices will do.
-    device_count: int  #: How many of these there are, and so on.
-    memory_nbytes: int
+    The extension reads them by the names of the members.
+    """
+
+    tries_cuda: bool  #: Whether to try CUDA, if there is a driver.
+    may_emulate: bool  #: Whether emulated devices are acceptable.
+    # The rest is about emulated devices.
+    device_count: int
+    memory_nbytes: int  #: The memory of each.
     driver_version: int
-    max_delay_us: int
-    seed: int
-    has_peers: bool  #: Whether they reach the memory of each other.
-    is_concurrent: bool  #: Whether managed memory is theirs and the host's at once.
+    max_delay_us: int  #: The longest time by which work is late.
+    seed: int  #: Of the random delays.
+    has_peers: bool  #: Whether they reach each other's memory.
+    is_concurrent: bool  #: Whether the host may use managed memory while they do.
     has_faults: bool  #: Whether calls can be made to fail.
-    numbers: bytes  #: Which of the emulated machine's devices each is, a byte each.
+    numbers: bytes  #: For each, in one byte, its number on the emulated machine.
 
 
 def read_settings() -> Settings:
-    """Say what is opened next: as the environment says, but for what a test has set."""
+    """Return the settings, which come from the environment and from tests."""
     global opened_with
     opened_with = os.environ.get("CUDA_VISIBLE_DEVICES")
     settings: dict[str, Any] = dict(_EMULATED)
@@ -405,12 +408,11 @@ def read_settings() -> Settings:
 
 
 def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
-    """Which of the emulated machine's devices the process sees: what
-    ``CUDA_VISIBLE_DEVICES`` leaves of them, by CUDA's rules.
+    """Return the emulated machine's devices that ``CUDA_VISIBLE_DEVICES`` shows.
 
-    Where `CUMEM_EMULATED_DEVICES` does not say how many the machine has, it has all those
-    that are named, so that each process of a job started for several GPUs finds its own;
-    the UUID of a real GPU stands for one of them.
+    CUDA's rules apply. Without `CUMEM_EMULATED_DEVICES` the machine has all devices that
+    the variable names, so that each process of a job that was started for several GPUs
+    finds its own. The UUID of a real GPU stands for one of them.
     """
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None or gpus_hidden():
@@ -433,34 +435,34 @@ def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
 
 
 def _emulated_uuid(number: int) -> str:
-    """As `Device.uuid` gives it; csrc/runtime/emulated/emulated.c composes it."""
+    """Return what csrc/runtime/emulated/emulated.c makes and `Device.uuid` returns."""
     return _uuid_text(b"cumem-emulated\0" + bytes([number]))
 
 
 def _uuid_text(uuid: bytes) -> str:
-    """As nvidia-smi prints it."""
+    """Return a UUID as nvidia-smi prints it."""
     digits = uuid.hex()
     parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
     return f"GPU-{'-'.join(parts)}"
 
 
-#: Variables that were told of already: once a process, and once for each name.
+#: The variables that a warning has named, so that each is named once per process.
 _told: set[str] = set()
 
 
 def warn_of_variables() -> None:
-    """Of those that look like cumem's and that nothing reads; of each of them once."""
+    """Warn about variables that resemble cumem's and that nothing reads, once for each."""
     found = {name: near for name, near in misspelt().items() if name not in _told}
     if found:
         warn_caller(
             f"cumem reads no such variable of the environment: {advice(found)}",
             UserWarning,
         )
-        _told.update(found)  # not where the warning was made an error
+        _told.update(found)  # this is not reached if the warning is made an error
 
 
 def warn_of_emulation(reason: str) -> None:
-    """For the caller of the function that opens the devices."""
+    """Warn the caller of the function that opened the devices."""
     warn_caller(
         f"cumem works on an emulated device: {reason}. Results are right but timings mean "
         "nothing. Set CUMEM_BACKEND=emulated to choose this without the warning, or "
@@ -471,32 +473,33 @@ def warn_of_emulation(reason: str) -> None:
 
 @hinting
 def shutdown(*, reset_devices: bool = False) -> None:
-    """Finish all work, join cumem's threads, free everything; the next use starts afresh.
+    """Finish all work, join cumem's threads and free everything.
 
-    Buffers, streams and events made before are closed.
+    Buffers, streams and events that were made before are closed. The next use of cumem
+    starts afresh.
 
     Parameters
     ----------
     reset_devices : bool
-        Also destroy the contexts of the devices that were used, with all that other
-        libraries have on them: for leak checkers.
+        Whether to destroy the contexts of the devices that were used, with everything that
+        other libraries have on them. Leak checkers need this.
 
     Raises
     ------
     BufferError
-        While a buffer is exported; nothing is done then.
+        If a buffer is exported; then nothing is done.
     RuntimeError
-        While a call of cumem is under way in another thread, or below in this one, or
-        in a child made by ``fork``; nothing is done then.
+        If a call of cumem is running in another thread, or further up the stack in this
+        one, or in a child made by ``fork``; then nothing is done.
     CudaError
         If work or a release failed; the rest is still released.
 
     Notes
     -----
-    **Blocks** until all work is done, GIL released. Ctrl-C ends the wait and
-    leaves everything as it was: call it again. Ctrl-C does not end the wait for work
-    that other threads begin meanwhile, at interpreter exit, or in threads other than
-    the main one.
+    **Blocks** until all work is done, with the GIL released. Ctrl-C ends the wait and
+    leaves everything as it was, so that it can be called again. Ctrl-C does not end the
+    wait for work that other threads begin meanwhile, nor a wait at interpreter exit or
+    outside the main thread.
 
     Examples
     --------

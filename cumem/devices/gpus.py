@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs this machine has, whether the process means to use them, and which it sees.
+"""Finds out which GPUs a machine has, and whether the process sees and should use them.
 
-Where CUDA does not open, cumem works on an emulated device or raises an error. Neither is
+If CUDA does not open, cumem works on an emulated device or raises an error. Neither is
 always right: a laptop without a GPU should run every example, and a training job whose
 container was started without ``--gpus all`` should not compute for a day on an emulated
-device. Two questions decide, and both are answered from files, never by CUDA:
+device. Two questions decide, which are answered from files and never by CUDA:
 
 - *Hardware*: is there an NVIDIA GPU in this machine?
 - *Intent*: was this process meant to use it? A driver library, device nodes and
-  ``NVIDIA_VISIBLE_DEVICES`` say so.
+  ``NVIDIA_VISIBLE_DEVICES`` are signs of that.
 
-Where the answer to both is yes, a driver that does not open is an error. Where one of
-them is no, the device is emulated: images with CUDA's libraries run on machines without a
-GPU, and pods that were given no GPU run on machines that have some. A user who hides all
-GPUs by ``CUDA_VISIBLE_DEVICES`` has asked for emulation as well.
+If both answers are yes, a driver that does not open is an error. If either is no, the
+device is emulated: images with CUDA's libraries run on machines without a GPU, and pods
+that were given no GPU run on machines that have some. A user who hides all GPUs by
+``CUDA_VISIBLE_DEVICES`` has asked for emulation as well.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
     "visible",
 ]
 
-#: Below it lie ``proc``, ``sys``, ``dev`` and ``etc``; tests set a folder of their own.
+#: The folder of ``proc``, ``sys``, ``dev`` and ``etc``; tests set one of their own.
 ROOT = "/"
 
 _NO_DEVICE, _INSUFFICIENT_DRIVER = 100, 35
-#: Values of ``CUDA_VISIBLE_DEVICES`` by which people hide all GPUs on purpose.
+#: Values of ``CUDA_VISIBLE_DEVICES`` with which people hide all GPUs on purpose.
 _HIDING = ("", "-1", "none", "NoDevFiles")
 
 
 def pci_gpus(root: str | Path = "/") -> list[str]:
-    """Places on the PCI bus of NVIDIA's display and 3D controllers."""
+    """Return the PCI addresses of NVIDIA's display and 3D controllers."""
     return sorted(
         folder.name
         for folder in Path(root).glob("sys/bus/pci/devices/*")
@@ -50,7 +50,7 @@ def pci_gpus(root: str | Path = "/") -> list[str]:
 
 
 def hardware(root: str | Path = "/") -> str | None:
-    """What shows that this machine has an NVIDIA GPU; None where nothing does."""
+    """Return a sign that this machine has an NVIDIA GPU, or None if there is no sign."""
     base = Path(root)
     if places := pci_gpus(base):
         return f"an NVIDIA GPU is on the PCI bus ({', '.join(places)})"
@@ -69,7 +69,7 @@ def intent(
     environment: Mapping[str, str] = os.environ,
     has_library: Callable[[], bool] | None = None,
 ) -> str | None:
-    """What shows that this process was meant to use a GPU; None where nothing does."""
+    """Return a sign that this process was meant to use a GPU, or None without a sign."""
     if nodes := _nodes(Path(root)):
         return f"it has the device node /dev/{nodes[0]}"
     if (has_library or _has_library)():
@@ -81,36 +81,36 @@ def intent(
 
 
 def gpus_hidden(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``CUDA_VISIBLE_DEVICES`` hides every GPU on purpose."""
+    """Return whether ``CUDA_VISIBLE_DEVICES`` hides every GPU on purpose."""
     said = environment.get("CUDA_VISIBLE_DEVICES")
     return said is not None and said.strip() in _HIDING
 
 
 def visible(said: str, uuids: Sequence[str]) -> tuple[list[int], str | None]:
-    """Devices that a value of ``CUDA_VISIBLE_DEVICES`` leaves, in its order.
+    """Return the devices that a value of ``CUDA_VISIBLE_DEVICES`` shows, in its order.
 
     Parameters
     ----------
     said : str
-        Numbers or beginnings of UUIDs, with commas between them.
+        Numbers or beginnings of UUIDs, separated by commas.
     uuids : sequence of str
         The UUID of each device of the machine, such as ``"GPU-6d2f..."``.
 
     Returns
     -------
     devices : list of int
-        By CUDA's rules: the list ends before the first entry that names no device or
-        more than one, and no device is left where one is named twice.
+        The devices by CUDA's rules: the list ends before the first entry that names no
+        device or several, and there are none if one device is named twice.
     doubt : str or None
-        What CUDA may see otherwise, as its rules do not say it, or as it depends on which
-        device a number means; None: it sees just as many.
+        Why CUDA may see another number of devices, if its rules are silent or it matters
+        which device a number means; None if there is no doubt.
 
     Notes
     -----
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     chosen: list[int] = []
-    numbers: list[bool] = []  # whether each of them was named by its number
+    numbers: list[bool] = []  # for each chosen device, whether a number named it
     doubt: str | None = None
     for entry in said.split(","):
         index, why = _named(entry, uuids)
@@ -130,7 +130,7 @@ _BLANKS = " \t"
 
 
 def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
-    """The device that an entry names, None where it names none or several; the doubt."""
+    """Return the device that an entry names, or None, and the doubt about it, or None."""
     name = entry.strip(_BLANKS)
     unclear = f"how CUDA reads {entry!r}"
     if name.startswith(_DIGITS):
@@ -163,12 +163,12 @@ def judge_failure(
     environment: Mapping[str, str] = os.environ,
     has_library: Callable[[], bool] | None = None,
 ) -> Judgement:
-    """Judge a driver that did not open, for the extension.
+    """Decide what to do after a driver did not open; the extension calls this.
 
     Parameters
     ----------
     code : int
-        What CUDA answered.
+        The error of CUDA.
 
     Returns
     -------
@@ -186,13 +186,13 @@ def judge_failure(
         False,
         f"cumem does not emulate a GPU that this process was meant to use: {there}, and "
         f"{meant}, but {_cause(code, base, environment, library)}. "
-        "`python -m cumem doctor` tells what is wrong and how to mend it; set "
+        "`python -m cumem doctor` says what is wrong and how to repair it; set "
         "CUMEM_BACKEND=emulated to emulate on purpose",
     )
 
 
 def _reason(code: int, there: str | None) -> str:
-    """Why the device is emulated, where that is allowed."""
+    """Return the reason for emulation where it is allowed."""
     if code == _NO_DEVICE:
         return "the CUDA driver sees no device (cudaErrorNoDevice)"
     if code == _INSUFFICIENT_DRIVER:
@@ -209,7 +209,7 @@ def _cause(
     environment: Mapping[str, str],
     has_library: Callable[[], bool],
 ) -> str:
-    """What most likely keeps the driver from opening."""
+    """Return the most likely cause of a driver that does not open."""
     if not has_library():
         return (
             "the driver's library libcuda.so.1 is not found here (in a container: start "
@@ -233,12 +233,12 @@ def _cause(
 
 
 def _nodes(base: Path) -> list[str]:
-    """Names of the device nodes of NVIDIA's driver."""
+    """Return the names of the device nodes of NVIDIA's driver."""
     return sorted(node.name for node in base.glob("dev/nvidia*"))
 
 
 def _has_library() -> bool:
-    """Whether the loader finds the driver's library, which the runtime tried before."""
+    """Return whether the loader finds the driver's library, as the runtime needs it."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocators of other libraries, served by cumem's pools."""
+"""Lets other libraries allocate their memory from cumem's pools."""

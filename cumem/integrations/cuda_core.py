@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuda.core's buffers in cumem's pools: a memory resource over a Pool of any kind."""
+"""Puts cuda.core's buffers into cumem's pools, by a memory resource over a Pool."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from cumem import _core
 from cumem.base.kinds import DEVICE_FIRST, KINDS, PAGE_LOCKED
 from cumem.integrations.serving import Pools, lend, need_gpu
 
-if not hasattr(core, "MemoryResource"):  # before 1.0
+if not hasattr(core, "MemoryResource"):  # cuda.core before 1.0
     from cuda.core import experimental as core
 
 __all__ = ["PoolMemoryResource"]
 
-#: From 1.2 on: what orders the end of a buffer that nobody closes.
+#: Since 1.2 a buffer knows the stream after which it ends if nobody closes it.
 _HAS_STREAM = "stream" in inspect.signature(core.Buffer.from_handle).parameters
 
 
 if TYPE_CHECKING:
-    # cuda.core is compiled, has no types, and may be missing where types are checked. A
-    # base class that is unknown would make the whole class unknown.
+    # cuda.core is compiled, has no types, and may be missing where types are checked. An
+    # unknown base class would make the whole class unknown.
     class _MemoryResource: ...
 else:
     _MemoryResource = core.MemoryResource
 
 
 class PoolMemoryResource(_MemoryResource):
-    """Memory of a Pool as buffers of cuda.core.
+    """A memory resource of cuda.core that allocates from a Pool.
 
-    Device memory is ordered by streams: it is for the stream that it is allocated on,
-    and is used again on the one that it is deallocated on; on others after events. Host
-    memory is used again when the host has seen the work of both streams end.
+    Device memory is ordered by streams: it is allocated for one stream, and reused on the
+    stream on which it is deallocated, or on others after an event. Host memory is reused
+    when the host has seen the work of both streams end.
 
     Parameters
     ----------
     pool : Pool, optional
-        Default: the default pool of `kind`.
+        The pool; by default the default pool of `kind`.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Default: the pool's, else device memory.
+        The kind of memory; by default the pool's, or else device memory.
     device : Device, int or str, optional
-        Of the default pool; default: cumem's current one.
+        The device of the default pool; by default cumem's current one.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If the pool is of another kind or device, or there is no such kind or device.
+        If the pool is of another kind or device, or the kind or device does not exist.
     RuntimeError
         If memory is emulated.
 
     Notes
     -----
-    `shutdown` raises BufferError while buffers live.
+    `shutdown` raises a BufferError as long as buffers live.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class PoolMemoryResource(_MemoryResource):
         if index is None or device is not None:
             index = _core._device(device, "device").index
         self._index = index
-        self._pools.of(index)  # or it is refused here
+        self._pools.of(index)  # refuses a pool of another device
         self._blocks: dict[int, tuple[_core.Buffer, object]] = {}
 
     @property
     def pool(self) -> Any:
-        """The Pool: its counters and its limit."""
+        """The Pool, for its counters and its limit."""
         return self._pools.of(self._index)
 
     def allocate(self, size: int, stream: Any = None) -> Any:
@@ -82,9 +82,9 @@ class PoolMemoryResource(_MemoryResource):
         Parameters
         ----------
         size : int
-            In bytes.
+            The number of bytes.
         stream : Stream, GraphBuilder or other stream object, optional
-            What device memory is for; default: cumem's current stream.
+            The stream that uses device memory first; by default cumem's current stream.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class PoolMemoryResource(_MemoryResource):
             If `size` is not a number of bytes, or `stream` is not a stream or is one of
             another device.
         OutOfMemoryError
-            If there is no room, also after waiting for freed memory and trimming pools.
+            If there is no room, even after waiting for freed memory and trimming pools.
         CudaError
             If a call to CUDA failed.
         """
@@ -112,45 +112,45 @@ class PoolMemoryResource(_MemoryResource):
             raise
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
-        """Give memory back, as ``Buffer.close`` does.
+        """Give memory back, as ``Buffer.close`` does it.
 
         Parameters
         ----------
         ptr : int
-            The address; of one that is not lent nothing happens.
+            The address; an address that is not lent is ignored.
         size : int
-            In bytes.
+            The number of bytes.
         stream : Stream, GraphBuilder or other stream object, optional
-            After whose work it is used again; default: the stream that it was allocated
-            on.
+            The stream after whose work the memory is reused; by default the one on which
+            it was allocated.
 
         Raises
         ------
         TypeError, ValueError, CudaError
-            If `stream` is refused; the memory is given back, and used again after all work
-            of the devices.
+            If `stream` is refused. The memory is given back all the same, and reused after
+            all work of the devices.
         """
         buffer, _ = self._blocks.pop(int(ptr), (None, None))
         if buffer is not None and stream is not None and size:
             try:
                 buffer.record_stream(_stream_of(stream))
             except Exception:
-                buffer.__dlpack__()  # it waits for all work then
+                buffer.__dlpack__()  # an exported buffer waits for all work
                 raise
 
     @property
     def is_device_accessible(self) -> bool:
-        """True: devices reach page-locked memory as well."""
+        """True, since devices reach page-locked memory as well."""
         return True
 
     @property
     def is_host_accessible(self) -> bool:
-        """Of all kinds but device memory."""
+        """True for all kinds but device memory."""
         return bool(self._pools.kind != "device")
 
     @property
     def is_managed(self) -> bool:
-        """Of managed memory."""
+        """True for managed memory."""
         return bool(KINDS[self._pools.kind].migrates)
 
     @property
@@ -160,5 +160,5 @@ class PoolMemoryResource(_MemoryResource):
 
 
 def _stream_of(stream: Any) -> Any:
-    """What a GraphBuilder captures is its stream's."""
+    """Return the stream of a GraphBuilder, on which it captures, or the stream itself."""
     return getattr(stream, "stream", stream)

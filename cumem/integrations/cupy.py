@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy's arrays in cumem's pools: device or managed memory, and page-locked memory.
+"""Puts CuPy's arrays into cumem's pools: device or managed memory, and page-locked memory.
 
-Device memory is taken on CuPy's current stream of its current device and stays in the
-order of that stream: dropped, it is used again on the stream at once, and on others after
-an event. Page-locked memory, whose copies nobody tells of, is used again only when all
-work of the devices is done that was under way when it was dropped.
+Device memory is allocated on CuPy's current stream of its current device, and ordered by
+that stream: when it is dropped, it can be reused at once on this stream, and after an
+event on others. cumem is not told about copies of page-locked memory, so that memory is
+reused only after all work is done that its devices had when it was dropped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cumem.pools.pool import Pool, default_pool
 __all__ = ["OutOfMemoryError", "PinnedOutOfMemoryError", "disable", "enable", "using"]
 
 _KINDS = ("device", "managed")
-#: CuPy's streams that are known at a time, and kept alive.
+#: The number of CuPy's streams that are remembered, and so kept alive, at a time.
 _STREAMS_MAX = 64
 
 
 if TYPE_CHECKING:
     # CuPy's errors are compiled and have no types, and CuPy itself may be missing where
-    # types are checked. A base class that is unknown would make the whole class unknown,
-    # so that type checkers are told the builtin class that each of the two extends.
+    # types are checked. An unknown base class would make the whole class unknown, so type
+    # checkers see the builtin class that each of the two extends.
     _OutOfMemory = MemoryError
     _RuntimeError = RuntimeError
 else:
@@ -41,10 +41,10 @@ else:
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, _OutOfMemory):
-    """cumem's `OutOfMemoryError`, which CuPy's own handlers catch as well."""
+    """cumem's `OutOfMemoryError`, which CuPy's handlers of its own error also catch."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """As Exception does: CuPy's counts on attributes that only CuPy sets."""
+        """Pickle it as an Exception; CuPy's method needs attributes that only CuPy sets."""
         return Exception.__reduce__(self)
 
     def __init__(self, *args: object) -> None:
@@ -52,26 +52,26 @@ class OutOfMemoryError(errors.OutOfMemoryError, _OutOfMemory):
 
 
 class PinnedOutOfMemoryError(errors.OutOfMemoryError, _RuntimeError):
-    """The same for page-locked memory: CuPy then copies without it, and warns."""
+    """The same for page-locked memory: CuPy catches it, copies without, and warns."""
 
-    #: ``cudaErrorMemoryAllocation``, by which CuPy tells it from other errors.
+    #: ``cudaErrorMemoryAllocation``, by which CuPy recognises the error.
     status = 2
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """As that of `OutOfMemoryError`."""
+        """Pickle it as an Exception, for the same reason as `OutOfMemoryError`."""
         return Exception.__reduce__(self)
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
 
 
-#: CuPy's stream; whether its device is to be asked for; how to allocate, on what, and the
-#: device.
+#: CuPy's stream; whether its device must be looked up each time; the function that
+#: allocates, the stream to pass to it, and the device.
 _Place = tuple[Any, bool, Callable[[int, Any], _core.Buffer], Any, int]
 
 
 class _Places:
-    """Where memory comes from while a stream is CuPy's current one."""
+    """Finds out where memory comes from when a stream is CuPy's current one."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -91,20 +91,20 @@ class _Places:
 
     def _make(self, stream: Any, device: int) -> _Place:
         own = getattr(stream, "_foreign_stream_ref", None)
-        if not isinstance(own, _core.Stream):  # it was not cumem's before
-            # Of a stream that CuPy made its end alone destroys it: the pools rely on
-            # that, so that a block that is dropped on it needs no event. The handle 2 is
-            # another stream in each thread, which ends with the thread.
+        if not isinstance(own, _core.Stream):  # the stream did not come from cumem
+            # Only the end of CuPy's stream object destroys a stream that CuPy made. The
+            # pools rely on that, so that a block dropped on it needs no event. The handle 2
+            # is another stream in each thread, which ends with the thread.
             is_made = own is None and type(stream) is cupy.cuda.Stream
             lasts = is_made and stream.ptr > 2
             own = _core._wrap_stream(stream, device, lasts)
-        # CuPy's default streams are one object for all devices.
+        # CuPy's default stream is one object for all devices.
         asks = not self._is_single and stream.device_id < 0
         return stream, asks, self._pools.of(device).allocate, own, device
 
 
 def _make_allocator(pools: Pools) -> Callable[[int], Any]:
-    """What CuPy calls for each array: made of as few steps as can be."""
+    """Make the function that CuPy calls for each array, with as few steps as possible."""
     get_stream = cupy.cuda.get_current_stream
     get_device = cupy.cuda.runtime.getDevice
     pointer = cupy.cuda.MemoryPointer
@@ -124,7 +124,7 @@ def _make_allocator(pools: Pools) -> Callable[[int], Any]:
             buffer = take(nbytes, own)
         except errors.OutOfMemoryError as error:
             raise made_as(error, OutOfMemoryError) from None
-        # the owner keeps the memory, and shutdown() away from it
+        # The owner keeps the memory alive, and makes shutdown() refuse to run.
         return pointer(memory(buffer.ptr, nbytes, (buffer, lent), device), 0)
 
     return allocate
@@ -138,8 +138,8 @@ def _make_pinned_allocator(pool: Pool) -> Callable[[int], Any]:
             buffer: Any = pool.allocate(nbytes)
         except errors.OutOfMemoryError as error:
             raise made_as(error, PinnedOutOfMemoryError) from None
-        # Copies of it are not told of: an export waits for them all, and keeps
-        # shutdown() away while the memory lives.
+        # cumem is not told about copies of this memory. An exported buffer waits for all
+        # of them, and makes shutdown() refuse to run as long as the memory lives.
         memoryview(buffer).release()
         return pointer(buffer, 0)
 
@@ -147,7 +147,7 @@ def _make_pinned_allocator(pool: Pool) -> Callable[[int], Any]:
 
 
 class _Enabled:
-    """What CuPy allocates with, and what it did before."""
+    """The allocators that CuPy uses, and those that it used before."""
 
     def __init__(self, allocate: Any, pinned: Any) -> None:
         self.allocate = allocate
@@ -167,12 +167,15 @@ class _Enabled:
         cupy.cuda.set_allocator(self.before)
         if self.has_pinned:
             cupy.cuda.set_pinned_memory_allocator(self.pinned_before)
-            # CuPy looks then at what it holds until copies are done, and lets it go
+            # This call makes CuPy release what it holds until copies are done.
             cupy.cuda.alloc_pinned_memory(0)
 
 
 def _read_pinned_allocator() -> Any:
-    """CuPy's allocator of page-locked memory, which only its memory tells; None: raw."""
+    """Return CuPy's allocator of page-locked memory, or None if it is CUDA's own.
+
+    CuPy has no function for this; memory that is allocated shows where it comes from.
+    """
     memory = cupy.cuda.alloc_pinned_memory(1).mem
     if type(memory) is cupy.cuda.PinnedMemory:
         return None
@@ -192,37 +195,37 @@ _enabled: _Enabled | None = None
 def enable(
     pool: object = None, *, kind: str | None = None, pinned: bool | Pool = True
 ) -> None:
-    """Have CuPy take its memory from cumem's pools, in the whole process.
+    """Let CuPy allocate from cumem's pools, in the whole process.
 
     Arrays that exist stay where they are. A second call replaces the first.
 
     Parameters
     ----------
     pool : Pool or iterable of Pool, optional
-        Where arrays come from; several for several devices. Default: the default pool
-        of each device.
+        The pools of arrays, one for each device; by default the default pool of each
+        device.
     kind : {'device', 'managed'}, optional
-        Of what memory; default: the pool's, else device memory.
+        The kind of memory; by default the pool's, or else device memory.
     pinned : bool or Pool
-        Whether CuPy's page-locked memory (``cupyx.empty_pinned``, and what it stages
-        copies in) comes from the default pool of pinned memory as well, or from this
-        one.
+        Whether CuPy's page-locked memory (``cupyx.empty_pinned``, and the stages of its
+        copies) comes from the default pool of pinned memory too; or the pool for it.
 
     Raises
     ------
     TypeError
         If `pool` or `pinned` is of another type.
     ValueError
-        If the pools are of another kind, or two are of one device; by CuPy, inside of
-        ``cupy.cuda.using_allocator`` or `using`.
+        If the pools are of another kind, or two are of the same device. CuPy raises it
+        inside ``cupy.cuda.using_allocator`` or `using`.
     RuntimeError
-        If memory is emulated, CuPy's allocator of page-locked memory is one that could
-        not be put back, or CuPy's allocator is another one than the last call set;
-        nothing is done then.
+        If memory is emulated, if CuPy's allocator of page-locked memory could not be
+        restored later, or if somebody has replaced the allocator that the last call set;
+        then nothing is done.
 
     Notes
     -----
-    `shutdown` raises BufferError until `disable`, and while arrays from the pools live.
+    Until `disable`, and as long as arrays from the pools live, `shutdown` raises a
+    BufferError.
     """
     global _enabled
     need_gpu("CuPy")
@@ -235,7 +238,7 @@ def enable(
     with _lock:
         if _enabled is not None:
             if allocate_pinned is not None and not _enabled.has_pinned:
-                _read_pinned_allocator()  # what is refused is so while nothing is done
+                _read_pinned_allocator()  # raises its error before anything is changed
             _enabled.undo()
             _enabled = None
         _enabled = _Enabled(allocate, allocate_pinned)
@@ -254,15 +257,15 @@ def _read_pinned(pinned: bool | Pool) -> Pool | None:
 
 
 def disable() -> None:
-    """Give CuPy back the allocators that it had before `enable`.
+    """Give CuPy the allocators back that it had before `enable`.
 
-    Arrays from cumem's pools stay valid, and their memory goes back to the pools. Does
-    nothing where nothing is enabled.
+    Arrays from cumem's pools stay valid, and their memory goes back to the pools. If
+    nothing is enabled, this does nothing.
 
     Raises
     ------
     RuntimeError
-        If CuPy's allocator is another one by now; nothing is done then.
+        If somebody has replaced CuPy's allocator meanwhile; then nothing is done.
     """
     global _enabled
     with _lock:
@@ -273,7 +276,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def using(pool: object = None, *, kind: str | None = None) -> Iterator[None]:
-    """Have CuPy take the arrays of this thread from cumem's pools, in a ``with`` block.
+    """Let CuPy allocate the arrays of this thread from cumem's pools, in a ``with`` block.
 
     Arrays may outlive the block.
 
@@ -285,13 +288,13 @@ def using(pool: object = None, *, kind: str | None = None) -> Iterator[None]:
     Raises
     ------
     TypeError, ValueError
-        As `enable` does for `pool` and `kind`.
+        As for `enable`, about `pool` and `kind`.
     RuntimeError
         If memory is emulated.
 
     Notes
     -----
-    CuPy's page-locked memory is the same in all threads: `enable` is for that.
+    CuPy has one allocator of page-locked memory for all threads, which `enable` sets.
     """
     need_gpu("CuPy")
     allocate = _make_allocator(Pools(pool, kind, _KINDS, "CuPy"))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numba's arrays in cumem's pools: a plug-in for its External Memory Management.
+"""Puts Numba's arrays into cumem's pools: a plug-in for its External Memory Management.
 
-Numba does not say on which streams its arrays are used, so that memory which it gives back
-is used again only when all work of the devices is done that was under way then.
+Numba does not say on which streams its arrays are used. So memory that it gives back is
+reused only after all work is done that the devices had at that time.
 
-``NUMBA_CUDA_MEMORY_MANAGER=cumem.integrations.numba`` does what `enable` does.
+``NUMBA_CUDA_MEMORY_MANAGER=cumem.integrations.numba`` has the same effect as `enable`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["CumemMemoryManager", "OutOfMemoryError", "enable"]
 
 _KINDS = ("device",)
 _LEGACY = 1  # the handle of CUDA's legacy default stream
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, of the driver and of the runtime
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, the same for driver and runtime
 
 
 if TYPE_CHECKING:
-    # Numba has no types and may be missing where types are checked. A base class that is
-    # unknown would make the whole class unknown, so that type checkers are told what the
-    # classes below need of theirs.
+    # Numba has no types and may be missing where types are checked. An unknown base class
+    # would make the whole class unknown, so type checkers see stand-ins with only those
+    # members that the classes below use.
     _CudaAPIError = Exception
 
     class _Manager:
@@ -46,22 +46,22 @@ else:
     _CudaAPIError = driver.CudaAPIError
 
     class _Manager(driver.GetIpcHandleMixin, driver.BaseCUDAMemoryManager):
-        """What Numba itself brings of a memory manager."""
+        """The parts of a memory manager that Numba provides."""
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, _CudaAPIError):
-    """cumem's `OutOfMemoryError`, which is caught as Numba's own error as well.
+    """cumem's `OutOfMemoryError`, which handlers of Numba's own error also catch.
 
-    Its code is that of ``CUDA_ERROR_OUT_OF_MEMORY``, also where a limit of cumem's was
+    Its code is that of ``CUDA_ERROR_OUT_OF_MEMORY``, even if a limit of cumem's was
     reached.
     """
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """As Exception does."""
+        """Pickle it as an Exception."""
         return Exception.__reduce__(self)
 
     def __str__(self) -> str:
-        """The text alone, without Numba's code in front of it."""
+        """Return the text, without Numba's code in front of it."""
         return Exception.__str__(self)
 
     def __init__(self, *args: object) -> None:
@@ -79,34 +79,37 @@ def _as_numbas() -> Iterator[None]:
 
 
 class CumemMemoryManager(_Manager):
-    """Device, managed and page-locked memory of one of Numba's contexts.
+    """Allocates device, managed and page-locked memory for one of Numba's contexts.
 
-    Made by Numba. Device memory comes from the pools of `enable`, other memory from the
-    default pools.
+    Numba makes the object. Device memory comes from the pools of `enable`, and other memory
+    from the default pools.
     """
 
     pools: Pools = Pools(None, None, _KINDS, "Numba")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._live: dict[int, Any] = {}  # Numba's own references are weak
+        # Keeps memory alive, since Numba's own references are weak.
+        self._live: dict[int, Any] = {}
         self._keys = itertools.count()
         self._defers = 0
         self._deferred: list[object] = []
 
     @property
     def interface_version(self) -> int:
-        """Of Numba's interface: 1."""
+        """The version of Numba's interface, 1."""
         return 1
 
     def initialize(self) -> None:
-        """Before the first use of the context, and again before others."""
+        """Check that there is a GPU; Numba calls this when it begins to use a context."""
         need_gpu("Numba")
 
     @_as_numbas()
     def memalloc(self, size: int) -> Any:
-        """Device memory, in the order of the legacy default stream: all streams that
-        Numba makes come after that one."""
+        """Allocate device memory on the legacy default stream.
+
+        All streams that Numba makes wait for that stream.
+        """
         device = self.context.device.id
         legacy = _core.Stream.from_external(_LEGACY, device=device)
         buffer = self.pools.of(device).allocate(size, legacy)
@@ -115,7 +118,7 @@ class CumemMemoryManager(_Manager):
 
     @_as_numbas()
     def memallocmanaged(self, size: int, attach_global: bool) -> Any:
-        """Managed memory."""
+        """Allocate managed memory."""
         buffer = _core.empty_managed(
             size,
             "u1",
@@ -133,7 +136,7 @@ class CumemMemoryManager(_Manager):
         portable: bool = False,
         wc: bool = False,
     ) -> Any:
-        """Page-locked memory; portable always, which costs nothing."""
+        """Allocate page-locked memory, which is always portable, since that is free."""
         make = _core.empty_mapped if mapped else _core.empty_pinned
         buffer = make(size, "u1", write_combined=wc, device=self.context.device.id)
         lease = memoryview(buffer)
@@ -143,7 +146,7 @@ class CumemMemoryManager(_Manager):
     def mempin(
         self, owner: object, pointer: Any, size: int, mapped: bool = False
     ) -> Any:
-        """Page-lock memory that exists; unlocked when its work is done."""
+        """Page-lock memory that exists, until the work on it is done."""
         address = getattr(pointer, "value", pointer)
         memory = (ctypes.c_ubyte * size).from_address(address)
         registration = register(memory, mapped=mapped, device=self.context.device.id)
@@ -151,13 +154,15 @@ class CumemMemoryManager(_Manager):
         return self._own_host(mapped, address, size, lease, owner=owner)
 
     def get_memory_info(self) -> Any:
-        """Free and total bytes of the device. Free ones are the driver's: what the pools
-        cache is not among them."""
+        """Return the free and the total bytes of the device.
+
+        The free bytes are the driver's; they do not include what the pools cache.
+        """
         free, total = Device(self.context.device.id).memory_info()
         return driver.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """For other processes, which CUDA allows for plain segments alone.
+        """Return a handle for other processes, which CUDA allows for plain segments only.
 
         Raises
         ------
@@ -173,13 +178,15 @@ class CumemMemoryManager(_Manager):
         return super().get_ipc_handle(memory)
 
     def reset(self) -> None:
-        """Take all memory of the context back, as Numba's own manager does: arrays of
-        device, managed and mapped memory are invalid then."""
+        """Take all memory of the context back, as Numba's own manager does.
+
+        Arrays in device, managed and mapped memory are invalid afterwards.
+        """
         self._live.clear()
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """Keep what is dropped inside until the end of the outermost block."""
+        """Keep everything that is dropped until the outermost block ends."""
         self._defers += 1
         try:
             yield
@@ -191,7 +198,7 @@ class CumemMemoryManager(_Manager):
     def _own(
         self, kind: Any, pointer: Any, size: int, lease: object, **owner: Any
     ) -> Any:
-        """A pointer of Numba's that keeps a lease as long as arrays refer to it."""
+        """Make a pointer of Numba's that keeps a lease as long as arrays refer to it."""
         key = next(self._keys)
         finalizer = self._finalizer(key, lease)
         made = kind(self._context(), pointer, size, finalizer=finalizer, **owner)
@@ -201,7 +208,7 @@ class CumemMemoryManager(_Manager):
     def _own_host(
         self, mapped: bool, address: int, size: int, lease: object, **owner: Any
     ) -> Any:
-        # with ctypes, which Numba used before, it is an object
+        # Without NVIDIA's binding, Numba uses ctypes, for which the pointer is an object.
         has_binding = getattr(driver, "USE_NV_BINDING", True)
         pointer = address if has_binding else ctypes.c_void_p(address)
         if mapped:
@@ -226,32 +233,32 @@ class CumemMemoryManager(_Manager):
         return finalize
 
 
-#: What Numba looks for in the module that NUMBA_CUDA_MEMORY_MANAGER names.
+#: Numba looks for this name in the module that NUMBA_CUDA_MEMORY_MANAGER names.
 _numba_memory_manager = CumemMemoryManager
 
 
 def enable(pool: object = None) -> None:
-    """Have Numba take its memory from cumem's pools, for the rest of the process.
+    """Let Numba allocate from cumem's pools, for the rest of the process.
 
     Parameters
     ----------
     pool : Pool or iterable of Pool, optional
-        Where device memory comes from; several for several devices. Default: the default
-        pool of each device.
+        The pools of device memory, one for each device; by default the default pool of each
+        device.
 
     Raises
     ------
     TypeError
         If `pool` is of another type.
     ValueError
-        If a pool is of another kind, or two are of one device.
+        If a pool is of another kind, or two are of the same device.
     RuntimeError
         If Numba uses a device already, or memory is emulated.
 
     Notes
     -----
-    Numba has no way back: it keeps the manager of its first use. `shutdown` raises
-    BufferError while arrays of Numba live.
+    Numba offers no way to undo this: it keeps the manager that it used first. `shutdown`
+    raises a BufferError as long as arrays of Numba live.
     """
     need_gpu("Numba")
     pools = Pools(pool, None, _KINDS, "Numba")

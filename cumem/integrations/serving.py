@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the integrations share: the pools that serve a library, and the proof that memory
-is lent to it."""
+"""Helpers of all integrations: the pools that serve a library, and the loan of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from cumem.pools.pool import Pool, default_pool
 
 
 def need_gpu(library: str) -> None:
-    """RuntimeError where memory is emulated, which no library could use."""
+    """Raise a RuntimeError if memory is emulated, which no library could use."""
     if backend() == "emulated":
         raise RuntimeError(
             f"{library} cannot use the memory of cumem's emulated device: this needs a GPU"
@@ -21,19 +20,19 @@ def need_gpu(library: str) -> None:
 
 
 def lend(pool: Pool) -> object:
-    """An export of no bytes: while it lives, `shutdown` is refused."""
+    """Return an export of no bytes; as long as it lives, `shutdown` refuses to run."""
     return pool.allocate(0).__dlpack__()
 
 
 def made_as(error: Exception, kind: type[Exception]) -> Exception:
-    """An error of this class with all that another one knows."""
+    """Return an error of this class with everything that another error knows."""
     made = kind(*error.args)
     made.__dict__.update(error.__dict__)
     return made.with_traceback(error.__traceback__)
 
 
 def check_pool(pool: Any, wanted: str, kind: str | None = None) -> Pool:
-    """The pool, if it is an open one, of `kind` (None: of any); TypeError or ValueError."""
+    """Return the pool, or raise an error if it is closed or not of `kind`."""
     if not isinstance(pool, Pool):
         raise wrong_type("pool", wanted, pool)
     if pool.closed:
@@ -46,18 +45,18 @@ def check_pool(pool: Any, wanted: str, kind: str | None = None) -> Pool:
 
 
 class Pools:
-    """The pool of each device: those given, or the default ones.
+    """The pool for each device: those given, or the default ones.
 
     Parameters
     ----------
     pool : Pool, iterable of Pool, or None
-        One for each device that is used.
+        The pools, one for each device that is used, or None for the default pools.
     kind : str or None
-        What they must be of; None: of any in `kinds`, by default the first.
+        The kind that the pools must have; None means any of `kinds`, by default the first.
     kinds : tuple of str
-        What the library can use.
+        The kinds that the library can use.
     library : str
-        Its name, for errors.
+        The name of the library, for errors.
     """
 
     def __init__(
@@ -80,11 +79,11 @@ class Pools:
         self._library = library
 
     def first(self) -> int | None:
-        """The device of the first pool that was given; None: none was."""
+        """Return the device of the first pool that was given, or None without pools."""
         return next(iter(self._pools), None)
 
     def of(self, device: int) -> Pool:
-        """The pool of a device, by its index; a default one is that of now."""
+        """Return the pool of a device by its index; a default pool is looked up anew."""
         if not self._pools:
             return default_pool(self.kind, device)
         if device not in self._pools:

@@ -4,12 +4,13 @@
 `offload_activations` keeps what autograd saves in pinned memory instead of on the device,
 and `offload` and `restore` move whole modules and state dicts there and back.
 
-PyTorch's CUDA memory may come from cumem's pools, with one set of limits and of statistics
-for both. There are three ways, none of which changes what PyTorch computes:
+PyTorch's CUDA memory may come from cumem's pools, so that both share limits and statistics.
+There are three ways, none of which changes what PyTorch computes:
 
-- `using` serves what one thread allocates in a ``with`` block, by a ``torch.cuda.MemPool``
-  (`mem_pool`), whose segments are cumem's blocks; PyTorch caches and cuts them.
-- `enable` does so for all threads of the process, those of autograd included, until
+- `using` serves what one thread allocates in a ``with`` block. It uses a
+  ``torch.cuda.MemPool`` (`mem_pool`) whose segments are cumem's blocks; PyTorch cuts and
+  caches them.
+- `enable` does the same for all threads of the process, including those of autograd, until
   `disable`.
 - `replace_allocator` makes every tensor's memory a block of a cumem pool, from the
   beginning of the process to its end.
@@ -60,50 +61,50 @@ __all__ = [
     "using",
 ]
 
-#: From here on a captured graph inside `enable` is served from the graph's own pool and
-#: not from the first that applies (https://github.com/pytorch/pytorch/pull/168382).
+#: Since this version, a captured graph inside `enable` is served from the graph's own pool
+#: rather than from the first that applies (https://github.com/pytorch/pytorch/pull/168382).
 _NESTING: Final = (2, 11)
 
 _lock = threading.RLock()
-_served: dict[int, Pool] = {}  # by device: the pool that is lent
-_enabled: dict[int, Any] = {}  # by device: its torch.cuda.MemPool
-_idle: dict[int, list[Any]] = {}  # the same for `using`: those that nobody is in
-_kept: list[Any] = []  # what C++ has the address of
+_served: dict[int, Pool] = {}  # the pool that is lent, by device
+_enabled: dict[int, Any] = {}  # the torch.cuda.MemPool of enable(), by device
+_idle: dict[int, list[Any]] = {}  # MemPools of using() outside any block, by device
+_kept: list[Any] = []  # objects whose addresses C++ code has
 
 
 def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
-    """A ``torch.cuda.MemPool`` whose segments are blocks of a cumem pool.
+    """Return a ``torch.cuda.MemPool`` whose segments are blocks of a cumem pool.
 
     Parameters
     ----------
     pool : Pool, optional
-        Device memory; default: the one that serves the device by now, at first its
-        default pool. One serves a device: from now on new segments of earlier ``MemPool``
-        objects come from this one too.
+        A pool of device memory; by default the one that serves the device already, or at
+        first its default pool. One pool serves a device at a time: from now on, new
+        segments of earlier ``MemPool`` objects come from this one too.
     device : torch.device, Device, int or str, optional
-        Whose memory; default: the pool's device, else PyTorch's current one.
+        The device; by default the pool's device, or else PyTorch's current one.
 
     Returns
     -------
     torch.cuda.MemPool
-        For ``torch.cuda.use_mem_pool`` and `using`.
+        A pool for ``torch.cuda.use_mem_pool`` and `using`.
 
     Raises
     ------
     RuntimeError
-        If there is no GPU, PyTorch has no CUDA or cannot take allocators, or its
+        If there is no GPU, if PyTorch has no CUDA or cannot take allocators, or if its
         allocator was replaced.
     TypeError
         If an argument has the wrong type.
     ValueError
-        If the pool is closed, of another kind or device, or has segments of
-        ``cudaMalloc``: PyTorch would send other processes the wrong address of them.
+        If the pool is closed, is of another kind or device, or has segments of
+        ``cudaMalloc``, for which PyTorch would send other processes a wrong address.
 
     Notes
     -----
-    Where memory is short PyTorch raises its own ``torch.OutOfMemoryError``; callbacks of
-    `on_out_of_memory` are not called, as PyTorch holds a lock that a callback may need.
-    Segments go back to cumem when the ``MemPool`` ends.
+    If memory is short, PyTorch raises its own ``torch.OutOfMemoryError``. Callbacks of
+    `on_out_of_memory` are not called, because PyTorch holds a lock that a callback may
+    need. Segments go back to cumem when the ``MemPool`` ends.
 
     Examples
     --------
@@ -138,16 +139,16 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
 def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
     """Serve what this thread allocates for CUDA tensors in the block.
 
-    What other threads do is not: those of autograd, where ``backward()`` runs, among
-    them. See `enable` for all.
+    Other threads are not served. This includes those of autograd, in which ``backward()``
+    runs; `enable` serves all threads.
 
     Parameters
     ----------
     pool : Pool or torch.cuda.MemPool, optional
-        As `mem_pool` takes, or what it gave. Of a Pool the ``MemPool`` is kept for the
-        next block.
+        A pool as for `mem_pool`, or a ``MemPool`` that it returned. The ``MemPool`` of a
+        Pool is kept for the next block.
     device : torch.device, Device, int or str, optional
-        Whose memory; default: the pool's device, else PyTorch's current one.
+        The device; by default the pool's device, or else PyTorch's current one.
 
     Yields
     ------
@@ -156,7 +157,7 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
     Raises
     ------
     RuntimeError, TypeError, ValueError
-        As `mem_pool` raises.
+        As for `mem_pool`.
 
     Examples
     --------
@@ -169,7 +170,7 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
     index = _index(torch, device, pool)
     is_kept = not isinstance(pool, torch.cuda.MemPool)
     used = pool
-    if is_kept:  # PyTorch refuses one that is in use, also by another thread
+    if is_kept:  # PyTorch refuses a MemPool that is in use, also in another thread
         with _lock:
             if pool is not None or not _is_served(index):
                 _drop_idle(torch, index)
@@ -194,25 +195,26 @@ def enable(pool: Pool | None = None, *, device: object = None) -> None:
     Parameters
     ----------
     pool : Pool, optional
-        As `mem_pool` takes.
+        As for `mem_pool`.
     device : torch.device, Device, int or str, optional
-        Whose memory; default: the pool's device, else PyTorch's current one. Others stay
-        as they are.
+        The device; by default the pool's device, or else PyTorch's current one. Other
+        devices stay as they are.
 
     Raises
     ------
     RuntimeError
-        As `mem_pool` raises; also where PyTorch is older than 2.11, or a stream captures.
+        As for `mem_pool`; also if PyTorch is older than 2.11, or a stream is capturing.
     TypeError, ValueError
-        As `mem_pool` raises.
+        As for `mem_pool`.
 
     Notes
     -----
-    Tensors that are there stay where they are. Captured graphs keep pools of PyTorch's
-    own. While it is enabled PyTorch takes no memory back that ``Tensor.record_stream``
-    was called for, and asks for more rather than giving its cache back: `empty_cache`
-    settles both. No other ``torch.cuda.MemPool`` may end meanwhile: PyTorch would abort
-    the process.
+    Tensors that exist stay where they are. Captured graphs keep PyTorch's own pools.
+
+    While this is enabled, PyTorch does not reuse memory for which ``Tensor.record_stream``
+    was called, and asks for more memory rather than giving its cache back. Call
+    `empty_cache` to make it do both. No other ``torch.cuda.MemPool`` may end meanwhile,
+    because PyTorch would then abort the process.
 
     Examples
     --------
@@ -243,19 +245,19 @@ def enable(pool: Pool | None = None, *, device: object = None) -> None:
 def disable(device: object = None) -> None:
     """End what `enable` began.
 
-    Tensors keep their memory, which goes back to cumem's pool when they end and PyTorch
-    gives it back, at ``torch.cuda.empty_cache()`` for instance. Does nothing where
-    nothing is enabled.
+    Tensors keep their memory. It goes back to cumem's pool after they end, when PyTorch
+    gives it back, for instance at ``torch.cuda.empty_cache()``. If nothing is enabled, this
+    does nothing.
 
     Parameters
     ----------
     device : torch.device, Device, int or str, optional
-        Which; default: all.
+        The device; by default all devices.
 
     Raises
     ------
     RuntimeError
-        If a stream captures.
+        If a stream is capturing.
     """
     if not _enabled:
         return
@@ -268,19 +270,19 @@ def disable(device: object = None) -> None:
 
 
 def empty_cache() -> None:
-    """Let PyTorch give what it caches of cumem's memory back to the pools.
+    """Let PyTorch give the memory of cumem that it caches back to the pools.
 
-    ``torch.cuda.empty_cache()`` does not while a ``MemPool`` lives. Tensors keep their
-    memory. `cumem.trim` gives what the pools have then to the driver.
+    ``torch.cuda.empty_cache()`` does not do this as long as a ``MemPool`` lives. Tensors
+    keep their memory. `cumem.trim` then gives what the pools have to the driver.
 
     Raises
     ------
     RuntimeError
-        If a stream captures.
+        If a stream is capturing.
 
     Notes
     -----
-    **Blocks** until the work on memory that was used by several streams has ended.
+    **Blocks** until the work is done on memory that several streams used.
     """
     torch = _torch()
     with _lock:
@@ -299,25 +301,27 @@ def empty_cache() -> None:
 def replace_allocator() -> None:
     """Make every CUDA tensor's memory a block of cumem's default pools, for the process.
 
-    To be called before PyTorch allocates anything on a GPU. What cumem needs for that is
-    compiled at the first call against the PyTorch that is installed, within seconds, and
-    kept in ``~/.cache/cumem`` (``XDG_CACHE_HOME``). Does nothing the second time.
+    Call it before PyTorch allocates anything on a GPU. The first call compiles a small
+    library against the installed PyTorch, which takes seconds, and keeps it in
+    ``~/.cache/cumem`` (``XDG_CACHE_HOME``). A second call does nothing.
 
     Raises
     ------
     RuntimeError
-        If there is no GPU, PyTorch has no CUDA or has begun to use its own allocator, or
+        If there is no GPU, if PyTorch has no CUDA or uses its own allocator already, or if
         there is no C++ compiler.
 
     Notes
     -----
-    Where memory is short all is tried that `empty` tries, callbacks of
-    `on_out_of_memory` included, then ``torch.OutOfMemoryError`` is raised.
+    If memory is short, everything is tried that `empty` tries, including callbacks of
+    `on_out_of_memory`, before ``torch.OutOfMemoryError`` is raised.
+
     ``Tensor.record_stream``, ``torch.cuda.empty_cache``,
-    ``torch.cuda.set_per_process_memory_fraction`` and captured graphs work;
-    ``torch.cuda.memory_allocated`` and all that asks PyTorch's own allocator raises: ask
-    `stats`. Tensors cannot be sent to other processes. After `shutdown` PyTorch is served
-    from fresh pools; what it had then is never given back.
+    ``torch.cuda.set_per_process_memory_fraction`` and captured graphs work.
+    ``torch.cuda.memory_allocated`` and all other questions to PyTorch's own allocator
+    raise errors; use `stats` instead. Tensors cannot be sent to other processes. After
+    `shutdown` PyTorch is served from new pools, and the memory that it had is never given
+    back.
 
     Examples
     --------
@@ -359,7 +363,10 @@ def replace_allocator() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Before PyTorch ends: a MemPool that ends while one is in use ends the process."""
+    """End everything before PyTorch does.
+
+    A MemPool that ends while another is in use would end the process.
+    """
     disable()
     for index in [*_idle]:
         _drop_idle(_torch(), index)
@@ -370,11 +377,11 @@ _TOO_LATE: Final = (
     "that touches CUDA, or use enable(), which can begin at any time"
 )
 
-# -- what is there ------------------------------------------------------------------------
+# -- PyTorch, devices and pools -----------------------------------------------------------
 
 
 def _torch() -> Any:
-    """PyTorch, if its memory can be ours; RuntimeError."""
+    """Return PyTorch, or raise a RuntimeError if it cannot use cumem's memory."""
     need_gpu("PyTorch")
     torch = importlib.import_module("torch")
     if not hasattr(torch._C, "_cuda_customAllocator"):
@@ -397,12 +404,12 @@ def _refuse_replaced() -> None:
 
 
 def _index(torch: Any, device: Any, pool: object = None) -> int:
-    """Of whatever names a device; what PyTorch calls it, cumem does too."""
+    """Return the index of a device; PyTorch and cumem number devices in the same way."""
     if device is None and isinstance(pool, Pool):
         return pool.device.index
     if isinstance(device, torch.device) and device.type != "cuda":
         raise ValueError(f"device must be a CUDA device, not {device}")
-    torch.cuda.init()  # or it would have no current device
+    torch.cuda.init()  # PyTorch has no current device before this
     return _core._device(device, "device", True).index
 
 
@@ -431,17 +438,17 @@ def _refuse_capture(torch: Any) -> None:
 
 
 def _lend(torch: Any, index: int, pool: Pool) -> None:
-    """The pool's memory is open to all devices that PyTorch has begun to use by now."""
+    """Lend a pool, and let all devices that PyTorch uses by now reach its memory."""
     if _served.get(index) is not pool:
         _core._lend(pool)
         _served[index] = pool
     for other in range(torch.cuda.device_count()):
         if other not in _served and torch._C._cuda_hasPrimaryContext(other):
-            memory_info(other)  # cumem knows of its context from now on
+            memory_info(other)  # makes cumem notice the context
 
 
 def _is_served(index: int) -> bool:
-    """False: not yet, or no longer, after `shutdown`."""
+    """Return whether a pool serves the device; `shutdown` ends that."""
     return index in _served and not _served[index].closed
 
 
@@ -453,7 +460,7 @@ def _address(function: Any) -> int:
 
 
 def _segment_allocator(torch: Any) -> Any:
-    """Calls the extension without the GIL, by addresses."""
+    """Return the allocator through which PyTorch calls the extension, without the GIL."""
     if not _segment_allocators:
         plug = torch.cuda.memory.CUDAPluggableAllocator
         found = plug(_core.__file__, "cumem_lend_segment", "cumem_take_back")
@@ -474,23 +481,25 @@ def _stop(torch: Any, index: int) -> None:
     if ended is not None:
         name = ended.id
         torch._C._cuda_endAllocateToPool(index, name)
-        del ended  # before the use that has ended is told: see _drop_idle()
+        del ended  # PyTorch must forget it before its use ends: see _drop_idle()
         torch._C._cuda_releasePool(index, name)
 
 
 def _drop_idle(torch: Any, index: int) -> None:
-    """Let go of MemPools though others may be in use, by another thread for instance.
+    """Drop MemPools that no block uses, although others may be in use at this time.
 
-    Where it is the last to use its memory, what ends one waits for events, which PyTorch
-    then refuses, and so ends the process. Another use outlives it, and is no more than a
-    number: ``torch.cuda.empty_cache()`` does the rest, once it may.
+    If a MemPool object is the last user of its memory, its end makes PyTorch wait for
+    events. PyTorch refuses that while another MemPool is in use, and then ends the
+    process. So this begins another use of the memory, which is only a number, before the
+    object ends. ``torch.cuda.empty_cache()`` frees the memory later, when PyTorch allows
+    it.
     """
     idle = _idle.pop(index, [])
     while idle:
         name = idle[-1].id
         torch._C._cuda_beginAllocateCurrentThreadToPool(index, name)
         torch._C._cuda_endAllocateToPool(index, name)
-        idle.pop()  # which ends it, unless the program has it too
+        idle.pop()  # this ends the object, unless the program holds it too
         torch._C._cuda_releasePool(index, name)
 
 
@@ -504,7 +513,7 @@ def _describe(pool: Pool) -> str:
     )
 
 
-# -- blocks for the allocator that takes its place ----------------------------------------
+# -- blocks for the allocator that replaces PyTorch's own ---------------------------------
 
 _Relieve = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -516,7 +525,7 @@ _Fraction = ctypes.CFUNCTYPE(None, ctypes.c_double, ctypes.c_int)
 
 
 class _Functions(ctypes.Structure):
-    """Functions in torch_allocator.cpp."""
+    """The functions that torch_allocator.cpp calls."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("lend", "lend_segment")),
@@ -526,27 +535,27 @@ class _Functions(ctypes.Structure):
 
 
 def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> int:
-    """Make room, or begin to serve the device; 0 with what to say if there is none."""
+    """Make room, or begin to serve the device; return 0 and write a text on failure."""
     said = ""
     try:
         if not _is_served(index):
-            # Not before: that would make a context on every device there is.
+            # This is not done earlier, because it would make a context on every device.
             _lend(_torch(), index, _check(None, index))
             return 1
-        if captures:  # nothing may be waited for
+        if captures:  # a capture must not wait for anything
             if trim("device", device=index, wait=False):
                 return 1
             said = f"Of it {_describe(_served[index])}."
         else:
-            # All that an allocation of ours tries; the memory is there for the next.
+            # Allocate a block, which tries everything, and free it for the next request.
             _served[index].allocate(nbytes, stream=0).free()
             return 1
     except OutOfMemoryError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
     except KeyboardInterrupt:
-        _thread.interrupt_main()  # heard once this is over
+        _thread.interrupt_main()  # raises KeyboardInterrupt after this call
         said = "Ctrl-C ended the attempt."
-    except Exception as error:  # PyTorch has an exception of its own for it
+    except Exception as error:  # PyTorch raises an exception of its own
         said = f"{type(error).__name__}: {error}"
     data = said.encode()[: room - 1] + b"\0"
     ctypes.memmove(text, data, len(data))
@@ -563,7 +572,7 @@ def _set_fraction(fraction: float, index: int) -> None:
 
 
 def _build(torch: Any) -> Path:
-    """The shared library of torch_allocator.cpp for this PyTorch, made if need be."""
+    """Return torch_allocator.cpp as a library for this PyTorch, built if needed."""
     source = Path(__file__).with_name("torch_allocator.cpp")
     home = Path(torch.__file__).parent
     flag = int(torch._C._GLIBCXX_USE_CXX11_ABI)
@@ -583,7 +592,7 @@ def _build(torch: Any) -> Path:
     said = ""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        for standard in ("c++17", "c++20"):  # later PyTorch needs the latter
+        for standard in ("c++17", "c++20"):  # newer versions of PyTorch need the latter
             command = [compiler, "-shared", "-fPIC", "-O2", f"-std={standard}"]
             command += [f"-D_GLIBCXX_USE_CXX11_ABI={flag}", f"-I{home / 'include'}"]
             command += ["-o", str(made), str(source), f"-L{home / 'lib'}", "-lc10"]
