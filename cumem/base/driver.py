@@ -33,9 +33,7 @@ def is_available() -> bool:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", EmulationWarning
-            )  # the answer says it already
+            warnings.simplefilter("ignore", EmulationWarning)  # the answer says so
             works = backend() == "cuda" and device_count() > 0
             return works and not _core._is_host_only()
     except Exception:

@@ -108,9 +108,8 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
             try:
                 callback(kind, device, failure.requested or 0)
             except Exception as error:
-                _Unraised(
-                    callback, error
-                )  # it is dropped at once, which reports the error
+                # The object is dropped at once, which reports the error.
+                _Unraised(callback, error)
         try:
             found.append(lock())
         except OutOfMemoryError as error:

@@ -724,9 +724,7 @@ def _name_threads(events: np.ndarray, known: dict[int, str]) -> dict[int, str]:
     """Add the system's names of threads that Python did not start, such as PyTorch's."""
     for thread in np.unique(events["thread"]).tolist():
         if thread not in known:
-            with contextlib.suppress(
-                OSError, UnicodeDecodeError
-            ):  # the thread has ended
+            with contextlib.suppress(OSError, UnicodeDecodeError):  # it may have ended
                 text = Path(f"/proc/self/task/{thread}/comm").read_text(
                     encoding="utf-8"
                 )

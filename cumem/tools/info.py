@@ -254,17 +254,14 @@ def check_writable(name: str) -> None:
         raise ValueError(f"{name}: there is no such folder")
     is_new = not os.path.exists(path)
     try:
-        if (
-            path.is_fifo()
-        ):  # opening waits for a reader, who would notice us leave again
+        # Opening a FIFO waits for a reader, who would notice that we leave again.
+        if path.is_fifo():
             return
         path.open("ab").close()
     except OSError as error:
         raise ValueError(f"{name} cannot be written: {error.strerror}") from error
     if is_new:
-        os.unlink(
-            os.path.realpath(path)
-        )  # of a dangling link, only its target is removed
+        os.unlink(os.path.realpath(path))  # a dangling link itself stays
 
 
 def render(facts: dict[str, Any]) -> str:

@@ -17,9 +17,8 @@ def raw_copies(
     seconds.
     """
     ends = dst.ptr, src.ptr, dst.nbytes
-    _core._raw_copy(
-        *ends, stream
-    )  # the first wakes up a sleeping link, and does not count
+    # The first copy wakes up a sleeping link, and does not count.
+    _core._raw_copy(*ends, stream)
     end = time.monotonic() + budget
     seconds: list[float] = []
     while len(seconds) < 5 or (len(seconds) < 400 and time.monotonic() < end):

@@ -22,9 +22,8 @@ _LABEL = 9  # the width of the first column
 _CELL = 18
 _SHORT_SIZES = 4  # the number of sizes in the short table
 _SHORT: Final = {"write-combined": "w-combined"}
-_SAME = (
-    1.05  # rates count as equal if they differ by less than this, or than their spreads
-)
+#: Rates count as equal if they differ by less than this factor, or than their spreads.
+_SAME = 1.05
 
 _Key = tuple[str, str, str, int]
 
@@ -198,9 +197,8 @@ class Report:
         saved = plain.seconds - best.seconds
         if dear is None or cheap is None or saved <= 0:
             return ""
-        scale = max(
-            1.0, best.nbytes / nearest
-        )  # cost grows at most in proportion to size
+        # The cost grows at most in proportion to the size.
+        scale = max(1.0, best.nbytes / nearest)
         copies = (dear.seconds - cheap.seconds) * scale / saved
         if copies <= 1:
             return ", from the first copy on"

@@ -35,9 +35,8 @@ ALLOCATORS: Final = {
     "rmm": "rmm",
 }
 
-_TRIMS: Final = (
-    8  # the first finds blocks in flight, and later ones see that they ended
-)
+#: The first trim finds blocks in flight, and later ones see that their work has ended.
+_TRIMS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +184,9 @@ class TorchAllocator(Allocator):
     def __init__(self, device: int, stream_count: int, expandable: bool) -> None:
         self.name = "torch-expandable" if expandable else "torch"
         setting = f"expandable_segments:{expandable}"
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
-            setting  # PyTorch reads it when imported
-        )
-        os.environ["PYTORCH_ALLOC_CONF"] = setting  # the name since version 2.9
+        # PyTorch reads this when it is imported. The second name is that since 2.9.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = setting
+        os.environ["PYTORCH_ALLOC_CONF"] = setting
         import torch
 
         self.version: str = torch.__version__

@@ -246,9 +246,7 @@ def make_trace(
     if not (arrays["op"] * sizes).any():
         raise ValueError(f"{name}: no row allocates anything")
     change = np.where(arrays["op"] == 1, sizes, -sizes)
-    peak = int(
-        np.max(np.cumsum(change, dtype=np.float64))
-    )  # may need more than 63 bits
+    peak = int(np.max(np.cumsum(change, dtype=np.float64)))  # may exceed 63 bits
     if peak > LARGEST:
         raise ValueError(
             f"{name}: {format_nbytes(peak)} live at once, more than an address space holds"
