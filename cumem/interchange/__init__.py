@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of other libraries: DLPack, the array interfaces, registered arrays, pickles."""
+"""Memory of other libraries: DLPack, the array interfaces, nested data, and pickles."""

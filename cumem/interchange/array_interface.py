@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``__cuda_array_interface__`` dictionaries, for the extension: read strictly."""
+"""Reads ``__cuda_array_interface__`` dictionaries strictly, for the extension."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ import numpy as np
 NEWEST_VERSION = 3
 MAX_NDIM = 64
 _LEAST, _MOST = -(2**63), 2**63 - 1
-#: Byte order, one letter, digits and, for datetimes, a unit: numpy.dtype() by itself
-#: would take much more than the interface allows.
+#: A byte order, one letter, digits and, for datetimes, a unit. numpy.dtype() accepts much
+#: more than the interface allows.
 TYPESTR = re.compile(r"[<>|](?:[biufcSUV]\d{1,10}|[mM]\d{1,10}(?:\[.*\])?)", re.ASCII)
 
 
 def read(
     entries: Any,
 ) -> tuple[int, bool, tuple[int, ...], tuple[int, ...], np.dtype[Any], int]:
-    """Pointer, read-only, shape, strides in bytes, dtype and stream (0: none), or an
-    error that names the entry that is wrong.
+    """Return pointer, read-only, shape, strides in bytes, dtype and stream (0 for none).
 
-    Integers and tuples are of exactly these types; the dtype is that of ``descr`` where
-    it has fields.
+    An error names the entry that is wrong. Integers and tuples have exactly these types.
+    The dtype is that of ``descr`` if it has fields.
     """
     if not isinstance(entries, dict):
         given = repr(entries)[:200]
         raise TypeError(f"__cuda_array_interface__ must be a dict, not {given}")
-    entries = {
-        **entries
-    }  # an __index__ of the exporter's could change theirs meanwhile
+    # A copy is read, since an __index__ of the exporter's could change the dict meanwhile.
+    entries = {**entries}
     version = _integer("version", _required(entries, "version"))
     if not 0 <= version <= NEWEST_VERSION:
         _refuse(ValueError, "version", f"0 to {NEWEST_VERSION}", entries["version"])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DLPack's C functions leave to the package: csrc/python/copy/dlpack_exchange.c; and
-exports to another device than the memory's own, or of a copy.
+"""Parts of DLPack that are in Python.
+
+These are the functions that csrc/python/copy/dlpack_exchange.c calls, and exports for
+another device than that of the memory, or of a copy.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from cumem.base.kinds import is_on_device
 from cumem.buffers.arguments import read_flag
 from cumem.interchange.foreign_memory import refuse_device, refuse_export
 
-#: By DLPack's codes: kinds of the memory of devices.
+#: The kinds of memory by DLPack's codes of device types.
 KINDS: Final[dict[int, Literal["pinned", "managed", "device"]]] = {
     1: "pinned",
     2: "device",
@@ -25,14 +27,14 @@ KINDS: Final[dict[int, Literal["pinned", "managed", "device"]]] = {
 
 
 def check_device(kind: int, index: int) -> None:
-    """Raise unless there is such a device."""
+    """Raise an error unless the device exists."""
     count = (device_count() if kind == 2 else 1) if kind in KINDS else 0
     if not 0 <= index < count:
         refuse_device(kind, index, count)
 
 
 def current_stream(kind: int, index: int) -> int:
-    """Handle of the stream that work on the device's memory is queued on; 0: no stream."""
+    """Return the handle of the device's current stream, or 0 if the memory needs none."""
     check_device(kind, index)
     if KINDS[kind] == "pinned":
         return 0
@@ -42,7 +44,7 @@ def current_stream(kind: int, index: int) -> int:
 def allocate(
     shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int]
 ) -> object:
-    """A capsule over pooled memory of the device."""
+    """Return a capsule over new memory of the device, from its pool."""
     check_device(*device)
     index = device[1] if device[0] == 2 else None
     buffer = _core.empty(shape, dtype, KINDS[device[0]], device=index)
@@ -52,7 +54,7 @@ def allocate(
 def export(
     buffer: _core.Buffer, stream: object, max_version: object, device: Any, copy: object
 ) -> object:
-    """See `Buffer.__dlpack__`."""
+    """Export a buffer as `Buffer.__dlpack__` describes it."""
     wants_copy = None if copy is None else read_flag(copy, "copy")
     if device is not None:
         _check_export(buffer, device)
@@ -64,7 +66,7 @@ def export(
             "device memory reaches the CPU only as a copy, and copy=False forbids that"
         )
     if capsule is None:
-        # of the same kind, but pinned where the CPU wants what it cannot reach
+        # The copy has the same kind, but is pinned if the CPU could not reach that.
         if is_on_device(buffer.kind) and device is not None and device[0] == 1:
             copied: _core.Buffer = _core.empty_pinned(
                 buffer.shape, buffer.dtype, device=buffer.device
@@ -77,8 +79,10 @@ def export(
 
 
 def _check_export(buffer: _core.Buffer, device: Any) -> None:
-    """Raise unless it is the memory's own device, the CPU, or the GPU of memory that both
-    reach.
+    """Raise an error unless the memory can be exported for this device.
+
+    That is possible for the memory's own device, for the CPU, and for the GPU of mapped or
+    managed memory.
     """
     is_pair = isinstance(device, tuple) and len(device) == 2
     if not is_pair or not all(isinstance(each, int) for each in device):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What objects of other libraries tell of their memory, for the extension."""
+"""Errors about memory of other libraries, and questions to them, for the extension."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cumem.interchange.structures import is_functional
 
 
 def refuse_object(obj: object, what: str) -> NoReturn:
-    """Raise what memory is expected to be."""
+    """Raise a TypeError that says what the memory should be."""
     kind = type(obj)
-    is_store = hasattr(kind, "__setitem__") and hasattr(kind, "shape")  # as h5py has it
+    is_store = hasattr(kind, "__setitem__") and hasattr(kind, "shape")  # like h5py's
     hint = "; to store values there, assign: obj[...] = buf.to_numpy()"
     raise TypeError(
         f"an object of type {kind!r} {what}: expected a Buffer, a NumPy array, or an "
@@ -24,7 +24,7 @@ def refuse_object(obj: object, what: str) -> NoReturn:
 
 
 def refuse_shapes(before: str, dst: tuple[int, ...], src: tuple[int, ...]) -> NoReturn:
-    """Raise that a copy's ends do not fit."""
+    """Raise a ValueError, because the shapes of a copy's ends do not fit."""
     raise ValueError(
         f"{before}the source of shape {src} does not fit the target of shape {dst}"
     )
@@ -33,7 +33,7 @@ def refuse_shapes(before: str, dst: tuple[int, ...], src: tuple[int, ...]) -> No
 def refuse_shared(
     before: str, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> NoReturn:
-    """Raise that elements of a target lie on each other."""
+    """Raise a ValueError, because elements of a target share memory."""
     raise ValueError(
         f"{before}elements of the target share memory (shape {shape}, strides {strides} "
         "in bytes), as after expand(), broadcast_to() or in windows that slide, and which "
@@ -42,12 +42,12 @@ def refuse_shared(
 
 
 def find_table(kind: type) -> object:
-    """The capsule of DLPack's C functions that a type has itself; None: it has none."""
+    """Return the capsule of DLPack's C functions in the type itself, or None."""
     return getattr(kind, "__dict__", {}).get("__dlpack_c_exchange_api__")
 
 
 def check_sign(tensor: Any) -> None:
-    """BufferError for one of PyTorch's with other values than its memory."""
+    """Raise a BufferError for a tensor whose values are the negative of its memory."""
     if getattr(tensor, "is_neg", bool)() is True:
         raise BufferError(
             "a tensor with the negative bit set has other values than its memory: take "
@@ -56,22 +56,23 @@ def check_sign(tensor: Any) -> None:
 
 
 def refuse_tensor(tensor: Any) -> None:
-    """Raise why a tensor of PyTorch's, which could not be imported, has no memory that a
-    buffer could be; nothing where the tensor is an ordinary one.
+    """Raise an error that says why a tensor of PyTorch's cannot be imported.
+
+    It returns if the tensor is an ordinary one, so that the reason is another.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return
     try:
         what = _what_tensor_is(torch, tensor)
-    except Exception:  # an older PyTorch, or a subclass that answers nothing
+    except Exception:  # the PyTorch is old, or the type is a subclass without answers
         return
     if what is not None:
         raise BufferError(f"{type(tensor).__name__} of PyTorch: {what}")
 
 
 def _what_tensor_is(torch: Any, tensor: Any) -> str | None:
-    """One that is none of the ordinary, in words, with what to pass instead."""
+    """Say in words what is special about a tensor and what to pass instead, or None."""
     dispatch = type(tensor).__torch_dispatch__ != torch.Tensor.__torch_dispatch__
     if is_functional(tensor):
         return (
@@ -107,10 +108,11 @@ def _what_tensor_is(torch: Any, tensor: Any) -> str | None:
 
 
 def fix_size(memory: Any) -> None:
-    """Let nobody resize a storage of PyTorch's on the CPU while it lives.
+    """Keep a storage of PyTorch's on the CPU from being resized as long as it lives.
 
-    PyTorch says so of what `Tensor.numpy` has handed out. An empty tensor of bytes over
-    the same storage says it for every dtype, and for tensors with gradients.
+    PyTorch forbids resizing after `Tensor.numpy` was called. To make it do so for every
+    dtype, and for tensors with gradients, an empty tensor of bytes over the same storage is
+    used.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(memory, torch.UntypedStorage):
@@ -127,8 +129,10 @@ def refuse_moved(
     new_nbytes: int,
     in_copy: bool,
 ) -> NoReturn:
-    """Raise that the owner of a buffer's memory has put other memory in its place, where
-    it is `in_copy` before anybody saw that a copy was done."""
+    """Raise a BufferError, because the owner of a buffer's memory has replaced it.
+
+    With `in_copy` this happened before anybody saw that a copy was done.
+    """
     if isinstance(memory, np.ndarray):
         what, how = "array", "ndarray.resize()"
         cure = "resize it before"
@@ -157,10 +161,10 @@ def refuse_moved(
 
 
 def refuse_dlpack_dtype(dtype: np.dtype[Any]) -> NoReturn:
-    """BufferError: DLPack has no type for the elements of a dtype."""
+    """Raise a BufferError, because DLPack has no type for a dtype."""
     if not dtype.isnative:
         why = "the bytes are not in this machine's order"
-    elif dtype.num >= 256:  # registered by another package
+    elif dtype.num >= 256:  # another package registered the dtype
         why = "it has no code for this type"
     elif dtype.char in "gG":
         why = "extended precision has no code"
@@ -173,9 +177,9 @@ def refuse_dlpack_dtype(dtype: np.dtype[Any]) -> NoReturn:
 
 
 def refuse_dlpack_type(code: int, bits: int, lanes: int, name: str | None) -> NoReturn:
-    """BufferError: NumPy has no dtype for a type of DLPack.
+    """Raise a BufferError, because NumPy has no dtype for a type of DLPack.
 
-    It may be one that ml_dtypes adds, whose name is given.
+    `name` is given if ml_dtypes has the type.
     """
     if lanes != 1:
         raise BufferError(f"DLPack element type has {lanes} lanes, not 1")
@@ -190,7 +194,7 @@ def refuse_dlpack_type(code: int, bits: int, lanes: int, name: str | None) -> No
 
 
 def refuse_device(kind: int, index: int, count: int) -> NoReturn:
-    """Raise why there is no such device, of whose type there are so many."""
+    """Raise an error, because there are only `count` devices of this type."""
     if kind == 2:
         what = (
             f"there {'is' if count == 1 else 'are'} {count} device{'s' * (count != 1)}"
@@ -205,7 +209,7 @@ def refuse_device(kind: int, index: int, count: int) -> NoReturn:
 
 
 def refuse_export(kind: int, index: int, memory: str, is_emulated: bool) -> NoReturn:
-    """Raise why memory of a buffer is not to be had as that of this device."""
+    """Raise a BufferError, because memory of this kind cannot be exported for a device."""
     hint = "use copy() into a buffer there"
     if is_emulated:
         hint = "the emulated device is ordinary memory: only (1, 0) can be had"
@@ -218,7 +222,7 @@ def refuse_export(kind: int, index: int, memory: str, is_emulated: bool) -> NoRe
 
 
 def refuse_stride(step: int, itemsize: int) -> NoReturn:
-    """BufferError: DLPack has no such stride."""
+    """Raise a BufferError, because DLPack has no such stride."""
     if step < 0:
         raise BufferError(
             "DLPack export of negative strides: PyTorch ends the process over them; hand "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of streams of other libraries, and what such libraries are asked."""
+"""Errors about streams of other libraries, and questions to these libraries."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _EXPECTED = {
 
 
 def refuse_stream(stream: object, argument: str) -> NoReturn:
-    """TypeError: the argument of this name is no stream of any library."""
+    """Raise a TypeError, because this argument is not a stream of any library."""
     raise wrong_type(argument, _EXPECTED.get(argument, _FOREIGN), stream)
 
 
 def refuse_number(number: int, name: str) -> NoReturn:
-    """ValueError: a number is no handle of a stream."""
+    """Raise a ValueError, because a number cannot be the handle of a stream."""
     raise ValueError(
         f"{name}: a stream handle is an int from 0 to 2**64 - 1, not {number!r}"
     )
 
 
 def refuse_device(function: str, device: int, devices: int) -> NoReturn:
-    """ValueError: the memory of a copy is of the devices of that set of bits alone."""
+    """Raise a ValueError: the memory of a copy is on other devices, a set of bits."""
     places = [
         str(place) for place in range(devices.bit_length()) if devices >> place & 1
     ]
@@ -42,11 +42,12 @@ def refuse_device(function: str, device: int, devices: int) -> NoReturn:
 
 
 def is_captured() -> bool:
-    """Whether PyTorch or CuPy capture on the stream that is current in this thread.
+    """Return whether PyTorch or CuPy is capturing on the current stream of this thread.
 
-    Only libraries that are imported already are asked, and of PyTorch only what has
-    initialised CUDA. What cannot be asked does not capture, but for a default stream that
-    answers that a stream which blocks it does.
+    Only libraries that are imported already are asked, and PyTorch only if it has
+    initialised CUDA. A library that cannot be asked does not capture. There is one
+    exception: an error of the default stream may say that a stream which blocks it
+    captures.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and _asks(lambda: torch.cuda.is_initialized()):
@@ -60,8 +61,9 @@ def is_captured() -> bool:
 
 
 def _asks(question: Callable[[], object]) -> bool:
-    # Libraries and their other versions raise these. All else is what the handler of a
-    # signal raises that came meanwhile, as a TimeoutError, and is not ours to drop.
+    # These are the errors of the libraries in all their versions. Any other error comes
+    # from a signal handler that ran meanwhile, such as a TimeoutError, and must not be
+    # dropped.
     try:
         return bool(question())
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:

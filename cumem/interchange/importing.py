@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of other libraries as buffers, for the extension, which itself knows arrays,
-bare capsules and types with DLPack's C functions.
+"""Makes buffers of other libraries' objects, for the extension.
+
+The extension itself handles arrays, bare capsules, and types with DLPack's C functions.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from cumem.interchange import array_interface
 from cumem.interchange.foreign_memory import check_sign, refuse_object
 
 _ABSENT: Any = object()
-# DLPack's types of devices; streams order the memory of the last two.
+# DLPack's device types; streams order the memory of the last two.
 _CPU, _CUDA_HOST, _CUDA, _MANAGED = 1, 3, 2, 13
 
 
 def import_object(
     obj: Any, given: _core.Stream | None, has_buffer: bool
 ) -> _core.Buffer:
-    """By DLPack, the CUDA array interface or the buffer protocol, in that order; ready
-    on a stream that is `given`, else on the current one of its device.
+    """Import an object by DLPack, the CUDA array interface or the buffer protocol.
+
+    They are tried in this order. The buffer is ready on the stream `given`, or otherwise on
+    the current stream of its device.
     """
     if not isinstance(obj, type):
         method = getattr(obj, "__dlpack__", _ABSENT)
@@ -41,7 +44,7 @@ def import_object(
             return _import_entries(obj, entries, given)
     if not has_buffer:
         refuse_object(obj, "exports no memory")
-    return _core.asbuffer(read_buffer(obj))  # which holds a view, and so the export
+    return _core.asbuffer(read_buffer(obj))  # the array holds a view, and so the export
 
 
 def _read_device(answer: Any) -> tuple[int, int]:
@@ -61,11 +64,11 @@ def _import_tensor(
     given: _core.Stream | None,
     has_buffer: bool,
 ) -> _core.Buffer | None:
-    """None: what DLPack cannot say, the buffer protocol may."""
-    stream, handle = None, 0  # what the CPU reads is ready
+    """Import by DLPack, or return None if the buffer protocol should be tried."""
+    stream, handle = None, 0  # memory that the CPU reads is ready
     if kind in (_CUDA, _MANAGED):
         stream = given
-        # a stream of another device says nothing to the exporter: one of its own helps
+        # A stream of another device means nothing to the exporter, so its own is used.
         if stream is None or (kind == _CUDA and stream.device.index != index):
             stream = _core.current_stream(index if kind == _CUDA else None)
         handle = stream.handle or 1
@@ -76,15 +79,15 @@ def _import_tensor(
             return None
         raise
     if stream is not None and not knows:
-        stream.wait(1)  # the oldest have made the legacy default stream wait
+        stream.wait(1)  # the oldest exporters made the legacy default stream wait
     buffer, is_legacy, *found = _core._take_tensor(capsule)
     if not _is_as_told((kind, index), *found):
-        del buffer  # and with it the tensor
+        del buffer  # drops the tensor too
         raise ValueError(
             "DLPack tensor: its device is not the one that __dlpack_device__() named"
         )
     if is_legacy and is_readonly(obj, has_buffer):
-        _core._freeze(buffer)  # of which the capsule cannot tell
+        _core._freeze(buffer)  # an old capsule cannot say that it is read-only
     if stream is not None:
         after = stream if given is None else given
         _core._order_import(buffer, after, stream.device.index, handle)
@@ -93,10 +96,10 @@ def _import_tensor(
 
 
 def _is_as_told(told: tuple[int, int], kind: int, index: int) -> bool:
-    """Does the device of a tensor agree with what ``__dlpack_device__`` said?"""
+    """Return whether the tensor's device is the one that ``__dlpack_device__`` named."""
     if told[0] == kind:
         return kind != _CUDA or told[1] == index
-    # pinned memory is commonly handed out as the CPU's
+    # Pinned memory is often exported as memory of the CPU.
     return (told[0], kind) in ((_CUDA_HOST, _CPU), (_MANAGED, _CUDA))
 
 
@@ -112,11 +115,11 @@ def _import_entries(
 
 
 def is_readonly(exporter: Any, has_buffer: bool) -> bool:
-    """Does an object say that its memory must not be written?
+    """Return whether an object says that its memory must not be written.
 
-    Its buffer protocol is asked where it has one, else its CUDA array interface. One that
-    cannot answer has said nothing; the arrays of JAX never change, and on a GPU or in
-    bfloat16 nothing but their type says so.
+    Its buffer protocol is asked, or without one its CUDA array interface. An object that
+    cannot answer has said nothing. Arrays of JAX never change, but on a GPU or in bfloat16
+    only their type shows it.
     """
     try:
         if has_buffer:
@@ -135,9 +138,9 @@ def is_readonly(exporter: Any, has_buffer: bool) -> bool:
 
 
 def read_buffer(exporter: Any) -> np.ndarray[Any, Any]:
-    """An array over what the buffer protocol gives: NumPy knows every format."""
+    """Return an array over the buffer protocol's memory, since NumPy knows every format."""
     view = memoryview(exporter)
-    if view.suboffsets:  # memory behind pointers, as PIL has it
+    if view.suboffsets:  # PIL, for example, has memory behind pointers
         raise BufferError("a buffer with suboffsets is not one piece of memory")
     array = np.asarray(view)
     if array.dtype.hasobject:
@@ -146,8 +149,10 @@ def read_buffer(exporter: Any) -> np.ndarray[Any, Any]:
 
 
 def ask_capsule(method: Callable[..., object], stream: int) -> tuple[object, bool]:
-    """What `__dlpack__` answers, ready on a stream (0: on none), and whether the exporter
-    knows of streams. Older ones do not know ``max_version``, the oldest not even those.
+    """Return the capsule from `__dlpack__`, and whether the exporter knows of streams.
+
+    The capsule is ready on a stream, or on none if that is 0. Older exporters do not accept
+    ``max_version``, and the oldest do not accept ``stream`` either.
     """
     named: dict[str, object] = {"max_version": (1, 0)}
     if stream != 0:

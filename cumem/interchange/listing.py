@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``dir()`` lists of buffers, streams and events.
+"""Lists the names of buffers, streams and events for ``dir()``.
 
-The extension says whether a buffer can be handed over by the CUDA array interface, which
-depends on its memory, its strides and its dtype.
+The extension says whether a buffer has the CUDA array interface, which depends on its
+memory, its strides and its dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from cumem import _core
 from cumem.buffers.hints import EVENT_MEMBERS, NAMES, STREAM_MEMBERS
 
-#: What raises once the object is closed.
+#: Members that raise an error once the object is closed.
 _OF_OPEN: dict[type, frozenset[str]] = {
     _core.Buffer: frozenset(
         {"T", "ptr", "device_ptr", "__cuda_array_interface__", "read_mostly"}
@@ -24,11 +24,11 @@ _OF_OPEN: dict[type, frozenset[str]] = {
 
 
 def list_names(owner: Any, has_interface: bool = False) -> list[str]:
-    """What ``dir(owner)`` lists of a Buffer, Stream or Event: what can be read now.
+    """Return the names that can be read now, for ``dir(owner)``.
 
-    Completion, debuggers and ``inspect.getmembers`` read all that it lists. Nothing is
-    read here to find out: a handle that was told once makes its stream one that others
-    may use.
+    Completion, debuggers and ``inspect.getmembers`` read every name in the list. This
+    function reads none of them: reading a stream's handle, for example, marks the stream as
+    one that others may use.
     """
     own = next(each for each in _OF_OPEN if isinstance(owner, each))
     hidden = {_core.Buffer: NAMES, _core.Stream: {*STREAM_MEMBERS}}

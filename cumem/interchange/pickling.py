@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that the host can read, as pickles: out, for the extension, and back."""
+"""Pickles and unpickles buffers that the host can read, for the extension."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cumem.base.kinds import KINDS, is_on_device
 
 
 def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]:
-    """What `Buffer.__reduce_ex__` answers.
+    """Return the answer of `Buffer.__reduce_ex__`.
 
-    The elements are in memory order if they lie side by side, else in C order. From
-    protocol 5 on they are the memory itself, which may travel out of band. Memory that
-    is not of a pool (`pooled` False) comes back with the flags that are usual.
+    The elements are in memory order if they are contiguous, and otherwise in C order. From
+    protocol 5 on they are the memory itself, which may travel out of band. Memory that is
+    not from a pool (`pooled` is False) is unpickled with the default flags.
     """
     if is_on_device(buffer.kind):
         raise TypeError(
@@ -37,7 +37,7 @@ def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]
 
 
 def _in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Its bytes as they lie in memory, copied where they are not side by side."""
+    """Return the bytes in memory order, copied if they are not contiguous."""
     return _flat(array if array.flags.forc else array.copy())
 
 
@@ -52,16 +52,16 @@ def rebuild(
 ) -> _core.Buffer:
     """Unpickle a buffer: allocate it and copy `data`, a bytes-like object, into it.
 
-    In a forked child of a process that used the driver it is ordinary memory (the kind
-    "pageable"), as nothing can be page-locked there.
+    In a forked child of a process that used the driver, it becomes ordinary memory (the
+    kind "pageable"), because nothing can be page-locked there.
     """
     try:
         buffer = _allocate(kind, dtype, shape, order, flags)
     except RuntimeError as error:
         if not is_of_fork(error):
             raise
-        # A worker without a driver gets the bytes all the same, in ordinary memory: an
-        # error here would end it, and its pool would wait for it for ever.
+        # A worker without a driver gets the bytes all the same. An error here would end the
+        # worker, and its pool would wait for it for ever.
         buffer = _core.asbuffer(np.empty(shape, dtype, order))
     given = np.frombuffer(data, np.uint8)
     if given.size != buffer.nbytes:

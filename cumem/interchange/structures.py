@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested data: the same structure with other leaves."""
+"""Nested data: makes the same structure with other leaves.
+
+`mapped` applies a function to each leaf of a structure: of dicts, lists, named tuples,
+dataclasses, and subclasses of these. The result should have the same types as the original
+and share nothing that either could change. Types of other libraries make that difficult,
+because they may share their items with a copy, or may need other arguments to be made. So
+a copy is always checked against the items it should have, and a plain dict or list
+replaces it if it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -30,42 +38,45 @@ import numpy as np
 
 from cumem import _core
 
-# What type checkers are told of structures whose memory is moved.
+# The types here tell type checkers about structures whose memory is moved.
 
 
 @final
 class Untyped:
-    """Nothing is of this type, so that an argument which matches it is `Any`: of what is
-    moved nothing is known then, and a later overload would say too much.
+    """A type that no value has, so that an argument which matches it is of type `Any`.
+
+    Nothing is known about what such an argument becomes when it is moved. Without this, a
+    later overload would match and promise too much.
     """
 
 
-#: An array or a buffer, which becomes another type when it is moved.
+#: An array or a buffer, whose type changes when it is moved.
 Memory: TypeAlias = np.ndarray[Any, Any] | _core.Buffer
 M = TypeVar("M", bound=Memory)
 M2 = TypeVar("M2", bound=Memory)
 Leaf: TypeAlias = Memory | np.generic | complex | str | bytes | None
-#: Nested arrays, buffers, numbers and text. What becomes of them can be written down only
-#: where they are one of a few simple structures.
+#: Nested arrays, buffers, numbers and texts. Only for a few simple structures can the type
+#: of the result be written down.
 Tree: TypeAlias = "Leaf | Mapping[Any, Tree] | Sequence[Tree] | _Mixed"
-_Mixed: TypeAlias = dict[Any, object] | list[object]  # as mypy infers them
+_Mixed: TypeAlias = dict[Any, object] | list[object]  # mypy infers these types
 UntypedTree: TypeAlias = (
     Untyped | tuple[Untyped, ...] | list[Untyped] | dict[Any, Untyped]
 )
 
-#: Sequences whose items can be nothing else: leaves.
+#: Sequences whose items cannot be memory, and which are therefore leaves.
 _LEAVES = (str, bytes, bytearray, memoryview, array.array, range)
 
 
 def is_tensor(value: object) -> bool:
-    """Is it PyTorch's? That is not imported to find out."""
+    """Return whether it is a tensor of PyTorch's, without importing PyTorch."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(value, tensor)
 
 
 def is_functional(tensor: Any) -> bool:
-    """Does a transform trace with it, such as `vmap`, `functionalize` or `compile`? It is
-    of the type `torch.Tensor` then, and has no memory all the same.
+    """Return whether a transform traces with it, such as `vmap` or `compile`.
+
+    Its type is then `torch.Tensor` all the same, but it has no memory.
     """
     torch = sys.modules["torch"]
     wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -73,27 +84,27 @@ def is_functional(tensor: Any) -> bool:
 
 
 def is_plain_tensor(tensor: Any) -> bool:
-    """Does it say by its address, strides and dtype alone what its elements are?"""
+    """Return whether address, strides and dtype alone determine the elements."""
     strided = tensor.layout is sys.modules["torch"].strided
     return strided and not tensor.is_quantized and has_own_memory(tensor)
 
 
 def has_own_memory(tensor: Any) -> bool:
-    """Are its elements in memory of its own: is it not nested, and no wrapper?"""
+    """Return whether its elements are in memory of its own, as not in a wrapper."""
     tensors = sys.modules["torch"].Tensor
     own = type(tensor).__torch_dispatch__ == tensors.__torch_dispatch__
     return own and not tensor.is_nested and not is_functional(tensor)
 
 
-#: Their copies by `copy.copy` hold their items themselves.
+#: Containers whose copies from `copy.copy` hold their items themselves.
 _OWN_ITEMS = (dict, collections.UserDict, list, collections.deque, collections.UserList)
 
 
 def _shallow(value: Any) -> Any:
-    """A copy of a container that may be changed: what holds its items is not shared.
+    """Copy a container so that changing the copy does not change the original.
 
-    A type of its own often keeps them in a dict or a list, which `copy.copy` shares with
-    the copy: those are copied as well.
+    Types of other libraries often keep their items in a dict or list, which `copy.copy`
+    shares with the copy. Those attributes are copied as well.
     """
     made = copy.copy(value)
     if not isinstance(value, _OWN_ITEMS):
@@ -113,9 +124,9 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _with_items(value: Any, changed: list[tuple[Any, Any]]) -> Any:
-    """A copy of a mutable container with other items. TypeError: it has none.
+    """Copy a mutable container and give it other items, or raise a TypeError.
 
-    The container is asked afterwards whether it is as it was.
+    Afterwards the original is asked whether it still has its own items.
     """
     before = [(key, value[key]) for key, _ in changed]
     made = _shallow(value)
@@ -123,8 +134,8 @@ def _with_items(value: Any, changed: list[tuple[Any, Any]]) -> Any:
         made[key] = item
     touched = [(key, item) for key, item in before if value[key] is not item]
     if touched and not isinstance(value, _OWN_ITEMS):
-        # The copy shares its items by a way that is not seen here. A container that makes
-        # its items when it is asked gives others each time, and is as it was.
+        # The copy may share its items in a hidden way; then they are put back. A container
+        # that makes its items when asked returns others each time, and was not changed.
         new = {id(item) for _, item in changed}
         shared = [(key, item) for key, item in touched if id(value[key]) in new]
         for key, item in shared:
@@ -137,13 +148,14 @@ def _with_items(value: Any, changed: list[tuple[Any, Any]]) -> Any:
 
 
 def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:
-    """A copy of `value`, which may hold more than its items, with others; a dict where
-    its type allows none. `value` stays as it is.
+    """Copy a mapping with other items, or return a dict if its type does not allow that.
+
+    The copy keeps what `value` holds beside its items. `value` stays as it is.
     """
     if isinstance(value, MutableMapping):
         try:
             return _with_items(value, list(changed.items()))
-        except Exception:  # whatever a type of its own says to it
+        except Exception:  # a type of another library may raise anything
             pass
     try:
         made = type(value)(changed)
@@ -159,8 +171,9 @@ def _has_items(made: Any, items: Iterable[tuple[Any, Any]]) -> bool:
 
 
 def make_sequence(value: Any, parts: list[Any]) -> Any:
-    """A copy of `value` with other items; a list where its type allows none. `value`
-    stays as it is.
+    """Copy a sequence with other items, or return a list if its type does not allow that.
+
+    `value` stays as it is.
     """
     if isinstance(value, tuple):
         return _make_tuple(value, parts)
@@ -179,14 +192,15 @@ def make_sequence(value: Any, parts: list[Any]) -> Any:
 
 
 def _make_tuple(value: tuple[Any, ...], parts: list[Any]) -> Any:
-    """A tuple of the type of `value`, made as `copy` and `pickle` would: its own
-    ``__new__`` may want other arguments than the items.
+    """Make a tuple of the same type, like `copy` and `pickle` do.
+
+    The ``__new__`` of the type may want other arguments than the items.
     """
     kind = type(value)
     try:
         made = tuple.__new__(kind, parts)
         vars(made).update(vars(value))
-    except TypeError:  # it has no attributes, or is made in C, as torch.Size is
+    except TypeError:  # it has no attributes, or is implemented in C like torch.Size
         pass
     else:
         return made
@@ -197,13 +211,13 @@ def _make_tuple(value: tuple[Any, ...], parts: list[Any]) -> Any:
 
 
 def is_packed(value: object) -> bool:
-    """Is it a `PackedSequence`, whose ``batch_sizes`` PyTorch wants on the CPU?"""
+    """Return whether it is a `PackedSequence`, whose ``batch_sizes`` must be on the CPU."""
     packed = getattr(sys.modules.get("torch.nn.utils.rnn"), "PackedSequence", None)
     return packed is not None and isinstance(value, packed)
 
 
 def is_record(value: object) -> bool:
-    """Is it a dataclass's, or one of attrs?"""
+    """Return whether it is an instance of a dataclass or of a class of attrs."""
     if isinstance(value, type):
         return False
     return dataclasses.is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
@@ -216,9 +230,9 @@ def field_names(value: Any) -> list[str]:
 
 
 def make_record(value: Any, function: Callable[[str], Any]) -> Any:
-    """A copy of `value` with ``function(name)`` for each field that it has.
+    """Copy `value` with ``function(name)`` for each field that it has.
 
-    Without ``__init__``, which may want other arguments.
+    This does not call ``__init__``, which may want other arguments.
     """
     made = copy.copy(value)
     for name in field_names(value):
@@ -228,13 +242,13 @@ def make_record(value: Any, function: Callable[[str], Any]) -> Any:
 
 
 def is_tensordict(value: Any) -> bool:
-    """Is it a TensorDict? Its library is not imported to find out."""
+    """Return whether it is a TensorDict, without importing its library."""
     kind = getattr(sys.modules.get("tensordict"), "TensorDict", None)
     return kind is not None and isinstance(value, kind)
 
 
 def make_tensordict(items: Any, batch_size: Any) -> Any:
-    """A TensorDict with these pairs of names and tensors, on whatever device they are."""
+    """Make a TensorDict of pairs of names and tensors, on whatever devices they are."""
     made = importlib.import_module("tensordict").TensorDict({}, batch_size)
     for key, part in items:
         made[key] = part
@@ -242,11 +256,11 @@ def make_tensordict(items: Any, batch_size: Any) -> Any:
 
 
 def moves_itself(value: Any) -> bool:
-    """Has it a ``to(device, ...)`` of its own, as batches of PyTorch Geometric,
-    detectron2 and tensordict have?
+    """Return whether it has its own ``to(device, ...)``, and should be moved by it.
 
-    Modules are left out, which ``to`` changes in place, and so are dicts, which can be
-    taken apart.
+    Batches of PyTorch Geometric, detectron2 and tensordict are such types. Modules are not,
+    because their ``to`` changes them in place. Dicts are not, because they can be taken
+    apart.
     """
     torch = sys.modules.get("torch")
     if torch is None or isinstance(value, (type, dict, collections.UserDict)):
@@ -259,7 +273,7 @@ def moves_itself(value: Any) -> bool:
 
 
 def _takes_device(to: Any) -> bool:
-    """Not so ``quantity.to(unit)`` and ``time.to(zone)``."""
+    """Return whether ``to`` takes a device, unlike ``quantity.to(unit)``."""
     parameters = _parameters(to)
     return (
         bool({"device", "non_blocking"} & set(parameters))
@@ -271,7 +285,7 @@ def _takes_device(to: Any) -> bool:
 
 
 def _parameters(function: Any) -> dict[str, inspect.Parameter]:
-    """Those of a method, without `self`; none of what does not tell."""
+    """Return a method's parameters without `self`, or none if they are unknown."""
     try:
         return dict(list(inspect.signature(function).parameters.items())[1:])
     except (TypeError, ValueError):
@@ -279,9 +293,9 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def move_whole(value: Any, device: Any, copies: bool) -> Any:
-    """``value.to(device, non_blocking=True)``, which leaves `value` as it is.
+    """Return ``value.to(device, non_blocking=True)``, and leave `value` as it is.
 
-    With `copies` it is a copy also where the device is that of `value`.
+    With `copies` the answer is a copy even if `value` is on the device already.
     """
     if is_tensor(value):
         return (
@@ -291,7 +305,7 @@ def move_whole(value: Any, device: Any, copies: bool) -> Any:
         )
     try:
         made = copy.deepcopy(value) if copies else _shallow(value)
-    except Exception:  # what cannot be copied is moved itself
+    except Exception:  # it cannot be copied, so it is moved itself
         made = value
     if copies or made is value:
         return _move(made, device)
@@ -300,8 +314,8 @@ def move_whole(value: Any, device: Any, copies: bool) -> Any:
     touched = [put for put, held, read in places if read() is not held]
     if not touched:
         return moved
-    # Its ``to`` changes, in place, what lies deeper than the copy goes. All of that is
-    # copied then, but for the memory.
+    # The method changed something in place that the shallow copy shares. That is restored,
+    # and everything but the memory is copied for a second attempt.
     for put in touched:
         put()
     memory = {id(held): held for _, held, _ in places if is_memory(held)}
@@ -320,7 +334,8 @@ def _move(made: Any, device: Any) -> Any:
         moved = made.to(device=device, **keywords)
     else:
         moved = made.to(device, **keywords)
-    return made if moved is None else moved  # some move themselves and answer nothing
+    # Some types move themselves and return None.
+    return made if moved is None else moved
 
 
 #: How deep `move_whole` looks for memory that a ``to`` has changed in place.
@@ -330,8 +345,10 @@ _DEPTH = 6
 def _places(
     value: Any, depth: int = _DEPTH
 ) -> Iterator[tuple[Callable[[], Any], Any, Callable[[], Any]]]:
-    """Where a structure holds what: for each place what puts that back, what is there,
-    and what reads it.
+    """Yield every place at which a structure holds something.
+
+    For each place this is a function that restores it, what is there, and a function that
+    reads it.
     """
     if depth == 0 or value is None or isinstance(value, (type, ModuleType, *_LEAVES)):
         return
@@ -345,7 +362,7 @@ def _places(
 def _held_places(
     value: Any,
 ) -> Iterator[tuple[Callable[[Any], Any], Any, Callable[[], Any]]]:
-    """The attributes and items of one object, in the same way."""
+    """Yield the attributes and items of one object in the same form."""
     partial = functools.partial
     for name, held in _attributes(value):
         yield (
@@ -361,7 +378,7 @@ def _held_places(
                 partial(_item, value, key),
             )
     elif isinstance(value, tuple):
-        for i, held in enumerate(value):  # which nothing can change
+        for i, held in enumerate(value):  # nothing can change a tuple's items
             yield (lambda same: same), held, partial(_item, value, i)
 
 
@@ -372,25 +389,25 @@ def _item(value: Any, key: Any) -> Any:
         return None
 
 
-#: Items of a container of an unknown type that are looked at.
+#: How many items of a container of unknown type are examined.
 _LOOK = 64
 
 
 def holds_memory(value: Any) -> bool:
-    """Does it hold arrays or tensors, as far as can be seen? See `memory_in`."""
+    """Return whether it holds arrays or tensors, as far as `memory_in` can see."""
     return next(memory_in(value), None) is not None
 
 
 def is_memory(value: object) -> bool:
-    """Is it a tensor, an array, or what says that it can become one?"""
+    """Return whether it is a tensor or array, or can become one by a protocol."""
     return is_tensor(value) or _is_array(type(value))
 
 
 def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
-    """The arrays and tensors that something holds, as far as can be seen.
+    """Yield the arrays and tensors that an object holds, as far as they can be seen.
 
-    Its attributes and the items of its containers are looked at, and whether it says
-    that it can become an array. Numbers and text are none.
+    This examines attributes, and items of containers. Numbers and texts do not count as
+    memory.
     """
     if value is None or isinstance(
         value, (str, bytes, bool, int, float, complex, type)
@@ -409,28 +426,29 @@ def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         inner = value
     elif isinstance(value, Collection) and not isinstance(value, _LEAVES):
-        with contextlib.suppress(Exception):  # whatever a type of its own says to it
+        with contextlib.suppress(Exception):  # an unknown type may raise anything
             inner = list(itertools.islice(value, _LOOK))
     for each in inner:
         yield from memory_in(each, depth - 1)
 
 
 def exports_memory(value: Any) -> bool:
-    """Is it bytes that others see, as a memoryview, an `array.array`, an `mmap` and
-    arrays of ctypes are? `bytes`, which nobody can write, and numbers of NumPy's, which
-    export theirs, are not meant.
+    """Return whether it exports its bytes, as memoryviews, `mmap` and ctypes arrays do.
+
+    `bytes`, which nobody can write, and numbers of NumPy's export theirs too, but do not
+    count.
     """
     if isinstance(value, bytes) or type(value).__module__ == "numpy":
         return False
     try:
         memoryview(value).release()
-    except Exception:  # TypeError of most, whatever a type of its own says
+    except Exception:  # most types raise TypeError, others may raise anything
         return False
     return True
 
 
 def _is_array(kind: type) -> bool:
-    """Not a NumPy scalar, which is of a dtype, and what is on a device already."""
+    """Return whether the type is an array, but not a NumPy scalar, nor on a device."""
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray":
         return False
     if hasattr(kind, "__cuda_array_interface__"):
@@ -445,19 +463,20 @@ def mapped(
     is_leaf: Callable[[Any], bool] | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> Any:
-    """The same structure with ``function(leaf)`` for each leaf.
+    """Return the same structure with ``function(leaf)`` for each leaf.
 
-    Mappings, sequences, named tuples, dataclasses and those of attrs are taken apart;
-    subclasses stay what they are where they can, and what memory they hold in further
-    attributes is taken apart as well. `tell` hears the names of attributes for which that
-    cannot be done. A leaf is anything else, strings among them, and what `is_leaf` says
-    is one. Where the same leaf is met twice, `function` should answer the same.
+    Mappings, sequences, named tuples, dataclasses and classes of attrs are taken apart.
+    Subclasses keep their type if possible, and memory in their other attributes is treated
+    in the same way. `tell` is called with the names of attributes for which that is
+    impossible. Everything else is a leaf, including strings, and so is everything for which
+    `is_leaf` returns True. If the same leaf occurs twice, `function` should return the same
+    for it.
     """
     return _Mapping(function, is_leaf, tell).of(value)
 
 
 class _Mapping:
-    """A structure on its way to another, of the same shape."""
+    """One call of `mapped`."""
 
     def __init__(
         self,
@@ -475,7 +494,7 @@ class _Mapping:
             return self._function(value)
         if self._is_leaf is not None and self._is_leaf(value):
             return self._function(value)
-        if id(value) in self._path:  # an attribute led back to it
+        if id(value) in self._path:  # an attribute of the container led back to it
             return self._apart(value)
         self._path.add(id(value))
         try:
@@ -509,8 +528,9 @@ class _Mapping:
         items: list[tuple[Any, Any]],
         fields: Sequence[str] = (),
     ) -> Any:
-        """`made`, whose `items` are other ones, with the memory that `value` holds beside
-        its items and fields: in attributes that someone has given it.
+        """Return `made` with the memory that `value` has outside its items and fields.
+
+        Such memory is in attributes that somebody has set. `items` are those of `made`.
         """
         if type(value) in (dict, list, tuple):
             return made
@@ -524,20 +544,20 @@ class _Mapping:
             if known is None:
                 before = [value[key] for key, _ in items]
                 known = {id(each) for part in before for each in memory_in(part)}
-            # What holds the items themselves follows them, or is left as it is.
+            # An attribute that holds the items themselves must follow them, or stay.
             is_more = any(id(each) not in known for each in memory)
             if not is_more and self._is_opaque(held):
                 continue
             is_set = self._set(made, name, held, value, items)
-            # A container of a type that allows no other items, and became a dict or a
-            # list, may have made its items of what it keeps.
+            # A container whose type does not allow other items has become a dict or a list.
+            # Its items may have come from this attribute, and then nothing is lost.
             is_lost = type(made) is type(value) or memory[0] is held
             if is_more and not is_set and is_lost and self._tell is not None:
                 self._tell(f"{type(value).__name__}.{name}")
         return made
 
     def _is_opaque(self, held: Any) -> bool:
-        """Is it nothing that is taken apart?"""
+        """Return whether `mapped` would not take it apart."""
         return not (
             is_memory(held)
             or isinstance(held, (Mapping, Sequence))
@@ -548,7 +568,7 @@ class _Mapping:
     def _set(
         self, made: Any, name: str, held: Any, value: Any, items: list[tuple[Any, Any]]
     ) -> bool:
-        """False: the attribute stays as it is, where it would change the items."""
+        """Set the attribute, or return False if that would change the items."""
         if type(made) is not type(value):
             return False
         try:
@@ -563,7 +583,7 @@ class _Mapping:
 
 
 def change_attributes(tensor: Any, function: Callable[[Any], Any]) -> None:
-    """Give a tensor ``function(held)`` in each attribute that holds memory."""
+    """Replace each attribute of a tensor that holds memory by ``function(held)``."""
     for name, held in list(vars(tensor).items()):
         if holds_memory(held):
             vars(tensor)[name] = function(held)
