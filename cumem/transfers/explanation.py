@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a copy would do, and why: route, pieces and threads."""
+"""Explains what a copy would do: its route, its pieces and threads, and the reason."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from cumem.buffers.arguments import hinting, read_flag
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation(Answer):
-    """What a copy would do; made by `explain`.
+    """What a copy would do; `explain` returns it.
 
     Attributes
     ----------
     route : str
-        As `Transfer.route` will say, such as ``"direct"`` or ``"staged"``; the list is in
-        docs/copies.md.
+        The route as in `Transfer.route`, such as ``"direct"`` or ``"staged"``;
+        docs/copies.md lists them.
     how : str
-        The same in words.
+        The route in words.
     why : str
-        The reason, in a sentence.
+        The reason for the route, in a sentence.
     nbytes : int
-        Payload, not counting what a broadcast source repeats.
+        The bytes to copy; for a broadcast source, without repetitions.
     pieces : int
-        How many it is cut into; 1 where it goes as a whole, 0 where nothing does.
+        The number of pieces; 1 if the copy is not cut, 0 if there is nothing to copy.
     piece_nbytes : int
-        Most bytes of a piece; those at the end of an axis may have less.
+        The bytes of the largest piece; those at the end of an axis may be smaller.
     axis : int or None
-        Axis of the target along which it is cut; None for a single piece.
+        The axis of the target along which the copy is cut; None for a single piece.
     threads : int
-        Threads of the host that read or write the bytes; 0 if none does.
+        The threads of the host that read or write the bytes; 0 if none does.
     chunks : int
-        Page-locked blocks of `piece_nbytes` bytes in use at once, as far as the ring is
-        not taken by other copies.
+        The page-locked blocks of `piece_nbytes` bytes that are in use at once, unless other
+        copies take a part of the ring.
     device : int or None
-        The device that does the work; None for the host alone.
+        The device that does the work; None if only the host works.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def explain(
     scale: SupportsFloat | None = None,
     offset: SupportsFloat | None = None,
 ) -> Explanation:
-    """Say what `copy` would do with these ends, without doing it.
+    """Say what `copy` would do with these ends, without copying.
 
     Parameters
     ----------
@@ -117,28 +117,28 @@ def explain(
     stream : stream, optional
         As for `copy`.
     blocking : bool, default True
-        False explains `copy_async`.
+        If False, explain `copy_async`.
     casting, scale, offset : optional
         As for `copy`.
 
     Returns
     -------
     Explanation
-        Route and reason, pieces and threads.
+        The route with its reason, the pieces and the threads.
 
     Raises
     ------
     TypeError, ValueError
-        As `copy`.
+        As for `copy`.
 
     Notes
     -----
-    Copies nothing and allocates nothing. It looks at the thresholds, at the stream and at
-    what is page-locked as they are now. Where the target and the source overlap, the
-    source is read whole first, and `why` says so. Three things only a copy finds out: that
-    the device has no memory for turning a transposed source, which threads of the
-    host then turn (``"staged"`` instead of ``"staged-kernel"``); that other copies have
-    filled the ring; and that a graph cannot hold it.
+    This copies nothing and allocates nothing. It uses the thresholds, the stream and the
+    page-locked memory as they are now. If target and source overlap, the whole source is
+    read first, and `why` says so. Three things only a copy itself can find out: that the
+    device has no memory to transpose a source in, so that threads of the host do that
+    (``"staged"`` instead of ``"staged-kernel"``); that other copies have filled the ring;
+    and that a graph cannot hold the copy.
 
     Examples
     --------

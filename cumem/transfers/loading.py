@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a loader on their way to a device while the one before is worked on."""
+"""Moves the batches of a loader to a device while the batch before is worked on.
+
+`prefetch` returns a `_Prefetch`, and each iteration over it an `Ahead` with a `_Mover`.
+For each batch, the mover takes the structure apart (`_Moving`), makes memory on the device
+for every array in it, and begins one copy for all of them. The structure with the new
+arrays, and the copy, are a `_Batch`. It tells `Ahead` when the batch has come, and which
+work must end before its memory can be dropped.
+
+Batches of types with a method ``to(device, ...)`` of their own are moved by that method,
+on a stream of PyTorch beside the work.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +67,12 @@ K = TypeVar("K")
 
 _Framework = Literal["torch", "cupy"] | None
 
-#: What carries the elements of a tensor, by their bytes: not every dtype of PyTorch is
-#: one of NumPy's.
+#: Integers to copy a tensor's elements as, by their bytes, since not every dtype of PyTorch
+#: is one of NumPy's.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 
-#: What iterating over these gives, of which nothing can be moved.
+#: Types that are no loaders, and what iterating over them gives instead of batches.
 _NO_BATCHES: dict[type, str] = {
     Mapping: "keys",
     str: "characters",
@@ -74,12 +84,12 @@ _NO_BATCHES: dict[type, str] = {
 
 
 def _module(name: str) -> Any:
-    """A library that is loaded already."""
+    """Return a library that is imported already."""
     return sys.modules[name]
 
 
 def _is_at(tensor: Any, device: Device) -> bool:
-    """Is there nothing to move? So it is also where cumem reaches no memory."""
+    """Return whether there is nothing to move: it is there, or on an unknown device."""
     place = tensor.device
     if place.type == "cuda":
         return bool(place.index == device.index)
@@ -87,7 +97,7 @@ def _is_at(tensor: Any, device: Device) -> bool:
 
 
 def _carried(tensor: Any) -> Any:
-    """The memory of a tensor with elements that NumPy knows."""
+    """Return the memory of a tensor with elements of a dtype that NumPy knows."""
     torch = _module("torch")
     if not is_plain_tensor(tensor):
         raise TypeError(
@@ -100,10 +110,10 @@ def _carried(tensor: Any) -> Any:
 
 
 def _keep_until_used(tensor: Any, stream: Any) -> None:
-    """Have PyTorch reuse the memory of a tensor only after the stream's work on it.
+    """Make PyTorch reuse the memory of a tensor only after the stream's work on it.
 
-    PyTorch has no way to do that for sparse, nested and masked tensors.
-    Their memory is reused after the work on their batch all the same: see move_whole().
+    PyTorch cannot do that for sparse, nested and masked tensors. Their memory is reused
+    after the work on their batch all the same: see move_whole().
     """
     if not is_tensor(tensor) or is_plain_tensor(tensor):
         tensor.record_stream(stream)
@@ -117,8 +127,8 @@ def _keep_until_used(tensor: Any, stream: Any) -> None:
 
 
 def is_left(leaf: Any) -> bool:
-    """Does a leaf that is not moved hold memory, so that somebody should know of it?"""
-    if isinstance(leaf, np.ndarray):  # of Python objects; text is nothing to move
+    """Return whether a leaf that is not moved holds memory, so that a warning is due."""
+    if isinstance(leaf, np.ndarray):  # an array of objects, which may hold arrays
         return any(holds_memory(each) for each in leaf.flat[:8])
     if is_tensor(leaf) or isinstance(leaf, _core.Buffer):
         return False
@@ -126,9 +136,9 @@ def is_left(leaf: Any) -> bool:
 
 
 def _like(tensor: Any, there: Any) -> Any:
-    """The tensor `there` in the dtype, the class and with the attributes of `tensor`."""
+    """Give the tensor `there` the dtype, the class and the attributes of `tensor`."""
     there = there.view(tensor.dtype)
-    kind = type(tensor.detach())  # that of what PyTorch makes of it
+    kind = type(tensor.detach())  # the class that PyTorch keeps for such a tensor
     if kind is not type(there):
         there = there.as_subclass(kind)
         vars(there).update(vars(tensor))
@@ -136,8 +146,10 @@ def _like(tensor: Any, there: Any) -> Any:
 
 
 def _moves_by_torch(tensor: Any, device: Device) -> bool:
-    """Is it one that only PyTorch can move: sparse, quantized, nested, or of a class that
-    wraps others? Those of a transform are traced with, and are refused.
+    """Return whether only PyTorch can move the tensor.
+
+    That is a sparse, quantized or nested one, or one of a class that wraps others. Tensors
+    with which a transform traces are refused instead.
     """
     return not (
         _is_at(tensor, device) or is_plain_tensor(tensor) or is_functional(tensor)
@@ -145,13 +157,14 @@ def _moves_by_torch(tensor: Any, device: Device) -> bool:
 
 
 def tensor_over(buffer: _core.Buffer) -> Any:
-    """A tensor over the memory, which orders nothing."""
+    """Return a tensor over the memory; this orders no stream after any other."""
     return _module("torch").from_dlpack(buffer.__dlpack__(stream=-1))
 
 
 def work_streams(device: int, libraries: Iterable[str]) -> list[_core.Stream]:
-    """Where work on the device goes now: cumem's current stream, or those of the
-    `libraries` that are at work there.
+    """Return the streams on which work on the device is queued now.
+
+    These are the current streams of the `libraries` that work on it, or of cumem.
     """
     if _core._is_emulated():
         return [_core.current_stream(device)]
@@ -167,7 +180,7 @@ def work_streams(device: int, libraries: Iterable[str]) -> list[_core.Stream]:
 
 
 class _Batch:
-    """A batch whose copies have begun, as `Ahead` asks for."""
+    """A batch whose copies have begun, in the form that `Ahead` needs."""
 
     label = ""
 
@@ -184,8 +197,8 @@ class _Batch:
         self.nbytes = nbytes
         self._mover = mover
         self._libraries = libraries
-        self._moved: list[Any] = []  # by PyTorch, as they moved themselves
-        self._event: Any = None  # PyTorch's, which ends with these
+        self._moved: list[Any] = []  # parts that moved themselves, through PyTorch
+        self._event: Any = None  # PyTorch's event at the end of these moves
 
     def moved_by_torch(self, moved: list[Any], event: Any) -> None:
         self._moved, self._event = moved, event
@@ -202,7 +215,7 @@ class _Batch:
             for stream in work_streams(device, self._libraries):
                 self.transfer.order(stream)
             if "torch" in self._libraries and _core._is_emulated():
-                self.transfer.wait()  # its tensors are the processor's
+                self.transfer.wait()  # PyTorch's work runs on the processor
         if self._event is not None:
             stream = _module("torch").cuda.current_stream(device)
             stream.wait_event(self._event)
@@ -218,21 +231,21 @@ class _Batch:
 
 
 class _Moving:
-    """One batch as it is taken apart: what its leaves have become, and the copies."""
+    """Takes one batch apart, and collects what its leaves become and the copies."""
 
     def __init__(self, mover: _Mover) -> None:
         self.pairs: list[tuple[_core.Buffer, Any]] = []
         self.libraries: set[str] = set()
-        self.whole: list[Any] = []  # what has moved itself
-        self.left: list[str] = []  # names of what stays on the host
+        self.whole: list[Any] = []  # parts that have moved themselves
+        self.left: list[str] = []  # names of parts that stay on the host
         self._mover = mover
-        self._made: dict[int, tuple[Any, Any]] = {}  # by the leaf's id, with the leaf
+        self._made: dict[int, tuple[Any, Any]] = {}  # new leaves, by the ids of the old
 
     def of(self, value: Any) -> Any:
         return mapped(value, self._once, moves_itself, self.left.append)
 
     def _once(self, leaf: Any) -> Any:
-        """A leaf that is there twice goes once."""
+        """Return the moved leaf; one that occurs twice is moved once."""
         if id(leaf) not in self._made:
             self._made[id(leaf)] = leaf, self._moved(leaf)
         return self._made[id(leaf)][1]
@@ -255,13 +268,13 @@ class _Moving:
         self.libraries.add(library)
         if is_tensor(leaf):
             there = _like(leaf, there)
-            self._made[id(leaf)] = leaf, there  # which its attributes may name
+            self._made[id(leaf)] = leaf, there  # its attributes may refer to itself
             change_attributes(there, self.of)
         return there
 
 
 class _Mover:
-    """Takes the batches of a loader, and begins their copies."""
+    """Takes the batches of a loader, and begins their copies, as `Ahead` asks for it."""
 
     advice = "smaller batches"
     label = ""
@@ -277,18 +290,19 @@ class _Mover:
     ) -> None:
         self.device = device
         self.index = device.index
-        self.nbytes = 0  # of the last batch: the next one is about as large
+        self.nbytes = 0  # of the last batch; the next one is probably as large
         self.reuses = not is_fresh
         self._batches: Iterator[Any] | None = batches
         self.framework = framework or "cumem"
         self._is_fresh = is_fresh
         self._may_ask = may_ask
-        # memory is not taken in the order of the work
+        # Memory is allocated on a stream of its own, because the order of the work does not
+        # matter for it.
         self._side = _core.Stream(device=device)
-        self._lane: Any = None  # a stream of PyTorch, for what moves itself
-        self._work: Any = None  # PyTorch's event over the work queued so far
+        self._lane: Any = None  # a stream of PyTorch, for parts that move themselves
+        self._work: Any = None  # PyTorch's event after the work that is queued so far
         self._taken: list[Any] = []
-        self._is_told = False  # of what stays on the host
+        self._is_told = False  # whether the warning about parts on the host was given
 
     def take(self) -> bool:
         assert self._batches is not None
@@ -296,19 +310,19 @@ class _Mover:
             self._taken = [next(self._batches)]
         except StopIteration:
             return False
-        # no other name has it here
+        # The list holds the only reference to the batch here.
         self.reuses = not (self._is_fresh or (self._may_ask and is_alone(self._taken)))
         return True
 
     def split(self) -> bool:
-        return False  # a batch comes whole
+        return False  # a batch is never cut
 
     def close(self) -> None:
         self._batches = None
         self._taken.clear()
 
     def begin(self) -> _Batch:
-        """All copies of a batch, by one call."""
+        """Begin all copies of a batch, by one call."""
         moving = _Moving(self)
         moved = moving.of(self._taken[0])
         self._tell(moving.left)
@@ -322,19 +336,19 @@ class _Mover:
         self._taken = []
         return batch
 
-    # -- batches of types of their own ---------------------------------------------------
+    # -- batches that move themselves ----------------------------------------------------
 
     def note_work(self) -> None:
-        """By the thread that works on the batches, which has queued its work on one."""
+        """Remember where the work ends that was queued; the batches' user calls this."""
         if self._lane is not None:
             stream = _module("torch").cuda.current_stream(self.index)
             self._work = stream.record_event()
 
     def move_whole(self, value: Any) -> Any:
-        """By its own ``to``, on a stream beside the work.
+        """Move a value by its own ``to``, on a stream beside the work.
 
-        Its memory is PyTorch's, which reuses it in the order of that stream: so what is
-        copied there comes after all work that was queued on the batches before.
+        PyTorch reuses the value's memory in the order of that stream. So the stream first
+        waits for all work that was queued on the batches before.
         """
         torch = _module("torch")
         if _core._is_emulated():
@@ -363,7 +377,7 @@ class _Mover:
     # -- arrays ----------------------------------------------------------------------------
 
     def source(self, leaf: Any) -> Any:
-        """What to copy of a leaf; None: it stays as it is."""
+        """Return what to copy of a leaf, or None if the leaf stays as it is."""
         if is_tensor(leaf):
             return None if _is_at(leaf, self.device) else _carried(leaf)
         if isinstance(leaf, np.ndarray):
@@ -375,7 +389,7 @@ class _Mover:
             return None if is_there else leaf
         if hasattr(type(leaf), "__dlpack__") and not hasattr(
             type(leaf), "__cuda_array_interface__"
-        ):  # JAX's and others'; what is on a device already stays there
+        ):  # an array of JAX, for instance; one on a device stays there
             try:
                 buffer = _core.asbuffer(leaf)
             except (TypeError, ValueError, BufferError):
@@ -384,7 +398,7 @@ class _Mover:
         return None
 
     def _array(self, leaf: np.ndarray[Any, Any]) -> Any:
-        """In the byte order of the libraries that are to have it."""
+        """Return the array in the byte order that other libraries need."""
         if isinstance(leaf, np.ma.MaskedArray):
             if np.ma.is_masked(leaf):
                 raise TypeError(
@@ -399,8 +413,9 @@ class _Mover:
     def target(
         self, source: Any, library: str, pairs: list[tuple[_core.Buffer, Any]]
     ) -> tuple[Any, str]:
-        """New memory on the device, and whose array it is. Handed over before its copy,
-        for which an export waits.
+        """Make memory on the device, and return its array and the array's library.
+
+        The array is made before the copy begins, because an export would wait for it.
         """
         order: list[int] | None = None
         if is_tensor(source):
@@ -422,20 +437,22 @@ class _Mover:
                 return there, library
             if library == "cupy":
                 return _module("cupy").from_dlpack(buffer), library
-        except BufferError:  # text, times, records: DLPack has no code for them
+        except BufferError:  # DLPack has no code for texts, times and records
             pass
         return buffer, "cumem"
 
 
 def _name(leaf: Any) -> str:
-    """What a warning calls something that stays on the host."""
+    """Return the name of something that stays on the host, for the warning."""
     name = type(leaf).__name__
     return f"{name} of objects" if isinstance(leaf, np.ndarray) else name
 
 
 def _dense_order(tensor: Any) -> list[int] | None:
-    """The order of its axes in which a copy of the tensor is contiguous, such as that of
-    `channels_last`, as PyTorch decides it in ``to()``; None: as they stand.
+    """Return the order of axes in which a copy of the tensor is contiguous, or None.
+
+    PyTorch keeps this order in ``to()``, for instance for `channels_last`. None means the
+    order of the axes themselves.
     """
     if tensor.is_contiguous():
         return None
@@ -445,11 +462,11 @@ def _dense_order(tensor: Any) -> list[int] | None:
 
 
 class _Prefetch(Generic[T]):
-    """What `prefetch` answers: iterated as often as its iterable can be, until `close` or
-    the end of a ``with`` block.
+    """The answer of `prefetch`, which can be iterated as often as its iterable.
 
-    All other attributes are those of the iterable, such as the ``dataset``, the
-    ``batch_size`` and the ``sampler`` of a DataLoader.
+    `close`, or the end of a ``with`` block, ends all iterations. All other attributes are
+    those of the iterable, such as the ``dataset``, the ``batch_size`` and the ``sampler``
+    of a DataLoader.
     """
 
     __slots__ = (
@@ -482,15 +499,15 @@ class _Prefetch(Generic[T]):
         self._begun: list[weakref.ref[Ahead[T]]] = []
 
     def close(self) -> None:
-        """End all iterations over it, as `Ahead.close` does, and allow no others; twice is
-        no error.
+        """End all iterations, as `Ahead.close` does, and allow no new ones.
 
-        **Blocks**, GIL released, until the copies that have begun no longer read their
-        batches. The iterable itself is not closed.
+        Closing twice is not an error. The iterable itself is not closed. This **blocks**,
+        with the GIL released, until the copies that have begun no longer read their
+        batches.
         """
         self._is_open = False
         begun, self._begun = self._begun, []
-        with contextlib.ExitStack() as stack:  # all are closed, also where one fails
+        with contextlib.ExitStack() as stack:  # closes all of them, even if one fails
             for ref in begun:
                 if (ahead := ref()) is not None:
                     stack.callback(ahead.close)
@@ -512,12 +529,12 @@ class _Prefetch(Generic[T]):
             raise ValueError("this prefetch is closed: call cumem.prefetch(...) again")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Iterations stay behind."""
+        """Pickle or copy it without its iterations."""
         given = self._iterable, self._device, self._depth, self._framework, self._fresh
         return type(self), given
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for by the interpreter, by copy and by pickle
+        if name.startswith("_"):  # the interpreter, copy and pickle ask for such names
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name
             )
@@ -533,16 +550,16 @@ class _Prefetch(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
-        """Is it not known to be empty?"""
+        """Return whether it may give batches, which is False only if it is known empty."""
         try:
             return len(self) > 0
-        except TypeError:  # a generator, or a loader of samples that nobody has counted
+        except TypeError:  # a generator, or a loader that does not know its length
             return True
 
     def __iter__(self) -> Ahead[T]:
-        """The batches on the device, from the first on."""
+        """Iterate over the batches on the device, from the first on."""
         self._check_open()
-        batches = iter(self._iterable)  # may fork: before anything is opened
+        batches = iter(self._iterable)  # may fork, and so comes before any device opens
         device = self._device
         is_fresh = gives_fresh(self._iterable, self._fresh)
         mover = _Mover(batches, device, self._framework, is_fresh, self._fresh is None)
@@ -553,12 +570,12 @@ class _Prefetch(Generic[T]):
         return ahead
 
     def __aiter__(self) -> Ahead[T]:
-        """The same, for ``async for``."""
+        """Iterate with ``async for``."""
         return iter(self)
 
     def __repr__(self) -> str:
         what = repr(self._iterable)
-        if len(what) > 80 or "\n" in what:  # a list of arrays, for instance
+        if len(what) > 80 or "\n" in what:  # as the repr of a list of arrays is
             what = f"a {type(self._iterable).__name__}"
         return fold(f"<cumem.prefetch of {what} to cuda:{self._device.index}>")
 
@@ -698,44 +715,46 @@ def prefetch(
     framework: _Framework = None,
     fresh: bool | None = None,
 ) -> _Prefetch[Any]:
-    """Bring the batches of a loader to a device, the next ones already on their way.
+    """Move the batches of a loader to a device, while the next ones are on their way.
 
     Parameters
     ----------
     iterable : iterable
         Gives batches, as a `torch.utils.data.DataLoader` does. A batch is an array, CPU
-        tensor or buffer, or dicts, lists, tuples, named tuples, dataclasses and classes
-        of attrs with them, also nested, or has a method ``to(device, ...)`` of its own,
-        as those of tensordict, PyTorch Geometric and detectron2 have. Attributes that
-        someone gave such a container or tensor besides are moved as well. What else is in
-        it stays as it is, and so does what is on the device already; a warning names what
-        holds arrays or tensors and is left on the host, such as data frames and images.
+        tensor or buffer; or dicts, lists, tuples, named tuples, dataclasses and classes of
+        attrs that contain them, also nested; or an object with a method ``to(device, ...)``
+        of its own, as in tensordict, PyTorch Geometric and detectron2. Attributes that
+        somebody added to such a container or tensor are moved as well. Everything else in
+        a batch stays as it is, and so does everything that is on the device already. A
+        warning names parts with arrays or tensors that stay on the host, such as data
+        frames and images.
     device : Device, int or str, optional
-        Where to. Default: the current one of the thread that calls `prefetch`, as it is
-        then (see `current_device`): cumem's own where that was chosen, else PyTorch's,
-        so that each process of a distributed job feeds its own GPU.
+        The device. By default it is the current one of the thread when it calls `prefetch`
+        (see `current_device`): cumem's own if that was chosen, or else PyTorch's, so that
+        each process of a distributed job feeds its own GPU.
     depth : int
-        Batches that may be under way beside the one in hand.
+        The number of batches that may be on their way besides the one in use.
     framework : {"torch", "cupy"}, optional
-        What arrays and buffers become; `DeviceBuffer` by default, and where the dtype,
-        as of text, times and records, is none of theirs. Tensors become tensors in any
-        case. For them arrays of the other byte order are turned.
+        The library whose arrays are made of arrays and buffers. By default, and for dtypes
+        that the library lacks, such as texts, times and records, these become
+        `DeviceBuffer`. Tensors become tensors in any case. Arrays of the other byte order
+        are converted for the library.
     fresh : bool, optional
-        True: no batch lies in memory that the iterable writes to again, so that the next
-        one may be asked for while this one is still read. False: it may. Default: what
-        is known of the iterable. It is true of lists and arrays, and of a DataLoader
-        that has workers, or stacks by its own `default_collate` or a `PinnedCollate`.
-        Of all others a batch is copied before the next one is asked for.
+        True says that the iterable never writes again to the memory of a batch, so that the
+        next batch may be requested while this one is still being read. False says that it
+        may. By default this depends on the iterable. Lists, arrays, and a DataLoader that
+        has workers, or uses its own `default_collate` or a `PinnedCollate`, count as fresh.
+        For all others, a batch is copied before the next one is requested.
 
     Returns
     -------
     iterable
-        Gives new structures of the same types with their memory on the device, in the
-        same shapes and dtypes: arrays C-contiguous, tensors in their memory format
+        Gives new structures of the same types with their memory on the device, in the same
+        shapes and dtypes. Arrays are C-contiguous, and tensors keep their memory format
         (`channels_last`). It has the length and the attributes of `iterable`, such as
         `dataset` and `sampler`, and can be iterated as often, by ``for`` and
         ``async for``. ``with cumem.prefetch(loader) as batches:`` or ``batches.close()``
-        ends what is under way, also where the body raises.
+        ends what is on its way, even if the body raises an error.
 
     Warns
     -----
@@ -745,31 +764,32 @@ def prefetch(
     Raises
     ------
     TypeError
-        If `iterable` is none, or gives keys, text or numbers in place of batches, as a
-        dict, a file and a data frame do, a tensor is one that a transform such as
-        ``vmap`` traces with, or elements of an array are masked.
+        If `iterable` is not iterable, or gives keys, texts or numbers instead of batches,
+        as a dict, a file and a data frame do; if a tensor is one with which a transform
+        such as ``vmap`` traces; if elements of an array are masked.
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
     ImportError
         If `framework` is not installed.
     OutOfMemoryError, CudaError
-        If the driver refuses. What was on its way by then is waited for.
+        If the driver refuses. Copies that have begun by then are waited for.
 
     Notes
     -----
-    Work given to the device's current stream (PyTorch's for tensors, CuPy's for its
-    arrays, else cumem's) after a batch has come is **ordered after** its copy. Asking for
-    another **blocks**, GIL released, until the batch is there that comes ``depth`` later,
-    and until the current streams are done with the work on the batch before the last: so
-    not many batches take memory at the same time. The memory of a batch in `iterable` is
-    kept until its copy is done. An iterator that is closed
-    or dropped early cancels the copies that have not begun and waits for the others.
+    Work that is given to the device's current stream (PyTorch's for tensors, CuPy's for its
+    arrays, else cumem's) after a batch has come is **ordered after** the batch's copy.
+    Asking for another batch **blocks**, with the GIL released, until the batch that comes
+    ``depth`` later has been taken from `iterable`, and until the current streams have
+    finished the work on the batch before the last. So only few batches take memory at the
+    same time. The memory of a batch in `iterable` is kept alive until its copy is done. An
+    iterator that is closed or dropped early cancels copies that have not begun, and waits
+    for the others.
 
-    A tensor that wants a gradient comes without: ``requires_grad_()`` it there. Memory on
-    the device is a pool's of cumem, reused only when the device is done with what it was
-    doing as the batch was dropped.
+    Tensors that require a gradient arrive without; call ``requires_grad_()`` on the device.
+    Memory on the device comes from a pool of cumem. It is reused only after the device has
+    finished everything that it was doing when the batch was dropped.
 
-    On the emulated device tensors are on the CPU, over its memory.
+    On the emulated device, tensors are CPU tensors over the memory of the device.
 
     Examples
     --------
@@ -794,7 +814,7 @@ def prefetch(
 
 
 def _check_iterable(iterable: Any) -> None:
-    """Refuse what gives no batches when it is iterated, but its keys or characters."""
+    """Refuse an iterable that gives its keys, characters or the like instead of batches."""
     name = type(iterable).__name__
     gives = next(
         (text for kind, text in _NO_BATCHES.items() if isinstance(iterable, kind)), None
@@ -811,5 +831,5 @@ def _check_iterable(iterable: Any) -> None:
 
 
 def _record(stream: _core.Stream) -> _core.Event:
-    """One for which the processor does not spin: loaders have work for it."""
+    """Return an event for which the processor does not spin, since loaders need it."""
     return stream.record(_core.Event(device=stream.device, timing=False, blocking=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory that is steered: pages moved ahead, advised, asked about, tile by tile."""
+"""Managed memory: what is known of its pages, warnings, and work on it tile by tile."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cumem.buffers.arguments import hinting, read_flag, wrong_type
 from cumem.devices.device import Device
 
 _Place = Device | str | None
-_LEAVING = 2  #: tiles that move back at a time
+_LEAVING = 2  #: the number of tiles that move back at a time
 
 
 class ManagedThrashWarning(UserWarning):
     """Host and device keep taking the same managed memory from each other.
 
-    Given once for each piece of memory, where sixteen times within ten seconds the side
-    changed that used the same bytes, as far as cumem sees it: `prefetch`, `on`, ``fill``,
-    and what hands the memory to the host (``numpy()``, the buffer protocol) or to a
-    device's library (DLPack, ``__cuda_array_interface__``). What was made of the memory
-    before, such as an array, touches it unseen.
+    The warning is given once for each piece of memory, when the side that uses the same
+    bytes has changed sixteen times within ten seconds. cumem sees uses by `prefetch`,
+    `on`, ``fill``, and by everything that passes the memory to the host (``numpy()``, the
+    buffer protocol) or to a device's library (DLPack, ``__cuda_array_interface__``). It
+    does not see uses through an array that was made of the memory earlier.
 
     Examples
     --------
@@ -41,30 +41,30 @@ class ManagedThrashWarning(UserWarning):
 
 @found_in("cumem.types")
 class Residency(NamedTuple):
-    """What is known of where the pages of managed memory are.
+    """What is known about where the pages of managed memory are.
 
     Attributes
     ----------
     nbytes : int
-        Bytes from the lowest element to the end of the highest: offsets count in them.
+        The bytes from the lowest element to the end of the highest, in which offsets count.
     last_prefetch : tuple of (int, int, Device or str or None)
-        Where each range of bytes, from a begin to an end, was last *sent*, as the driver
-        tells: a `Device`, ``"host"``, ``"numa:1"``, or None: nowhere, or parts of it to
-        several places. Ranges are told apart in steps of 64 KiB, or of 1/1024 of the
-        memory if that is more. Where the pages are by now no driver tells: they may have
-        been fetched by a page fault since, or pushed out.
+        Where each range of bytes was last *sent*, according to the driver, as its begin,
+        its end and a place. The place is a `Device`, ``"host"``, ``"numa:1"``, or None if
+        the range was sent nowhere or its parts to several places. Ranges are resolved in
+        steps of 64 KiB, or of 1/1024 of the memory if that is more. No driver can say where
+        the pages are now: page faults may have moved them since, or they were evicted.
     host_nbytes : int or None
-        Bytes on pages that the host's page table has now: those that the host can touch
-        without a page fault. Pages that came to the host and were not touched there yet
-        may be missing. None where the system does not tell.
+        The bytes on pages that are in the host's page table now, which the host can touch
+        without a page fault. Pages that came to the host but were not touched there may be
+        missing. None if the system does not say.
     sampled : bool
-        Whether `host_nbytes` is drawn from 65,536 pages of more.
+        Whether `host_nbytes` is an estimate from 65,536 of more pages.
     preferred_location : Device, str or None
-        What all of it is advised, as `ManagedBuffer.preferred_location`.
+        The advice for all of the memory, as in `ManagedBuffer.preferred_location`.
     read_mostly : bool
-        The same.
+        The advice as in `ManagedBuffer.read_mostly`.
     accessed_by : tuple of Device or str
-        The same.
+        The advice as in `ManagedBuffer.accessed_by`.
 
     Examples
     --------
@@ -82,12 +82,12 @@ class Residency(NamedTuple):
     accessed_by: tuple[Device | str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """This answer as plain data; see `Counters.to_dict`. A device is its index."""
+        """Return plain data as `Counters.to_dict` does; a device becomes its index."""
         return plain(self)
 
 
 def warn_of_thrashing(buffer: _core.Buffer) -> None:
-    """Say which memory is taken to and fro, and what to type; called by the extension."""
+    """Warn about memory that moves to and fro; the extension calls this."""
     warn_caller(
         f"host and device keep taking {buffer!r} from each other: the side that used it "
         "changed 16 times within ten seconds, and each time its pages have to move. If it "
@@ -102,14 +102,14 @@ def warn_of_thrashing(buffer: _core.Buffer) -> None:
 
 
 def _is_shape(wanted: Any) -> bool:
-    """Not a number of bytes."""
+    """Return whether the argument is a shape rather than a number of bytes."""
     if isinstance(wanted, np.ndarray):
         return wanted.ndim > 0
     return isinstance(wanted, Sequence) and not isinstance(wanted, str)
 
 
 def _lengths(buf: _core.ManagedBuffer, wanted: Any) -> tuple[int, ...]:
-    """Of a tile, along the first axes."""
+    """Return the lengths of a tile along the first axes."""
     if _is_shape(wanted):
         lengths = tuple(read_integer(each, "nbytes_or_shape") for each in wanted)
         if not 1 <= len(lengths) <= buf.ndim or min(lengths) < 1:
@@ -126,7 +126,7 @@ def _lengths(buf: _core.ManagedBuffer, wanted: Any) -> tuple[int, ...]:
 
 
 def _device_index(device: object) -> int:
-    """Of the device where tiles are used, for which the host is no answer."""
+    """Return the index of the device on which tiles are used, and refuse the host."""
     if isinstance(device, str) and not device.startswith("cuda"):
         raise ValueError(f"device must be a device, not {device!r}")
     return _core._device(device, "device").index
@@ -156,49 +156,50 @@ def tiles(
     ahead: SupportsIndex = 1,
     evict: bool = True,
 ) -> Iterator[tuple[Any, _core.ManagedBuffer]]:
-    """Go through managed memory tile by tile, the next ones already on their way.
+    """Iterate over managed memory tile by tile, while the next tiles are moved.
 
     Parameters
     ----------
     buf : ManagedBuffer
-        May be larger than the device's memory.
+        The memory, which may be larger than the device's.
     nbytes_or_shape : int, str or sequence of int
-        Most bytes of a tile, which has whole rows of the first axis, one at least, as in
-        ``"64 MiB"``; or lengths of a tile along the first axes.
+        The most bytes of a tile, which has whole rows of the first axis and at least one,
+        such as ``"64 MiB"``; or the lengths of a tile along the first axes.
     device : Device, int or str, optional
-        Where tiles are used; default: cumem's current device.
+        The device on which tiles are used; by default cumem's current device.
     ahead : int
-        Tiles that move in while one is used.
+        The number of tiles that move in while one is used.
     evict : bool
-        Whether a tile moves back to the host after its use. False where all of it fits,
-        or where it is only read and `ManagedBuffer.read_mostly`: copies are dropped when
-        memory runs short.
+        Whether a tile moves back to the host after its use. Pass False if everything fits,
+        or if the memory is only read and `ManagedBuffer.read_mostly` is set, since the
+        driver then drops copies when memory runs short.
 
     Yields
     ------
     slice or tuple of slice
-        Which tile it is, ``buf[slice]``; a tuple where lengths were given.
+        The place of the tile, which is ``buf[slice]``; a tuple if lengths were given.
     ManagedBuffer
-        The tile: a view.
+        The tile, which is a view.
 
     Raises
     ------
     TypeError
         If an argument is of another type.
     ValueError
-        If an argument is out of its range, or the buffer has no axis or is closed.
+        If an argument is out of range, or the buffer has no axis or is closed.
     CudaError
-        If the driver refuses, as `ManagedBuffer.prefetch` says.
+        If the driver refuses, as for `ManagedBuffer.prefetch`.
 
     Notes
     -----
-    Work given to the device's current stream after a tile has come is **ordered after**
-    its move, and its way back after that work; both have streams of their own. Asking for
-    another tile **blocks**, GIL released, until all but the last two tiles are done with,
-    and moved back if they are to be: with `evict`, memory for ``ahead + 3`` tiles is
-    enough. The current stream waits for the last ways back when the iterator ends. One
-    that is closed or dropped early sends back what was moved in, and does not wait. Tiles
-    that are not contiguous move row by row; pages that two tiles share move with both.
+    Work that is given to the device's current stream after a tile has come is **ordered
+    after** the tile's move, and the move back after that work; both kinds of moves have
+    streams of their own. Asking for another tile **blocks**, with the GIL released, until
+    all but the last two tiles are finished and, if they are evicted, moved back. With
+    `evict`, memory for ``ahead + 3`` tiles is enough. When the iterator ends, the current
+    stream waits for the last moves back. An iterator that is closed or dropped early moves
+    back what was moved in, and does not wait. Tiles that are not contiguous move row by
+    row. Pages that two tiles share move with both.
 
     Examples
     --------
@@ -236,9 +237,9 @@ def _tiles(
     ahead: int,
     evict: bool,
 ) -> Iterator[tuple[slice | tuple[slice, ...], _core.ManagedBuffer]]:
-    # A driver begins a move at once only on a stream that is idle: one for each tile that
-    # moves in at a time, waited for before its next one. The way back is behind work, and
-    # begins late: another one is under way meanwhile.
+    # A driver begins a move at once only if the stream is idle. So each tile that moves in
+    # has its own stream, which is waited for before its next tile. A move back comes after
+    # work and begins late, so that another can run meanwhile.
     inward: collections.deque[_core.Stream] = collections.deque()
     outward = collections.deque(_core.Stream(device=device) for _ in range(_LEAVING))
     coming: collections.deque[
@@ -289,7 +290,7 @@ def _tiles(
             _core.current_stream(device).wait(moved)
             yield place if is_shape else place[0], tile
             coming.popleft()
-            del tile  # the user may have closed it
+            del tile  # the user may have closed the view, so it is made anew
             left.append(send_back(buf[place], _core.current_stream(device).record()))
             if len(left) > _LEAVING:
                 left.popleft().synchronize()
@@ -298,6 +299,6 @@ def _tiles(
         if not buf.closed:
             undo()
     except BaseException:
-        with contextlib.suppress(RuntimeError, ValueError):  # one failure is told of
+        with contextlib.suppress(RuntimeError, ValueError):  # the first error counts
             undo()
         raise

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots of shared memory that other processes fill and this one page-locks."""
+"""Slots of shared memory that worker processes fill and the main process page-locks.
+
+`PinnedCollate` uses this: DataLoader's workers write a batch into a slot, and the main
+process copies it to the device from there, without a copy in between.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +25,29 @@ from cumem.base.locks import make_lock
 from cumem.pools.out_of_memory import is_refused
 from cumem.pools.registering import Registration, register
 
-#: What slots begin at, and pages are locked by: the largest page of any machine.
+#: Slots begin at multiples of this, and are locked in multiples: no machine has larger
+#: pages.
 _PAGE = 1 << 16
 
-#: States of a slot, in the low bits of its word; above them is how often it was taken.
+#: The states of a slot, in the low bits of its word. Above them is how often it was taken.
 _FREE, _TAKEN, _HELD = 0, 1, 2
 _STATES = 4
 
 _T = TypeVar("_T")
 
-_lock = make_lock()  # POSIX locks are the process's: they do not part its threads
+_lock = make_lock()  # POSIX locks belong to the process, and do not exclude its threads
 _numbers = itertools.count()
 
 
 class Shortage:
-    """Goes on without page-locked memory where there is none to be had.
+    """Lets its user go on without page-locked memory when there is none.
 
-    An allocation that fails tries much first: it waits, trims, calls callbacks and
-    collects garbage. So after a failure the next ones are left out, and one is tried
-    again now and then. The first failure is told by a warning, the only one.
+    An allocation that fails takes long: it waits, trims, calls callbacks and collects
+    garbage. So after a failure a number of attempts is skipped before the next real one.
+    The first failure gives a warning, and later ones do not.
     """
 
-    _LEFT_OUT = 100  # as many attempts, after each failure
+    _LEFT_OUT = 100  # the number of attempts skipped after each failure
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -50,12 +55,12 @@ class Shortage:
         self._was_told = False
 
     def attempt(self, take: Callable[[], _T]) -> _T | None:
-        """What `take` answers, or None where no page-locked memory is to be had.
+        """Return the answer of `take`, or None if no memory can be page-locked.
 
         Raises
         ------
         CudaError
-            If it is for another reason that it fails.
+            If `take` fails for another reason.
         """
         if self._left_out > 0:
             self._left_out -= 1
@@ -83,24 +88,26 @@ def _reason(error: CudaError) -> str:
 
 
 class Ring:
-    """Slots in memory without a name, for the process that made it and its children.
+    """Slots in anonymous memory, for the process that made it and its children.
 
-    A child that *takes* a slot holds the POSIX lock of its byte of the file: the kernel
-    lets go of that when the child ends, however it does, and another may take the slot.
-    The process that is told of the slot *claims* it, and it is free again once the
-    claimed memory has died and the streams are done with what they had by then. Pages
-    are locked at the first claim, as far as they are used: what is not used is not there.
+    A child that *takes* a slot holds the POSIX lock on the slot's byte of the file. The
+    kernel releases the lock when the child ends, however that happens, and another child
+    may then take the slot. The process that receives the slot *claims* it. It becomes free
+    again after the claimed memory has died and the streams have finished what they had to
+    do at that time. Pages are locked at the first claim, as far as they are used; pages
+    that nobody uses do not exist.
 
     Parameters
     ----------
     slots : int
-        How many.
+        The number of slots.
     slot_nbytes : int
-        Most bytes in one.
+        The most bytes in a slot.
     device, streams : callable
-        Give the device to lock pages by, and the streams that may read a claimed slot.
+        Functions that return the device to lock pages for, and the streams that may read a
+        claimed slot.
     fd, key : int and tuple
-        Of a ring that another process made.
+        The file and the key of a ring that another process made.
     """
 
     def __init__(
@@ -134,9 +141,9 @@ class Ring:
                 f"addresses ({error.strerror}; ulimit -v and -f count them): make a "
                 "smaller cumem.PinnedCollate(slots=, slot_nbytes=)",
             ) from error
-        self._memory.madvise(mmap.MADV_DONTDUMP)  # mostly holes
+        self._memory.madvise(mmap.MADV_DONTDUMP)  # it consists mostly of holes
         self._words = np.frombuffer(self._memory, np.int64, slots)
-        self._mine: set[int] = set()  # whose locks this child has
+        self._mine: set[int] = set()  # slots whose locks this child holds
         self._locked: dict[int, Registration] = {}
         self._shortage = Shortage(
             "cumem.PinnedCollate: slots of the ring stay ordinary memory"
@@ -146,14 +153,14 @@ class Ring:
         self._in_use = collections.deque()
 
     def view(self, slot: int, nbytes: int) -> Any:
-        """An object that is the first bytes of a slot to whoever views its memory."""
+        """Return an object whose memory is the first bytes of a slot."""
         begin = self._begin(slot)
         return (ctypes.c_ubyte * nbytes).from_buffer(self._memory, begin)
 
-    # -- a child -------------------------------------------------------------------------
+    # -- in a child ----------------------------------------------------------------------
 
     def take(self, nbytes: int) -> tuple[int, int] | None:
-        """A free slot, and how often it was taken by now; None: there is none."""
+        """Return a free slot and how often it has been taken now, or None without one."""
         if not 0 < nbytes <= self.slot_nbytes:
             return None
         with _lock:
@@ -166,7 +173,7 @@ class Ring:
     def _take(self) -> tuple[int, int] | None:
         states = (self._words % _STATES).tolist()
         own = sorted(each for each in self._mine if states[each] == _FREE)
-        for slot in own[1:]:  # others may need them
+        for slot in own[1:]:  # one is enough, and other children may need the rest
             self._mine.remove(slot)
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
         for slot in own[:1] or range(self.slots):
@@ -180,24 +187,25 @@ class Ring:
         return None
 
     def give(self, slot: int) -> None:
-        """Have it free again: what was taken is not told of, or what was claimed died."""
+        """Free a slot that was taken but not passed on, or whose claimed memory died."""
         self._words[slot] = self._words[slot] // _STATES * _STATES + _FREE
 
-    # -- the process that is told --------------------------------------------------------
+    # -- in the process that receives slots ----------------------------------------------
 
     def claim(self, slot: int, turn: int, nbytes: int) -> Any:
-        """The memory of a slot that a child filled, as `view` gives it; the slot is free
-        some time after the memory has died.
+        """Return the memory of a slot that a child filled, as `view` does.
+
+        The slot becomes free some time after the memory has died.
 
         Raises
         ------
         RuntimeError
-            If the child has died since, and another has taken the slot.
+            If the child has died since, and another child has taken the slot.
         CudaError
             If the pages cannot be locked.
         """
         memory = self.view(slot, nbytes)
-        # it keeps the ring, and with it the pages locked
+        # The finalizer keeps the ring alive, and so its pages locked.
         end = weakref.finalize(memory, self._leave, slot, os.getpid())
         end.atexit = False
         with _lock:
@@ -216,17 +224,17 @@ class Ring:
                 if self.is_maker:
                     self._lock_pages(slot, nbytes)
             except BaseException:
-                del memory  # which a traceback would keep
+                del memory  # a traceback would keep it alive
                 raise
         return memory
 
     @property
     def is_maker(self) -> bool:
-        """Did this process make it? Pages are locked by no other."""
+        """Whether this process made the ring; only that one locks pages."""
         return self.key[0] == os.getpid()
 
     def settle(self) -> None:
-        """Free what was left and is no longer in use."""
+        """Free slots whose memory has died and that no stream uses any longer."""
         with _lock:
             count = len(self._left)
             if count:
@@ -238,8 +246,8 @@ class Ring:
                     self.give(slot)
 
     def trim(self) -> None:
-        """Unlock the pages of slots that nobody uses, and give them back."""
-        if not self.is_maker:  # they are locked elsewhere
+        """Unlock the pages of slots that nobody uses, and give the memory back."""
+        if not self.is_maker:  # another process has locked them
             return
         with _lock:
             self.settle()
@@ -265,7 +273,7 @@ class Ring:
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
 
     def _leave(self, slot: int, pid: int) -> None:
-        """Also within the collector, and in a child that was forked since."""
+        """Note that claimed memory died, perhaps in the collector or a forked child."""
         if pid != os.getpid():
             return
         if self.is_maker:
@@ -280,7 +288,8 @@ class Ring:
                 return
             del self._locked[slot]
             found.close()
-        step = max(_PAGE, 1 << (nbytes.bit_length() - 3))  # few steps to a larger size
+        # Sizes grow in few steps.
+        step = max(_PAGE, 1 << (nbytes.bit_length() - 3))
         size = min(self.slot_nbytes, -(-nbytes // step) * step)
         array = np.frombuffer(self._memory, np.uint8, size, self._begin(slot))
         registration = self._shortage.attempt(
@@ -293,9 +302,9 @@ class Ring:
         return self._head_nbytes + slot * self.slot_nbytes
 
     def _close_door(self) -> None:
-        """Only this process takes or claims now; the kernel opens it for one that dies.
+        """Let only this process take or claim slots; if it dies, the kernel ends this.
 
-        Within a ``try`` that opens it: no signal leaves it closed.
+        Call it within the ``try`` that opens the door, so that no signal leaves it closed.
         """
         fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, self.slots)
 
@@ -305,7 +314,7 @@ class Ring:
     def _try_byte(self, slot: int) -> bool:
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
-        except OSError:  # of a child that lives
+        except OSError:  # a child that lives holds the lock
             return False
         return True
 
@@ -313,5 +322,5 @@ class Ring:
 def _is_done(event: _core.Event) -> bool:
     try:
         return event.done
-    except ValueError:  # shutdown() has closed it, and has waited for all work
+    except ValueError:  # shutdown() has closed the event after waiting for all work
         return True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How copies are made: what users may set of it, and what holds now.
+"""Settings of copies: which ones users may change, and which values are in force.
 
-The extension has more values than users may set. Tests set those by `change`, under the
-names of the extension (`cm_tuning` in ``csrc/transfer/plan/tuning.h``).
+The extension has more values than users may set. Tests set the others by `change`, under
+the names of the extension (`cm_tuning` in ``csrc/transfer/plan/tuning.h``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cumem.buffers.arguments import hinting
 
 _Count = SupportsIndex | Literal["auto"]
 
-#: What users may set: the value of the extension and the variable that it is.
+#: The settings of users: for each, the extension's name of the value, and its variable.
 _SETTINGS = {
     "threads": ("thread_count", "CUMEM_TRANSFER_THREADS"),
     "ring_nbytes": ("ring_nbytes", "CUMEM_TRANSFER_RING"),
 }
-#: Values of the extension that the environment sets, and those that were chosen in this
-#: process, which come first.
+#: Values from the environment, and values that were set in this process, which take
+#: precedence. Both are by the extension's names.
 layers: list[dict[str, int]] = [{}, {}]
 _ENVIRONMENT, CHOSEN = range(2)
 _lock = make_lock()
@@ -38,21 +38,21 @@ _SOURCES = ("environment", "configure", "default")
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Configuration(Answer):
-    """How copies that begin now are made; what `configure` returns.
+    """How copies are made that begin now; `configure` returns it.
 
-    As a context manager it takes back, at the end of the block, what the call that made it
-    has changed.
+    As a context manager, it undoes at the end of the block what the call changed that
+    returned it.
 
     Attributes
     ----------
     threads : int
-        Threads that pack and unpack ordinary memory, the one that runs the copy among them.
+        The number of threads that pack and unpack ordinary memory, including the one that
+        runs the copy.
     ring_nbytes : int
-        Most bytes of page-locked memory that all copies together use for the pieces in
-        which ordinary memory goes; each copy has one piece in any case.
+        The most bytes of page-locked memory that all copies together use for pieces of
+        ordinary memory. Every copy has at least one piece.
     sources : Mapping of str to str
-        Where each of them comes from: ``"default"``, ``"environment"`` or
-        ``"configure"``.
+        Where each setting comes from: ``"default"``, ``"environment"`` or ``"configure"``.
 
     Examples
     --------
@@ -96,36 +96,36 @@ def configure(
     threads: _Count | None = None,
     ring_nbytes: int | str | None = None,
 ) -> Configuration:
-    """Change, or only read, how copies are made in this process.
+    """Change how copies are made in this process, or only read it.
 
-    What is set here comes before the variables ``CUMEM_TRANSFER_THREADS`` and
-    ``CUMEM_TRANSFER_RING``, and these before defaults. ``"auto"`` takes back what was set
-    here. Copies that have begun go on as they are, but for the number of threads, which
-    follows at once. Reading opens no driver.
+    Values that are set here take precedence over the variables ``CUMEM_TRANSFER_THREADS``
+    and ``CUMEM_TRANSFER_RING``, and these over the defaults. ``"auto"`` undoes what was set
+    here. Copies that have begun keep their settings, except for the number of threads,
+    which changes at once. Reading opens no driver.
 
     Parameters
     ----------
     threads : int, optional
-        Threads that pack and unpack ordinary memory, the one that runs the copy among
-        them: from 1 to 16. By default as many as the process may use, by its CPU affinity
-        and the quota of its control group, eight at most.
+        The number of threads that pack and unpack ordinary memory, including the one that
+        runs the copy, from 1 to 16. By default it is the number that the process may use,
+        by its CPU affinity and the quota of its control group, but at most eight.
     ring_nbytes : int or str, optional
-        Most bytes of page-locked memory of all copies together, or a text such as
-        ``"64MiB"``: from 1 MiB to 1 TiB, by default 256 MiB.
+        The most bytes of page-locked memory for all copies together, or a text such as
+        ``"64MiB"``; from 1 MiB to 1 TiB, by default 256 MiB.
 
     Returns
     -------
     Configuration
-        What holds now. Used in a ``with`` statement, what was changed holds for the block;
-        such blocks end in the reverse order of their beginning.
+        The settings in force. In a ``with`` statement, the changes of this call apply to
+        the block; such blocks must end in the reverse order of their beginning.
 
     Raises
     ------
     TypeError
         If an argument is neither a number nor a text.
     ValueError
-        If an argument, or a variable, cannot be read or is out of range; nothing is
-        changed then.
+        If an argument or a variable cannot be read or is out of range; then nothing is
+        changed.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def _source(field: str) -> str:
 
 
 def change(layer: int, changes: Mapping[str, int | None]) -> None:
-    """Change values of a layer, or nothing; None takes one out of it."""
+    """Change all these values of a layer, or none if one is wrong; None removes a value."""
     with _lock:
         changed = layers.copy()
         values = {**layers[layer], **changes}
@@ -168,7 +168,7 @@ def change(layer: int, changes: Mapping[str, int | None]) -> None:
 
 def _install(new: list[dict[str, int]]) -> None:
     values = new[_ENVIRONMENT] | new[CHOSEN]
-    if "thread_count" in values:  # few threads: no more for fresh pages either
+    if "thread_count" in values:  # the limit applies to copies into new pages as well
         values["fresh_thread_count"] = values["thread_count"]
     _core._set_tuning(values)
     layers[:] = new
@@ -177,7 +177,7 @@ def _install(new: list[dict[str, int]]) -> None:
 def _read(
     name: str, value: Any, values: Mapping[str, _core._TuningValue]
 ) -> int | None:
-    """A setting as the extension takes it; None for "auto"."""
+    """Return a setting as the extension takes it; "auto" becomes None."""
     if isinstance(value, str) and value == "auto":
         return None
     if name.endswith("_nbytes"):
@@ -195,7 +195,8 @@ def _in_range(
     name: str, said: str, number: int, values: Mapping[str, _core._TuningValue]
 ) -> int:
     value = values[_SETTINGS[name][0]]
-    least = max(value.least, int(name == "threads"))  # 0 is "auto" there
+    # The extension takes 0 threads for "auto".
+    least = max(value.least, int(name == "threads"))
     if not least <= number <= value.most:
         low, high, given = (_text(name, each) for each in (least, value.most, number))
         raise ValueError(f"{said} must be from {low} to {high}, not {given}")
