@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between one end and several, on any devices: broadcast, scatter and gather.
 
-Ends are read and checked here, all of them before anything is copied. Each part is a copy
-as `copy_async` makes it; they begin together, and the call waits for them.
+This module reads and checks all ends before anything is copied. Each part is then a copy as
+`copy_async` makes it. All parts begin together, and the call waits for them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from cumem.buffers.casting import Casting, hint
 from cumem.buffers.casting import check as check_casting
 from cumem.buffers.progress import Parts, Progress
 
-#: Of NumPy, to find out whether views share bytes: some milliseconds. Views of one array
-#: take a few steps for each axis.
+#: The effort for NumPy to find out whether views share bytes, which takes some
+#: milliseconds. Views of one array need only a few steps for each axis.
 STEPS = 1_000_000
 
 
 class _Call(NamedTuple):
-    """One of the functions being called; what its errors say."""
+    """One call of a function of this module, and the words for its errors."""
 
     name: str
-    noun: str  #: of what there are several
-    other: str  #: of what there is one
+    noun: str  #: the name of the ends of which there are several
+    other: str  #: the name of the end of which there is one
     stream: object
     blocking: bool
     progress: Progress
-    casting: Casting | None  #: None: dtypes must be equal
+    casting: Casting | None  #: None if dtypes must be equal
 
     def refuse(self, text: str) -> ValueError:
         return ValueError(f"{self.name}: {text}")
 
     def of(self, *ends: _End) -> _Call:
-        """With a stream that is a bare handle read as that of the first device: handles of
-        default streams are the same on all."""
+        """Return the call with a stream that is a bare handle read for the first device.
+
+        The handles of default streams are the same on all devices.
+        """
         if not isinstance(self.stream, int):
             return self
         devices = (end.memory.device for end in ends if end.is_on_device)
@@ -51,12 +53,12 @@ class _Call(NamedTuple):
 
 
 class _End:
-    """Memory at an end: a Buffer or an array, whatever was given."""
+    """The memory of an end, as a Buffer or an array, whatever was given for it."""
 
     __slots__ = ("axes", "begin", "end", "is_empty", "is_locked", "memory", "place")
 
     def __init__(self, memory: Any, place: int, is_locked: bool = False) -> None:
-        """As `_core._CopyEnd` has them."""
+        """Take the fields of a `_core._CopyEnd`."""
         self.memory = memory
         self.place = place
         self.is_locked = is_locked
@@ -67,7 +69,7 @@ class _End:
         ]
         self.begin = place
         self.end = place + memory.itemsize
-        for n, step in self.axes:  # several parts of a few bytes must not take long
+        for n, step in self.axes:  # simple code, as many small parts must not take long
             if step < 0:
                 self.begin += (n - 1) * step
             else:
@@ -81,13 +83,13 @@ class _End:
 
     @property
     def is_on_device(self) -> bool:
-        """Does a device alone have the memory?"""
+        """Whether only a device has the memory."""
         is_buffer = isinstance(self.memory, _core.Buffer)
         return is_buffer and is_on_device(self.memory.residency)
 
     @property
     def is_run(self) -> bool:
-        """Are the elements without gaps, in C order?"""
+        """Whether the elements are contiguous in C order."""
         step = self.memory.itemsize
         for n, stride in reversed(self.axes):
             if stride != step:
@@ -97,7 +99,7 @@ class _End:
 
     @property
     def current_stream(self) -> _core.Stream | None:
-        """Of its device."""
+        """The current stream of its device, or None for memory of the host."""
         return _core.current_stream(self.memory.device) if self.is_on_device else None
 
     def slice(self, axis: int, begin: int, count: int) -> _End:
@@ -110,11 +112,11 @@ class _End:
         return _End(part, place, self.is_locked)
 
     def is_same(self, other: _End) -> bool:
-        """The same elements?"""
+        """Return whether both have the same elements."""
         return self.place == other.place and self.axes == other.axes
 
     def overlaps(self, other: _End) -> bool:
-        """Is a byte in both? What takes too long to find out counts as yes."""
+        """Return whether they share a byte, or if finding out takes too long."""
         if self.is_empty or other.is_empty:
             return False
         if self.end <= other.begin or other.end <= self.begin:
@@ -125,7 +127,7 @@ class _End:
             return True
 
     def _bytes(self) -> np.ndarray[Any, Any]:
-        """An array that lies there, of which nobody reads the elements."""
+        """Return an array at this place, whose elements nobody reads."""
         return np.asarray(_Interface(self.place, self.axes, self.memory.itemsize))
 
 
@@ -144,17 +146,17 @@ class _Interface:
 
 
 def _is_memory(objects: object) -> bool:
-    """Is it one end, as arrays of all libraries are, and not several?
+    """Return whether this is one end, as arrays of all libraries are, and not several.
 
-    Arrays and tensors can be iterated as well, but their rows are not what the call
-    means by several ends.
+    Arrays and tensors can be iterated too, but a call with several ends does not mean
+    their rows.
     """
     if isinstance(objects, (list, tuple)):
         return False
     if isinstance(objects, (str, bytes)) or _core._is_memory(objects):
         return True
     if hasattr(objects, "shape") and hasattr(objects, "dtype"):
-        return True  # such as a tensor that is sparse or a data set in a file
+        return True  # for instance a sparse tensor or a dataset in a file
     try:
         memoryview(objects).release()  # type: ignore[arg-type]
     except TypeError:
@@ -163,7 +165,7 @@ def _is_memory(objects: object) -> bool:
 
 
 def _holds_memory(objects: object) -> bool:
-    """Are several ends given, where numbers in lists are none?"""
+    """Return whether this is several ends; numbers in lists are not ends."""
     if isinstance(objects, Mapping):
         return True
     if isinstance(objects, (list, tuple)):
@@ -172,8 +174,9 @@ def _holds_memory(objects: object) -> bool:
 
 
 def _refuse_order(call: _Call, objects: object, wanted: str) -> TypeError:
-    """An end was given where several are expected, or the other way round: most often
-    because the call was written source first.
+    """Make the error for one end where several are expected, or the other way round.
+
+    The most frequent reason is that the source was written before the targets.
     """
     order = "dst, srcs" if call.name.startswith("gather") else "dsts, src"
     return TypeError(
@@ -183,7 +186,7 @@ def _refuse_order(call: _Call, objects: object, wanted: str) -> TypeError:
 
 
 def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
-    """Memory is a sequence, too, but not one of ends."""
+    """Return a list of ends as a tuple; one array is refused although it is a sequence."""
     wanted = f"a list of {call.noun}s"
     listed = None
     if not _is_memory(objects) and not isinstance(objects, Mapping):
@@ -197,7 +200,7 @@ def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
 
 
 def _read_one(call: _Call, memory: object, like: _End | None = None) -> _End:
-    """The end of which there is one, which is not a list of ends."""
+    """Read the end of which there is one, and refuse a list of ends."""
     if _holds_memory(memory) or (like is None and not _is_memory(memory)):
         raise _refuse_order(call, memory, f"one {call.other}")
     return _read(call, memory, like)
@@ -212,7 +215,7 @@ def _read_targets(call: _Call, dsts: object) -> list[_End]:
 
 
 def _read(call: _Call, memory: object, like: _End | None = None) -> _End:
-    """Values become elements of the dtype of `like`."""
+    """Read an end; plain values become elements with the dtype of `like`."""
     dtype = None if like is None else like.memory.dtype
     found = _core._read_end(memory, dtype, call.stream)
     return _End(found.memory, found.place, found.is_locked)
@@ -241,7 +244,7 @@ def _refuse_shape(call: _Call, i: int, end: _End, why: str, other: _End) -> Valu
     return call.refuse(f"{call.noun} {i} of shape {shape} {why} {other.memory.shape}")
 
 
-# -- overlap: parts are copied in any order ------------------------------------------
+# -- overlaps are refused, since parts are copied in any order -----------------------
 
 
 def _check_targets(call: _Call, targets: Sequence[_End], skips_same: bool) -> None:
@@ -260,7 +263,10 @@ def _check_targets(call: _Call, targets: Sequence[_End], skips_same: bool) -> No
 def _check_apart(
     call: _Call, one: _End, many: Sequence[_End], own: Sequence[_End]
 ) -> None:
-    """`own[i]` is what `many[i]` is copied from or to, which may be itself."""
+    """Refuse overlaps of the one end with others than the slice that belongs to each.
+
+    `own[i]` is what `many[i]` is copied from or to; the two may be the same memory.
+    """
     for i, (each, same) in enumerate(zip(many, own, strict=True)):
         if each.overlaps(one) and not each.is_same(same):
             raise call.refuse(
@@ -274,7 +280,7 @@ def _check_apart(
 def _start(
     call: _Call, targets: Sequence[_End], sources: Sequence[_End], is_broadcast: bool
 ) -> list[_core.Transfer]:
-    """Nothing where the call blocks until all is done."""
+    """Begin all parts, and return their transfers, or none if the call blocks."""
     ends = tuple(end.memory for end in (*targets, *sources))
     parts = _core._begin_parts(call.stream, ends)
     try:
@@ -304,7 +310,7 @@ def _make(
     before: int,
     is_captured: bool,
 ) -> list[_core.Transfer]:
-    """The parts, begun, or done where the call blocks: then none."""
+    """Begin all parts, or if the call blocks do them and return none."""
     progress = Parts(call.progress, 0, "copy")
     stream = None if call.blocking else call.stream
     on_stream = is_captured and not call.blocking
@@ -339,7 +345,7 @@ def _make(
             made.update(zip(group, begun, strict=True))
     except BaseException:
         _stop(made.values())
-        for each in made.values():  # nothing goes on after a call that failed
+        for each in made.values():  # no copy goes on after a call that failed
             with contextlib.suppress(Exception):
                 each.wait()
         raise
@@ -357,19 +363,19 @@ def _make(
 
 
 def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
-    """Which targets are best made by one copy, by the first of them.
+    """Return which targets are best made by one copy, by the first of each group.
 
-    Those of one device are copied from the first there. What the host packs is sent to
-    all devices whose targets have the same strides.
+    Targets on one device are copied from the first one there. What the host packs is sent
+    to all devices whose targets have the same strides.
     """
-    sharing: dict[int | None, list[int]] = {}  # None: of any device
+    sharing: dict[int | None, list[int]] = {}  # None for all devices together
     for i, target in enumerate(targets):
         if target.is_on_device and (
             target.end <= source.begin or source.end <= target.begin
         ):
             sharing.setdefault(target.memory.device, []).append(i)
             sharing.setdefault(None, []).append(i)
-    firsts = {  # one in a single run if there is one
+    firsts = {  # the first contiguous target if there is one
         device: next((i for i in some if targets[i].is_run), some[0])
         for device, some in sharing.items()
     }
@@ -392,8 +398,9 @@ def _stop(transfers: Iterable[_core.Transfer]) -> None:
 
 
 def _wait(transfers: Sequence[_core.Transfer], progress: Parts) -> None:
-    """Until all are done; raises the first failure. What a signal handler or the progress
-    callback raises ends the wait.
+    """Wait until all are done, and raise the first failure.
+
+    An exception of a signal handler or of the progress callback ends the wait.
     """
     progress.total = sum(each.nbytes for each in transfers)
     tell_part: Any = progress.next(0)
@@ -438,14 +445,14 @@ def _broadcast(call: _Call, dsts: object, src: object) -> list[_core.Transfer]:
 
 
 def _fits(source: Sequence[int], shape: Sequence[int]) -> bool:
-    """Can it be stretched to that shape? Lengths of 1 in front may be too many."""
+    """Return whether the source broadcasts to the shape, ignoring extra leading 1s."""
     extra = source[: max(len(source) - len(shape), 0)]
     pairs = zip(reversed(source), reversed(shape), strict=False)
     return all(n == 1 for n in extra) and all(n in (1, wanted) for n, wanted in pairs)
 
 
 def _slices(call: _Call, one: _End, many: Sequence[_End], axis: object) -> list[_End]:
-    """Those of `one` that the others are copied from or to."""
+    """Return the slices of `one` that the others are copied from or to."""
     _check(call, one, many)
     whole = one.memory.shape
     along = _axis(call, axis, len(whole))
@@ -516,22 +523,23 @@ def broadcast(
 ) -> None:
     """Copy one source to several targets, on all links at the same time.
 
-    A source in ordinary memory is read and packed once for all GPUs; of several targets
-    on one GPU the first is sent and the others are copied from it there.
+    A source in ordinary memory is read and packed once for all GPUs. If several targets are
+    on one GPU, the first is sent and the others are copied from it there.
 
     Parameters
     ----------
     dsts : iterable of Buffer, array or exporter
-        Writable memory of one shape, anywhere; strides may differ.
+        Writable memory anywhere. All targets have the same shape, but their strides may
+        differ.
     src : Buffer, array, exporter or scalar
         As for `copy`; its shape must be that of the targets or broadcast to it.
     stream : stream, optional
-        Come after the work of this stream, of any device, and before what it is
-        given next.
+        A stream of any device. The copies come after its work so far, and before the work
+        that it is given next.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each part; by default all dtypes must be equal.
+        As for `copy`, for each part; by default all dtypes must be equal.
     progress : bool or callable, optional
-        As for `copy`, of the bytes of all parts; a source that is read once for several
+        As for `copy`, with the bytes of all parts; a source that is read once for several
         targets counts once.
 
     Raises
@@ -542,28 +550,28 @@ def broadcast(
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that is cut short or cannot be read.
     CudaError
         If a copy failed, or `stream` is being captured.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
 
     See Also
     --------
-    scatter : slices of the source to each target.
+    scatter : Copy a slice of the source to each target.
 
     Notes
     -----
-    **Blocks** until all is done, GIL released; Ctrl-C ends it within a few pieces.
-    **Ordered after** all work that cumem knows of on either end, and `stream` or the
-    current stream of each device that has an end. Parts are copied in any order, so two
-    targets, or a target and a source, that have a byte in common are refused. Views
-    that only interleave, such as columns of one array, are not; a target that is its
-    source is left alone, and one target of `broadcast` may be given twice.
+    **Blocks** until all is done, with the GIL released; Ctrl-C ends it within a few
+    pieces. **Ordered after** all work that cumem knows of on either end, and after
+    `stream` or the current stream of each device that has an end. Parts are copied in any
+    order, so two targets, or a target and a source, may not share a byte. Views that only
+    interleave, such as columns of one array, are allowed. A target that is its source is
+    left alone, and `broadcast` may get the same target twice.
 
     Examples
     --------
-    >>> targets = [cumem.empty_device(3) for _ in range(2)]  # of one device or several
+    >>> targets = [cumem.empty_device(3) for _ in range(2)]  # on one device or several
     >>> cumem.broadcast(targets, numpy.arange(3.0))
     >>> targets[1].to_numpy()
     array([0., 1., 2.])
@@ -580,23 +588,22 @@ def broadcast_async(
     stream: object = None,
     casting: Casting | None = None,
 ) -> list[_core.Transfer]:
-    """Start copying one source to several targets.
+    """Start to copy one source to several targets.
 
     Parameters
     ----------
     dsts, src
         As for `broadcast`.
     stream : stream, optional
-        Come after the work of this stream, of any device, and before what it is
-        given next.
+        A stream of any device. The copies come after its work so far, and before the work
+        that it is given next.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each part; by default all dtypes must be equal.
+        As for `copy`, for each part; by default all dtypes must be equal.
 
     Returns
     -------
     list of Transfer
-        One for each target (for `gather`: each source), in order; copies that are made
-        together end together.
+        One for each target, in order; copies that are made together end together.
 
     Raises
     ------
@@ -606,17 +613,17 @@ def broadcast_async(
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that is cut short or cannot be read.
     CudaError
         If a copy failed, or the graph that `stream` is captured into cannot hold it.
 
     Notes
     -----
-    Without a stream it never waits for other work. With one it **blocks**, GIL
-    released, until the last piece is queued (for a target that the host has to write,
-    until it is written). Nothing may be changed before its copy is done. **Ordered
-    after** all work that cumem knows of on either end, and `stream`. See `broadcast` for
-    what may overlap.
+    Without a stream it never waits for other work. With one it **blocks**, with the GIL
+    released, until the last piece is queued; if the host has to write a target, until that
+    is written. No end may be changed before its copy is done. **Ordered after** all work
+    that cumem knows of on either end, and after `stream`. `broadcast` says which ends may
+    overlap.
 
     Examples
     --------
@@ -640,25 +647,24 @@ def scatter(
     casting: Casting | None = None,
     progress: Progress = None,
 ) -> None:
-    """Copy consecutive slices of a source to several targets, on all links at the same
-    time.
+    """Copy consecutive slices of a source to several targets, on all links at once.
 
     Parameters
     ----------
     dsts : iterable of Buffer, array or exporter
-        Writable memory anywhere. Each has the shape of the source but along `axis`,
-        where the lengths add up to the source's.
+        Writable memory anywhere. Each target has the shape of the source except along
+        `axis`, where the lengths add up to that of the source.
     src : Buffer, array or exporter
         As for `copy`.
     axis : int, default 0
-        Along which the source is cut; negative counts from the end.
+        The axis along which the source is cut; negative numbers count from the end.
     stream : stream, optional
-        Come after the work of this stream, of any device, and before what it is
-        given next.
+        A stream of any device. The copies come after its work so far, and before the work
+        that it is given next.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each part; by default all dtypes must be equal.
+        As for `copy`, for each part; by default all dtypes must be equal.
     progress : bool or callable, optional
-        As for `copy`, of the bytes of all parts; a source that is read once for several
+        As for `copy`, with the bytes of all parts; a source that is read once for several
         targets counts once.
 
     Raises
@@ -669,24 +675,24 @@ def scatter(
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that is cut short or cannot be read.
     CudaError
         If a copy failed, or `stream` is being captured.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
 
     See Also
     --------
-    gather : the way back.
+    gather : Copy the slices back into one target.
 
     Notes
     -----
-    **Blocks** until all is done and is **ordered after** other work as `broadcast` is;
-    what may overlap is said there.
+    **Blocks** until all is done, and is **ordered after** other work, as `broadcast` is.
+    `broadcast` says which ends may overlap.
 
     Examples
     --------
-    >>> halves = [cumem.empty_device(2) for _ in range(2)]  # of one device or several
+    >>> halves = [cumem.empty_device(2) for _ in range(2)]  # on one device or several
     >>> cumem.scatter(halves, numpy.arange(4.0))
     >>> halves[1].to_numpy()
     array([2., 3.])
@@ -704,23 +710,22 @@ def scatter_async(
     stream: object = None,
     casting: Casting | None = None,
 ) -> list[_core.Transfer]:
-    """Start copying consecutive slices of a source to several targets.
+    """Start to copy consecutive slices of a source to several targets.
 
     Parameters
     ----------
     dsts, src, axis
         As for `scatter`.
     stream : stream, optional
-        Come after the work of this stream, of any device, and before what it is
-        given next.
+        A stream of any device. The copies come after its work so far, and before the work
+        that it is given next.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each part; by default all dtypes must be equal.
+        As for `copy`, for each part; by default all dtypes must be equal.
 
     Returns
     -------
     list of Transfer
-        One for each target (for `gather`: each source), in order; copies that are made
-        together end together.
+        One for each target, in order; copies that are made together end together.
 
     Raises
     ------
@@ -730,14 +735,14 @@ def scatter_async(
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that is cut short or cannot be read.
     CudaError
         If a copy failed, or the graph that `stream` is captured into cannot hold it.
 
     Notes
     -----
-    **Blocks** and is **ordered after** other work as `broadcast_async` is; see
-    `broadcast` for what may overlap.
+    **Blocks** and is **ordered after** other work as `broadcast_async` is. `broadcast` says
+    which ends may overlap.
 
     Examples
     --------
@@ -761,26 +766,25 @@ def gather(
     casting: Casting | None = None,
     progress: Progress = None,
 ) -> None:
-    """Copy several sources one after the other into a target, on all links at the same
-    time.
+    """Copy several sources one after the other into a target, on all links at once.
 
     Parameters
     ----------
     dst : Buffer, array or exporter
         Writable memory anywhere.
     srcs : iterable of Buffer, array or exporter
-        As for `copy`. Each has the shape of the target but along `axis`, where the
-        lengths add up to the target's.
+        As for `copy`. Each source has the shape of the target except along `axis`, where
+        the lengths add up to that of the target.
     axis : int, default 0
-        Along which they lie; negative counts from the end.
+        The axis along which the sources follow each other; negative numbers count from the
+        end.
     stream : stream, optional
-        Come after the work of this stream, of any device, and before what it is
-        given next.
+        A stream of any device. The copies come after its work so far, and before the work
+        that it is given next.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each part; by default all dtypes must be equal.
+        As for `copy`, for each part; by default all dtypes must be equal.
     progress : bool or callable, optional
-        As for `copy`, of the bytes of all parts; a source that is read once for several
-        targets counts once.
+        As for `copy`, with the bytes of all parts.
 
     Raises
     ------
@@ -790,24 +794,24 @@ def gather(
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that is cut short or cannot be read.
     CudaError
         If a copy failed, or `stream` is being captured.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
 
     See Also
     --------
-    scatter : the way there.
+    scatter : Copy the parts of one array to several targets.
 
     Notes
     -----
-    **Blocks** until all is done and is **ordered after** other work as `broadcast` is;
-    what may overlap is said there.
+    **Blocks** until all is done, and is **ordered after** other work, as `broadcast` is.
+    `broadcast` says which ends may overlap.
 
     Examples
     --------
-    >>> parts = [cumem.array([1.0, 2.0]), cumem.array([3.0])]  # of one device or several
+    >>> parts = [cumem.array([1.0, 2.0]), cumem.array([3.0])]  # on one device or several
     >>> out = numpy.empty(3)
     >>> cumem.gather(out, parts)
     >>> out
@@ -826,23 +830,22 @@ def gather_async(
     stream: object = None,
     casting: Casting | None = None,
 ) -> list[_core.Transfer]:
-    """Start copying several sources one after the other into a target.
+    """Start to copy several sources one after the other into a target.
 
     Parameters
     ----------
     dst, srcs, axis
         As for `gather`.
     stream : stream, optional
-        Come after the work of this stream, of any device, and before what it is
-        given next.
+        A stream of any device. The copies come after its work so far, and before the work
+        that it is given next.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each part; by default all dtypes must be equal.
+        As for `copy`, for each part; by default all dtypes must be equal.
 
     Returns
     -------
     list of Transfer
-        One for each target (for `gather`: each source), in order; copies that are made
-        together end together.
+        One for each source, in order; copies that are made together end together.
 
     Raises
     ------
@@ -852,14 +855,14 @@ def gather_async(
         If the shapes do not fit, a target is read-only, a buffer is closed, or ends
         share bytes (see Notes). Nothing has been copied then.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that is cut short or cannot be read.
     CudaError
         If a copy failed, or the graph that `stream` is captured into cannot hold it.
 
     Notes
     -----
-    **Blocks** and is **ordered after** other work as `broadcast_async` is; see
-    `broadcast` for what may overlap.
+    **Blocks** and is **ordered after** other work as `broadcast_async` is. `broadcast` says
+    which ends may overlap.
 
     Examples
     --------

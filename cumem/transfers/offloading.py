@@ -1,5 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch keeps on a device, moved to pooled pinned memory until it is needed."""
+"""Moves what PyTorch keeps on a device to pinned memory, until it is needed again.
+
+`offload_activations` does this for tensors that autograd saves for backward. PyTorch calls
+`_pack` for each saved tensor and `_unpack` when backward needs it. The bytes of a storage
+are a `_Saved`, which several tensors may share, and the graph holds a `_Packed` in place
+of each tensor. Three things make it more than two copies:
+
+- PyTorch reuses device memory in the order of its streams. So a copy must keep the memory's
+  owner alive until the stream that uses the memory waits for the copy (`_Memory`).
+- The host may run far ahead of the device. `_leave` limits how many tensors are being
+copied
+  at a time, or the device would need more memory than without offloading.
+- PyTorch detects when a saved tensor was changed in place. So must this, although it copies
+  the bytes (`_Packed.check`).
+
+`offload` and `restore` move the tensors of a module or of a state dict.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +49,18 @@ def _torch(who: str) -> Any:
 
 
 def _device_type() -> str:
-    """Of tensors that are on a device: where it is emulated, ordinary ones stand for
-    them."""
+    """Return the device type of tensors to offload, which is "cpu" under emulation."""
     return "cpu" if _core._read_backend()[0] == "emulated" else "cuda"
 
 
 class _Memory:
-    """Bytes of a device for a copy. A transfer keeps it, and so its owner, until the host
-    sees it done. PyTorch reuses memory in stream order: as soon as a stream waits for
-    the copy, the owner is taken away. Ctrl-C before that leaves it."""
+    """Bytes of a device that take part in a copy.
+
+    A transfer keeps this object alive, and with it the memory's owner, until the host sees
+    that the copy is done. But PyTorch reuses memory in the order of streams, so the owner
+    is removed as soon as a stream waits for the copy. If Ctrl-C comes before that, it
+    stays.
+    """
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.owner: Any = None
@@ -50,18 +69,18 @@ class _Memory:
             "typestr": "|u1",
             "data": (address, False),
             "version": 3,
-            "stream": None,  # ordered by us
+            "stream": None,  # cumem orders the copies itself
         }
 
 
 class _HostMemory(np.ndarray):
-    """Bytes of an emulated device, which is the host: as _Memory for a copy."""
+    """Bytes of an emulated device, which are host memory, for a copy as with _Memory."""
 
     owner: Any = None
 
 
 class _Pointed:
-    """What NumPy reads where the storage of a tensor lies."""
+    """Tells NumPy where the storage of a tensor is."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__array_interface__ = {
@@ -73,12 +92,12 @@ class _Pointed:
 
 
 def _pinned(nbytes: int, device: Any) -> _core.Buffer:
-    """Locked by that device: no other one gets a context for it."""
+    """Allocate pinned memory that this device locks, so no other one gets a context."""
     return _core.empty_pinned(nbytes, "u1", device=device.index)
 
 
 class _Link:
-    """The streams that copies from a device and to it go by."""
+    """The two streams for copies from a device and to it."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch = torch
@@ -87,32 +106,32 @@ class _Link:
         self._up = _core.Stream(device=device.index)
 
     def is_open(self) -> bool:
-        """False after shutdown()."""
+        """Return whether the streams can be used, which shutdown() ends."""
         try:
             return self._down.handle != 0
         except ValueError:
             return False
 
     def current(self) -> Any:
-        """Stream of PyTorch that the caller works on."""
+        """Return the stream of PyTorch that the caller works on."""
         return self._torch.cuda.current_stream(self._device)
 
     def take(self, host: _core.Buffer, memory: Any, stream: Any) -> _core.Transfer:
-        """After the work of `stream`."""
+        """Copy to the host, after the work of `stream`."""
         self._down.wait(stream)
         return _core.copy_async(host, memory, stream=self._down)
 
     def bring(self, memory: Any, host: _core.Buffer) -> _core.Transfer:
-        """After the current stream's work, which may have used that memory."""
+        """Copy to the device, after the work that may have used the memory before."""
         self._up.wait(self.current())
         return _core.copy_async(memory, host, stream=self._up)
 
     def order(self, transfer: _core.Transfer, stream: Any) -> None:
-        """What `stream` is given from now on comes after the copy."""
+        """Let work that `stream` is given from now on come after the copy."""
         transfer.order(stream)
 
     def copy(self, pairs: list[tuple[Any, Any]]) -> None:
-        """All of them, after the current stream's work; waits."""
+        """Make all copies, after the current stream's work, and wait for them."""
         _core.copy_many(pairs, stream=self.current())
 
     def memory(self, address: int, nbytes: int) -> Any:
@@ -120,7 +139,7 @@ class _Link:
 
 
 class _EmulatedLink(_Link):
-    """PyTorch's work on the processor follows no stream, and so waits itself."""
+    """A link without order by streams: PyTorch's work runs on the processor and waits."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._down = _core.Stream()
@@ -145,7 +164,7 @@ class _EmulatedLink(_Link):
         return np.asarray(_Pointed(address, nbytes)).view(_HostMemory)
 
 
-#: By device: streams take long to make, and a context may be made for each step.
+#: The link of each device; making streams takes long, and a program may begin often.
 _links: dict[Any, _Link] = {}
 
 
@@ -158,7 +177,7 @@ def _link_of(torch: Any, device: Any) -> _Link:
 
 
 class _Saved:
-    """Bytes that autograd keeps: on the device, on the host, or on their way."""
+    """Bytes that autograd saves, which are on the device, on the host, or on their way."""
 
     def __init__(
         self,
@@ -171,21 +190,21 @@ class _Saved:
         previous: _Saved | None,
     ) -> None:
         self.link = link
-        self.begin = begin  #: in `kept`
+        self.begin = begin  #: the offset of the bytes in `kept`
         self.nbytes = nbytes
-        self.weak = weak  #: of the storage that was saved
-        self.alias = alias  #: with the count of changes that the bytes are of
+        self.weak = weak  #: a weak reference to the storage that was saved
+        self.alias = alias  #: a tensor with the change counter of the bytes
         self.kept: Any = storage  #: until the copy is done, in the order of `stream`
         self.host: Any = None
-        self.down: _core.Transfer | None = None  #: which takes the bytes to `host`
-        self.down_end: Any = None  #: on the device; owns `kept`
-        self.back: Any = None  #: storage of the bytes brought back
-        self.up: _core.Transfer | None = None  #: which brings them
-        self.up_end: Any = None  #: on the device; owns `back`
-        self.count = 0  #: of tensors over them
-        self.left = 0  #: so many of them have not been asked for since
+        self.down: _core.Transfer | None = None  #: copies the bytes to `host`
+        self.down_end: Any = None  #: the device end of that copy, which owns `kept`
+        self.back: Any = None  #: the storage of the bytes after they were brought back
+        self.up: _core.Transfer | None = None  #: copies the bytes back
+        self.up_end: Any = None  #: the device end of that copy, which owns `back`
+        self.count = 0  #: the number of saved tensors with these bytes
+        self.left = 0  #: how many of them backward has not asked for yet
         self.stream = link.current()
-        self.previous = _ref(previous)  #: what was packed before, for prefetching
+        self.previous = _ref(previous)  #: what was saved before, which is needed next
 
     def leave(self) -> None:
         """Begin to copy the bytes to the host."""
@@ -196,14 +215,14 @@ class _Saved:
         self.down = self.link.take(self.host, self.down_end, self.stream)
 
     def let_go(self) -> None:
-        """Of the device's memory: PyTorch may reuse it in the order of the stream."""
+        """Let PyTorch reuse the device's memory in the order of the stream."""
         assert self.down is not None
         if not self.down.done:
             self.link.order(self.down, self.stream)
         self.kept = self.down_end.owner = None
 
     def come(self, torch: Any, device: Any) -> None:
-        """Begin to bring the bytes back, if they are not there."""
+        """Begin to bring the bytes back, unless they are on the device."""
         if self.kept is None and self.back is None:
             flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
             self.stream = self.link.current()
@@ -213,7 +232,7 @@ class _Saved:
             self.back = flat.untyped_storage()
 
     def take(self) -> tuple[Any, int]:
-        """A storage that work of the current stream may use, and where in it they are."""
+        """Return a storage that the current stream may use, and the offset in it."""
         storage, begin = self.kept, self.begin
         if storage is None:
             storage, begin = self.back, 0
@@ -228,16 +247,16 @@ class _Saved:
         return storage, begin
 
     def __del__(self) -> None:
-        # no memory of the device may be reused while a copy of it is under way
+        # No memory of the device may be reused while a copy of it is running.
         for end, copy in ((self.down_end, self.down), (self.up_end, self.up)):
             if end is not None and end.owner is not None and copy is not None:
-                with contextlib.suppress(Exception):  # it says so elsewhere
+                with contextlib.suppress(Exception):  # waiting for the copy reports it
                     if not copy.done:
                         self.link.order(copy, self.stream)
                     end.owner = None
 
 
-#: Views and casts, as layers and autocast make them of parameters.
+#: Views and casts that layers and autocast make of parameters.
 _SAME_VALUES = frozenset(
     f"{name}Backward0"
     for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias")
@@ -245,22 +264,25 @@ _SAME_VALUES = frozenset(
 
 
 def _is_of_parameter(torch: Any, tensor: Any) -> bool:
-    """Is it a parameter but for these?"""
+    """Return whether it is a parameter, or a view or cast of one."""
     function: Any = tensor.grad_fn
     while type(function).__name__ in _SAME_VALUES:
         function = function.next_functions[0][0]
-    if type(function).__name__ != "AccumulateGrad":  # where gradients end
+    if type(function).__name__ != "AccumulateGrad":  # this ends the path to a leaf
         return False
     return isinstance(function.variable, torch.nn.Parameter)
 
 
-#: Over every look at a count of changes, as one of them changes it for a moment.
+#: Held whenever a change counter is read, since comparing two of them changes one briefly.
 _counting = make_lock()
 
 
 def _count_together(torch: Any, one: Any, other: Any) -> bool:
-    """Is a change in place of one of them seen as one of the other? Not for parts by
-    `torch.unsafe_chunk`, say, though they share a storage."""
+    """Return whether both tensors have the same change counter.
+
+    Tensors that share a storage may have separate ones, such as the parts that
+    `torch.unsafe_chunk` returns.
+    """
     with _counting, torch.autograd._unsafe_preserve_version_counter(one):
         before = other._version
         torch.autograd.graph.increment_version(one)
@@ -268,7 +290,7 @@ def _count_together(torch: Any, one: Any, other: Any) -> bool:
 
 
 def _nothing() -> None:
-    """As a weak reference to what is gone."""
+    """Serve as a dead weak reference."""
 
 
 def _ref(saved: _Saved | None) -> weakref.ref[_Saved] | None:
@@ -277,17 +299,17 @@ def _ref(saved: _Saved | None) -> weakref.ref[_Saved] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Packed:
-    """What stands for a tensor in the graph."""
+    """Stands for a saved tensor in the graph."""
 
     saved: _Saved
-    layout: tuple[Any, ...]  #: offset, shape and strides in elements
+    layout: tuple[Any, ...]  #: offset, shape and strides, in elements
     dtype: Any
     device: Any
-    alias: Any  #: without bytes, but with the tensor's own count of changes in place
+    alias: Any  #: a tensor without bytes, but with the saved tensor's change counter
     version: int
 
     def check(self) -> None:
-        """RuntimeError: it was changed in place."""
+        """Raise a RuntimeError if the tensor was changed in place."""
         with _counting:
             version = self.alias._version
         if version != self.version:
@@ -302,21 +324,21 @@ class _Packed:
 @found_in("cumem.integrations.torch")
 @final
 class ActivationOffload:
-    """What `offload_activations` returns: a context manager, which may be entered again.
+    """The context manager that `offload_activations` returns; it may be entered again.
 
     Attributes
     ----------
     tensor_count : int
-        Tensors that autograd saved and that go to the host.
+        The number of tensors that autograd saved and that go to the host.
     offloaded_nbytes : int
-        Bytes that were copied for them so far: shared memory once.
+        The bytes that were copied for them so far, counting shared memory once.
 
     Examples
     --------
     >>> from cumem.integrations.torch import offload_activations
     >>> with offload_activations() as offloaded:
     ...     loss = torch.nn.Linear(4, 4)(torch.ones(4)).sum()
-    >>> offloaded.tensor_count  # so few bytes stay where they are
+    >>> offloaded.tensor_count  # tensors of a few bytes stay where they are
     0
     """
 
@@ -328,7 +350,7 @@ class ActivationOffload:
         self._min_nbytes = min_nbytes
         self._depth = depth
         self._device_type = _device_type()
-        self._lock = make_lock()  # backward runs in threads of PyTorch, one a device
+        self._lock = make_lock()  # PyTorch runs backward in a thread for each device
         self._known: weakref.WeakValueDictionary[Any, _Saved]
         self._known = weakref.WeakValueDictionary()
         self._leaving: collections.deque[weakref.ref[_Saved]] = collections.deque()
@@ -342,7 +364,7 @@ class ActivationOffload:
         )
 
     def __enter__(self) -> Self:
-        """Save by way of the host what autograd saves in this thread from now on."""
+        """Offload what autograd saves in this thread from now on."""
         hooks = self._torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
         vars(self._hooks).setdefault("open", []).append(hooks)
@@ -354,13 +376,13 @@ class ActivationOffload:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End that. What was saved stays where it is."""
+        """Stop offloading; what was saved stays where it is."""
         self._hooks.open.pop().__exit__(exc_type, exc, tb)
 
     def _is_worth_it(self, tensor: Any) -> bool:
         torch = self._torch
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
-            return False  # parameters, and what has no memory of its own
+            return False  # a parameter, or a tensor without memory of its own
         if not has_own_memory(tensor):
             return False
         if tensor.is_leaf and tensor.requires_grad:
@@ -374,7 +396,7 @@ class ActivationOffload:
             return False
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return False
-        # a graph that is captured keeps its memory anyway
+        # A captured graph keeps its memory in any case.
         return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def _pack(self, tensor: Any) -> Any:
@@ -394,7 +416,8 @@ class ActivationOffload:
         layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         key: tuple[Any, ...] = (storage._cdata, version)
         begin, nbytes = 0, storage.nbytes()
-        if nbytes > 4 * tensor.numel() * size:  # a small part of something large
+        # Of a small part of a large storage, only the part itself is copied.
+        if nbytes > 4 * tensor.numel() * size:
             key += (*layout, dtype)
             tensor = tensor.contiguous()
             begin = tensor.storage_offset() * size
@@ -414,7 +437,8 @@ class ActivationOffload:
                 alias,
                 last,
             )
-            self._known[key] = saved  # no other storage has the key while `weak` lives
+            # As long as `weak` lives, no other storage can have this key.
+            self._known[key] = saved
             self._last[device] = weakref.ref(saved)
         saved.count += 1
         saved.left += 1
@@ -423,8 +447,11 @@ class ActivationOffload:
         return _Packed(saved, layout, dtype, device, alias, version)
 
     def _leave(self, saved: _Saved) -> None:
-        """Begin to copy it to the host. Those before the last few make way, so that the
-        device need not hold more, however far the host is ahead of it."""
+        """Begin to copy it to the host, and release the memory of older ones.
+
+        Only the last few copies may be unfinished. So the device needs no more memory,
+        however far the host runs ahead of it.
+        """
         saved.leave()
         self.offloaded_nbytes += saved.nbytes
         self._leaving.append(weakref.ref(saved))
@@ -457,7 +484,7 @@ class ActivationOffload:
             offset += begin // tensor.element_size()
             tensor.set_(storage, offset, shape, strides)
             counted = packed.alias.detach()
-            counted.data = tensor  # a change of it in place is one of what was saved
+            counted.data = tensor  # now a change in place counts for the saved tensor
             return counted
 
 
@@ -468,50 +495,52 @@ def offload_activations(
 ) -> ActivationOffload:
     """Keep what PyTorch saves for backward in pinned memory instead of on the device.
 
-    In a ``with`` block tensors that autograd saves are copied to pooled pinned memory
-    while the next layers are computed. Backward brings them back in the reverse order,
+    In a ``with`` block, tensors that autograd saves are copied to pooled pinned memory
+    while the next layers are computed. Backward brings them back in the reverse order, with
     the next ones already on their way.
 
     Parameters
     ----------
     min_nbytes : int or str
-        Smaller tensors stay on the device.
+        Tensors with fewer bytes stay on the device.
     depth : int
-        How many tensors may be on their way at the same time, at least 1: so many are
-        on the device beside the one that was saved last.
+        How many tensors may be on their way at the same time, at least 1. These are on the
+        device in addition to the tensor that was saved last.
 
     Returns
     -------
     ActivationOffload
-        For ``with``, around the forward pass.
+        A context manager to put around the forward pass.
 
     Raises
     ------
     ImportError
-        If there is no PyTorch.
+        If PyTorch is not installed.
     TypeError
         If an argument has the wrong type.
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
 
     Notes
     -----
-    Copies run on streams of their own, **ordered after** the work that made a tensor;
-    PyTorch's current stream waits for them where it needs the bytes, or the memory. The
-    host waits for nothing. The copy of a tensor begins when the next one is saved, and
-    the device's memory is let go once it is done, in stream order: `depth` tensors later
-    at the latest. The last ones are still there when backward begins: they are not copied
-    back, and the very last is not copied at all.
+    Copies run on streams of their own, **ordered after** the work that made a tensor.
+    PyTorch's current stream waits for them when it needs the bytes or the memory. The host
+    never waits. The copy of a tensor begins when the next one is saved, and the tensor's
+    device memory is released when the copy is done in stream order, at the latest after
+    `depth` further tensors. The last tensors are still on the device when backward begins:
+    they are not copied back, and the very last one is not copied at all.
 
-    Left on the device are parameters and views of them, tensors of less than
-    `min_nbytes`, sparse and quantized ones, subclasses, and what is saved while a CUDA
-    graph is captured. Tensors that share memory are copied once, the whole of it unless
-    it is more than four times the tensor. A tensor that was changed in place after it was
-    saved, or as backward was given it, is a RuntimeError in backward, as without
-    offloading; like PyTorch, it does not see changes through ``.data``.
-    OutOfMemoryError, of pinned memory, is raised by the operation whose tensor is saved.
+    Parameters and their views stay on the device, and so do tensors of less than
+    `min_nbytes`, sparse and quantized ones, subclasses, and everything that is saved while
+    a CUDA graph is captured. Tensors that share memory are copied once; the copy has the
+    whole memory, unless that is more than four times the tensor.
 
-    On the emulated device ordinary tensors take the place of the device's.
+    As without offloading, backward raises a RuntimeError for a tensor that was changed in
+    place after it was saved or after backward got it. Like PyTorch, it does not notice
+    changes through ``.data``. If there is not enough pinned memory, the operation whose
+    tensor is saved raises an OutOfMemoryError.
+
+    On the emulated device, ordinary CPU tensors take the place of device tensors.
 
     Examples
     --------
@@ -532,14 +561,16 @@ def offload_activations(
 
 # -- modules and state dicts -----------------------------------------------------------
 
-#: Of the pinned memory of tensors that were offloaded, by its address: its owner, for
-#: an entry may outlive it where Ctrl-C ends a finalizer, and the tensors' device.
+#: The device of offloaded tensors by the address of their pinned memory, with the memory's
+#: owner: if Ctrl-C interrupts a finalizer, an entry may outlive its memory.
 _homes: dict[int, tuple[weakref.ref[_core.Buffer], Any]] = {}
 
 
 def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
-    """Pinned memory that knows where its bytes are from, also without any, and a tensor
-    over it."""
+    """Make pinned memory that remembers the device of its bytes, and a tensor over it.
+
+    An empty tensor gets one byte, so that it is remembered too.
+    """
     host = _pinned(max(1, nbytes), device)
     _homes[host.ptr] = weakref.ref(host), device
     weakref.finalize(host, _homes.pop, host.ptr, None).atexit = False
@@ -547,10 +578,13 @@ def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
 
 
 def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
-    """New tensors with the same bytes elsewhere, by the id of the old: those that share
-    memory share it again. What is not on a device, or not from one, is left out."""
+    """Return new tensors with the same bytes elsewhere, by the ids of the old ones.
+
+    Tensors that share memory share it afterwards as well. Tensors that are not on a device,
+    or did not come from one, are left out.
+    """
     pairs: dict[Any, list[tuple[Any, Any]]] = {}
-    flats: dict[int, Any] = {}  # by storage
+    flats: dict[int, Any] = {}  # new memory, by the old storage
     moved: dict[int, Any] = {}
     for tensor in tensors:
         device = _find_device(torch, tensor, to_host)
@@ -570,7 +604,7 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
                 flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
                 device_end = memory(flat.data_ptr(), nbytes)
                 pair = (device_end, old)
-            device_end.owner = old, flat  # Ctrl-C may leave a copy under way
+            device_end.owner = old, flat  # Ctrl-C may leave the copy unfinished
             flats[storage._cdata] = flat
             pairs.setdefault(device, []).extend([pair] if nbytes else [])
         new = torch.empty(0, dtype=tensor.dtype, device=flat.device)
@@ -585,7 +619,7 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
 
 
 def _find_device(torch: Any, tensor: Any, to_host: bool) -> Any:
-    """From which, or to which, the tensor is to be moved; None: it stays."""
+    """Return the device that the tensor moves from or to, or None if it stays."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     home = None
@@ -607,7 +641,7 @@ def _tensors_of(torch: Any, module: Any) -> list[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Of those that are gone through: lists, tuples and named tuples."""
+    """Return whether its items are moved too: a list, a tuple or a named tuple."""
     named = isinstance(value, tuple) and hasattr(value, "_make")
     return named or type(value) in (list, tuple)
 
@@ -624,19 +658,19 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _replaced(value: Any, moved: dict[int, Any]) -> Any:
-    """The same containers with new tensors."""
+    """Return the same containers with the new tensors."""
     if isinstance(value, Mapping):
         pairs = ((key, _replaced(each, moved)) for key, each in value.items())
         if is_tensordict(value):
             return make_tensordict(pairs, getattr(value, "batch_size"))  # noqa: B009
         if hasattr(value, "infos") and isinstance(value, dict):
-            kept: Any = value.copy()  # what load_safetensors() gave keeps its types
+            kept: Any = value.copy()  # a dict from load_safetensors() keeps its types
             kept.update(pairs)
             return kept
         if not isinstance(value, collections.OrderedDict):
             return dict(pairs)
         new = collections.OrderedDict(pairs)
-        vars(new).update(vars(value))  # the versions of modules, for load_state_dict()
+        vars(new).update(vars(value))  # has versions of modules for load_state_dict()
         return new
     if _is_sequence(value):
         each_new = [_replaced(each, moved) for each in value]
@@ -670,38 +704,37 @@ def offload(module_or_state_dict: _T) -> _T:
     Parameters
     ----------
     module_or_state_dict : torch.nn.Module or mapping
-        A module, whose parameters, their gradients and buffers are moved in place; or a
-        state dict, also of an optimizer, with tensors in dicts, lists and tuples, also
-        named ones, and TensorDicts. Its parameters (``keep_vars=True``) become plain
-        tensors.
+        A module, whose parameters, gradients and buffers are moved in place; or a state
+        dict, also of an optimizer, with tensors in dicts, lists, tuples, named tuples and
+        TensorDicts. Parameters in a state dict (``keep_vars=True``) become plain tensors.
 
     Returns
     -------
     torch.nn.Module or dict
-        The module itself; or a new dict, whose tensors are in pinned memory; of a
-        TensorDict a new TensorDict.
+        The module itself, or a new dict whose tensors are in pinned memory. For a
+        TensorDict it is a new TensorDict.
 
     Raises
     ------
     ImportError
-        If there is no PyTorch.
+        If PyTorch is not installed.
     TypeError
-        If it is neither.
+        If the argument is neither.
     OutOfMemoryError
-        If there is no room in pinned memory. Nothing has moved then.
+        If there is not enough pinned memory; then nothing has moved.
     CudaError
-        If a copy failed. Nothing has moved then.
+        If a copy failed; then nothing has moved.
 
     Notes
     -----
-    **Blocks** until the bytes are on the host, GIL released. **Ordered after** the work of
-    PyTorch's current stream of each device. All tensors of a device go with one call of
-    `copy_many`, and memory that is shared, as that of tied parameters, goes once and is
-    shared again. The device's memory goes back to PyTorch, whose cache keeps it:
-    ``torch.cuda.empty_cache()`` gives it to others. Tensors on the host, sparse and
-    quantized ones stay as they are.
+    **Blocks** until the bytes are on the host, with the GIL released. **Ordered after** the
+    work of PyTorch's current stream of each device. All tensors of a device are copied by
+    one call of `copy_many`. Memory that is shared, as that of tied parameters, is copied
+    once and shared afterwards. The device's memory goes back to PyTorch, whose cache keeps
+    it; ``torch.cuda.empty_cache()`` makes it available to others. Tensors on the host, and
+    sparse and quantized ones, stay as they are.
 
-    On the emulated device ordinary tensors take the place of the device's.
+    On the emulated device, ordinary CPU tensors take the place of device tensors.
 
     Examples
     --------
@@ -730,24 +763,24 @@ def restore(module_or_state_dict: _T) -> _T:
     Returns
     -------
     torch.nn.Module or dict
-        The module itself; or a new dict.
+        The module itself, or a new dict.
 
     Raises
     ------
     ImportError
-        If there is no PyTorch.
+        If PyTorch is not installed.
     TypeError
-        If it is neither.
+        If the argument is neither.
     RuntimeError
-        If there is no room on a device, as PyTorch says it. Nothing has moved then.
+        PyTorch's error, if a device has not enough memory; then nothing has moved.
     CudaError
-        If a copy failed. Nothing has moved then.
+        If a copy failed; then nothing has moved.
 
     Notes
     -----
-    **Blocks** until the bytes are on the devices, GIL released. **Ordered after** the work
-    of PyTorch's current stream of each device. All as for `offload`; tensors that it did
-    not move stay as they are.
+    **Blocks** until the bytes are on the devices, with the GIL released. **Ordered after**
+    the work of PyTorch's current stream of each device. Everything else is as for
+    `offload`. Tensors that it did not move stay as they are.
 
     Examples
     --------
