@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data larger than the GPU, piece by piece, the next pieces already on their way."""
+"""Works on data larger than the GPU piece by piece, while the next pieces are on their way.
+
+`chunks` brings pieces to the device; `pipeline` also calls a function for each piece and
+copies the results back. Both use `Ahead` with `_Steps`, which takes pieces from a source
+and begins their copies. If the device runs out of memory, `Ahead` first has fewer pieces
+on their way, and then `_Steps` cuts pieces into smaller ones.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +47,13 @@ from cumem.transfers.sources import (
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 
-#: Bytes of a chunk where nobody says: few, for many chunks overlap better. A copy of
-#: ordinary memory has a fixed cost, which a long one hides: a 64th of it, up to many.
+#: The default size of a chunk: small, because many chunks overlap better. But a copy of
+#: ordinary memory has a fixed cost, for which larger chunks are better: a 64th of the data.
 _LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
 
 
 def _available(device: Device) -> int:
-    """Bytes that new buffers of the device may have, with what its pools would reuse."""
+    """Return the bytes that new buffers on the device may have, including cached memory."""
     info = memory_info(device)
     free = info.free + info.reserved - info.live
     limit = get_limit("device", device)
@@ -55,7 +61,7 @@ def _available(device: Device) -> int:
 
 
 def _share(available: int, fraction: float, count: int) -> int:
-    """Bytes for each of `count` chunks."""
+    """Return the bytes for each of `count` chunks."""
     return int(available * fraction) // count
 
 
@@ -66,32 +72,33 @@ def chunk_size(
     copies: SupportsIndex = 3,
     fraction: float = 0.8,
 ) -> int:
-    """How many items a chunk may have, so that several chunks fit into memory.
+    """Return how many items a chunk may have, so that several chunks fit into memory.
 
     Parameters
     ----------
     item_nbytes : int or str
-        Bytes of one item, such as a row, with all that is made of it; ``"4 KiB"`` too.
+        The bytes of one item, such as a row, including everything that is made from it; or
+        a text such as ``"4 KiB"``.
     available : int or str, optional
-        Bytes that there are for chunks; default: what is free on cumem's current
-        device, what its pools have cached included, within its limit.
+        The bytes that are available for chunks. By default this is what is free on cumem's
+        current device, including what its pools have cached, within the device's limit.
     copies : int
-        Chunks that are there at the same time: with 3 one comes, one is worked on and
-        one leaves.
+        The number of chunks that exist at the same time: with 3, one comes, one is worked
+        on and one leaves.
     fraction : float
         The share of `available` that all of them may take, above 0 and at most 1.
 
     Returns
     -------
     int
-        Items of a chunk, at least 1.
+        The number of items in a chunk, at least 1.
 
     Raises
     ------
     TypeError
         If an argument is not a number.
     ValueError
-        If an argument is out of its range, or not even chunks of one item fit.
+        If an argument is out of range, or not even chunks of one item fit.
     CudaError
         If the driver cannot say what is free.
 
@@ -121,14 +128,14 @@ def chunk_size(
 
 
 def _chunk_nbytes(memory: Any) -> int:
-    """Bytes of a chunk where nobody says: ordinary memory and files want long ones."""
+    """Return the default size of a chunk, which is larger for ordinary memory and files."""
     if isinstance(memory, _core.Buffer) and memory.kind != "pageable":
         return _LEAST_CHUNK
     return min(max(_LEAST_CHUNK, int(memory.nbytes) // 64), _MOST_CHUNK)
 
 
 class _Size(NamedTuple):
-    """What the user says of the size of a chunk; at most one of them is given."""
+    """The size of a chunk as the user gave it; at most one of the fields is set."""
 
     nbytes: int | None
     rows: int | None
@@ -145,7 +152,7 @@ class _Size(NamedTuple):
     def rows_of(
         self, row_nbytes: int, length: int, default_nbytes: Callable[[], int]
     ) -> int:
-        """Rows of a chunk, at least one. Rows without bytes all come at once."""
+        """Return the rows of a chunk, at least one; rows without bytes come all at once."""
         if self.rows is not None:
             return self.rows
         if row_nbytes == 0:
@@ -155,7 +162,7 @@ class _Size(NamedTuple):
 
 
 class _Chunk:
-    """A chunk whose copy has begun, as `Ahead` asks for."""
+    """A chunk whose copy has begun, in the form that `Ahead` needs."""
 
     __slots__ = ("_after", "label", "nbytes", "output", "transfer")
 
@@ -180,12 +187,12 @@ class _Chunk:
 
     def leave(self, index: int) -> list[_core.Event]:
         stream = self._after(index)
-        self.output[1].record_stream(stream)  # for what works on it without telling
+        self.output[1].record_stream(stream)  # for libraries that do not tell cumem
         return [stream.record()]
 
 
 class _Steps:
-    """Takes the pieces of a source, and begins their copies."""
+    """Takes the pieces of a source and begins their copies, as `Ahead` asks for it."""
 
     advice = "nbytes= or rows="
 
@@ -199,16 +206,19 @@ class _Steps:
         available: Callable[[], int] | None = None,
     ) -> None:
         self._pieces = pieces
-        self._available = available  # asked once, as the first piece is taken
+        self._available = available  # called once, when the first piece is taken
         self._device = device
         self._stream_of = stream_of
         self._dtype = dtype
         self._rule = None if dtype is None else casting
-        # memory is not taken in the order of the work
+        # Memory is allocated on a stream of its own, because the order of the work does not
+        # matter for it.
         self._side = _core.Stream(device=device)
         self._item: Item | None = None
-        self._rest: list[Item] = []  # of those that were split, the next one last
-        self._most_rows: int | None = None  # of a piece: no more fit
+        #: What is left of pieces that were cut; the next one is last.
+        self._rest: list[Item] = []
+        #: The most rows of a piece that fit in memory, once that is known.
+        self._most_rows: int | None = None
         self.reuses = self.has_more = False
 
     def take(self) -> bool:
@@ -225,8 +235,10 @@ class _Steps:
         return True
 
     def _leave_room_for_two(self, available: int) -> None:
-        """Have pieces no longer than half of what is there: a loop such as ``for part,
-        chunk in chunks(...)`` holds one while it asks for the next.
+        """Limit pieces to half of the available memory.
+
+        A loop such as ``for part, chunk in chunks(...)`` still holds one chunk while it
+        asks for the next.
         """
         assert self._item is not None
         rows = len(self._item.piece)
@@ -234,7 +246,7 @@ class _Steps:
             self._most_rows = max(1, rows * available // (2 * self.nbytes))
 
     def _cut(self, rows: int) -> None:
-        """Keep the first rows of what was taken; the others come next."""
+        """Keep the first rows of the piece that was taken, and put the others back."""
         assert self._item is not None
         part, piece, is_fresh, has_more = self._item
         middle = part.start + rows
@@ -296,82 +308,83 @@ def chunks(
     casting: _core._Casting = "same_kind",
     fresh: bool | None = None,
 ) -> Ahead[tuple[slice[int, int, Any], _core.DeviceBuffer]]:
-    """Bring data to a device chunk by chunk, the next ones already on their way.
+    """Bring data to a device chunk by chunk, while the next ones are on their way.
 
     Parameters
     ----------
     src : Buffer, array, path, binary file or iterable
-        What has rows along a first axis: an array of any library, also a `numpy.memmap`
-        larger than all memory; an array that reads what is asked for, such as a dataset
-        of h5py or an array of zarr, xarray, dask or netCDF4, cut by ``src[a:b]``; an
-        ``.npy`` file; another file, as bytes, or as elements of `dtype`, from where it
-        stands; or an iterable of arrays, each of which is a chunk.
+        Anything with rows along a first axis: an array of any library, including a
+        `numpy.memmap` larger than all memory; an array that is read in parts, such as a
+        dataset of h5py or an array of zarr, xarray, dask or netCDF4, which is cut by
+        ``src[a:b]``; an ``.npy`` file; another file, from its position on, as bytes or as
+        elements of `dtype`; or an iterable of arrays, each of which is a chunk.
     nbytes : int or str, optional
-        Most bytes of a chunk, such as ``64 << 20`` or ``"64 MiB"``; it has one row in
-        any case. Default: 64 MiB, of ordinary memory and files a 64th of `src` if that is
-        more, up to 256 MiB, and less where that is not free. What an iterable gives is
-        cut only where `nbytes` or `rows` is given.
+        The most bytes of a chunk, such as ``64 << 20`` or ``"64 MiB"``, but a chunk always
+        has at least one row. The default is 64 MiB. For ordinary memory and files it is a
+        64th of `src` if that is more, up to 256 MiB. It is less if that much memory is not
+        free. Items of an iterable are cut only if `nbytes` or `rows` is given.
     device : Device, int or str, optional
-        Default: the current one as this is called, of PyTorch for a tensor of its
-        (see `current_device`).
+        The device. By default it is the current one when this is called, which for a tensor
+        of PyTorch is PyTorch's (see `current_device`).
     depth : int
-        Copies that may be under way beside the chunk in hand.
+        The number of copies that may be on their way besides the chunk in use.
     rows : int, optional
-        Most rows of a chunk, in place of `nbytes`.
+        The most rows of a chunk, instead of `nbytes`.
     dtype : dtype_like, optional
-        Of the chunks, which the link carries; default: that of `src`. Of a file without
-        a header it is also that of the elements in it.
+        The dtype of the chunks, and of what crosses the link; by default that of `src`.
+        For a file without a header it is also the dtype of the elements in the file.
     casting : str
-        What may be converted to it, as in `copy`.
+        Which conversions to `dtype` are allowed, as for `copy`.
     fresh : bool, optional
-        True: what `src` gives lies in memory that is not written again, so that the next
-        piece may be asked for while this one is still read. False: it may be. Default:
-        what is known of `src`; where nothing is, a piece is copied before the next one is
-        asked for.
+        True says that `src` never writes again to memory that it has given, so that the
+        next piece may be requested while this one is still being read. False says that it
+        may. By default this depends on `src`; if nothing is known about it, a piece is
+        copied before the next one is requested.
 
     Returns
     -------
     Ahead
-        An iterator, for ``for`` and ``async for``, which can be closed. It gives pairs:
+        An iterator for ``for`` and ``async for``, which can be closed. It gives pairs:
 
         slice
-            What of the first axis it is: ``src[slice]``.
+            The rows of the first axis that the chunk has, as in ``src[slice]``.
         DeviceBuffer
-            A chunk of that shape; it is the caller's.
+            A chunk with the shape of these rows, which belongs to the caller.
 
     Raises
     ------
     TypeError
         If `src` is none of these, its elements have no fixed size, or `casting` does not
-        allow its dtype to become `dtype`.
+        allow the conversion of its dtype to `dtype`.
     ValueError
-        If an argument is out of its range, `src` has no axis, a slice of it has another
-        shape than its rows, elements are masked, or a file has a format of its own or no
-        whole number of elements.
+        If an argument is out of range, `src` has no axis, a slice of it has another shape
+        than its rows, elements are masked, or a file has a format of its own or does not
+        hold a whole number of elements.
     OSError
         If a file cannot be read.
     EOFError
         If an ``.npy`` ends early.
     OutOfMemoryError, CudaError
-        If the driver refuses. What was on its way by then is waited for. The error has a
-        note of the chunk that it is about. Where memory is short fewer chunks are ahead,
-        and then they have fewer rows: half of what there is at most, as a loop holds one
-        chunk while it asks for the next. It is an error where one row does not fit beside
-        the chunks that are kept.
+        If the driver refuses. Copies that have begun by then are waited for, and a note of
+        the error says which chunk it is about. If memory is short, fewer chunks are on
+        their way, and after that chunks have fewer rows: at most half of what is
+        available, since a loop holds one chunk while it asks for the next. An error is
+        raised if a single row does not fit besides the chunks that the caller keeps.
 
     Notes
     -----
-    Work given to the device's current stream after a chunk has come is **ordered
-    after** its copy. Asking for another **blocks**, GIL released, until the current
-    stream is done with the work on the chunk before the last: where chunks are not kept,
-    memory for ``depth + 2`` of them is enough. An array in memory must not change before
-    its last chunk has come; a generator may fill one array again and again. An iterator
-    that is closed or dropped early cancels the copies that have not begun and waits for
-    the others.
+    Work that is given to the device's current stream after a chunk has come is **ordered
+    after** the chunk's copy. Asking for another chunk **blocks**, with the GIL released,
+    until the current stream has finished the work on the chunk before the last. If the
+    caller keeps no chunks, memory for ``depth + 2`` of them is enough. An array in memory
+    must not change before its last chunk has come; a generator may fill the same array
+    again and again. An iterator that is closed or dropped early cancels the copies that
+    have not begun, and waits for the others.
 
-    Slices of other libraries' arrays are read by a thread that is one chunk ahead, so
-    that reading and copying overlap; it ends with the iterator. Libraries that no two
-    threads may call at once, netCDF4 and PyTables among them, are read by the caller.
+    Slices of other libraries' arrays are read by a thread that is one chunk ahead, so that
+    reading and copying overlap. The thread ends with the iterator. Libraries that two
+    threads may not call at once, such as netCDF4 and PyTables, are called by the caller's
+    own thread.
 
     Examples
     --------
@@ -407,14 +420,14 @@ def chunks(
     return Ahead(steps, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
 
 
-# -- in, work, out ---------------------------------------------------------------------
+# -- pipeline: chunks come, are worked on, and leave -----------------------------------
 
-#: What `pipeline` calls for each chunk: its input, its output or None, and the stream.
+#: The function of `pipeline`: it gets an input, an output or None, and the stream.
 Work = Callable[[_core.DeviceBuffer, Any, _core.Stream], object]
 
 
 class _Options(TypedDict, total=False):
-    """What `pipeline` takes by name alone."""
+    """The keyword-only arguments of `pipeline`."""
 
     rows: SupportsIndex | None
     device: object
@@ -436,7 +449,7 @@ def _streams(streams: Any, device: int) -> list[_core.Stream]:
 
 
 def _target(out: Any) -> Any:
-    """What has a shape and slices to write to."""
+    """Return the output as memory with a shape, whose slices can be written to."""
     found = out if isinstance(out, (_core.Buffer, np.ndarray)) else _core.asbuffer(out)
     readonly = (
         not found.flags.writeable if isinstance(found, np.ndarray) else found.readonly
@@ -447,8 +460,9 @@ def _target(out: Any) -> Any:
     return found
 
 
-# Whether there is an output decides what the function is called with and what comes back.
-# Of an `out` that is Any nothing is known, and the later two would say too much.
+# Whether there is an output decides with what the function is called and what is returned.
+# If the type of `out` is Any, nothing is known, and the later two overloads would say too
+# much.
 @overload
 def pipeline(
     func: Work,
@@ -503,67 +517,67 @@ def pipeline(
     Parameters
     ----------
     func : callable
-        ``func(x, y, stream)`` queues the work on one chunk: `x` is a `DeviceBuffer` with
-        rows of `src`, `y` one of as many rows of `out`, to be written in full, or None,
-        and `stream` the `Stream` for it. During the call it is cumem's current stream,
-        and its device cumem's current device.
+        ``func(x, y, stream)`` queues the work on one chunk. `x` is a `DeviceBuffer` with
+        rows of `src`; `y` is one with as many rows of `out`, all of which it must write, or
+        None; and `stream` is the `Stream` for the work. During the call it is cumem's
+        current stream, and its device cumem's current device.
     src : Buffer, array, path, binary file or iterable
         As for `chunks`.
     out : Buffer or array, optional
-        As many rows as `src` has, of any shape and dtype: of any library, also a
-        `numpy.memmap`, and also `src` itself. Default: there is no output, and what
-        `func` returns is kept.
+        Memory with as many rows as `src`, of any shape, dtype and library. It may be a
+        `numpy.memmap`, or `src` itself. By default there is no output, and what `func`
+        returns is collected.
     nbytes : int or str, optional
-        Most bytes of `x`, such as ``64 << 20`` or ``"64 MiB"``; default: as for `chunks`,
-        of the larger of `x` and `y`.
+        The most bytes of `x`, such as ``64 << 20`` or ``"64 MiB"``. The default is that of
+        `chunks`, for the larger of `x` and `y`.
     depth : int
-        Copies that may be under way in each direction.
+        The number of copies that may be on their way in each direction.
     streams : stream, list of streams or int, optional
-        Where the chunks are worked on, in turns; an int makes so many new ones. Default:
-        the device's current stream, which is also that of CuPy and PyTorch where nobody
-        has chosen another.
+        The streams on which chunks are worked on in turn; an int makes that many new ones.
+        By default it is the device's current stream, which is also that of CuPy and PyTorch
+        unless somebody has chosen another.
     progress : bool or callable, optional
-        True shows a bar of tqdm after half a second, a callable is called with bytes
-        that have come to the device and are done, and bytes in all; of an iterable
-        these are the ones that have come.
+        True shows a bar of tqdm after half a second. A callable is called with the bytes
+        that have come to the device and are finished, and with the total; for an iterable
+        the total is what has come so far.
     rows : int, optional
-        Most rows of a chunk, as `chunk_size` gives them, in place of `nbytes`.
+        The most rows of a chunk, such as `chunk_size` returns, instead of `nbytes`.
     device : Device, int or str, optional
-        Default: the current one, as for `chunks`.
+        The device; by default the current one, as for `chunks`.
     dtype, casting : optional
-        As for `chunks`: what `x` is converted to on its way.
+        The conversion of `x` on its way, as for `chunks`.
     fresh : bool, optional
         As for `chunks`.
 
     Returns
     -------
     Buffer, array or list
-        `out`; without it what `func` returned for each chunk, in order.
+        `out`, or without it a list of what `func` returned for each chunk, in order.
 
     Raises
     ------
     TypeError
-        If an argument is of a type that is not taken.
+        If an argument has the wrong type.
     ValueError
-        If an argument is out of its range, or `out` has another number of rows.
+        If an argument is out of range, or `out` has another number of rows than `src`.
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     OSError
         If a file cannot be read.
     OutOfMemoryError, CudaError
         If the driver refuses.
     Exception
-        What `func`, `src` or `progress` raises. Of several failures it is the one of the
-        first chunk. A note of the exception says which chunk it was.
+        Whatever `func`, `src` or `progress` raises. If several chunks fail, it is the error
+        of the first one. A note of the exception says which chunk it was.
 
     Notes
     -----
-    **Blocks**, GIL released, until all work is done, also where it fails or is
-    interrupted: then nothing is in flight any more, and the rows of the chunks before
-    are in `out`; a second Ctrl-C ends that wait. `func` itself need not wait for
-    anything: `x` comes before what it queues on `stream`, and `y` leaves after it.
-    Device memory for ``depth + 2`` inputs and ``depth + 1`` outputs is enough, whatever
-    the size of `src`; each further stream adds an input.
+    **Blocks**, with the GIL released, until all work is done. If the work fails or is
+    interrupted, this waits as well: afterwards nothing is running any more, and `out` has
+    the rows of the chunks before. A second Ctrl-C ends that wait. `func` itself need not
+    wait for anything: `x` is there before the work that it queues on `stream`, and `y` is
+    copied after that work. Whatever the size of `src`, device memory for ``depth + 2``
+    inputs and ``depth + 1`` outputs is enough; each further stream adds an input.
 
     Examples
     --------
@@ -613,7 +627,7 @@ def pipeline(
     run = _Run(func, target, lanes, ahead, parts, memory is None)
     with run, contextlib.closing(found), parts:
         end = 0
-        for part, buffer in found:  # enumerate() would keep the last one
+        for part, buffer in found:  # enumerate() would keep the last buffer alive
             run.give(part, buffer)
             end = part.stop
             del buffer
@@ -627,11 +641,11 @@ class _Leaving(NamedTuple):
     chunk: int
     part: slice
     transfer: _core.Transfer
-    nbytes: int  # of its source
+    nbytes: int  # the bytes of its source
 
 
 class _Run:
-    """One pipeline: what works on the chunks that come, and what leaves."""
+    """One call of `pipeline`: the work on chunks that come, and results that leave."""
 
     def __init__(
         self,
@@ -650,12 +664,12 @@ class _Run:
         self._open_ended = open_ended
         self._leaving: collections.deque[_Leaving] = collections.deque()
         self._room = Room(lanes[0].device.index, depth + 1)
-        self._given = 0  # chunks
-        self._done = 0  # bytes
+        self._given = 0  # the number of chunks so far
+        self._done = 0  # the bytes that are finished
         self.results: list[object] = []
 
     def give(self, part: slice, buffer: _core.DeviceBuffer) -> None:
-        """Have the work on the next chunk queued, and its output."""
+        """Queue the work on the next chunk, and the copy of its output."""
         index = self._given
         self._given += 1
         if len(self._leaving) == self._depth:
@@ -682,13 +696,13 @@ class _Run:
         self._leaving.append(_Leaving(index, part, transfer, buffer.nbytes))
 
     def _settle_first(self) -> int:
-        """Wait for the first output: bytes of its source."""
+        """Wait for the oldest output, and return the bytes of its source."""
         first = self._leaving[0]
         try:
             with naming("chunk", first.chunk, part_label(first.part)):
                 first.transfer.wait()
         finally:
-            if first.transfer.done:  # not if that was interrupted
+            if first.transfer.done:  # it is not if the wait was interrupted
                 self._leaving.popleft()
         return first.nbytes
 
@@ -699,7 +713,7 @@ class _Run:
             tell(self._done, 0)
 
     def finish(self) -> None:
-        """Wait for all work; raises the first failure."""
+        """Wait for all work, and raise the first failure."""
         while self._leaving:
             self._tell(self._settle_first())
         for stream in self._lanes:
@@ -714,8 +728,10 @@ class _Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for what a failure has left. That of a chunk before is told in place of
-        one of a later chunk."""
+        """Wait for the work that a failure has left running.
+
+        If a chunk before the failed one fails too, its error is raised instead.
+        """
         if error is None:
             return
         earlier: list[Exception] = []
@@ -727,5 +743,5 @@ class _Run:
         for stream in self._lanes:
             with contextlib.suppress(RuntimeError):
                 stream.synchronize()
-        if earlier and isinstance(error, Exception):  # not in place of Ctrl-C
+        if earlier and isinstance(error, Exception):  # but Ctrl-C is not replaced
             raise earlier[0]

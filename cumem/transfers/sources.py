@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be cut into chunks, and whether the memory of an item may be written again.
+"""Sources of chunks: how each is cut, and whether its memory may be written again.
 
-Four sorts of sources give pieces with a first axis: memory, files, arrays of other
-libraries that read only what is asked for (h5py, zarr, xarray, dask), and iterables.
+There are four sorts of sources whose pieces have a first axis: memory, files, arrays of
+other libraries that are read in parts (h5py, zarr, xarray, dask), and iterables of arrays.
+
+Before the next piece is requested, it must be clear that the request does not change the
+piece before, whose copy may still be running. A generator, for instance, may fill one
+array again and again. A piece in memory that nobody writes again is called *fresh*. If the
+user does not say whether a source is fresh, `gives_fresh` knows some types, and `is_alone`
+asks whether anybody else has a reference to the piece's memory.
 """
 
 from __future__ import annotations
@@ -32,11 +38,11 @@ from cumem.files.npy import is_npy, read_array
 from cumem.files.raw import open_regular, unwrapped
 from cumem.interchange.structures import is_tensor
 
-#: Libraries that must not be called by two threads at once, and have no lock of their
-#: own: a reader thread beside the caller's own reads could crash the process.
+#: Libraries that two threads may not call at once, and that have no lock of their own. A
+#: reader thread beside the caller's own reads could crash the process.
 _ONE_THREAD = ("netCDF4", "tables", "osgeo", "rasterio", "pyhdf")
 
-#: How to read what a file with such a name holds; as plain bytes it would make no sense.
+#: How to read files with such names, which would make no sense as plain bytes.
 _FORMATS = {
     ".npz": "cumem.load() or np.load() reads its arrays, and those can be cut",
     ".safetensors": "cut a tensor of it: "
@@ -55,9 +61,9 @@ _AS_IT_IS = 'its bytes as they are: np.memmap(path, "u1", "r")'
 class Item(NamedTuple):
     """One piece of a source on its way to the device.
 
-    `part` says which rows of the source it has. `is_fresh` is False where whoever gave
-    it may write to the same memory again when asked for the next one; `has_more` says
-    that the next one lies in the same memory, and that nobody writes there before.
+    `part` says which rows of the source it has. `is_fresh` is False if the source may write
+    to the same memory again when it is asked for the next piece. `has_more` says that the
+    next piece is in the same memory, which nobody writes before that.
     """
 
     part: slice
@@ -66,19 +72,19 @@ class Item(NamedTuple):
     has_more: bool = False
 
 
-# -- memory that nobody writes again -----------------------------------------------------
+# -- fresh memory, which nobody writes again ---------------------------------------------
 
 
 def _references(holder: list[Any]) -> int:
-    """How many references there are to the only entry of a list."""
+    """Return how many references there are to the only item of a list."""
     value = holder[0]
     return sys.getrefcount(value)
 
 
-#: What `_references` answers where the list holds the only one.
+#: The answer of `_references` if the list holds the only reference.
 _ALONE = _references([np.empty(1)])
 
-#: Iterating over these runs no code that could write to what they have given.
+#: Types whose iteration runs no code that could write to items given before.
 _HOLD_THEIR_ITEMS: tuple[type, ...] = (
     *(list, tuple, collections.deque, np.ndarray, np.memmap),
     *(type(iter([])), type(iter(()))),
@@ -86,12 +92,12 @@ _HOLD_THEIR_ITEMS: tuple[type, ...] = (
 
 
 def is_alone(holder: list[Any]) -> bool:
-    """Can nobody but us write to the array that the list holds?
+    """Return whether nobody but us can write to the array in the list.
 
-    So it is where no other reference to the array or to the array under it exists, and
-    where its memory cannot be written, as that of `bytes`. A file that is mapped to be
-    read can be written all the same, by another map of it and by its name. The list must
-    hold the caller's only reference.
+    That is so if there is no other reference to the array or to the array that it is a view
+    of, or if its memory cannot be written, like that of `bytes`. A file that is mapped for
+    reading can still be written, through another map or by its name. The list must hold the
+    caller's only reference.
     """
     array = holder[0]
     if not isinstance(array, np.ndarray):
@@ -115,7 +121,7 @@ def is_alone(holder: list[Any]) -> bool:
         if type(owner) is not np.ndarray or not owner.flags.owndata:
             return False
         del owner
-        if _references([array.base]) > _ALONE + 1:  # the view has one itself
+        if _references([array.base]) > _ALONE + 1:  # the view itself has one
             return False
     elif not array.flags.owndata:
         return False
@@ -124,11 +130,11 @@ def is_alone(holder: list[Any]) -> bool:
 
 
 def gives_fresh(iterable: Any, fresh: bool | None) -> bool:
-    """Is every item of an iterable in memory that it does not write again?
+    """Return whether the iterable never writes again to the memory of its items.
 
-    `fresh` is what the user says; None leaves it to what is known: sequences hold all
-    their items at once, and a DataLoader of PyTorch makes each batch anew in its workers,
-    in its `default_collate` and in a slot of `PinnedCollate`.
+    `fresh` is what the user says. If that is None, it depends on what is known: sequences
+    hold all their items at once, and a DataLoader of PyTorch makes each batch anew if it
+    has workers, or by its `default_collate` or in a slot of a `PinnedCollate`.
     """
     if fresh is not None:
         return fresh
@@ -146,10 +152,10 @@ def _is_fresh_loader(loader: Any) -> bool:
     if kind is None or not isinstance(loader, kind):
         return False
     if type(loader).__iter__ is not kind.__iter__:
-        return False  # a subclass may change the batches afterwards
+        return False  # a subclass may change batches after it gave them
     if loader.num_workers > 0:
         return True
-    if loader.batch_sampler is None:  # batch_size=None: the dataset's own memory
+    if loader.batch_sampler is None:  # batch_size=None gives the dataset's own memory
         return False
     collate = loader.collate_fn
     pinned = getattr(
@@ -160,25 +166,25 @@ def _is_fresh_loader(loader: Any) -> bool:
     )
 
 
-# -- arrays that read what is asked for --------------------------------------------------
+# -- arrays that are read in parts -------------------------------------------------------
 
 
 class Lazy:
-    """An array of another library, of which ``array[a:b]`` reads rows.
+    """An array of another library, whose rows ``array[a:b]`` reads.
 
-    It has what memory has to be measured: a shape, a dtype, and bytes.
+    Like memory, it has a shape, a dtype and a number of bytes.
 
     Parameters
     ----------
     array : object
-        Has `shape`, `dtype` and slices.
+        An object with `shape`, `dtype` and slices.
 
     Raises
     ------
     TypeError
-        If its elements are Python objects or text of any length.
+        If its elements are Python objects or texts of any length.
     ValueError
-        If its length is not known.
+        If its length is unknown.
     """
 
     def __init__(self, array: Any) -> None:
@@ -209,7 +215,7 @@ class Lazy:
 
     def _read_dtype(self) -> np.dtype[Any]:
         given = self._array.dtype
-        given = getattr(given, "numpy_dtype", given)  # tensorstore's own types
+        given = getattr(given, "numpy_dtype", given)  # tensorstore has its own dtypes
         try:
             found: np.dtype[Any] = np.dtype(given)
         except TypeError:
@@ -220,14 +226,14 @@ class Lazy:
         return self.shape[0]
 
     def read(self, part: slice) -> np.ndarray[Any, Any]:
-        """The rows of a slice, as an array in memory.
+        """Return the rows of a slice, as an array in memory.
 
         Raises
         ------
         TypeError
-            If what the slice gives is not an array.
+            If the slice is not an array.
         ValueError
-            If it has another shape than the rows, or has masked elements.
+            If it has another shape than the rows, or masked elements.
         """
         found = self._array[part.start : part.stop]
         if isinstance(found, np.ma.MaskedArray):
@@ -262,13 +268,12 @@ class Lazy:
 
 
 class _Reader:
-    """Reads the slices of a `Lazy` by a thread that is ahead of whoever takes them.
+    """Reads the slices of a `Lazy` in a thread that is ahead of its user.
 
     It is one read ahead, so that at most two pieces wait here. The thread reads in the
-    contextvars of the thread that began, with the device that was current as the reader was
-    made. It never goes ahead
-    where a piece may be written again by the next read: that piece has to be copied
-    first, which whoever takes it sees to before asking for the next.
+    contextvars of the thread that began, with the device that was current when the reader
+    was made. It does not read ahead if the read might write to the memory of the piece
+    before. Then the user copies that piece before it asks for the next one.
     """
 
     _AHEAD = 2
@@ -279,11 +284,11 @@ class _Reader:
         self._source = source
         self._parts = parts
         self._fresh = fresh
-        self._is_sure = fresh is True  # every piece so far was in memory of its own
+        self._is_sure = fresh is True  # whether every piece so far had its own memory
         self._device = _core.current_device()
 
     def _read(self, part: slice, must: bool) -> Item | None:
-        """None: it was not read, as it could have changed the piece before."""
+        """Read a piece, or return None if that might change the piece before."""
         if not (must or self._is_sure):
             return None
         with self._device:
@@ -335,8 +340,9 @@ class _Reader:
 
 
 def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
-    """What is left of a file, mapped: an ``.npy`` as its array, others as elements of
-    the dtype, or as bytes.
+    """Map the rest of a file.
+
+    An ``.npy`` becomes its array, and other files become elements of the dtype, or bytes.
     """
     plain = unwrapped(file)
     name = str(plain.name)
@@ -377,9 +383,9 @@ def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
 
 
 def find_memory(src: Any, dtype: np.dtype[Any] | None = None) -> Any:
-    """What has a shape, rows and bytes: memory, or a `Lazy`; None: it is none of these.
+    """Return what has a shape, rows and bytes, as memory or a `Lazy`, or otherwise None.
 
-    `dtype` is that of the elements of a file without a header.
+    `dtype` is that of the elements in a file without a header.
     """
     if isinstance(src, (_core.Buffer, np.ndarray)):
         return _unmasked(src, "src")
@@ -391,20 +397,20 @@ def find_memory(src: Any, dtype: np.dtype[Any] | None = None) -> Any:
     memory = find_array(src)
     if memory is not None or isinstance(src, Mapping):
         return memory
-    if hasattr(src, "iloc"):  # pandas, which is in memory
+    if hasattr(src, "iloc"):  # a table of pandas, which is in memory
         return _of_table(src)
     names = ("shape", "dtype", "__getitem__")
     if isinstance(src, type):
         return None
     if all(hasattr(src, name) for name in names):
         return Lazy(src) if src.shape else np.empty(())
-    # One array, although iterating gives its columns (polars), its rows (awkward) or its
-    # values (pyarrow): what has no dtype of its own is read as a whole.
+    # This is one array, although iterating gives its columns (polars), its rows (awkward)
+    # or its values (pyarrow). It has no dtype of its own, and is read as a whole.
     return _of_table(src) if hasattr(src, "__array__") else None
 
 
 def find_array(src: Any) -> Any:
-    """Memory of another library, without a copy; None: it is none."""
+    """Return the memory of another library without a copy, or None if it has none."""
     if isinstance(src, np.ndarray):
         return _unmasked(src, "an item of src")
     try:
@@ -414,7 +420,7 @@ def find_array(src: Any) -> Any:
 
 
 def _unmasked(array: Any, name: str) -> Any:
-    """A masked array without masked elements is an array like any other."""
+    """Return a masked array without masked elements as an ordinary one."""
     if isinstance(array, np.ma.MaskedArray):
         if np.ma.is_masked(array):
             raise ValueError(
@@ -443,7 +449,7 @@ def _of_table(src: Any) -> np.ndarray[Any, Any]:
 
 
 def length_of(memory: Any, name: str = "src") -> int:
-    """How many rows it has. ValueError: it has no axis."""
+    """Return the number of rows, or raise a ValueError if there is no axis."""
     if not memory.shape:
         raise ValueError(f"{name} has no axis to cut: its shape is ()")
     return len(memory)
@@ -456,10 +462,11 @@ def pieces(
     row_nbytes: int | None,
     fresh: bool | None,
 ) -> Iterator[Item]:
-    """The pieces of a source, in order.
+    """Yield the pieces of a source, in order.
 
-    `rows` are those of a piece of `memory`. Items of an iterable that are larger than
-    `rows`, or than `row_nbytes` bytes, are cut as well; None leaves them whole.
+    `rows` is the number of rows in a piece of `memory`. Items of an iterable that have
+    more rows than that, or more bytes than `row_nbytes`, are cut as well; None leaves them
+    whole.
     """
     fresh = None if fresh is None else read_flag(fresh, "fresh")
     if isinstance(memory, Lazy):
@@ -557,12 +564,12 @@ def _item_memory(each: Any) -> Any:
 
 
 def row_nbytes(memory: Any, dtype: np.dtype[Any] | None = None) -> int:
-    """Bytes of one row, once it is of the dtype; None: its own."""
+    """Return the bytes of one row, after a conversion to `dtype` if that is given."""
     return total_nbytes(memory, dtype) // len(memory)
 
 
 def total_nbytes(memory: Any, dtype: np.dtype[Any] | None) -> int:
-    """Bytes once it is of the dtype; 0 of an iterable, of which nobody knows."""
+    """Return all bytes, after a conversion to `dtype`; 0 for an iterable."""
     if memory is None or dtype is None:
         return 0 if memory is None else int(memory.nbytes)
     return int(memory.size) * dtype.itemsize

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A nested structure of arrays and tensors moved to a device and back, by one copy."""
+"""Moves a nested structure of arrays and tensors to a device and back, by one copy."""
 
 from __future__ import annotations
 
@@ -33,21 +33,20 @@ _D = TypeVar("_D", bound=np.dtype[Any])
 
 
 class _Moved:
-    """The leaves of a structure where they go to, and the copies that bring them there.
+    """Collects what the leaves of a structure become, and the copies for that.
 
-    A leaf that is there twice is copied once, and so is memory that several leaves see
-    in the same way, such as tied weights; what comes out is shared as it was.
+    A leaf that occurs twice is copied once. So is memory that several leaves see in the
+    same way, such as tied weights. What was shared before is shared afterwards.
     """
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Any]] = []
-        self._by_leaf: dict[
-            int, tuple[Any, Any]
-        ] = {}  # with the leaf, so that it lives
+        #: New leaves by the ids of the old ones, which are kept so that ids stay unique.
+        self._by_leaf: dict[int, tuple[Any, Any]] = {}
         self._by_memory: dict[tuple[object, ...], Any] = {}
 
     def once(self, leaf: Any, move: Callable[[Any], Any]) -> Any:
-        """``move(leaf)``, the first time."""
+        """Return ``move(leaf)``, which is called only once for each leaf."""
         if id(leaf) not in self._by_leaf:
             self._by_leaf[id(leaf)] = leaf, move(leaf)
         return self._by_leaf[id(leaf)][1]
@@ -55,7 +54,7 @@ class _Moved:
     def copied(
         self, source: Any, like: object, make: Callable[[Any], tuple[Any, Any]]
     ) -> Any:
-        """What `make` answers first; its second is the target of a copy of `source`."""
+        """Return what `make` makes for the memory, and plan the copy that fills it."""
         place = _place(source)
         key = (*place, source.shape, str(source.dtype), like)
         if place[0] == 0 or key not in self._by_memory:
@@ -65,7 +64,7 @@ class _Moved:
         return self._by_memory[key]
 
     def copy(self, stream: Any) -> None:
-        """All of them at once; without a stream they are waited for."""
+        """Begin all copies at once, and without a stream wait for them."""
         if self.pairs and stream is None:
             _core.copy_many(self.pairs)
         elif self.pairs:
@@ -73,7 +72,7 @@ class _Moved:
 
 
 def _place(source: Any) -> tuple[int, tuple[int, ...]]:
-    """Where memory begins, 0 where there is none, and its strides."""
+    """Return the address of the memory, or 0 if there is none, and its strides."""
     if is_tensor(source):
         return source.data_ptr(), source.stride()
     if isinstance(source, _core.Buffer):
@@ -118,23 +117,22 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     Parameters
     ----------
     tree : object
-        An array, a CPU tensor or a buffer, or mappings, lists, tuples, named tuples and
-        dataclasses of them, also nested.
+        An array, a CPU tensor or a buffer; or mappings, lists, tuples, named tuples and
+        dataclasses that contain them, also nested.
     device : Device, int or str, optional
-        Where to; default: the current device, as for `prefetch`.
+        The device; by default the current one, as for `prefetch`.
     stream : stream, optional
-        Copy in the order of this stream of the device; default: its current stream, for
+        The stream of the device in whose order to copy; by default its current stream, for
         which the call waits.
 
     Returns
     -------
-    object
-        The same structure, of the same types. Arrays of NumPy and buffers have become
-        `DeviceBuffer`, tensors of PyTorch tensors on the device, with the shape, the
-        dtype and the order of axes in memory that they had. Other leaves stay as they
-        are: numbers, text, arrays of Python objects, and what is on the device already.
-        Where such a leaf holds arrays, as an object of a class of your own may, a
-        `UserWarning` names its type.
+        The same structure, with the same types. Arrays of NumPy and buffers become
+        `DeviceBuffer`, and tensors of PyTorch become tensors on the device. They keep their
+        shape, dtype and order of axes in memory. Other leaves stay as they are: numbers,
+        texts, arrays of Python objects, and everything that is on the device already. If
+        such a leaf contains arrays, as an object of your own class may, a `UserWarning`
+        names its type.
 
     Raises
     ------
@@ -142,23 +140,23 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
         If a tensor is sparse, quantised or nested, or wraps others, or if elements of an
         array are masked.
     ValueError
-        If there is no such device.
+        If the device does not exist.
     OutOfMemoryError, CudaError
         If the driver refuses.
 
     See Also
     --------
-    to_host : the way back.
-    prefetch : the same for the batches of a loader, ahead of the work on them.
+    to_host : Copy a structure back.
+    prefetch : Copy the batches of a loader, ahead of the work on them.
 
     Notes
     -----
-    **Blocks** until the copies are done; with a stream as `copy_async` does, where it
-    would for any of them. **Ordered after** all work that cumem knows of on any leaf.
-    A leaf that is in the structure twice, and memory that two leaves see in the same way,
-    is copied once and shared as before; views that only overlap become separate memory.
-    Tensors come without gradients. On the emulated device they are on the CPU, over the
-    memory of the device, as those of `prefetch`.
+    **Blocks** until the copies are done; with a stream only as `copy_async` would for any
+    of them. **Ordered after** all work that cumem knows of on any leaf. A leaf that occurs
+    twice, and memory that two leaves see in the same way, is copied once and shared as
+    before; views that only overlap become separate memory. Tensors arrive without
+    gradients. On the emulated device, they are CPU tensors over the memory of the device,
+    like those of `prefetch`.
 
     Examples
     --------
@@ -180,7 +178,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
 
     def make_tensor(source: Any) -> tuple[Any, _core.Buffer]:
         buffer, _ = make(source)
-        return tensor_over(buffer), buffer  # before the copy, for which an export waits
+        return tensor_over(buffer), buffer  # before the copy, which an export waits for
 
     def move(leaf: Any) -> Any:
         if is_tensor(leaf):
@@ -243,19 +241,19 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
     Parameters
     ----------
     tree : object
-        A buffer or a tensor, or mappings, lists, tuples, named tuples and dataclasses of
-        them, also nested.
+        A buffer or a tensor; or mappings, lists, tuples, named tuples and dataclasses that
+        contain them, also nested.
     stream : stream, optional
-        Copy in the order of this stream, of a device whose memory is an end, and wait for
-        it; default: the current stream of the device.
+        The stream in whose order to copy, of a device whose memory is in the structure; the
+        call waits for it. By default it is the device's current stream.
 
     Returns
     -------
     object
-        The same structure, of the same types. Buffers have become arrays of NumPy with
-        memory of their own, tensors on a device tensors on the CPU, and arrays of other
-        libraries on a device arrays of NumPy. Other leaves stay as they are, tensors on
-        the CPU and arrays among them.
+        The same structure, with the same types. Buffers become arrays of NumPy with memory
+        of their own, tensors on a device become CPU tensors, and other libraries' arrays on
+        a device become arrays of NumPy. Other leaves stay as they are, including arrays and
+        CPU tensors.
 
     Raises
     ------
@@ -268,13 +266,13 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
 
     See Also
     --------
-    to_device : the way there.
+    to_device : Copy a structure to a device.
 
     Notes
     -----
-    **Blocks** until the copies are done, GIL released. **Ordered after** all work that
-    cumem knows of on any leaf. What is shared is copied once, as by `to_device`. On the
-    emulated device tensors are on the CPU, and so they stay.
+    **Blocks** until the copies are done, with the GIL released. **Ordered after** all work
+    that cumem knows of on any leaf. What is shared is copied once, as by `to_device`. On
+    the emulated device, tensors are on the CPU already and stay as they are.
 
     Examples
     --------
@@ -287,7 +285,7 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
     moved = _Moved()
 
     def make(source: Any) -> tuple[Any, Any]:
-        layout = np.lib.stride_tricks.as_strided(  # which nobody reads
+        layout = np.lib.stride_tricks.as_strided(  # only its strides are read
             np.empty(1, source.dtype), source.shape, source.strides
         )
         made = np.empty_like(layout, order="K", subok=False)
