@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine offers: versions, devices and the limits on host memory.
 
-`collect` reads everything once into plain data, and `render` turns the data into text. `about`
-answers the few questions on which programs base decisions.
+`collect` reads everything once into plain data, and `render` turns the data into text.
+`about` answers the few questions on which programs base decisions.
 """
 
 from __future__ import annotations

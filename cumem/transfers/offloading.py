@@ -9,8 +9,7 @@ of each tensor. Three things make it more than two copies:
 - PyTorch reuses device memory in the order of its streams. So a copy must keep the memory's
   owner alive until the stream that uses the memory waits for the copy (`_Memory`).
 - The host may run far ahead of the device. `_leave` limits how many tensors are being
-copied
-  at a time, or the device would need more memory than without offloading.
+  copied at a time, or the device would need more memory than without offloading.
 - PyTorch detects when a saved tensor was changed in place. So must this, although it copies
   the bytes (`_Packed.check`).
 
