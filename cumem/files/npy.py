@@ -56,15 +56,9 @@ from cumem.files.file_hints import (
     lfs_text,
     what_it_is,
 )
-from cumem.files.raw import (
-    Direct,
-    File,
-    open_regular,
-    read_ranges,
-    replacing,
-    unwrapped,
-    write_ranges,
-)
+from cumem.files.opening import open_regular, unwrapped
+from cumem.files.raw import Direct, File, read_ranges, write_ranges
+from cumem.files.replacing import replacing
 from cumem.pools.pool import Pool
 
 __all__ = ["NpzDict", "load", "save", "savez"]

@@ -3,16 +3,13 @@
 
 `fromfile`, `tofile`, `read_ranges` and `write_ranges` check their arguments here; one call
 of the extension, ``_core._transfer_file``, then moves all ranges at the speed of the link
-or of the disk. Three more things live here because the other formats need them as well:
+or of the disk.
 
-- How a file is opened and named in errors: `open_regular` and `unwrapped`.
-- How a file replaces another as a whole: `replacing`, which writes a temporary file beside
-  the target and renames it at the end.
-- What happens if the memory is a map of the same file, as an ``np.memmap`` is. The copy
-  moves pieces in any order, so such a map would change while it is being read. The
-  extension notices this before it moves anything, and `_move` puts memory of its own in the
-  map's place. If the call would also cut off bytes that the map shows, `tofile` writes a
-  new file and lets it replace the old one.
+The memory may be a map of the same file, as an ``np.memmap`` is. The copy moves pieces in
+any order, so such a map would change while it is being read. The extension notices this
+before it moves anything, and `_move` puts memory of its own in the map's place. If the call
+would also cut off bytes that the map shows, `tofile` writes a new file and lets it replace
+the old one.
 """
 
 from __future__ import annotations
@@ -20,16 +17,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import io
 import math
 import operator
 import os
 import pathlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import (
-    IO,
     Any,
     Literal,
     SupportsIndex,
@@ -52,12 +47,9 @@ from cumem.buffers.casting import check as check_casting
 from cumem.buffers.filling import copy_as
 from cumem.buffers.progress import Parts, Progress
 from cumem.files.converting import Item, read_as, write_as
-from cumem.files.file_hints import (
-    HEAD_NBYTES,
-    check_is_name,
-    explain_missing,
-    why_not_plain,
-)
+from cumem.files.file_hints import HEAD_NBYTES, why_not_plain
+from cumem.files.opening import check_sort, open_owned, open_path, unwrapped
+from cumem.files.replacing import replacing, sync_folder
 from cumem.pools.pool import Pool
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -68,9 +60,6 @@ Ranges = Iterable[tuple[SupportsIndex, object]]
 
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=_core.Buffer)
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
 
 
 def _direct_number(direct: Direct) -> int:
@@ -99,245 +88,12 @@ def _offset_number(offset: object, name: str = "offset") -> int:
     return number
 
 
-def _check_sort(mode: int, name: object) -> None:
-    """Refuse directories, FIFOs and sockets, which have no bytes at an offset."""
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        sort = "socket" if stat.S_ISSOCK(mode) else "FIFO or pipe"
-        text = f"a {sort} has no offsets to read or write at"
-        raise OSError(errno.ESPIPE, text, name)
-
-
 def _check_mode(fd: int, writes: bool, name: object) -> None:
     """Refuse a descriptor that was opened only for the other direction."""
     mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     if mode == (os.O_RDONLY if writes else os.O_WRONLY):
         text = f"the file is not open for {'writing' if writes else 'reading'}"
         raise OSError(errno.EBADF, text, name)
-
-
-def _owned(path: Any, flags: int) -> io.FileIO:
-    """Open a path as an unbuffered file.
-
-    `map` opens the descriptor and gives it an owner without running Python in between,
-    where Ctrl-C would leave the descriptor open for good.
-    """
-    opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
-    file = next(map(io.FileIO, opened))
-    file.name = path
-    return file
-
-
-def _open(
-    path: Any, flags: int, check: Callable[[int, object], None] = _check_sort
-) -> io.FileIO:
-    """Open a path, after `check` has accepted the mode of what is there.
-
-    It does not wait for the other end of a FIFO. Normally it does not even open one, since
-    the other end would notice that.
-    """
-    check_is_name(path)
-    path = os.fspath(path)  # errors name the path as text
-    with contextlib.suppress(FileNotFoundError):
-        check(os.stat(path).st_mode, path)  # opening alone has effects on some devices
-    try:
-        file = _owned(path, flags | os.O_NONBLOCK)
-    except FileNotFoundError:
-        explained = explain_missing(path)
-        if explained is None:
-            raise
-        raise explained from None
-    try:
-        mode = os.fstat(file.fileno()).st_mode
-        check(mode, path)  # another file may have taken the name since os.stat()
-        if not stat.S_ISREG(mode):
-            os.set_blocking(file.fileno(), True)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _check_regular(mode: int, name: object) -> None:
-    _check_sort(mode, name)
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", name)
-
-
-def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a regular file for reading.
-
-    Anything else raises an OSError, because it may never end.
-    """
-    return io.BufferedReader(_open(path, os.O_RDONLY, _check_regular))
-
-
-class Replacement:
-    """A new file that replaces another one as a whole once it is completely written.
-
-    Attributes
-    ----------
-    target : Path
-        The file that is replaced. It is a symbolic link only if the link itself is to be
-        replaced.
-    temporary : Path
-        Where the new file lies until `place` renames it.
-    """
-
-    def __init__(self, target: pathlib.Path) -> None:
-        self.target = target
-        self.temporary: pathlib.Path = target.with_name(
-            f".cumem-{os.urandom(8).hex()}.tmp"
-        )
-
-    @contextlib.contextmanager
-    def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:
-        """Create the temporary file, and give it its rights once the caller has written it.
-
-        Until then only its owner may open it. With `fsync` its bytes are on the disk when
-        the ``with`` block ends, which is before `place` gives the file its name.
-        """
-        before = self.check()
-        new_mode = self._new_mode() if before is None else 0
-        with (
-            self._named(),
-            open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file,
-        ):
-            yield file
-            file.flush()
-            if before is None:
-                os.fchmod(file.fileno(), new_mode)
-            else:
-                _give_rights(file.fileno(), before, self.target)
-            if fsync:
-                os.fsync(file.fileno())
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Put the target's name into errors that say that the disk is full.
-
-        Other errors without a name stay as they are: they may come from the data that is
-        written, for instance from a mapped file that was cut short.
-        """
-        try:
-            yield
-        except OSError as error:
-            if error.filename is None and error.errno in _NO_ROOM:
-                error.filename = str(self.target)
-            raise
-
-    def place(self, fsync: bool = False) -> None:
-        """Rename the file to `target`; with `fsync` wait until the name is on the disk."""
-        os.replace(self.temporary, self.target)
-        if fsync:
-            sync_folder(self.target)
-
-    def check(self) -> os.stat_result | None:
-        """Return the status of the file that will be replaced.
-
-        The answer is None if nothing is there, or a symbolic link, which is replaced
-        itself. It raises an OSError if anything else than a regular file is there.
-        """
-        try:
-            before = os.lstat(self.target)
-        except FileNotFoundError:
-            return None
-        if stat.S_ISLNK(before.st_mode):
-            return None
-        _check_regular(before.st_mode, self.target)
-        return before
-
-    def _new_mode(self) -> int:
-        """Return the rights that open() gives to a new file in this folder.
-
-        They depend on the umask and on the folder, so an empty file is made to find out.
-        The file that will be written cannot serve for this: a program that opened it now,
-        with these rights, could read what is written to it later.
-        """
-        with open(self.temporary, "xb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        os.unlink(self.temporary)  # if this is not reached, `replacing` unlinks it
-        return mode
-
-
-@contextlib.contextmanager
-def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
-    """Provide a file that will replace `path` or, with `follow`, what a link there names.
-
-    Its temporary name is in the folder of the file that it replaces, and nobody can
-    predict it. If the file still has that name at the end, it is removed. Errors name
-    `path`, which is the name that the caller knows.
-    """
-    target = pathlib.Path(os.path.realpath(path)) if follow else path
-    if follow and target.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-    made = Replacement(target)
-    try:
-        yield made
-    except OSError as error:
-        named = (os.fspath(made.temporary), os.fspath(target))
-        if error.filename is not None and os.fspath(error.filename) in named:
-            error.filename = os.fspath(path)
-            if error.filename2 is not None:  # os.replace() names both files
-                del error.filename2
-        explained = explain_missing(path) if error.errno == errno.ENOENT else None
-        if explained is None:
-            raise
-        raise explained from None
-    finally:
-        made.temporary.unlink(missing_ok=True)
-
-
-def sync_folder(path: str | bytes | os.PathLike[str]) -> None:
-    """Wait until the name of a file is on the disk, which its folder holds."""
-    folder = os.open(os.path.dirname(os.path.abspath(os.fsdecode(path))), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as error:  # some file systems cannot sync folders
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(folder)
-
-
-#: An opener for open() that runs no Python of ours: Ctrl-C after os.open() and before
-#: open() takes the descriptor would leave the descriptor open for good.
-_OPEN_PRIVATE = functools.partial(os.open, mode=0o600)
-
-
-_ACL = "system.posix_acl_access"
-
-
-def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
-    """Give a new file the rights of the one it replaces, and never more than those.
-
-    The new file may get another group than the old one, where the system refuses the
-    change, or lack its access control list. The group bits of the old mode would then
-    apply to other people, who get the rights of everybody else instead.
-    """
-    mode = before.st_mode & 0o777
-    with contextlib.suppress(OSError):
-        os.fchown(fd, -1, before.st_gid)
-    if os.fstat(fd).st_gid != before.st_gid:
-        mode = _without_group(mode)
-    acl = None
-    with contextlib.suppress(OSError):
-        acl = os.getxattr(target, _ACL)
-    if acl is None:
-        os.fchmod(fd, mode)
-    else:
-        os.fchmod(fd, _without_group(mode))
-        with contextlib.suppress(OSError):
-            os.setxattr(fd, _ACL, acl)
-    # The owner changes last, since only the owner of a file may change its mode.
-    with contextlib.suppress(OSError):
-        os.fchown(fd, before.st_uid, -1)
-
-
-def _without_group(mode: int) -> int:
-    """Return the mode with the rights of all others in the place of the group's."""
-    return mode & ~0o070 | (mode & 0o007) << 3
 
 
 class _Opened:
@@ -359,7 +115,7 @@ class _Opened:
         if self.fd is not None:
             return self.fd
         if self.owned is None:
-            self.owned = _open(self.name, os.O_WRONLY | os.O_CREAT)
+            self.owned = open_path(self.name, os.O_WRONLY | os.O_CREAT)
         return self.owned.fileno()
 
     def sync(self) -> None:
@@ -392,35 +148,13 @@ class _Opened:
             self.file.seek(position)
 
 
-def unwrapped(file: Any) -> Any:
-    """Return the plain file behind `file`, whose descriptor reads the same bytes.
-
-    It raises a TypeError for an object whose bytes are in no file, or are in the file in
-    another form, as those of gzip or of text are.
-    """
-    plain = getattr(file, "file", file)  # tempfile wraps its files
-    raw = getattr(plain, "raw", plain)
-    if isinstance(plain, _PLAIN) and isinstance(raw, io.FileIO):
-        return plain
-    text = (
-        "file must be a path, a descriptor or a binary file that open() made, not "
-        f"{type(file).__name__}"
-    )
-    if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
-        text += (
-            ": its bytes are in no file, or not as they are read; np.load(file) or "
-            "np.frombuffer(data, dtype) gives an array, which cumem.array() takes"
-        )
-    raise TypeError(text)
-
-
 @contextlib.contextmanager
 def _descriptor(fd: int, writes: bool) -> Iterator[int]:
     """Yield `fd`, or for one that appends a second one: appending ignores offsets."""
     if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         yield fd
         return
-    with _owned(f"/proc/self/fd/{fd}", os.O_WRONLY) as other:
+    with open_owned(f"/proc/self/fd/{fd}", os.O_WRONLY) as other:
         yield other.fileno()
 
 
@@ -434,20 +168,20 @@ def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
         path = os.fspath(file)
         opened = _Opened(None, path)
         try:
-            opened.owned = None if writes else _open(path, os.O_RDONLY)
+            opened.owned = None if writes else open_path(path, os.O_RDONLY)
             yield opened
         finally:
             if opened.owned is not None:
                 opened.owned.close()
         return
     if isinstance(file, int) and not isinstance(file, bool):
-        _check_sort(os.fstat(file).st_mode, file)
+        check_sort(os.fstat(file).st_mode, file)
         _check_mode(file, writes, file)
         with _descriptor(file, writes) as fd:
             yield _Opened(fd, file)
         return
     plain = unwrapped(file)
-    _check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
+    check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
     _check_mode(plain.fileno(), writes, plain.name)
     if writes:
         plain.flush()
@@ -1250,22 +984,3 @@ def write_ranges(
         _move(opened, ranges, True, stream, number, progress)
         if fsync:
             opened.sync()
-
-
-@contextlib.contextmanager
-def open_export(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield a binary file to write a record to.
-
-    For a path this is a new file, which replaces the one of that name once it is complete.
-    Anything else must be a binary file itself, which stays open.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        if not hasattr(path, "write"):
-            what = "a str, a Path or a binary file"
-            raise TypeError(f"path must be {what}, not {type(path).__name__}")
-        yield path
-        return
-    with replacing(pathlib.Path(path)) as replacement:
-        with replacement.open() as file:
-            yield file
-        replacement.place()

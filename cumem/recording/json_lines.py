@@ -17,7 +17,8 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files.raw import open_export, open_regular
+from cumem.files.opening import open_regular
+from cumem.files.replacing import open_export
 from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log, checked
 
 __all__ = ["lines", "read", "write"]

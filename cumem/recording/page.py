@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.base.colours import KIND_COLOURS
-from cumem.files.raw import open_export
+from cumem.files.replacing import open_export
 from cumem.recording.events import KINDS, OPS, TRANSFER, Log
 from cumem.recording.pairing import (
     DIRECTIONS,

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from cumem.base.units import format_nbytes, format_rate
-from cumem.files.raw import open_export
+from cumem.files.replacing import open_export
 from cumem.recording.events import KINDS, OPS, PREFETCH, TRANSFER, Log
 from cumem.recording.pairing import (
     DIRECTIONS,

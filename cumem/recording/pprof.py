@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from cumem.files.raw import open_export
+from cumem.files.replacing import open_export
 from cumem.recording.events import KINDS, Frame, Log
 from cumem.recording.pairing import machine_text, pair, sites
 

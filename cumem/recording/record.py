@@ -43,7 +43,8 @@ from cumem.base.locks import make_lock
 from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
-from cumem.files.raw import open_export, open_regular
+from cumem.files.opening import open_regular
+from cumem.files.replacing import open_export
 from cumem.recording.events import ALLOCATE, EVENT, FREE, INNER, KINDS, Log, checked
 from cumem.recording.pairing import address_keys, pair
 from cumem.recording.stacks import Stacks

@@ -25,7 +25,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cumem.files.raw import open_export
+from cumem.files.replacing import open_export
 from cumem.recording.events import GROW, KINDS, OUT_OF_MEMORY, TRIM, Log
 from cumem.recording.pairing import (
     Lives,

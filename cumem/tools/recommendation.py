@@ -21,7 +21,7 @@ from cumem.base.places import found_in
 from cumem.base.units import fit, format_nbytes, format_seconds, read_count, read_size
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
-from cumem.files.raw import open_regular
+from cumem.files.opening import open_regular
 from cumem.pools.memory import get_limit, memory_info
 from cumem.tools.bench.cases import Result
 from cumem.tools.bench.report import Report
@@ -76,7 +76,6 @@ class Recommendation(Answer):
     figures : Mapping of str to float
         The seconds that each compared kind takes for allocation and all copies; empty if
         only rules decided.
-        rules alone decided.
 
     Examples
     --------

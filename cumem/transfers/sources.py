@@ -35,7 +35,7 @@ from cumem.files.file_hints import (
     why_not_plain,
 )
 from cumem.files.npy import is_npy, read_array
-from cumem.files.raw import open_regular, unwrapped
+from cumem.files.opening import open_regular, unwrapped
 from cumem.interchange.structures import is_tensor
 
 #: Libraries that two threads may not call at once, and that have no lock of their own. A

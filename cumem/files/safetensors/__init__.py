@@ -38,7 +38,8 @@ from cumem.buffers.casting import check as check_casting
 from cumem.buffers.hints import framework_hint
 from cumem.buffers.progress import Parts, Progress
 from cumem.files.converting import Item, read_as
-from cumem.files.raw import open_regular, read_ranges
+from cumem.files.opening import open_regular
+from cumem.files.raw import read_ranges
 from cumem.files.safetensors.format import (
     TORCH_CARRIED,
     TYPES,

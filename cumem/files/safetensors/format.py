@@ -46,7 +46,7 @@ from cumem.files.file_hints import (
     text_of,
     what_it_is,
 )
-from cumem.files.raw import open_regular
+from cumem.files.opening import open_regular
 
 __all__ = [
     "INDEX_SUFFIX",

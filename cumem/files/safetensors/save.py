@@ -19,7 +19,8 @@ from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
 from cumem.buffers.values import read_array
-from cumem.files.raw import Replacement, replacing, sync_folder, write_ranges
+from cumem.files.raw import write_ranges
+from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.files.safetensors.format import (
     INDEX_SUFFIX,
     METADATA,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.files.npy import read_header
-from cumem.files.raw import open_regular
+from cumem.files.opening import open_regular
 
 __all__ = ["MOST_ROWS", "read_arrays"]
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.base.units import format_nbytes
-from cumem.files.raw import open_regular
+from cumem.files.opening import open_regular
 from cumem.recording.events import KINDS
 from cumem.tools.replay.npz import read_arrays
 

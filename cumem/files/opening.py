@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens files for all formats: what is opened, what is refused, and how errors name it.
+
+Ctrl-C can come between any two steps of Python. A descriptor that `os.open` returned and
+that nothing owns yet would then stay open for good, so `open_owned` does both in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from cumem.files.file_hints import check_is_name, explain_missing
+
+_PLAIN = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
+
+
+def check_sort(mode: int, name: object) -> None:
+    """Refuse directories, FIFOs and sockets, which have no bytes at an offset."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        sort = "socket" if stat.S_ISSOCK(mode) else "FIFO or pipe"
+        text = f"a {sort} has no offsets to read or write at"
+        raise OSError(errno.ESPIPE, text, name)
+
+
+def check_regular(mode: int, name: object) -> None:
+    """Refuse everything but regular files: only those have contents of known length."""
+    check_sort(mode, name)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
+
+
+def open_owned(path: Any, flags: int) -> io.FileIO:
+    """Open a path as an unbuffered file.
+
+    `map` opens the descriptor and gives it an owner without running Python in between,
+    where Ctrl-C would leave the descriptor open for good.
+    """
+    opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
+    file = next(map(io.FileIO, opened))
+    file.name = path
+    return file
+
+
+def open_path(
+    path: Any, flags: int, check: Callable[[int, object], None] = check_sort
+) -> io.FileIO:
+    """Open a path, after `check` has accepted the mode of what is there.
+
+    It does not wait for the other end of a FIFO. Normally it does not even open one, since
+    the other end would notice that.
+    """
+    check_is_name(path)
+    path = os.fspath(path)  # errors name the path as text
+    with contextlib.suppress(FileNotFoundError):
+        check(os.stat(path).st_mode, path)  # opening alone has effects on some devices
+    try:
+        file = open_owned(path, flags | os.O_NONBLOCK)
+    except FileNotFoundError:
+        explained = explain_missing(path)
+        if explained is None:
+            raise
+        raise explained from None
+    try:
+        mode = os.fstat(file.fileno()).st_mode
+        check(mode, path)  # another file may have taken the name since os.stat()
+        if not stat.S_ISREG(mode):
+            os.set_blocking(file.fileno(), True)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a regular file for reading.
+
+    Anything else raises an OSError, because it may never end.
+    """
+    return io.BufferedReader(open_path(path, os.O_RDONLY, check_regular))
+
+
+def unwrapped(file: Any) -> Any:
+    """Return the plain file behind `file`, whose descriptor reads the same bytes.
+
+    It raises a TypeError for an object whose bytes are in no file, or are in the file in
+    another form, as those of gzip or of text are.
+    """
+    plain = getattr(file, "file", file)  # tempfile wraps its files
+    raw = getattr(plain, "raw", plain)
+    if isinstance(plain, _PLAIN) and isinstance(raw, io.FileIO):
+        return plain
+    text = (
+        "file must be a path, a descriptor or a binary file that open() made, not "
+        f"{type(file).__name__}"
+    )
+    if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
+        text += (
+            ": its bytes are in no file, or not as they are read; np.load(file) or "
+            "np.frombuffer(data, dtype) gives an array, which cumem.array() takes"
+        )
+    raise TypeError(text)
