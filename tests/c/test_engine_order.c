@@ -172,8 +172,8 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     CHECK_OK(cm_engine_copy(w.engine, &up, &ticket));
     CHECK_OK(cm_engine_close(w.engine));
     CHECK_FILLED(b.bytes, 8, 1 << 20);
-    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* for close_world
-                                                                      */
+    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* close_world()
+                                                                        needs one */
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);
@@ -607,8 +607,8 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
     CHECK_EQ(dropped, 1);
     give_memory(&w, &a);
     give_memory(&w, &b);
-    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* for
-                                                                        close_world() */
+    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* close_world()
+                                                                        needs one */
     close_world(&w);
 }
 

@@ -8,8 +8,8 @@
  * the strides and into a dictionary. */
 #include "python/buffer/methods.h"
 
-/* The number: these bits, then the kind, then the flags that the memory was made with.
- */
+/* The number has these bits, then the kind, and then the flags that the memory was made
+ * with. */
 enum {
     IS_C_CONTIGUOUS = 1 << 0,
     IS_F_CONTIGUOUS = 1 << 1,

@@ -21,7 +21,7 @@ none_unless(int result)
 
 /* -- prefetch ------------------------------------------------------------------------------ */
 
-/* Prefetch `buffer_count` buffers, of which there is at least one. */
+/* Prefetch `buffer_count` buffers; there is at least one. */
 static int
 prefetch(cm_state *state, cm_buffer *const *buffers, Py_ssize_t buffer_count,
          int location, PyObject *given, int home, bool by_rows)
@@ -232,7 +232,7 @@ cm_buffer_discard(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return none_unless(result);
 }
 
-/* -- advice: from arguments to what the driver is told -------------------------------------- */
+/* -- advice: from arguments to calls of the driver --------------------------------- */
 
 typedef struct advice {
     int number; /* CM_ADVISE_… */
@@ -323,9 +323,9 @@ collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
     return 0;
 }
 
-/* Find the devices of which the driver may be told that they do not access memory. It
- * refuses that for devices without concurrent access. An old driver does not know the
- * attribute, and then no device has it. */
+/* Find the devices whose access the driver may be told to forget. It refuses that for
+ * devices without concurrent access. An old driver does not know the attribute, and
+ * then no device has it. */
 static int
 find_concurrent(cm_state *state, int *count, bool *concurrent)
 {
@@ -487,7 +487,7 @@ cm_buffer_set_accessed_by(PyObject *object, PyObject *value, void *unused CM_UNU
     return advise(self, &list);
 }
 
-/* -- what the driver tells ------------------------------------------------------------------ */
+/* -- what the driver knows --------------------------------------------------------- */
 
 /* Ask for one number about all pages; `empty` is the answer for a buffer without
  * bytes. */

@@ -11,8 +11,8 @@ typedef enum block_stage { NOT_ENTERED, INSIDE, LEFT } block_stage;
 typedef struct managed_block {
     PyObject_HEAD
     cm_buffer *buffer; /* owned */
-    PyObject *device;  /* owned; read when the block begins; NULL: it was not given */
-    PyObject *stream;  /* owned; NULL: the stream that is current at each end */
+    PyObject *device;  /* owned; read when the block begins; NULL if it was not given */
+    PyObject *stream;  /* owned; NULL for the stream that is current at each end */
     block_stage stage;
     int home; /* the device of a stream that does not say its own */
     int back; /* where the pages go when the block ends */

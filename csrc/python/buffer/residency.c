@@ -34,8 +34,8 @@ typedef struct range {
  * joined. */
 typedef struct sent_list {
     cm_state *state;
-    PyObject *list; /* owned; NULL: an exception is set */
-    range last;     /* not in the list yet; empty: there is none */
+    PyObject *list; /* owned; NULL if an exception is set */
+    range last;     /* not in the list yet; empty if there is none */
     int location;   /* the location of `last` */
 } sent_list;
 

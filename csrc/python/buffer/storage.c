@@ -293,8 +293,8 @@ give_parts(cm_storage *storage)
     return give_detached(&detached);
 }
 
-/* Try the usual end of a storage: a block that goes back without a runtime call, and
- * nothing else. False: nothing was done. */
+/* Try the usual end of a storage, which has a block that goes back without a call of
+ * the runtime and nothing else. False if nothing was done. */
 static bool
 try_give_back(cm_storage *storage)
 {
@@ -329,7 +329,7 @@ give_back(cm_storage *storage)
 static bool
 is_idle(const cm_storage *storage)
 {
-    /* state NULL: the module is gone, and the runtime with it */
+    /* if there is no state, the module is gone, and the runtime with it */
     return storage->state != NULL && storage->view_count == 0
            && atomic_load(&storage->holds) == 0;
 }

@@ -373,10 +373,10 @@ cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
  * be moved in memory, so that giving it back may wait without the GIL. Needs the
  * GIL. */
 void cm_storage_detach(cm_storage *storage, cm_storage *out);
-/* Give back everything that needs no Python. The GIL must not be held where this may
- * wait. In a forked child all of it is leaked. Waits for the streams that use
- * registered memory, and for the device where others may use it (`runtime` NULL: that
- * was done).
+/* Give back everything that needs no Python. The GIL must not be held if this may wait.
+ * In a forked child all of it is leaked. Waits for the streams that use registered
+ * memory, and for the device if others may use it, unless `runtime` is NULL because
+ * that was done.
  * Fails: host_unregister; such a wait. Everything is gone all the same. */
 CM_NODISCARD cm_status cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime);
 /* Tell the recorder of pages of others that were locked or are unlocked. */
@@ -388,7 +388,7 @@ void cm_storage_drop_foreign(cm_storage *detached);
 
 /* A snapshot of the streams that worked on a storage and of its transfers, all held. */
 typedef struct cm_pending {
-    cm_state *state; /* borrowed; NULL: nothing was taken */
+    cm_state *state; /* borrowed; NULL if nothing was taken */
     cm_stream **streams;
     uint32_t stream_count;
     cm_ticket **tickets;

@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Opens the devices of the process: at first use, again after a shutdown, and in a
- * forked child. */
+ * forked child.
+ *
+ * The package reads the settings and decides; the driver is loaded and asked here. CUDA
+ * is tried unless emulation was asked for. If it does not open, the package says
+ * whether the emulated device may stand in, which is then opened with a warning, or
+ * raises what is wrong (fall_back()). The GIL is released while the driver starts,
+ * which takes long. Other threads that need the runtime meanwhile wait for the one that
+ * opens it; so after each such gap this file looks whether somebody else was faster. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

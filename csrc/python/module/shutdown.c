@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ends a generation, that is everything that was opened since the first use or since
- * the last shutdown. All of it is waited for, given back and closed. */
+ * the last shutdown. All of it is waited for, given back and closed.
+ *
+ * shutdown() goes in three phases. First it waits for work that can be waited for, in
+ * slices, so that Ctrl-C can end it and nothing has changed then. Next it takes
+ * everything out of the state with the GIL held (collect()). From that moment each
+ * buffer, stream, event and pool of the generation is closed, and a thread that uses
+ * cumem opens a new generation. At last it takes the old one apart, with the GIL
+ * released: the engine, then memory, then streams and events, then the runtime. If a
+ * call is under way or memory is exported it refuses, before anything was taken.
+ *
+ * At exit only transfers are waited for, since the system frees everything else. In a
+ * forked child nothing of the parent's is given back. */
 #include <stdlib.h>
 #include <string.h>
 

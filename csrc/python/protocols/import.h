@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Makes a Buffer of a described piece of foreign memory, after all checks that do not
  * depend on the protocol. All importers use it, and it knows none of their protocols.
+ *
+ * An importer fills in a cm_import with what the exporter says, and then calls:
+ *
+ *     cm_import_measure()   do shape, strides and address make sense?
+ *     cm_import_probe()     what does the driver say about the memory?
+ *     cm_import_place()     where is it, for the host and for a device?
+ *     cm_import_finish()    a Buffer over it, which keeps the exporter's memory alive
+ *     cm_import_order()     our stream comes after what the exporter's stream was given
+ *
  * The GIL is held. */
 #pragma once
 

@@ -1,5 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The interchange protocols, for memory that goes out and memory that comes in.
+ *
+ * Out: buffers have the buffer protocol (buffer_export.c) and __cuda_array_interface__
+ * (array_interface.c). The export of DLPack is in python/copy, since it may have to
+ * make a copy.
+ *
+ * In: cm_operand_init() and asbuffer() take any object (operand.c). Our own buffers and
+ * NumPy's arrays are read as they are. Then DLPack's C functions are tried
+ * (dlpack_import.c). Everything else is tried by the package
+ * (cumem/interchange/importing.py), which comes back through the functions below. Each
+ * importer describes the memory in a cm_import, and import.c checks it, asks the driver
+ * what it is, and makes a buffer of it.
+ *
  * Descriptions that come in are not trusted: each size, stride, offset and pointer is
  * checked before it is used, and a false value that shows is a ValueError, TypeError or
  * BufferError that names the field. The GIL is held throughout. */

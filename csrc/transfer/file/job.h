@@ -1,8 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file transfer that is under way: what a job has for it besides its ring. Each piece
- * of the ring is a chunk, which is one run of the file or a few short ones. The thread
- * that runs the job makes all calls of the runtime, and workers see only tasks. Locks:
- * `lock` guards the failure. */
+/* A file transfer that is under way: what a job has for it besides its ring.
+ *
+ * Each piece of the ring is a chunk, which is one run of the file or a few short ones
+ * (cut.c). A chunk is moved in two halves. The file's half is done by the workers, who
+ * read or write parts of the chunk (calls.c). The device's half copies between the
+ * chunk's page-locked memory and the device (file.c). A chunk whose memory is the
+ * host's has only the file's half and no memory of its own, since the workers read or
+ * write the user's memory. While one chunk is in one half, others are in the other.
+ *
+ * Example: `fromfile` of 1 GiB into a device buffer. The workers read chunks of 8 MiB
+ * in parts of 1 MiB, or of 2 MiB past the page cache, and each chunk is copied to the
+ * device as soon as all of its parts have been read. If a part fails, the failure
+ * nearest to the beginning of the file is kept, and nothing new is begun.
+ *
+ * The thread that runs the job makes all calls of the runtime, and workers see only
+ * tasks. Locks: `lock` guards the failure. */
 #pragma once
 
 #include "transfer/engine/job.h"

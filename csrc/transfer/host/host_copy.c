@@ -9,8 +9,7 @@
 #include "base/simd_copy.h"
 
 enum {
-    TILE_ROWS = CM_TRANSPOSE_ROWS, /* lines of the source that a tile keeps in the cache
-                                    */
+    TILE_ROWS = CM_TRANSPOSE_ROWS, /* how many lines a tile keeps in the cache */
     WIDE_RUN_NBYTES = 4096,        /* shorter runs are faster through the caches */
     PICK_COUNT = 64 /* fewer elements are not worth the set-up of a cm_pick's masks */
 };

@@ -14,7 +14,7 @@ enum {
     WAKE_COUNT = 2,   /* waking takes time, so each thread that is awake wakes others */
     REST_TURNS = 20,
     VAIN_TURNS = 2000, /* rounds in which a thread finds no part before it yields */
-    RESTS = 64,        /* rests in vain before the poster copies a part all the same */
+    RESTS = 64,        /* rests in vain after which the poster copies a part */
     PART_EDGE = 4096,
 };
 

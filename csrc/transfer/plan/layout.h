@@ -143,7 +143,7 @@ typedef struct cm_cut {
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
 /* Let pieces end at addresses that are multiples of `step`, a power of two, where a
  * piece has such an address within it. This concerns only a layout that is a single
- * run, which begins at `base`, and has to be said before the first piece. */
+ * run, which begins at `base`. It is called before the first piece is taken. */
 void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);
 /* How many pieces there will be; asked before the first one is taken. */
 uint64_t cm_cut_count(const cm_cut *cut);

@@ -1,7 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A plan says how a copy is to be made: by which route, by which device, and in which
  * loops. Planning is pure, it calls no runtime. Whatever has to be asked of others (is
- * this host range page-locked?) comes in as facts. */
+ * this host range page-locked?) comes in as facts.
+ *
+ * The two regions become a layout (layout.h), the device whose stream does the work is
+ * found, and the rows of CM_ROUTES that are for such ends (route.h) are asked one after
+ * the other until one suits. A copy that goes in pieces is then cut by ring_policy.h.
+ *
+ * Example: an array of shape (1000, 64) and 4 bytes an element is copied to the first
+ * 64 columns of a device array of shape (1000, 128). The layout has runs of 256 bytes,
+ * which lie 256 bytes apart in the source and 512 in the target. Page-locked, the
+ * source goes as one pitched copy ("direct-2d"). Ordinary memory no device can read at
+ * any time, and its runs are not packed at the target either, so the host packs them
+ * into slots and a kernel of the device puts them in their places ("staged-kernel"). */
 #pragma once
 
 #include "base/convert.h"
@@ -68,13 +79,11 @@ typedef struct cm_plan_options {
     bool converts;
     /* A kernel can do this conversion as well (cm_convert_widens()). */
     bool widens;
-    /* The source is one element of host memory, which is written all over the target.
-     */
+    /* The source is one element of host memory, for all of the target. */
     bool is_fill;
     /* What the host packs is sent to other devices as well, so the host has to pack. */
     bool has_more_targets;
-    /* No memory can be had besides the two ends, neither on the device nor page-locked.
-     */
+    /* No memory besides the two ends can be had, on the device or page-locked. */
     bool lacks_memory;
     const cm_tuning *tuning; /* as cm_tuning_resolve() left it */
     cm_peer_facts peers;

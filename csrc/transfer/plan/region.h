@@ -9,13 +9,11 @@
 enum { CM_MAX_NDIM = 64 };
 
 typedef struct cm_region {
-    void *host; /* address of element 0 for the host; NULL if the host may not touch it
-                 */
-    cm_address address; /* the same for the device; 0 if the device cannot reach it */
-    cm_kind kind; /* PINNED is also the kind of memory that somebody else made and that
-                     is registered */
-    int device;   /* where it lies, or the device whose context made it; -1 for PAGEABLE
-                   */
+    /* The address of element 0 for the host; NULL if the host may not touch it. */
+    void *host;
+    cm_address address; /* the address for the device; 0 if it cannot reach it */
+    cm_kind kind;       /* PINNED for registered memory, too */
+    int device;         /* where it lies, or whose context made it; -1 for PAGEABLE */
     int ndim;
     bool is_heap; /* memory of an allocator, which is certainly no mapping of a file */
     bool is_file; /* a mapping of a file: reading it may fault if the file has become

@@ -2,7 +2,13 @@
 /* Decides how a copy goes through the ring of page-locked slots: how large its pieces
  * are and how many of them are in flight at once. routes/ring.c carries this out, and
  * gets by with fewer slots where less memory is free. Short copies are cut by
- * routes/short_copy.c and chunks of files by file/cut.c. Everything here is pure. */
+ * routes/short_copy.c and chunks of files by file/cut.c. Everything here is pure.
+ *
+ * Example: an upload of 1 GiB with the defaults and 16 processors. An eighth of it
+ * would be 128 MiB, so pieces have the most that the tuning allows, 8 MiB. They begin
+ * with 512 KiB, so that the link has work soon, and grow. Eight threads pack, and so
+ * long an upload keeps to blocks of 32 MiB together, which stay in the caches: four
+ * slots. */
 #pragma once
 
 #include "transfer/plan/plan.h"

@@ -101,26 +101,27 @@ struct cm_plan_ends;
 
 typedef struct cm_route_row {
     const char *text; /* for users; it comes first, as tests read it there */
-    unsigned ends;    /* those that it is for: cm_route_ends */
-    /* Sets in the plan, which has its devices and its layout, what the route or a row
-     * after this one needs. Changes and asks nothing else. */
+    unsigned ends;    /* the ends that it is for, of cm_route_ends */
+    /* Is this route right? It sets what the route, or a row after this one, needs in
+     * the plan, which already has its devices and its layout. It changes and asks
+     * nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
     cm_status (*move)(struct cm_job *job);
-    cm_status (*settle)(struct cm_job *job); /* NULL: nothing to do */
-    cm_status (*drain)(struct cm_job *job);  /* the same */
+    cm_status (*settle)(struct cm_job *job); /* NULL if there is nothing to do */
+    cm_status (*drain)(struct cm_job *job);  /* NULL if there is nothing to do */
     bool uses_host;  /* a thread of the host works until the end */
     bool uses_ring;  /* the bytes go through page-locked slots */
-    bool packs;      /* ... and the host packs or unpacks them */
-    bool joins_runs; /* ... many runs in one slot */
+    bool packs;      /* and the host packs or unpacks them */
+    bool joins_runs; /* many runs share a slot */
     bool crosses;    /* between two devices */
-    bool fits_graph; /* a stream in a capture can take it; one that crosses, in one
-                        run */
+    bool fits_graph; /* a stream that is being captured can take it, though one that
+                        crosses only in one run */
 } cm_route_row;
 
-/* By cm_route. */
+/* Indexed by cm_route. */
 extern const cm_route_row cm_routes[CM_ROUTE_COUNT];
 
-/* The row of CM_ROUTES for a plan of one region. */
+/* Choose the row of CM_ROUTES for a plan of one region. */
 const cm_route_row *cm_route_choose(struct cm_plan *plan,
                                     const struct cm_plan_ends *ends);
 
@@ -130,7 +131,7 @@ cm_route_text(const cm_route_row *row)
     return row == NULL ? "nothing" : row->text;
 }
 
-/* Copies by route, that of plans without a row included. */
+/* How many copies went by each route, plans without a row included. */
 typedef struct cm_route_counts {
     _Atomic uint64_t of[CM_ROUTE_COUNT];
 } cm_route_counts;

@@ -1,5 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs a job, and gives back what it has borrowed. */
+/* Runs a job, and gives back what it has borrowed.
+ *
+ * A job goes through steps (cm_job_step), and cm_job_run() goes on from the one that it
+ * has reached:
+ *
+ *     ORDER      what comes first is waited for, or the job's stream is made to wait
+ * for it SETTLE     the route decides what had to wait for the job's turn
+ * (routes/settle.c) MOVE       the route's `move` queues the copy, or makes it
+ *
+ * After that the copy is over, or somebody else finds out when it is:
+ *
+ *     END        a blocking call has waited for it; or it was captured, or is a file's
+ *     SUBMITTED  the device does the rest, and the ticket has the event behind it
+ *     DRAIN      the host still has to unpack what arrives, which a job thread does
+ *     DETACHED   a fill: nobody asks for its end
+ *
+ * If the host makes the whole copy, `move` is all that there is after the wait. In a
+ * job thread a step that would have to wait returns CM_ETIMEOUT instead and sets
+ * job->wait. The job is then put back, and comes here again when it can go on. After a
+ * failure abandon() sees to it that nothing is left in flight that the caller does not
+ * expect. */
 #include "transfer/run/run.h"
 
 #include <stdlib.h>
