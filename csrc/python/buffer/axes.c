@@ -177,9 +177,10 @@ read_squeezed(const cm_buffer *self, PyObject *object, bool *named)
     for (int axis = 0; axis < self->ndim; axis++) {
         int64_t length = cm_buffer_shape(self)[axis];
         if (named[axis] && length != 1) {
-            PyErr_Format(PyExc_ValueError,
-                         "axis %d has length %lld, and only those of length 1 can go",
-                         axis, (long long)length);
+            PyErr_Format(
+                PyExc_ValueError,
+                "axis %d has length %lld, and only axes of length 1 can be left out",
+                axis, (long long)length);
             return -1;
         }
     }

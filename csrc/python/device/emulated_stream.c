@@ -26,7 +26,9 @@ cm_emulated_stream_act(cm_state *state, PyObject *object,
         return NULL;
     }
     if (!cm_state_is_emulated(state)) {
-        PyErr_SetString(PyExc_RuntimeError, "only on the emulated device");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this needs a stream of the emulated device: set "
+                        "CUMEM_BACKEND=emulated");
         return NULL;
     }
     cm_stream *stream = cm_stream_from_object(state, object, -1);

@@ -140,8 +140,9 @@ cm_event_record(cm_event_object *event, const cm_stream *stream)
     }
     if (event->device != stream->device) {
         PyErr_Format(PyExc_ValueError,
-                     "the event belongs to device %d, the stream to device %d",
-                     event->device, stream->device);
+                     "the event belongs to device %d, the stream to device %d: "
+                     "record an event made by Event(device=%d)",
+                     event->device, stream->device, stream->device);
         return -1;
     }
     take(event);
@@ -275,12 +276,16 @@ check_has_time(const cm_event_object *event, const char *which)
         return -1;
     }
     if (!event->timing) {
-        PyErr_Format(PyExc_ValueError, "the %s event was made with timing=False",
-                     which);
+        PyErr_Format(
+            PyExc_ValueError,
+            "the %s event was made with timing=False: to measure time, make it by "
+            "Event()",
+            which);
         return -1;
     }
     if (!event->recorded) {
-        PyErr_Format(PyExc_ValueError, "the %s event was never recorded", which);
+        PyErr_Format(PyExc_ValueError,
+                     "the %s event was never recorded: call its record() first", which);
         return -1;
     }
     return 0;

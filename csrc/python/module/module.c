@@ -89,9 +89,9 @@ check_interpreter(void)
 {
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(PyExc_ImportError,
-                        "cumem works in the main interpreter alone: what it drops "
-                        "without the GIL and its end at exit are that one's. Import it "
-                        "there, or use processes in place of subinterpreters");
+                        "cumem works only in the main interpreter, which runs its "
+                        "deferred clean-up and its exit handler: import it there, or "
+                        "use processes instead of subinterpreters");
         return -1;
     }
     return 0;

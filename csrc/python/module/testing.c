@@ -287,7 +287,9 @@ emulated_runtime(PyObject *module)
     cm_state *state = cm_state_of_module(module);
     cm_runtime *rt = cm_state_runtime(state);
     if (rt != NULL && !cm_state_is_emulated(state)) {
-        PyErr_SetString(PyExc_RuntimeError, "only on the emulated device");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "this hook needs the emulated device: set CUMEM_BACKEND=emulated");
         return NULL;
     }
     return rt;

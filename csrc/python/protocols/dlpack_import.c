@@ -171,9 +171,9 @@ check_claim(const cm_pointer_info *info, cm_dl_device device, cm_kind kind)
                       ? !cm_kind_is_pageable(info->kind)
                       : cm_kind_is_pageable(kind) || info->kind == kind;
     if (!agrees) {
-        return refuse(WHAT
-                      ": device (%d, %d), but to the driver the address is %s memory",
-                      (int)device.type, (int)device.id, cm_kinds[info->kind].text);
+        return refuse(
+            WHAT ": device (%d, %d), but the driver says that the address is %s memory",
+            (int)device.type, (int)device.id, cm_kinds[info->kind].text);
     }
     if (cm_kind_is_on_device(info->kind) && info->device != device.id) {
         return refuse(WHAT ": device (%d, %d), but the memory is on device %d",

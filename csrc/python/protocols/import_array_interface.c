@@ -22,8 +22,8 @@ place(cm_state *state, cm_import *import)
     }
     if (cm_kind_is_pageable(info.kind)) {
         PyErr_Format(PyExc_ValueError,
-                     CAI "['data']: to the driver %p is ordinary host memory, which a "
-                         "device cannot reach",
+                     CAI "['data']: the driver says that %p is ordinary host memory, "
+                         "which a device cannot reach",
                      (void *)(uintptr_t)import->data);
         return -1;
     }

@@ -10,9 +10,10 @@
  * Example: an array of shape (1000, 64) and 4 bytes an element is copied to the first
  * 64 columns of a device array of shape (1000, 128). The layout has runs of 256 bytes,
  * which lie 256 bytes apart in the source and 512 in the target. Page-locked, the
- * source goes as one pitched copy ("direct-2d"). Ordinary memory no device can read at
- * any time, and its runs are not packed at the target either, so the host packs them
- * into slots and a kernel of the device puts them in their places ("staged-kernel"). */
+ * source goes as one pitched copy ("direct-2d"). A source in ordinary memory cannot be
+ * read by a device at any time. The host then packs its runs into slots, and since they
+ * are not packed at the target, a kernel puts them in their places ("staged-kernel").
+ */
 #pragma once
 
 #include "base/convert.h"

@@ -4,9 +4,9 @@
  * A job goes through steps (cm_job_step), and cm_job_run() goes on from the one that it
  * has reached:
  *
- *     ORDER      what comes first is waited for, or the job's stream is made to wait
- * for it SETTLE     the route decides what had to wait for the job's turn
- * (routes/settle.c) MOVE       the route's `move` queues the copy, or makes it
+ *     ORDER      wait for what comes first, or make the job's stream wait for it
+ *     SETTLE     let the route decide what had to wait for the job's turn (settle.c)
+ *     MOVE       call the route's `move`, which queues the copy or makes it
  *
  * After that the copy is over, or somebody else finds out when it is:
  *
