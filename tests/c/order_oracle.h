@@ -26,7 +26,7 @@ typedef struct oracle_line {
     bool is_blocking; /* it is ordered with the legacy stream */
     bool is_shut;
     uint64_t shut_seq; /* work after this one waits for the gate */
-    /* the number of its last work; goes on when another stream gets the place */
+    /* The number of its last work; goes on when another stream gets the place. */
     uint64_t seq;
     oracle_clock after;
 } oracle_line;
@@ -53,7 +53,7 @@ typedef struct order_oracle {
     cm_mutex lock;
     cm_runtime *rt; /* borrowed: the emulated one */
     const cm_ops_table *real;
-    /* there is one thread, so a gate stays shut until it is opened here */
+    /* There is one thread, so a gate stays shut until it is opened here. */
     bool is_alone;
     uint32_t line_count;
     oracle_line lines[ORACLE_LINES]; /* [device]: legacy, [2 + device]: per thread */
@@ -63,9 +63,9 @@ typedef struct order_oracle {
     uint32_t use_count, use_capacity;
     oracle_range *ranges;
     uint32_t range_count, range_capacity;
-    /* what the runtime has given: ranges, and memory that is mapped */
+    /* What the runtime has given: ranges, and memory that is mapped. */
     uint64_t held_nbytes;
-    /* how many ranges asked for were free only because of their order */
+    /* How many ranges asked for were free only because of their order. */
     uint64_t ordered_count;
     char wrong[200]; /* the first thing that was wrong, or "" */
 } order_oracle;

@@ -30,7 +30,7 @@ check_usable(cm_runtime *rt, const cm_block *block)
     cm_address end = block->address + block->nbytes;
     for (cm_address at = block->address; at < end;
          at = (at / (2 * MIB) + 1) * (2 * MIB)) {
-        /* memory is mapped in whole chunks */
+        /* Memory is mapped in whole chunks. */
         MUST(cm_rt_fill_8_async(rt, at, epoch, 1, 0));
     }
     MUST(cm_rt_fill_8_async(rt, end - 1, epoch, 1, 0));

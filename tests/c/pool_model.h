@@ -25,10 +25,10 @@ typedef struct model_pool {
 typedef struct model_block {
     cm_block *block; /* NULL if the place is empty */
     model_pool *of;
-    uint64_t begin;          /* the host's address if there is one */
-    uint64_t nbytes;         /* as asked for */
-    const cm_stream *behind; /* the stream whose earlier work may still run on it, or
-                                NULL; only compared */
+    uint64_t begin;  /* the host's address if there is one */
+    uint64_t nbytes; /* as asked for */
+    /* The stream whose earlier work may still run on it, or NULL; only compared. */
+    const cm_stream *behind;
     cm_stream *uses[MODEL_USES]; /* held: streams that worked on it */
     uint32_t use_count;
 } model_block;

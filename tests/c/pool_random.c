@@ -274,7 +274,7 @@ random_use(model_block *b, cm_stream *stream)
     cm_device_guard guard;
     MUST(cm_device_enter(world.inner, stream->device, &guard));
     if (b->behind != NULL && b->behind != stream) {
-        /* whoever hands a block on to another stream has to order the two */
+        /* Whoever hands a block on to another stream has to order the two. */
         queue_mark(stream);
     }
     else {

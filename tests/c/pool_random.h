@@ -31,7 +31,7 @@ typedef struct random_world {
     random_stream streams[RANDOM_STREAMS];
     uint64_t owners_made;
     _Atomic uint64_t owners_dropped;
-    /* injected faults made destroying them fail, which is not tried again */
+    /* Injected faults made destroying them fail, which is not tried again. */
     uint64_t lost_stream_count;
     bool with_faults; /* make some operations fail */
 } random_world;

@@ -127,7 +127,7 @@ typedef struct copy {
     int64_t steps[2]; /* of target and source; negative: backwards */
     unsigned char first;
     atomic_int drops;
-    /* how often the engine may still ask whether to go on before it is interrupted */
+    /* How often the engine may still ask whether to go on before it is interrupted. */
     int asks;
 } copy;
 
@@ -289,8 +289,8 @@ make_copy(copy *c, uint32_t index)
         return;
     }
     CHECK(status.code == FAULT || status.code == CM_ECANCELLED);
-    /* if the copy was interrupted while the device was busy with others, the keep is
-     * dropped soon */
+    /* If the copy was interrupted while the device was busy with others, the keep is
+     * dropped soon. */
     await_drop(c);
     check_target(c, false, false);
     count_outcome(status.code == FAULT ? FAILED : INTERRUPTED);

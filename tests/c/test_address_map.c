@@ -26,7 +26,7 @@ test_map_bounds_include_what_was_put(void)
     CHECK(cm_address_map_put(&map, 1, &values[2]));
     CHECK_PTR_EQ(cm_address_map_find(&map, 5000, false), &values[0]);
     CHECK_PTR_EQ(cm_address_map_find(&map, 4999, false), NULL);
-    /* free places have this key */
+    /* Free places have this key. */
     CHECK_PTR_EQ(cm_address_map_find(&map, 0, false), NULL);
     CHECK_PTR_EQ(cm_address_map_find(&map, 1, true), &values[2]);
     CHECK_PTR_EQ(cm_address_map_find(&map, 1, true), NULL);

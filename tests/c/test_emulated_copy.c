@@ -312,7 +312,7 @@ test_reset_ends_registrations_with_their_copies(void)
     CHECK_OK(cm_emulated_gate_close(rt, o.stream));
     CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
     CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
-    /* waits for the copy, and ends the registration too */
+    /* Waits for the copy, and ends the registration too. */
     CHECK_OK(cm_rt_device_reset(rt));
     cm_thread_join(thread);
     CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);

@@ -286,7 +286,7 @@ test_registration_of_memory_gone_yields_to_new_memory(void)
     unsigned char *lost = pages(4 * MIB);
     CHECK(lost != NULL);
     CHECK_OK(cm_rt_host_register(rt, lost, 4 * MIB, 0));
-    /* not unregistered first, which is a bug of its owner */
+    /* Not unregistered first, which is a bug of its owner. */
     (void)munmap(lost, 4 * MIB);
     CHECK_OK(cm_rt_host_alloc(rt, 4 * MIB - 4 * 4096, 0, &host));
     CHECK(cm_runtime_host_alias(rt, of(host), 4 * MIB - 4 * 4096) == host);

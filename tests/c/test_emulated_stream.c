@@ -208,7 +208,7 @@ test_stream_and_event_flags_are_checked(void)
     CHECK_CODE(cm_rt_event_create(t.rt, 4, &handle), CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_stream_priority_range(t.rt, &least, &greatest));
     CHECK_LT(greatest, least);
-    /* the priority is clamped */
+    /* The priority is clamped. */
     CHECK_OK(cm_rt_stream_create(t.rt, 0, greatest - 100, &handle));
     CHECK_OK(cm_rt_stream_destroy(t.rt, handle));
     tear_down(&t);
@@ -339,7 +339,7 @@ use_own_stream(void *argument)
 static void
 test_threads_that_have_gone_leave_nothing(void)
 {
-    /* the kernel forgets threads a moment after they end */
+    /* The kernel forgets threads a moment after they end. */
     enum { COUNT = 300, AT_MOST = 30 };
     cm_runtime *rt = open_emulated(13000, 1, MIB);
     for (int i = 0; i < COUNT; i++) {

@@ -196,8 +196,8 @@ test_engine_large_copies_go_in_pieces(void)
     }
     cm_pool_counters counters;
     cm_pool_read(w.pinned, &counters);
-    CHECK_LE(counters.reserved_nbytes, 64u << 20); /* it has a bound, and does not grow
-                                                      with the copy */
+    /* It has a bound, and does not grow with the copy. */
+    CHECK_LE(counters.reserved_nbytes, 64u << 20);
     CHECK_EQ(counters.live_nbytes, 0);
     close_world(&w);
 }
@@ -210,7 +210,7 @@ check_overlap(world *w, cm_kind kind, mode how)
     unsigned char wanted[4096], before[4096];
     memory m = take_memory(w, kind, 0, 4096);
     static const int64_t cases[][4] = {
-        /* target offset, stride; source offset, stride */
+        /* Target offset, stride; source offset, stride. */
         {4, 4, 0, 4}, {0, 4, 4, 4}, {396, -4, 0, 4}, {0, 8, 400, 4}, {0, 4, 0, 8},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

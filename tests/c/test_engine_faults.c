@@ -91,7 +91,7 @@ test_engine_failure_let_go_of_after_the_end_is_no_leak(void)
     give_memory(&w, &b);
     close_world(&w);
     cm_ticket_release(released); /* AddressSanitizer counts what is left */
-    /* nobody else reports this failure */
+    /* Nobody else reports this failure. */
     CHECK_CODE(cm_ticket_abandon(abandoned), 999);
 }
 

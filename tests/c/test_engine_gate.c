@@ -155,8 +155,8 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     open_world(&w);
     cm_tuning_init(&tuning); /* with these one copy could have all of the ring */
     tuning.ring_nbytes = COUNT * ITEM;
-    tuning.staged_peer_nbytes = 2 * COUNT * ITEM / 3; /* less than a copy has, but more
-                                                         than a run of a batch */
+    /* Less than a copy has, but more than a run of a batch. */
+    tuning.staged_peer_nbytes = 2 * COUNT * ITEM / 3;
     tuning.chunk_nbytes = tuning.chunk_min_nbytes = PIECE_NBYTES;
     CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
     MUST(cm_stream_create(w.rt, 0, CM_STREAM_NON_BLOCKING, 0, &shut_stream));
@@ -170,7 +170,7 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
         start_going(&w, &held[i], shut_stream, NULL);
     }
     check_nothing_is_held(&w);
-    /* first in the background, then on another stream */
+    /* First in the background, then on another stream. */
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < WAYS; i++) {
             open_going(&w, &free_ones[i], &ways[i]);

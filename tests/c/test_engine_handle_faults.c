@@ -293,7 +293,7 @@ test_ticket_is_cancelled_whichever_call_fails(void)
                                   .after_count = 1,
                                   .keep = {{&drops, count_drop}},
                                   .keep_count = 1};
-        /* an upload on a stream of the engine's, which then waits */
+        /* An upload on a stream of the engine's, which then waits. */
         if (i / OPS % 2 == 0) {
             second.dst = row(&device, 0, 2048, 1, 1);
             second.src = row(&held, 0, 2048, 0, 1);
@@ -307,7 +307,7 @@ test_ticket_is_cancelled_whichever_call_fails(void)
         bool cancelled = cm_ticket_cancel(ticket);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         cm_status status = cm_ticket_wait(ticket, UINT64_MAX);
-        /* a call of a worker failed */
+        /* A call of a worker failed. */
         CHECK_EQ(status.code, cancelled ? CM_ECANCELLED : 998);
         CHECK_EQ(atomic_load(&drops), 1);
         cm_ticket_release(ticket);

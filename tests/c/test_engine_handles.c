@@ -62,7 +62,7 @@ waiting_request(world *w, ends *e, int which, cm_ticket **before)
         request.after_ticket_count = 1;
     }
     if (which == 2) {
-        /* a broadcast, which neither the copy engine nor the kernel can make */
+        /* A broadcast, which neither the copy engine nor the kernel can make. */
         request.dst = row(&e->device, 0, NBYTES / 2, 1, 1);
         request.src = row(&e->held, 0, NBYTES / 2, 0, 1);
         request.src.address = 0;
@@ -410,7 +410,7 @@ test_loan_of_a_brief_event_is_without_time(void)
     uint64_t timed[2];
     cm_device_guard guard;
     MUST(cm_device_enter(w.rt, 0, &guard));
-    /* the second round gets those that were given back */
+    /* The second round gets those that were given back. */
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < 2; i++) {
             CHECK_OK(cm_cache_take_event(w.engine, 0, CM_POLLED, &brief[i]));

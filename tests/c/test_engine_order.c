@@ -142,7 +142,7 @@ test_ticket_order_and_notify(void)
     CHECK_OK(cm_ticket_notify(second, fd));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_EQ(count, 1);
-    /* it is done by the time that somebody is notified */
+    /* It is done by the time that somebody is notified. */
     CHECK_OK(cm_ticket_wait(second, 0));
     CHECK_FILLED(c.bytes, 6, 4096);
     CHECK_OK(cm_ticket_notify(second, fd)); /* writes at once */
@@ -172,8 +172,8 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     CHECK_OK(cm_engine_copy(w.engine, &up, &ticket));
     CHECK_OK(cm_engine_close(w.engine));
     CHECK_FILLED(b.bytes, 8, 1 << 20);
-    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* close_world()
-                                                                        needs one */
+    /* close_world() needs one */
+    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine));
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);
@@ -358,10 +358,10 @@ test_engine_short_of_device_memory_asks_for_relief(void)
                                .blocking = true};
     cm_budget *budget = cm_pool_get_config(w.device[0])->budget;
     atomic_store(&budget->limit_nbytes, 1);
-    /* in the first round nobody may be kept waiting */
+    /* In the first round nobody may be kept waiting. */
     for (int asked = 0; asked <= 2; asked++) {
         request.interrupted = asked == 0 ? NULL : go_on;
-        /* if it does not help, a kernel reads page-locked memory */
+        /* If it does not help, a kernel reads page-locked memory. */
         h.helps = asked == 2;
         number_bytes(&host, 5 + (unsigned)asked);
         CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
@@ -488,7 +488,7 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
             call.request.take_keeps = take_keep_late;
         }
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
-        /* the stream is idle, or the copy would wait before it is queued */
+        /* The stream is idle, or the copy would wait before it is queued. */
         shut(&w, w.streams[0]);
         CHECK_CODE(cm_engine_copy(w.engine, &call.request, NULL), CM_ECANCELLED);
         CHECK_EQ(call.taken, 1);
@@ -607,8 +607,8 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
     CHECK_EQ(dropped, 1);
     give_memory(&w, &a);
     give_memory(&w, &b);
-    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine)); /* close_world()
-                                                                        needs one */
+    /* close_world() needs one */
+    MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine));
     close_world(&w);
 }
 
@@ -790,7 +790,7 @@ test_engine_long_queue_is_not_looked_through(void)
     }
     cm_mutex_lock(&w.engine->lock);
     CHECK_EQ(w.engine->waiting_count, 0);
-    /* some are picked twice, because they come late */
+    /* Some are picked twice, because they come late. */
     CHECK_LT(w.engine->pick_count, 2 * COUNT);
     cm_mutex_unlock(&w.engine->lock);
     close_queue(&w, &q);

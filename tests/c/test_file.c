@@ -61,7 +61,7 @@ open_setup(setup *s, uint64_t pinned_limit)
 static void
 close_setup(setup *s)
 {
-    /* no descriptor past the page cache is left open */
+    /* No descriptor past the page cache is left open. */
     for (int fd = 0; fd < 1024; fd++) {
         int flags = fcntl(fd, F_GETFL);
         CHECK(flags < 0 || (flags & O_DIRECT) == 0);
@@ -167,7 +167,7 @@ check_writing(setup *s, const plan *p, cm_file_direct direct)
 static void
 test_file_ranges_of_every_kind(void)
 {
-    /* room for two chunks, and for none */
+    /* Room for two chunks, and for none. */
     static const uint64_t limits[] = {0, 9 << 20, 1 << 20};
     for (int i = 0; i < 6; i++) {
         setup s;
@@ -384,7 +384,7 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         cm_file_failure failure;
         atomic_int drops = 0;
         cm_file_request request = open_interrupted(&s, &p, &drops, writes, interrupt);
-        /* waiting is in vain, since the stream is shut */
+        /* Waiting is in vain, since the stream is shut. */
         s.w.engine->drain_ns = 1000000;
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
                    CM_ECANCELLED);

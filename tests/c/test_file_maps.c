@@ -104,7 +104,7 @@ test_file_maps_of_many_pieces_are_found_by_the_list(void)
     char *memory =
         mmap(NULL, count * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    /* every second page, so that no mapping joins the next */
+    /* Every second page, so that no mapping joins the next. */
     for (size_t i = 0; i < count; i++) {
         void *made = mmap(memory + i * page, page, PROT_READ, MAP_SHARED | MAP_FIXED,
                           fd, (off_t)(2 * i * page));

@@ -107,7 +107,7 @@ test_heap_aligns_and_keeps_what_is_before(void)
     CHECK_EQ(heap.free_nbytes, 60 * KIB);
     cm_heap_span *before = take(&heap, 4096 - 64, 0); /* the best fit was left over */
     CHECK_EQ(before->block.address, BASE + 64);
-    /* at BASE + 8 KiB, so the rest is not aligned now */
+    /* At BASE + 8 KiB, so the rest is not aligned now. */
     CHECK(take(&heap, 64, 0) != NULL);
     CHECK_EQ(largest_of(&heap), 56 * KIB);
     /* The span is as long as asked for, but not with the padding. */
@@ -156,7 +156,7 @@ test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
     CHECK_EQ(span->tag, 1); /* the earlier work still runs on it */
     CHECK_EQ(span->epoch, 5);
     (void)cm_heap_give(&heap, span, 1, 6, &own);
-    /* spans of one stream join, and the younger epoch stays */
+    /* Spans of one stream join, and the younger epoch stays. */
     CHECK_EQ(heap.free_count, 1);
     done[1] = 5;
     CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);
@@ -266,7 +266,7 @@ test_heap_search_finds_what_a_short_look_misses(void)
     for (int i = 1; i < COUNT; i++) {
         (void)give(&heap, s[i], 1, 1);
     }
-    /* it is hidden behind a hundred late ones */
+    /* It is hidden behind a hundred late ones. */
     CHECK(take(&heap, 64 * KIB, 2) == NULL);
     cm_heap_view view = view_of(2);
     cm_heap_span *span = cm_heap_search(&heap, 64 * KIB, 64, &view);

@@ -40,7 +40,7 @@ typedef struct model {
     uint64_t random;
     uint64_t taken_count;
     uint64_t judged_count;
-    /* those of them that were neither the best fit nor within 1/32 of it */
+    /* Those of them that were neither the best fit nor within 1/32 of it. */
     uint64_t worse_count;
     const char *wrong;
 } model;

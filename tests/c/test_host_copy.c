@@ -300,7 +300,7 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
                             .axes = {{2, {3 * step, 2 * step}}, {2, {step, step}}}};
         CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
         CHECK_OK(cm_host_populate(&layout, CM_DST, map));
-        /* the same run, beginning at its end */
+        /* The same run, beginning at its end. */
         layout.offset[CM_SRC] = 4 * (int64_t)page;
         layout.axes[0].stride[CM_SRC] = -2 * (int64_t)page;
         layout.axes[1].stride[CM_SRC] = -(int64_t)page;

@@ -291,7 +291,7 @@ test_many_fails_whole_with_any_call(void)
             if (cm_is_ok(status)) {
                 status = cm_ticket_wait(ticket, UINT64_MAX);
             }
-            /* a failed call may also leave one, for what is still under way */
+            /* A failed call may also leave one, for what is still under way. */
             if (ticket != NULL) {
                 cm_ticket_release(ticket);
             }

@@ -133,7 +133,7 @@ open_two_ways(world *w, two_ways *t, bool blocking)
                                    .pieces = t->pieces,
                                    .piece_count = 4};
     shut(w, w->streams[0]);
-    /* that of the rows to the second device */
+    /* That of the rows to the second device. */
     cm_faults_plan(w->rt, CM_OP_kernel_launch, 2, 999, false);
 }
 
@@ -269,7 +269,7 @@ test_failed_part_lets_no_later_one_pass(void)
                          piece_between(&first, 0, &last, 0, NBYTES, 2)};
     cm_many_request request = {.pieces = pieces, .piece_count = 1};
     cm_ticket *ticket;
-    /* this leaves a stream of the first device in the cache */
+    /* This leaves a stream of the first device in the cache. */
     atomic_store(&may_go, true);
     CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));

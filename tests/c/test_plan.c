@@ -237,7 +237,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK_EQ(route_of(plan.row), CM_ROUTE_STAGED);
     CHECK(plan.is_fresh);
     CHECK_EQ(plan.piece_nbytes, 2 << 20);
-    /* the copy begins within a huge page, and its first pieces are shorter */
+    /* The copy begins within a huge page, and its first pieces are shorter. */
     CHECK_LE(5, plan.piece_count);
     /* This must not override what the user has set. */
     slow.ring_nbytes = 5 << 20;
@@ -562,7 +562,7 @@ check_random_pair(void)
         memset(got, 0xCC, sizeof(got));
         copy_in_pieces(&layout, got + dst_at, source + src_at, 1 + next_random(200),
                        staged != 0, &written);
-        /* since the bytes are equal, each was written exactly once */
+        /* Since the bytes are equal, each was written exactly once. */
         CHECK_EQ(written, nbytes);
         CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
     }

@@ -66,7 +66,7 @@ test_pool_sizes_are_exact_to_the_step(void)
                                         {65, 128, 512},
                                         {4097, 4160, 4608},
                                         {64 * KIB - 1, 64 * KIB, 64 * KIB},
-                                        /* longer ones go in whole pages */
+                                        /* Longer ones go in whole pages. */
                                         {64 * KIB + 1, 68 * KIB, 64 * KIB + 512},
                                         {MIB + 1, MIB + 4 * KIB, MIB + 4 * KIB},
                                         {3 * MIB + 1, 3 * MIB + 4096, 3 * MIB + 4096}};
@@ -506,7 +506,7 @@ test_pool_threads_that_miss_together_grow_once(void)
         cm_pool *pool = open_pool(rt, configs[k]);
         cm_thread threads[COUNT];
         together all[COUNT];
-        /* all threads have missed before one is done */
+        /* All threads have missed before one is done. */
         cm_faults_delay(rt, slow[k], 50000);
         for (int i = 0; i < COUNT; i++) {
             all[i] = (together){pool, NULL};
@@ -564,8 +564,8 @@ test_pool_hits_go_on_while_another_thread_grows(void)
     cm_thread thread;
     CHECK_OK(cm_thread_start(&thread, take_large, &t));
     WAIT_UNTIL(atomic_load(&growth_begun));
-    cm_block *block = take(pool, 1000, NULL); /* if this were held up, it would be for
-                                                 ever */
+    /* If this were held up, it would be for ever. */
+    cm_block *block = take(pool, 1000, NULL);
     give(pool, block, NULL, 0);
     atomic_store(&growth_may_end, true);
     cm_thread_join(thread);
@@ -591,7 +591,7 @@ test_pool_peaks_are_exact(void)
     CHECK_EQ(c.peak_requested_nbytes, c.requested_nbytes);
     CHECK_EQ(c.peak_waste_nbytes, 24);
     CHECK_EQ(c.peak_reserved_nbytes, c.reserved_nbytes);
-    /* memory that is made for a block is never cached */
+    /* Memory that is made for a block is never cached. */
     CHECK_LT(c.peak_cached_nbytes, 3 * MIB);
     CHECK_GE(c.peak_cached_nbytes, c.cached_nbytes);
     uint64_t peak = c.peak_reserved_nbytes;
@@ -599,7 +599,7 @@ test_pool_peaks_are_exact(void)
     cm_block *none = NULL;
     CHECK_CODE(pool_alloc(pool, 64 * MIB, NULL, &none), 999);
     c = read_counters(pool);
-    /* memory that did not come does not count */
+    /* Memory that did not come does not count. */
     CHECK_EQ(c.peak_reserved_nbytes, peak);
     CHECK_EQ(c.reserved_nbytes, peak);
     CHECK_EQ(c.live_count, 2);

@@ -22,8 +22,8 @@ test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
     a = take(pool, CHUNK, stream);
     CHECK_EQ(a->address, first);
     CHECK_EQ(read_counters(pool).hit_count, 1);
-    give(pool, a, stream, CM_POOL_FREE_FENCE); /* it also needs a fence, so it is not
-                                                  only that stream's any more */
+    /* It also needs a fence, so it is not only that stream's any more. */
+    give(pool, a, stream, CM_POOL_FREE_FENCE);
     cm_stream *both[2] = {stream, other};
     cm_pool_free(pool, b, both, 2, 0);
     a = take(pool, CHUNK, stream);
@@ -82,7 +82,7 @@ test_pool_stream_order_needs_no_event_and_then_one_for_all(void)
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_GT(read_counters(pool).reserved_nbytes, reserved_nbytes);
     cm_block *c = take(pool, CHUNK, NULL);
-    /* this event is not reached yet */
+    /* This event is not reached yet. */
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), 0);
     reserved_nbytes = read_counters(pool).reserved_nbytes;
@@ -116,7 +116,7 @@ test_pool_event_covers_only_what_was_given_before_it(void)
     cm_block *b = take(pool, CHUNK, stream);
     cm_address second = b->address;
     give(pool, a, stream, 0);
-    /* an event is recorded for the first block */
+    /* An event is recorded for the first block. */
     cm_block *c = take(pool, CHUNK, gate);
     synchronize(rt, stream);
     hold_work(rt, stream, b);
@@ -322,7 +322,7 @@ test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
     give(pool, take(pool, 1000, stream), stream, 0);
     synchronize(rt, stream);
     cm_stream_release(stream);
-    /* a miss, which asks what has ended */
+    /* A miss, which asks what has ended. */
     give(pool, take(pool, 3 * MIB, NULL), NULL, 0);
     give(pool, take(pool, 9 * MIB, NULL), NULL, 0);
     cm_emulated_counts after;

@@ -41,12 +41,12 @@ test_pool_tells_of_free_runs_as_if_joined(void)
             blocks[i] = take(pool, 4 * KIB, streams[i % 3]);
         }
         uint64_t reserved = read_counters(pool).reserved_nbytes;
-        /* some are short, some were used on streams, and all are idle */
+        /* Some are short, some were used on streams, and all are idle. */
         for (int i = 0; i < BLOCKS; i++) {
             give(pool, blocks[i], k == 1 && i % 2 ? streams[i % 3] : NULL, 0);
         }
         uint64_t released = 0;
-        /* this sees that they are idle */
+        /* This sees that they are idle. */
         MUST(pool_trim(pool, UINT64_MAX / 2, true, &released));
         CHECK_EQ(released, 0);
         for (int i = 0; i < 8; i++) {

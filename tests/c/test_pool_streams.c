@@ -327,7 +327,7 @@ test_pool_fence_on_an_old_driver_waits_for_the_device(void)
     CHECK_EQ(released, 0);
     CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 3 * CHUNK);
-    /* one wait for all of them */
+    /* One wait for all of them. */
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1);
     give(pool, b, NULL, 0);
     /* They must not pile up without end. */

@@ -32,7 +32,7 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
         for (int i = 0; i < 10; i++) {
             blocks[i] = take(pool, 16 * MIB, NULL);
         }
-        /* nothing beyond that */
+        /* Nothing beyond that. */
         CHECK_EQ(read_counters(pool).reserved_nbytes, 160 * MIB);
         CHECK_EQ(trim(pool, 0, false), 0);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
@@ -43,7 +43,7 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
         CHECK_EQ(read_counters(pool).cached_nbytes, 160 * MIB);
         CHECK_EQ(trim(pool, 64 * MIB, false), 96 * MIB);
         CHECK_EQ(trim(pool, 64 * MIB, false), 0);
-        /* in whole chunks, and never below that */
+        /* In whole chunks, and never below that. */
         CHECK_EQ(trim(pool, 63 * MIB, false), 0);
         cm_block *block = take(pool, 100, NULL);
         uint64_t released = trim(pool, 0, false); /* all except the chunk in use */
@@ -83,7 +83,7 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
     CHECK_EQ(read_counters(pool).hit_count, 1);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
     cm_pool_set_idle_trim(pool, 5 * 1000 * 1000);
-    /* the half that stays in use is kept */
+    /* The half that stays in use is kept. */
     WAIT_UNTIL(reserved_after_use(pool, 16 * MIB) < 32 * MIB);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 16 * MIB);
     cm_pool_release(pool);
@@ -184,7 +184,7 @@ test_pool_trim_waits_until_told_not_to_or_until_all_has_passed(void)
         CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* nothing to wait for */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
-        /* so the stream has work to do */
+        /* So the stream has work to do. */
         CHECK_OK(cm_rt_event_record(rt, event, stream->handle));
         give(pool, block, stream, 0);
         CHECK_EQ(questions, 2);
@@ -225,7 +225,7 @@ test_pool_out_of_memory_waits_trims_and_retries(void)
         a = take(pool, 60 * MIB, NULL);
         cm_thread_join(thread);
         CHECK_LE(read_counters(pool).reserved_nbytes, 64 * MIB);
-        /* the memory was found in the end */
+        /* The memory was found in the end. */
         CHECK_EQ(read_counters(pool).out_of_memory_count, 0);
         cm_block *none = NULL;
         cm_status status = pool_alloc(pool, 8 * MIB, NULL, &none);
@@ -270,9 +270,9 @@ test_pool_limit_counts_what_is_reserved(void)
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
         CHECK_EQ(cm_budget_room(&own[0]), 8 * MIB);
         give(pools[0], a, NULL, 0);
-        /* cached memory counts too */
+        /* Cached memory counts too. */
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
-        /* by giving back the 16 MiB or by growing them */
+        /* By giving back the 16 MiB or by growing them. */
         a = take(pools[0], 24 * MIB, NULL);
         CHECK_EQ(read_counters(pools[0]).reserved_nbytes, 24 * MIB);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 40 * MIB);
@@ -304,7 +304,7 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     hold_work(rt, late, a);
     give(pool, a, late, 0);
     uint64_t before = cm_faults_count(rt, CM_OP_stream_wait_event);
-    /* returns at once: the stream waits, and this thread does not */
+    /* Returns at once: the stream waits, and this thread does not. */
     a = take(pool, 16 * MIB, other);
     CHECK_EQ(a->address, first);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), before + 1);

@@ -25,7 +25,7 @@ address_of(const char *row)
 static void
 test_row_is_that_of_the_package(void)
 {
-    /* like EVENT of the package, which has no padding */
+    /* Like EVENT of the package, which has no padding. */
     CHECK_EQ(CM_EVENT_NBYTES, 6 * 8 + 4 * 4 + 4);
     CHECK_EQ(offsetof(cm_event, pool), 48);
     CHECK_EQ(offsetof(cm_event, op), 64);
@@ -58,7 +58,7 @@ test_last_rows_are_kept_in_order(void)
     }
     CHECK_EQ(cm_recorder_read(begin + 5, begin + 7, rows), begin + 5);
     CHECK_EQ(address_of(rows), 5);
-    /* all of these are gone */
+    /* All of these are gone. */
     CHECK_EQ(cm_recorder_read(begin, begin + 2, rows), begin + 2);
     cm_recorder_close();
     CHECK(!cm_recorder_is_on());

@@ -92,7 +92,7 @@ test_registry_overlapping_requests_share_pieces(void)
     cm_registration *b = lock(registry, memory + 6 * page, 2 * page);
     cm_registration *c = lock(registry, memory, 10 * page); /* fills three gaps */
     CHECK_EQ(cm_registry_count(registry), 5);
-    /* lies inside, so it shares */
+    /* Lies inside, so it shares. */
     cm_registration *d = lock(registry, memory + 3 * page, 1);
     CHECK_EQ(cm_registry_count(registry), 5);
     bool locked = false;
@@ -146,7 +146,7 @@ test_registry_read_only_pages_are_not_shared_for_writing(void)
     CHECK_OK(cm_registration_release(b));
     CHECK_CODE(cm_registry_register(registry, 0, memory, 4 * page, false, &b),
                CM_EBUSY);
-    /* everything that it had begun is undone */
+    /* Everything that it had begun is undone. */
     CHECK_EQ(cm_registry_count(registry), 1);
     CHECK_OK(cm_registration_release(a));
     cm_registration *c = lock(registry, memory + 2 * page, page);
@@ -171,8 +171,8 @@ test_registry_foreign_pages_are_shared_and_left_alone(void)
     CHECK_OK(cm_rt_host_register(rt, memory + 4 * page, 2 * page, flags));
     CHECK_OK(cm_rt_host_register(rt, memory + 9 * page, page, flags));
     cm_registration *whole = lock(registry, memory, 12 * page);
-    CHECK_EQ(cm_registry_count(registry), 3); /* [0,4) [6,9) [10,12); foreign not
-                                                 counted */
+    /* [0,4) [6,9) [10,12); foreign not counted */
+    CHECK_EQ(cm_registry_count(registry), 3);
     for (uint64_t i = 0; i < 12; i++) {
         CHECK(is_locked(rt, memory + i * page));
     }

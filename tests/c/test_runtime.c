@@ -396,8 +396,8 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
     cm_faults_plan(rt, CM_OP_stream_is_capturing, 1, 999, false);
     CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK(cm_stream_may_capture(streams[2]));
-    CHECK_OK(cm_stream_wait_event(streams[2], event)); /* there is no reference to a
-                                                          capture to clear */
+    /* There is no reference to a capture to clear. */
+    CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(cm_rt_stream_synchronize(rt, streams[i]->handle));

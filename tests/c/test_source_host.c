@@ -534,7 +534,7 @@ test_host_driver_that_is_gone_has_let_go(void)
     CHECK_OK(source->ops->close_chunk(source, &chunk));
     CHECK(!is_mapped(host, 2 * MIB));
     CHECK_EQ(cm_faults_struck(rt), CM_OP_host_unregister);
-    /* the emulated registration is still there */
+    /* The emulated registration is still there. */
     CHECK_OK(cm_rt_host_unregister(rt, host));
     source->ops->destroy(source);
     close_emulated(rt);

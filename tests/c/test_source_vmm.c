@@ -261,8 +261,8 @@ test_open_chunk_undoes_it_at_the_second_try(void)
     plan(&w, CM_OP_address_set_access, false);
     cm_status status = open_at(&w, 0, 1, &chunk);
     w.rt->ops = inner_ops;
-    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY); /* the first failure, and not one of
-                                                  undoing it */
+    /* The first failure, and not one of undoing it. */
+    CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
     CHECK_EQ(status.op, CM_OP_address_set_access);
     CHECK_EQ(flaky_calls, 4);
     CHECK_EQ(counts_of(&w).mappings, 0);

@@ -599,8 +599,8 @@ share_many(void *argument)
     fill_bytes(src, MOST, w->seed);
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t nbytes = 1 + (uint64_t)round * 7919 % MOST;
-        unsigned char *dst = malloc(nbytes); /* a sanitizer sees a thread that still
-                                                uses it */
+        /* A sanitizer sees a thread that still uses it. */
+        unsigned char *dst = malloc(nbytes);
         copy_in_pieces(w, dst, src, nbytes, round);
         free(dst);
     }

@@ -96,8 +96,8 @@ cm_buffer_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *base = self->base;
     PyObject_Free(self);
-    /* after the object, since the storage may release the GIL, and others must not see
-     * the object then */
+    /* After the object, since the storage may release the GIL, and others must not see
+     * the object then. */
     cm_storage_release(storage, true);
     Py_DECREF(dtype);
     Py_XDECREF(base);

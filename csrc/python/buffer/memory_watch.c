@@ -224,7 +224,7 @@ check_place(const cm_state *state, PyObject *memory, uint64_t was_address,
 int
 cm_memory_check(const cm_storage *storage)
 {
-    /* the call may run Python code, which may close the storage */
+    /* The call may run Python code, which may close the storage. */
     PyObject *memory = Py_NewRef(storage->memory);
     int result = check_place(storage->state, memory, storage->memory_address,
                              storage->memory_nbytes, false);

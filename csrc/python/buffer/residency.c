@@ -19,7 +19,7 @@
 #include "python/buffer/page_calls.h"
 
 enum {
-    /* the memory is looked at in at most so many ranges */
+    /* The memory is looked at in at most so many ranges. */
     MOST_RANGES = 1024,
     STEP_NBYTES = 64 << 10, /* the least step */
     MOST_WAITING = 64, /* ranges that wait to be asked about; each halving adds two */

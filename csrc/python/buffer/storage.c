@@ -191,7 +191,7 @@ forget_advice(const cm_storage *detached, cm_runtime *rt)
         cm_status status = CM_IN_SCOPE(
             rt, detached->device,
             cm_rt_advise(rt, detached->address, detached->nbytes, advice, location));
-        /* a device that cannot access the memory has no advice to take back */
+        /* A device that cannot access the memory has no advice to take back. */
         if (location < 0 || status.code != CM_CUDA_INVALID_DEVICE) {
             first = cm_first_failure(first, status);
         }
@@ -329,7 +329,7 @@ give_back(cm_storage *storage)
 static bool
 is_idle(const cm_storage *storage)
 {
-    /* if there is no state, the module is gone, and the runtime with it */
+    /* If there is no state, the module is gone, and the runtime with it. */
     return storage->state != NULL && storage->view_count == 0
            && atomic_load(&storage->holds) == 0;
 }

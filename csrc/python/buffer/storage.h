@@ -93,7 +93,7 @@ typedef struct cm_use_span {
  * GIL. Exactly one of block, registration with view, and foreign keeps the bytes. */
 typedef struct cm_storage {
     atomic_size_t refs;
-    /* counts what the bytes must outlive, in units of CM_HOLD_… */
+    /* Counts what the bytes must outlive, in units of CM_HOLD_…. */
     atomic_uint_least64_t holds;
     cm_list node;      /* in state->storages while open */
     cm_state *state;   /* borrowed */

@@ -353,7 +353,7 @@ cm_storage_prune_uses(cm_storage *storage)
         cm_stream *use = storage->uses[i - 1];
         bool done = false;
         bool capturing = false;
-        /* another thread's default stream cannot be asked without more calls */
+        /* Another thread's default stream cannot be asked without more calls. */
         cm_status status =
             cm_stream_is_here(use) ? query_stream(use, &done, &capturing) : cm_ok();
         if (cm_is_ok(status) && done && !capturing) {

@@ -140,7 +140,7 @@ legacy_stream(cm_state *state, int device)
             return NULL;
         }
         if (state->legacy_streams[device] != NULL) {
-            /* a garbage collection in the allocation may have run code that made it */
+            /* A garbage collection in the allocation may have run code that made it. */
             Py_DECREF(object);
             cm_stream_release(record);
             return state->legacy_streams[device];

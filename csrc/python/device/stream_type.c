@@ -394,7 +394,7 @@ stream_hash(PyObject *op)
 static PyObject *
 stream_repr(PyObject *op)
 {
-    /* reading .handle would count as giving it to other code */
+    /* Reading .handle would count as giving it to other code. */
     const cm_stream_object *self = (cm_stream_object *)(void *)op;
     unsigned long long handle = self->stream == NULL ? 0 : self->stream->handle;
     return cm_package_call(

@@ -68,7 +68,7 @@ transfer_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     if (self->ticket != NULL) {
-        /* after shutdown() there is no engine that would report a failure */
+        /* After shutdown() there is no engine that would report a failure. */
         cm_py_report(self->state, cm_ticket_abandon(self->ticket),
                      (PyObject *)(void *)Py_TYPE(op));
     }
@@ -282,7 +282,7 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
     const cm_runtime *rt = self->state->runtime;
     bool in_child = rt != NULL && (cm_runtime_is_forked(rt) || rt->is_host_only);
     if (!info.done && in_child) {
-        /* the parent's threads end the copy, and a loop here would never see that */
+        /* The parent's threads end the copy, and a loop here would never see that. */
         return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
     }
     if (info.done && cm_is_ok(info.status) && check_memory(self) < 0) {

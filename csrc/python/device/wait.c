@@ -142,7 +142,7 @@ cm_wait_for_ticket(cm_ticket *ticket,
 /* A wait for a device in a thread of its own. It belongs to the call that began it,
  * until a signal ends that call. */
 typedef struct device_wait {
-    /* in state->device_waits once the call has ended; guarded by the GIL */
+    /* In state->device_waits once the call has ended; guarded by the GIL. */
     cm_list node;
     cm_runtime *rt;
     int device;

@@ -309,8 +309,8 @@ static PyMemberDef buffer_members[] = {
 /* -- the types ------------------------------------------------------------------------ */
 
 static PyType_Slot buffer_slots[] = {
-    {Py_tp_hash, NULL}, /* that of `object`, which a type with a comparison does not
-                           inherit */
+    /* That of `object`, which a type with a comparison does not inherit. */
+    {Py_tp_hash, NULL},
     {Py_tp_doc, (void *)CM_DOC_Buffer},
     {Py_tp_dealloc, (void *)cm_buffer_dealloc},
     {Py_tp_members, buffer_members},

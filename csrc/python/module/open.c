@@ -256,7 +256,7 @@ adopt(cm_state *state, cm_runtime *runtime)
     state->engine = engine;
     memset(state->engine_has_pool, 0, sizeof(state->engine_has_pool));
     state->has_several = runtime->device_count > 1;
-    /* this fails only after a fork, and nobody has forked since */
+    /* This fails only after a fork, and nobody has forked since. */
     (void)cm_configure_apply(state);
     return 0;
 }

@@ -94,7 +94,7 @@ wait_for_stream(const cm_state *state, const cm_stream *stream)
 static int
 wait_for_uses(cm_state *state)
 {
-    /* used as a list of streams on loan, without duplicates */
+    /* Used as a list of streams on loan, without duplicates. */
     cm_call all = {.state = state};
     int result = 0;
     const cm_list *storages = &state->storages;
@@ -425,7 +425,7 @@ at_exit(PyObject *module, PyObject *others_run)
     cm_status status = cm_ok();
     state->engine = shared ? engine : NULL;
     Py_BEGIN_ALLOW_THREADS
-    /* daemon threads may start transfers for ever: wait at most a second */
+    /* Daemon threads may start transfers for ever: wait at most a second. */
     if (shared) {
         (void)transfers_end(engine, UINT64_C(1000000000));
     }

@@ -256,7 +256,7 @@ cm_array_interface_dict(PyObject *self)
     if (dict == NULL) {
         return NULL;
     }
-    /* from here on the consumer's work cannot be seen */
+    /* From here on the consumer's work cannot be seen. */
     buffer->storage->was_exported = true;
     buffer->state->export_total++;
     buffer->storage->was_named = true;
@@ -264,7 +264,7 @@ cm_array_interface_dict(PyObject *self)
                                     : stream_entry(buffer->state, buffer->storage);
     if (stream == NULL || PyDict_SetItemString(dict, "stream", stream) < 0
         || cm_buffer_note_side(buffer, true) < 0
-        /* it was freed while the entries were made */
+        /* It was freed while the entries were made. */
         || cm_buffer_check_open(buffer) < 0) {
         Py_CLEAR(dict);
     }

@@ -90,7 +90,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         if (format == NULL) {
             return -1;
         }
-        /* the type is `char *`, but consumers do not write to it */
+        /* The type is `char *`, but consumers do not write to it. */
         view->format = (char *)(uintptr_t)PyUnicode_AsUTF8AndSize(format, NULL);
         if (view->format == NULL) {
             Py_DECREF(format);
@@ -102,7 +102,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
                     && buffer->storage->nbytes >= LEAST_WATCHED_NBYTES;
     Py_ssize_t refs = Py_REFCNT(self);
     cm_storage_begin_export(buffer->storage);
-    /* counted as well, since torch.frombuffer returns its view at once */
+    /* Counted as well, since torch.frombuffer returns its view at once. */
     buffer->storage->view_count++;
     if (cm_storage_wait(buffer->storage, false) < 0
         || cm_buffer_note_side(buffer, false) < 0

@@ -74,7 +74,7 @@ typedef struct cm_dl_exchange {
                     cm_dl_tell tell);
     int (*from_object)(void *object, cm_dl_versioned **out); /* the caller owns *out */
     int (*to_object)(cm_dl_versioned *managed, void **out);  /* takes `managed` over */
-    /* valid until the caller returns to Python */
+    /* Valid until the caller returns to Python. */
     int (*borrow)(void *object, cm_dl_tensor *out);
     int (*current_stream)(int32_t device_type, int32_t device_id, void **out);
 } cm_dl_exchange;

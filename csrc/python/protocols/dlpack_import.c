@@ -54,7 +54,7 @@ drop_legacy(void *argument)
 static taken
 tensor_of_versioned(cm_dl_versioned *managed)
 {
-    /* in other versions the members after these are elsewhere */
+    /* In other versions the members after these are elsewhere. */
     bool ours = managed->version.major == CM_DL_MAJOR;
     return (taken){managed, drop_versioned, ours ? &managed->tensor : NULL,
                    ours ? managed->flags : 0};

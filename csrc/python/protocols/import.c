@@ -86,7 +86,7 @@ static void
 locked_pages_destroy(PyObject *capsule)
 {
     locked_pages *self = PyCapsule_GetPointer(capsule, locked_name);
-    /* the exception of the code that drops the capsule */
+    /* The exception of the code that drops the capsule. */
     cm_kept_error kept = cm_error_keep();
     give_back(self->state, self->registry, &self->shares);
     Py_DECREF(self->type);
@@ -150,7 +150,7 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
     cm_registry *registry = state->registry;
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
-    /* no driver is in use, so none has locked memory */
+    /* No driver is in use, so none has locked memory. */
     if (!cm_runtime_is_of_use(rt)) {
         *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
         return 0;

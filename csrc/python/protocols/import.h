@@ -19,7 +19,7 @@
  * `first`, `nbytes` and `low`, which cm_import_measure() writes. */
 typedef struct cm_import {
     cm_region region; /* ndim, itemsize, shape, strides */
-    /* the claimed address of element 0; may be anything if it is empty */
+    /* The claimed address of element 0; may be anything if it is empty. */
     uint64_t data;
     bool host;       /* the exporter claims that this is an address of the host */
     PyObject *dtype; /* borrowed */
@@ -29,7 +29,7 @@ typedef struct cm_import {
     uint64_t nbytes;   /* from the lowest byte to the highest; 0 if it is empty */
     int64_t low;       /* the place of the lowest byte relative to element 0; <= 0 */
     PyObject *foreign; /* borrowed: keeps the bytes alive; may be NULL */
-    /* called once, when the last buffer is gone; may be NULL */
+    /* Called once, when the last buffer is gone; may be NULL. */
     void (*drop)(void *argument);
     void *argument;
     PyObject *locked; /* owned, or NULL: keeps page-locked memory locked */

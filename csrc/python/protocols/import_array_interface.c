@@ -27,7 +27,7 @@ place(cm_state *state, cm_import *import)
                      (void *)(uintptr_t)import->data);
         return -1;
     }
-    /* page-locked memory that a device may use is what we call mapped */
+    /* Page-locked memory that a device may use is what we call mapped. */
     import->kind = cm_kind_is_page_locked(info.kind) ? CM_KIND_MAPPED : info.kind;
     cm_import_place(import, &info, cm_state_device(state));
     return 0;

@@ -258,7 +258,7 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     if (array == NULL) {
         return -1;
     }
-    /* the array that was just made of a value is ordinary memory */
+    /* The array that was just made of a value is ordinary memory. */
     int result = init_array(state, operand, array, plain ? UINT64_MAX : 0);
     Py_DECREF(array);
     return result;

@@ -40,7 +40,7 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     cm_memory_share(storage, buffer->storage);
     storage->foreign_drop = drop_storage;
     storage->foreign_argument = cm_storage_hold(buffer->storage);
-    /* so that free() of that buffer refuses */
+    /* So that free() of that buffer refuses. */
     cm_storage_begin_export(buffer->storage);
     return 0;
 }
@@ -130,7 +130,7 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
         if (mapped) {
             return refuse_mapping(state, storage, status);
         }
-        /* others have locked it without mapping it; copies need no address */
+        /* Others have locked it without mapping it; copies need no address. */
         status = cm_ok();
         address = 0;
     }

@@ -23,10 +23,10 @@ typedef struct batch {
     cm_engine *engine;
     cm_many_request whole; /* the caller's request, as cm_far_expand() has changed it */
     const cm_many_request *request; /* points to `whole` */
-    /* owned; NULL if cm_far_expand() had nothing to replace */
+    /* Owned; NULL if cm_far_expand() had nothing to replace. */
     cm_piece_regions *far;
     cm_tuning tuning; /* as cm_tuning_resolve() left it */
-    /* copies touch each other and are made one after the other */
+    /* Copies touch each other and are made one after the other. */
     bool in_order;
     bool has_begun;  /* the jobs drop the keeps from now on */
     uint8_t *groups; /* owned */
@@ -230,7 +230,7 @@ make_way(batch *b)
     if (b->request->common.blocking && b->part_count >= AHEAD_MAX) {
         return wait_for_part(b, b->part_count - AHEAD_MAX);
     }
-    /* a single part may be too short to ask */
+    /* A single part may be too short to ask. */
     return cm_wait_ask(&b->hooks, &b->asked_ns);
 }
 
@@ -326,9 +326,9 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
     bool failed = !cm_is_ok(status);
     cm_ticket_finish_after_parts(ticket, b->parts, b->part_count,
                                  failed ? cm_fail(CM_ECANCELLED, 0) : cm_ok(),
-                                 /* otherwise the ticket reports it */
+                                 /* Otherwise the ticket reports it. */
                                  failed || blocking);
-    /* they belong to the ticket now */
+    /* They belong to the ticket now. */
     b->parts = NULL;
     if (waits && status.code == CM_ECANCELLED) {
         cm_ticket_drain(ticket);

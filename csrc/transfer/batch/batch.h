@@ -10,7 +10,7 @@
 
 typedef struct cm_many_request {
     cm_copy_request common; /* all but dst and src */
-    /* borrowed until the call returns; the call may change them */
+    /* Borrowed until the call returns; the call may change them. */
     cm_piece *pieces;
     uint64_t piece_count;
     const cm_piece_regions *others; /* borrowed until the call returns */

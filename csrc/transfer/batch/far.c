@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* large enough that the link is rarely idle between two pieces */
+/* Large enough that the link is rarely idle between two pieces. */
 enum { STAGE_NBYTES = 32 << 20 };
 
 /* -- one copy, piece by piece ------------------------------------------------------------- */

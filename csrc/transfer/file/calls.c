@@ -333,7 +333,7 @@ advise(cm_file_chunk *chunk)
 {
     const cm_file_job *file = chunk->file;
     cm_file_faults *faults = faults_of(file);
-    /* the kernel takes in no more than this at a time */
+    /* The kernel takes in no more than this at a time. */
     uint64_t longest = file->job->tuning.file_part_nbytes;
     if (!chunk->is_cold || chunk->is_direct) {
         return;

@@ -165,7 +165,7 @@ queue_chunk(cm_job *job, const cm_slot *s, const cm_file_chunk *chunk,
             const cm_stream *stream)
 {
     cm_runtime *rt = job->engine->rt;
-    /* on other streams this was waited for already */
+    /* On other streams this was waited for already. */
     if (s->plain != NULL && stream != job->stream) {
         CM_TRY(cm_rt_event_record(rt, s->event, stream->handle));
         CM_TRY(cm_job_wait_event(job, chunk->device, s->event));

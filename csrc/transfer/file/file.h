@@ -14,20 +14,20 @@
  * Everything but the counters and `is_shut` may change only while no call is under
  * way. */
 typedef struct cm_file_faults {
-    /* the number, by `count`, of the read or write that fails; 0 for none */
+    /* The number, by `count`, of the read or write that fails; 0 for none. */
     uint64_t nth;
     uint64_t most; /* the most bytes that one of them moves; 0 for no limit */
-    /* from this number on they wait while `is_shut` is set; 0 for none */
+    /* From this number on they wait while `is_shut` is set; 0 for none. */
     uint64_t held;
     _Atomic uint64_t count;         /* reads and writes so far */
     _Atomic uint64_t direct_count;  /* those that went past the page cache */
     _Atomic uint64_t advised_count; /* announcements of reads to the system */
-    /* the errno of the nth; 0 if it moves nothing instead */
+    /* The errno of the nth; 0 if it moves nothing instead. */
     int error;
     bool is_on;   /* if not set, everything here is ignored */
     bool repeat;  /* those after the nth fail as well */
     bool is_cold; /* the page cache counts as empty */
-    /* no descriptor that goes past the page cache can be had */
+    /* No descriptor that goes past the page cache can be had. */
     bool no_direct;
     atomic_bool is_shut;
 } cm_file_faults;
@@ -40,15 +40,15 @@ typedef struct cm_file_range {
     cm_address address;
     cm_kind kind;
     int device;
-    /* the memory is a mapping of a file, whose pages may be gone */
+    /* The memory is a mapping of a file, whose pages may be gone. */
     bool is_file;
-    const cm_region *region; /* Borrowed. Memory that is more than one run, whose
-                                elements are taken in C order, or NULL if it is one run.
-                                With a region `host` and `address` are not used. */
+    /* Borrowed. Memory that is more than one run, whose elements are taken in C order,
+     * or NULL if it is one run. With a region `host` and `address` are not used. */
+    const cm_region *region;
 } cm_file_range;
 
-/* Set `range` to the run at `offset` of the file that fits all of `region`. The range
- * borrows the region unless it is a single run.
+/* Set `range` to the run of the file that begins at `offset` and is as long as
+ * `region`. The range borrows the region unless it is a single run.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
                                           const cm_region *region);
@@ -63,7 +63,8 @@ cm_file_range_device(const cm_file_range *range)
 
 /* What went wrong with the file. */
 typedef struct cm_file_failure {
-    /* errno; 0 if the file ends at `offset`, or if the failure is not the file's */
+    /* The errno; 0 if the file ends at `offset`, or if the failure is not the file's.
+     */
     int error;
     bool at_end;
     uint64_t offset;      /* where in the file */
@@ -86,18 +87,18 @@ typedef struct cm_file_request {
     /* For each device the stream that its work goes on; NULL for a stream of the
      * engine's own. Borrowed. */
     cm_stream *streams[CM_MAX_DEVICES];
-    cm_copy_request copy; /* Says what comes first, what is kept alive, and who is asked
-                             whether to go on. It has neither ends nor a stream, and it
-                             blocks. */
+    /* Says what comes first, what is kept alive, and who is asked whether to go on. It
+     * has neither ends nor a stream, and it blocks. */
+    cm_copy_request copy;
     cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
 
-/* Read all ranges of the request, or write them, in any order; run/request.c has it. It
+/* Read all ranges of the request, or write them, in any order (run/request.c). It
  * blocks until all bytes are there, and sets `failure`.
  *
  * After a failure some bytes may have been read or written, and nothing is in flight.
- * After an interruption, copies that a stream has been given may still be; they end
- * behind the request's keep. The file is let go of at once.
+ * After an interruption, copies that a stream has been given may still be in flight;
+ * they end behind the request's keep. The file is not used any more in either case.
  * Fails: any call of the runtime; the pools; CM_ESYSTEM, with `failure` set, if the
  * file refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
  * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */

@@ -36,8 +36,8 @@ enum {
 /* A run of the file within a chunk. The job's thread writes pieces and chunks; workers
  * read them while their task is posted. */
 typedef struct cm_file_piece {
-    /* its place in the chunk, which is as far from the beginning of a page as `offset`
-     * is */
+    /* Its place in the chunk, which is as far from the beginning of a page as `offset`
+     * is. */
     uint64_t at;
     uint64_t nbytes;
     uint64_t offset;
@@ -51,11 +51,12 @@ typedef struct cm_file_piece {
  * slot that begins at a page. */
 typedef struct cm_file_chunk {
     struct cm_file_job *file;
-    int device;      /* whose memory it is; -1 for the host's */
-    bool is_strided; /* It has one piece, whose memory `layout` describes, beginning at
-                        the piece's `host` or `address`. */
-    bool is_direct;  /* it goes past the page cache, as far as its pages are whole */
-    bool is_cold;    /* it is not in the page cache, as far as is known */
+    int device; /* whose memory it is; -1 for the host's */
+    /* It has one piece, whose memory `layout` describes, beginning at the piece's
+     * `host` or `address`. */
+    bool is_strided;
+    bool is_direct; /* it goes past the page cache, as far as its pages are whole */
+    bool is_cold;   /* it is not in the page cache, as far as is known */
     /* The host's memory is not aligned as the file's pages are, so direct reads and
      * writes go by way of memory that is. */
     bool bounces;
@@ -70,7 +71,7 @@ typedef struct cm_file_chunk {
 typedef struct cm_file_cursor {
     bool at_host; /* ranges of host memory come after those of devices */
     uint64_t range;
-    /* the range has begun: what is left of it is what `cut` has left */
+    /* The range has begun: what is left of it is what `cut` has left. */
     bool has_begun;
     cm_layout layout; /* what `cut` cuts */
     cm_cut cut;
@@ -86,7 +87,7 @@ typedef struct cm_file_job {
     int direct_fd;              /* owned; -1 if there is none; or CM_FILE_NOT_TRIED */
     atomic_bool direct_refused; /* the file system has refused a direct read or write */
     cm_mutex lock;
-    /* under lock: the one nearest to the beginning of the file */
+    /* Under lock: the one nearest to the beginning of the file. */
     cm_file_failure failure;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;

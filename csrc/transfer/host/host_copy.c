@@ -104,7 +104,7 @@ static void
 gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
 {
     for (int64_t k = 0; k < tile->inner_count; k++) {
-        /* a constant size compiles to a few instructions */
+        /* A constant size compiles to a few instructions. */
         if (nbytes == CM_LINE_NBYTES) {
             memcpy(lines, from, CM_LINE_NBYTES);
         }

@@ -128,7 +128,7 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
         uint32_t rest = found & ~chosen;
         chosen |= rest & (~rest + 1);
     }
-    /* so that the next waker takes another one */
+    /* So that the next waker takes another one. */
     atomic_fetch_and(&workers->asleep, ~chosen);
     cm_mutex_unlock(&workers->sleep); /* first, as the woken thread needs it at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {

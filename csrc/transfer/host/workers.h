@@ -36,8 +36,8 @@ typedef enum cm_copy_way {
     CM_COPY_WIDE,      /* by stores past the caches */
     CM_COPY_PLAIN_ALL, /* by every thread there is, as the next two are */
     CM_COPY_WIDE_ALL,
-    CM_COPY_FRESH, /* the copy makes pages of the target; one thread makes each huge
-                      page */
+    /* The copy makes pages of the target; one thread makes each huge page. */
+    CM_COPY_FRESH,
 } cm_copy_way;
 
 /* One copy that is shared out; all zero before it is posted for the first time. Members
@@ -79,18 +79,18 @@ typedef struct cm_task_view {
 
 /* 0 <= thread_count <= CM_WORKERS_MAX.
  *
- * Two pairs of steps are in opposite order, so that one side always sees the other. Who
- * opens or ends a task then looks at `asleep` or at waiter_count, while who goes to
- * sleep first says so there and then looks for tasks. In the same way a thread first
- * writes into its view which task it looks at, and then looks whether that task is
- * still in its place, while a group that closes takes its tasks out of their places
- * first and then looks at the views. */
+ * The order of steps avoids two races. Whoever opens or ends a task does that first and
+ * then looks at `asleep` or waiter_count, while whoever goes to sleep first says so
+ * there and then looks for tasks. So at least one of the two sees the other. In the
+ * same way a thread first names a task in its view and then checks that the task is
+ * still in its place, while a group that closes first takes its tasks out of their
+ * places and then looks at the views. */
 typedef struct cm_workers {
     _Atomic uint64_t open; /* has a bit for each place whose task has parts to take */
     atomic_bool stop;
-    /* how long an idle thread looks for work before it sleeps */
+    /* How long an idle thread looks for work before it sleeps. */
     _Atomic uint64_t spin_ns;
-    /* has a bit for each thread that sleeps because there is no work */
+    /* Has a bit for each thread that sleeps because there is no work. */
     _Atomic uint32_t asleep;
     _Atomic uint32_t called;       /* the last call was to threads below that number */
     _Atomic uint32_t waiter_count; /* how many threads sleep until a task ends */
@@ -100,7 +100,7 @@ typedef struct cm_workers {
     cm_task_place places[CM_OPEN_TASKS_MAX];
     cm_task_view views[CM_WORKERS_MAX];
     cm_mutex sleep;
-    /* signalled when a task has ended or a thread has left one */
+    /* Signalled when a task has ended or a thread has left one. */
     cm_cond done;
     /* One for each thread, signalled when there is a part for it, or at the end of all
      * work. */
@@ -117,7 +117,9 @@ typedef struct cm_task_group {
     uint64_t turn;           /* the turn of the last task */
     uint32_t post_count;
     uint32_t rests; /* how often the poster has let a moment pass */
-    /* The rest concerns what is posted from now on. */
+
+    /* The members from here on concern what is posted later. */
+
     /* How many threads more than usual may take parts, as far as the tuning allows so
      * many. */
     uint32_t more;

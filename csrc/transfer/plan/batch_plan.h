@@ -12,13 +12,13 @@
 typedef struct cm_piece_end {
     char *host; /* the host's address; NULL if the host may not touch the memory */
     cm_address address; /* the device's address; 0 if the device cannot reach it */
-    const void *owner;  /* equal for all bytes of one allocation; NULL if nobody knows
-                           which it is */
+    /* Equal for all bytes of one allocation; NULL if nobody knows which it is. */
+    const void *owner;
     cm_kind kind;
-    int16_t device; /* -1 for PAGEABLE; it has 16 bits so that two ends fit into a line
-                       of the cache */
-    bool is_file;   /* a mapping of a file: reading it may fault if the file has become
-                       shorter */
+    /* -1 for PAGEABLE; it has 16 bits so that two ends fit into a line of the cache */
+    int16_t device;
+    /* A mapping of a file: reading it may fault if the file has become shorter. */
+    bool is_file;
 } cm_piece_end;
 
 /* A copy of one run of bytes; nbytes > 0. */
@@ -33,8 +33,8 @@ typedef struct cm_piece {
  * empty. */
 typedef struct cm_piece_regions {
     cm_region dst;
-    cm_region src;      /* broadcast to dst's shape; the itemsizes are equal unless it
-                           converts */
+    /* Broadcast to dst's shape; the itemsizes are equal unless it converts. */
+    cm_region src;
     cm_convert convert; /* how elements are converted on the way, if they are */
     uint64_t index;
 } cm_piece_regions;

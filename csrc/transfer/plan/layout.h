@@ -37,9 +37,9 @@ typedef struct cm_axis {
 typedef struct cm_layout {
     uint64_t run_nbytes; /* 0 if there is nothing to copy */
     int ndim;
-    uint32_t item_nbytes[2]; /* by cm_side: the size of an element that is converted; 0
-                                if none is */
-    int64_t offset[2];       /* by cm_side; may be negative */
+    /* By cm_side: the size of an element that is converted; 0 if none is. */
+    uint32_t item_nbytes[2];
+    int64_t offset[2]; /* by cm_side; may be negative */
     cm_axis axes[CM_MAX_NDIM];
 } cm_layout;
 
@@ -125,8 +125,8 @@ cm_layout_step(const cm_layout *layout, int ndim, int skipped, int64_t *index,
 typedef struct cm_cut {
     const cm_layout *whole; /* borrowed */
     int axis;               /* the axis that is cut; ndim if runs are cut */
-    int64_t step; /* how far a piece goes along `axis`, or how many bytes of a run it
-                     has */
+    /* How far a piece goes along `axis`, or how many bytes of a run it has. */
+    int64_t step;
     uint64_t unit_nbytes; /* how many bytes one step along `axis` has */
     /* Where this is not 0, which callers set before the first piece, pieces grow from
      * this size to their full one, and shrink towards the end. Threads that work on the

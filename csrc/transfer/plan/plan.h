@@ -9,11 +9,10 @@
  *
  * Example: an array of shape (1000, 64) and 4 bytes an element is copied to the first
  * 64 columns of a device array of shape (1000, 128). The layout has runs of 256 bytes,
- * which lie 256 bytes apart in the source and 512 in the target. Page-locked, the
- * source goes as one pitched copy ("direct-2d"). A source in ordinary memory cannot be
- * read by a device at any time. The host then packs its runs into slots, and since they
- * are not packed at the target, a kernel puts them in their places ("staged-kernel").
- */
+ * which lie 256 bytes apart in the source and 512 in the target. If the source is
+ * page-locked, this is one pitched copy ("direct-2d"). If it is ordinary memory, which
+ * a device cannot read at any time, the host packs the runs into slots, and a kernel of
+ * the device puts them in their places ("staged-kernel"). */
 #pragma once
 
 #include "base/convert.h"
@@ -45,8 +44,8 @@ typedef struct cm_peer_facts {
 typedef struct cm_plan {
     const cm_route_row *row; /* its route; NULL if no bytes have to move */
     int device;              /* the one whose stream does the work; -1 for the host */
-    int src_device;   /* where the source lies, if that is another device; else the same
-                         as `device` */
+    /* Where the source lies, if that is another device; else the same as `device`. */
+    int src_device;
     bool is_download; /* a copy to the host that goes through page-locked blocks */
     /* The link carries the elements in the order of the source, and a kernel of the
      * device rearranges them, although the target is packed. */
@@ -58,13 +57,14 @@ typedef struct cm_plan {
     /* A kernel of the device converts the elements: those that an upload brings, or
      * those of a copy within the device. */
     bool widens;
-    uint64_t nbytes;       /* what the link carries, or the host moves; what a broadcast
-                              source repeats counts once */
-    uint64_t piece_nbytes; /* that the largest piece has */
+    /* What the link carries, or the host moves; what a broadcast source repeats counts
+     * once. */
+    uint64_t nbytes;
+    uint64_t piece_nbytes; /* the size of the largest piece */
     uint64_t piece_count;  /* 1 if the copy goes as a whole */
     uint32_t slot_count;   /* at most so many pieces are in flight at once */
-    uintptr_t target; /* dst.host as a number, from which the edges of huge pages are
-                         reckoned */
+    /* dst.host as a number, from which the edges of huge pages are reckoned */
+    uintptr_t target;
     cm_layout layout;
 } cm_plan;
 
@@ -122,8 +122,7 @@ cm_plan_needs_host(const cm_plan_ends *ends)
 /* Plan the copy of `src` to `dst`, whose shapes are the same. Where `row` stays NULL
  * nothing has to be moved: the regions are empty, or are the same elements.
  * Fails: CM_ESHAPE; CM_EINVALID (nobody can reach an end, itemsizes differ without a
- * conversion, or elements are converted between two ends on devices where
- * cm_plan_is_far()); CM_EOVERFLOW. */
+ * conversion, or the copy is one of cm_plan_is_far()); CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);

@@ -16,8 +16,8 @@ typedef struct cm_region {
     int device;         /* where it lies, or whose context made it; -1 for PAGEABLE */
     int ndim;
     bool is_heap; /* memory of an allocator, which is certainly no mapping of a file */
-    bool is_file; /* a mapping of a file: reading it may fault if the file has become
-                     shorter */
+    /* A mapping of a file: reading it may fault if the file has become shorter. */
+    bool is_file;
     int64_t itemsize;             /* bytes, >= 1 */
     int64_t shape[CM_MAX_NDIM];   /* elements, >= 0 */
     int64_t strides[CM_MAX_NDIM]; /* bytes, may be negative or 0 */

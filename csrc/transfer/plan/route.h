@@ -114,8 +114,9 @@ typedef struct cm_route_row {
     bool packs;      /* and the host packs or unpacks them */
     bool joins_runs; /* many runs share a slot */
     bool crosses;    /* between two devices */
-    bool fits_graph; /* a stream that is being captured can take it, though one that
-                        crosses only in one run */
+    /* A stream that is being captured can take it, though one that crosses only in one
+     * run. */
+    bool fits_graph;
 } cm_route_row;
 
 /* Indexed by cm_route. */

@@ -10,16 +10,16 @@ typedef struct cm_explanation {
     cm_tuning tuning; /* as cm_tuning_resolve() left it */
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
-    /* the calling thread makes it with few calls of the runtime */
+    /* The calling thread makes it with few calls of the runtime. */
     bool is_short;
     bool is_bounced; /* and through a page-locked block of its own */
-    /* the ends overlap, so the source is read as a whole first */
+    /* The ends overlap, so the source is read as a whole first. */
     bool overlaps;
     bool is_broadcast;     /* the source is repeated */
     uint64_t piece_nbytes; /* the size of the largest piece */
-    /* the threads of the host that would work on a piece; 0 if it has no part in it */
+    /* The threads of the host that would work on a piece; 0 if it has no part in it. */
     uint32_t thread_count;
-    /* the axis of the target along which it is cut; -1 if it is one piece */
+    /* The axis of the target along which it is cut; -1 if it is one piece. */
     int axis;
 } cm_explanation;
 

@@ -30,7 +30,7 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {
-        /* it has queued something before it was put back */
+        /* It has queued something before it was put back. */
         job->lost_track = job->has_queued;
     }
     if (job->wait != CM_WAIT_NONE) {
@@ -85,7 +85,7 @@ cm_status
 cm_engine_give_job(cm_engine *engine, cm_job *job)
 {
     cm_status status = cm_ok();
-    /* the watcher finds out when a waiting job can go on */
+    /* The watcher finds out when a waiting job can go on. */
     CM_TRY(cm_engine_need_watcher(engine));
     cm_mutex_lock(&engine->lock);
     if ((uint64_t)engine->idle_count <= engine->job_count + engine->waiting_count
@@ -162,7 +162,7 @@ cm_status
 cm_engine_close(cm_engine *engine)
 {
     if (cm_engine_is_forked(engine)) {
-        /* its threads and its lock are the parent's, so all of it is leaked */
+        /* Its threads and its lock are the parent's, so all of it is leaked. */
         return cm_ok();
     }
     cm_mutex_lock(&engine->lock);

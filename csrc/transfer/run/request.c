@@ -200,7 +200,7 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
     if (background && (waits || cm_job_must_wait_after(job))) {
-        /* it waits until the end; otherwise a job thread only queues it */
+        /* It waits until the end; otherwise a job thread only queues it. */
         job->blocking = waits;
         job->hooks.interrupted = NULL;
         cm_status given = cm_engine_give_job(job->engine, job);

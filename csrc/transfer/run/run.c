@@ -69,7 +69,7 @@ static cm_status
 prepare_stream(cm_job *job)
 {
     if (!job->capturing) {
-        /* a file sets has_queued itself when it queues something */
+        /* A file sets has_queued itself when it queues something. */
         bool is_file = job->file != NULL;
         bool stops = job->blocking && job->hooks.interrupted != NULL && !is_file;
         job->has_queued = !stops && !is_file;
@@ -138,7 +138,7 @@ run_on_stream(cm_job *job)
             CM_TRY(cm_targets_begin(job));
         }
         if (!row->packs || job->plan.is_download) {
-            /* otherwise it did so once the source could be read */
+            /* Otherwise it did so once the source could be read. */
             CM_TRY(cm_job_begin(job));
         }
         CM_TRY(row->move(job));
@@ -290,7 +290,7 @@ destroy(cm_job *job)
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
     }
-    /* it is not ours, or its next user would wait for the same work */
+    /* It is not ours, or its next user would wait for the same work. */
     else if (job->stream != NULL) {
         cm_stream_release(job->stream);
     }
