@@ -36,7 +36,7 @@ static memory large[LARGE_KINDS];
 
 static _Thread_local uint64_t chance;
 static _Thread_local bool exempt; /* the test's own calls do not fail */
-static _Thread_local bool was_struck;
+static _Thread_local bool just_failed;
 static atomic_bool faults_on;
 
 static uint64_t
@@ -56,14 +56,14 @@ static cm_ops_table failing_ops;
 /* Should this call fail? Never two in a row on one thread: a wait that is tried again
  * then works, so it is known what still runs. */
 static bool
-strikes(void)
+should_fail(void)
 {
     static _Atomic uint64_t thread_count;
     if (chance == 0) {
         chance = seed * 1000003 + atomic_fetch_add(&thread_count, 1) * 7919 + 17;
     }
-    was_struck = !was_struck && !exempt && atomic_load(&faults_on) && dice(120) == 0;
-    return was_struck;
+    just_failed = !just_failed && !exempt && atomic_load(&faults_on) && dice(120) == 0;
+    return just_failed;
 }
 
 #define FAILING(X)                                                                     \
@@ -84,7 +84,7 @@ strikes(void)
 #define FAILING_BODY(name, cuda, driver, arg, params, args)                            \
     CM_UNUSED static cm_status failing_##name CM_OP_PARAMS params                      \
     {                                                                                  \
-        if (strikes()) {                                                               \
+        if (should_fail()) {                                                               \
             return (cm_status){FAULT, CM_OP_##name, 0,                                 \
                                (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \

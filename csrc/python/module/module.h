@@ -5,12 +5,12 @@
 
 #include "python/core/state.h"
 
-/* open.c: what cm_state.when_forked and when_closed call. */
+/* open.c: cm_state.when_forked and cm_state.when_closed call these. */
 int cm_state_leave_parent(cm_state *state);
 int cm_state_open(cm_state *state);
 
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _after_fork */
-/* The module's m_free. */
+/* Called at the end of the module, by its m_free. */
 void cm_state_fini(cm_state *state);
 
 /* Make the types. 0, or -1 with an exception. */

@@ -453,8 +453,8 @@ cm_on_dlpack_device(PyObject *module, PyObject *args)
 
 /* Check that a tensor of PyTorch's is not an imaginary part whose sign is to be changed
  * when it is read, as that of a conjugated tensor is. DLPack cannot say so. The
- * elements of such parts lie apart, so only tensors with gaps are asked. 0, or -1 with
- * an exception. */
+ * elements of such parts lie apart, so only tensors with gaps, or of one element, are
+ * asked. 0, or -1 with an exception. */
 static int
 check_sign(PyObject *object, PyObject *imported)
 {

@@ -296,8 +296,9 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     return is_known || (!is_plain_value(object) && is_exporter(object));
 }
 
-/* Can the host read managed memory at any time on all devices? Only then is it safe to
- * treat another library's memory as ordinary without asking what it is. */
+/* Can the host read managed memory of all devices at any time? Only then may memory of
+ * another library, which may be managed, be treated as ordinary without asking what it
+ * is. */
 static bool
 shares_managed(cm_state *state)
 {

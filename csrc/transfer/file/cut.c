@@ -127,7 +127,7 @@ begin_range(cm_file_job *file, const cm_file_range *range)
 
 /* Swap the two sides of a layout. */
 static void
-turn_layout(cm_layout *layout)
+swap_sides(cm_layout *layout)
 {
     for (int i = -1; i < layout->ndim; i++) {
         int64_t *sides = i < 0 ? layout->offset : layout->axes[i].stride;
@@ -159,7 +159,7 @@ take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
         piece->address = range->address + (uint64_t)at;
     }
     if (!file->request->writes) {
-        turn_layout(layout);
+        swap_sides(layout);
     }
     if (cursor->cut.done) {
         cursor->has_begun = false;
