@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# How the C tests are built: with the sanitizers of SAN, each kind of build in a folder of its
-# own. The Makefile reads this.
+# Builds the C tests with the sanitizers of SAN. Each kind of build has a folder of its own. The
+# Makefile includes this.
 comma := ,
 SAN_DIR := build/c-$(subst $(comma),-,$(SAN))
 SAN_FLAGS := -O1 -g1 -fno-omit-frame-pointer -fsanitize=$(SAN) -DCM_DEBUG=1
-# The core without CUDA and Python, which is what the C tests link.
+# The C tests link the core without CUDA and Python.
 CORE_SOURCES := $(filter-out csrc/runtime/cuda.c csrc/python/%,$(SOURCES))
 C_PROGRAMS := $(C_TESTS:%.c=$(SAN_DIR)/%)
-# The stresses of the pool with its event check left out, which must fail. That the stresses
-# see what they are for is shown once, without ThreadSanitizer.
+# Stresses of the pool that are built without its event check. They must fail, which shows that
+# the stresses find what they are for. They are run once, without ThreadSanitizer.
 BROKEN := $(addprefix $(SAN_DIR)/tests/c/broken_,pool pool_model pool_threads)
 TRIED := $(if $(filter thread,$(SAN)),,$(BROKEN))
 
@@ -19,7 +19,7 @@ $(SAN_DIR)/csrc/%.o: csrc/%.c $(HEADERS) $(MADE)
 $(SAN_DIR)/libcore.a: $(CORE_SOURCES:%.c=$(SAN_DIR)/%.o)
 	@rm -f $@ && $(AR) rc $@ $^
 
-# A program is all C files that it depends on, and what it needs of the core.
+# A program is linked of all C files that it depends on, and of what it needs of the core.
 define link
 @mkdir -p $(@D) && echo '  CC $@'
 @$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) $(SKIPPED) -o $@ $(filter %.c,$^) \
@@ -34,6 +34,6 @@ $(BROKEN): $(SAN_DIR)/tests/c/broken_%: tests/c/stress_%.c csrc/pool/in_flight.c
 		$(SAN_DIR)/libcore.a $(HEADERS)
 	$(link)
 
-# What random operations are held against.
+# The models that random operations are compared with.
 MODELLED := $(foreach how,stress broken,$(addprefix $(SAN_DIR)/tests/c/$(how)_pool_,model threads))
 $(MODELLED): $(wildcard tests/c/order_*.c) tests/c/pool_model.c tests/c/pool_random.c

@@ -84,7 +84,7 @@ should_fail(void)
 #define FAILING_BODY(name, cuda, driver, arg, params, args)                            \
     CM_UNUSED static cm_status failing_##name CM_OP_PARAMS params                      \
     {                                                                                  \
-        if (should_fail()) {                                                               \
+        if (should_fail()) {                                                           \
             return (cm_status){FAULT, CM_OP_##name, 0,                                 \
                                (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \

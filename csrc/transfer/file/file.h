@@ -63,8 +63,7 @@ cm_file_range_device(const cm_file_range *range)
 
 /* What went wrong with the file. */
 typedef struct cm_file_failure {
-    /* The errno; 0 if the file ends at `offset`, or if it was not the file that failed.
-     */
+    /* The errno; 0 if the file ends at `offset`, or if the file did not fail. */
     int error;
     bool at_end;
     uint64_t offset;      /* where in the file */
