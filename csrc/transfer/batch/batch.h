@@ -22,13 +22,13 @@ typedef struct cm_many_request {
  *
  * The copies may be made in any order and at the same time, unless one touches what
  * another writes. Then the outcome is as if each were made after those with lower
- * indices. Copies that cm_plan_is_far() go by way of the host. The keeps are dropped
- * once all copies are done.
+ * indices. Copies for which cm_plan_is_far() is true go by way of the host. The keeps
+ * are dropped once all copies are done.
  *
  * After a failure some copies may have been made, but none that touches what the failed
- * one does and has a higher index. Some may still be under way: a blocking call waits
- * for them unless it is interrupted; for a call that does not block, *out may be a
- * ticket, which is done when they are, whatever came of them.
+ * one does and has a higher index. Some may still be under way. A blocking call waits
+ * for them unless it is interrupted. Otherwise *out may be a ticket, which is done when
+ * they are, whatever came of them.
  * Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,

@@ -10,8 +10,9 @@
 
 #include "transfer/plan/plan.h"
 
-/* For each device a bit for each device whose memory it may want to use. All but `rt`
- * is zero until somebody asks. */
+/* asked[d] and enabled[d] have a bit for each device whose memory device d may come to
+ * use: whether the driver was asked about the pair, and whether access is enabled. All
+ * but `rt` is zero at first. */
 typedef struct cm_peer_access {
     cm_runtime *rt; /* borrowed */
     _Atomic uint64_t asked[CM_MAX_DEVICES];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What file transfers ask the system for, and their reads and writes. Workers make
- * these, one part of a chunk at a time. The first failure stops the rest. */
+/* What file transfers ask the system, and their reads and writes. Workers make these,
+ * one part of a chunk at a time. The first failure stops the rest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -149,7 +149,7 @@ call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
                   : pread(fd, memory, (size_t)nbytes, (off_t)offset);
 }
 
-/* Move the beginning of what is left past `nbytes`. */
+/* Move the beginning of a piece past the `nbytes` that are done. */
 static void
 pass(cm_file_piece *p, uint64_t nbytes)
 {
@@ -170,7 +170,7 @@ move_run(cm_file_job *file, cm_file_piece p)
         }
         if (moved <= 0) {
             int error = errno;
-            if (moved == 0) { /* on reading this is the end of the file */
+            if (moved == 0) { /* when reading, this is the end of the file */
                 error = file->request->writes ? EIO : 0;
             }
             fail(file, error, p.offset, p.range_index);

@@ -57,7 +57,7 @@ cm_file_find_next(cm_file_job *file)
     }
 }
 
-/* The largest chunk whose memory is that device's. */
+/* The most bytes of a chunk whose memory is that device's, or the host's (-1). */
 static uint64_t
 limit_of(const cm_file_job *file, int device, bool is_strided)
 {

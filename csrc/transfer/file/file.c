@@ -165,7 +165,8 @@ queue_chunk(cm_job *job, const cm_slot *s, const cm_file_chunk *chunk,
             const cm_stream *stream)
 {
     cm_runtime *rt = job->engine->rt;
-    /* On other streams this was waited for already. */
+    /* The runtime's call would wait for the stream if the slot's memory is ordinary.
+     * The ring has waited for the job's own stream; another one is waited for here. */
     if (s->plain != NULL && stream != job->stream) {
         CM_TRY(cm_rt_event_record(rt, s->event, stream->handle));
         CM_TRY(cm_job_wait_event(job, chunk->device, s->event));
@@ -217,7 +218,8 @@ look_at_host(const cm_file_chunk *chunk)
                         writes ? CM_SRC : CM_DST, host, CM_LOOK_NBYTES);
 }
 
-/* Set what the ring does from the next piece on by where the cursor now is. */
+/* Tell the ring what comes next: whether all chunks are cut, and whether the next one
+ * needs page-locked memory. */
 static void
 look_ahead(cm_job *job)
 {

@@ -36,14 +36,16 @@ typedef struct cm_file_faults {
 typedef struct cm_file_range {
     uint64_t offset; /* in the file */
     uint64_t nbytes;
-    void *host; /* The addresses, as in cm_region, are those of the lowest byte. */
+    /* The addresses, as in cm_region, are those of the lowest byte. */
+    void *host;
     cm_address address;
     cm_kind kind;
     int device;
     /* The memory is a mapping of a file, whose pages may be gone. */
     bool is_file;
-    /* Borrowed. Memory that is more than one run, whose elements are taken in C order,
-     * or NULL if it is one run. With a region `host` and `address` are not used. */
+    /* Borrowed, or NULL for memory in one run. It describes memory in more than one
+     * run, whose elements are taken in C order; `host` and `address` are not used
+     * then. */
     const cm_region *region;
 } cm_file_range;
 

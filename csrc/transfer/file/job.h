@@ -127,8 +127,8 @@ uint64_t cm_file_size(int fd);
 int cm_file_open_direct(const cm_file_job *file);
 /* Are most pages of these bytes in the page cache? True if nobody knows. */
 bool cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes);
-/* Find where a page begins in the memory of a slot, which has two pages more than its
- * bytes need so that there is one. */
+/* Find where a page begins in the memory of a slot, which has two more pages than its
+ * bytes need. */
 static inline char *
 cm_file_align(void *memory)
 {

@@ -30,7 +30,8 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {
-        /* It has queued something before it was put back. */
+        /* If it had queued something before it waited, nobody knows now when that
+         * ends. */
         job->lost_track = job->has_queued;
     }
     if (job->wait != CM_WAIT_NONE) {

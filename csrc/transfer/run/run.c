@@ -36,8 +36,8 @@
 static cm_status
 submit_end(cm_job *job, cm_status outcome)
 {
-    /* The side's stream may wait for something that the caller's stream has not
-     * reached. */
+    /* The ticket keeps the side's stream as well, which may still be waiting for what
+     * the caller's stream comes after. */
     CM_TRY(cm_engine_need_watcher(job->engine));
     CM_TRY(cm_ticket_submit(
         job->ticket, job->stream, job->request_stream, job->start_event,
