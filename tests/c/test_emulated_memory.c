@@ -46,7 +46,7 @@ test_device_memory_crashes_the_host(void)
     CHECK_OK(cm_rt_device_free(rt, address));
     CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1), NULL);
     CHECK(touch_crashes(alias));
-    /* A copy does not touch memory at either of these addresses either. */
+    /* A copy refuses both of these addresses, too, instead of touching them. */
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &other));
     CHECK_CODE(cm_rt_copy_async(rt, other, of(alias), 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, other, address, 1, 0), CM_CUDA_INVALID_VALUE);

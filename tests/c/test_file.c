@@ -167,7 +167,7 @@ check_writing(setup *s, const plan *p, cm_file_direct direct)
 static void
 test_file_ranges_of_every_kind(void)
 {
-    /* Room for two chunks, and for none. */
+    /* No limit, room for two chunks, and room for none. */
     static const uint64_t limits[] = {0, 9 << 20, 1 << 20};
     for (int i = 0; i < 6; i++) {
         setup s;

@@ -110,7 +110,8 @@ test_heap_aligns_and_keeps_what_is_before(void)
     /* At BASE + 8 KiB, so the rest is not aligned now. */
     CHECK(take(&heap, 64, 0) != NULL);
     CHECK_EQ(largest_of(&heap), 56 * KIB);
-    /* The span is as long as asked for, but not with the padding. */
+    /* A span is as long as asked for, but not with the padding that the alignment
+     * takes. */
     CHECK(cm_heap_search(&heap, 56 * KIB, 4096, &ANY) == NULL);
     cm_heap_span *rest = cm_heap_search(&heap, 52 * KIB, 4096, &ANY);
     CHECK(rest != NULL);

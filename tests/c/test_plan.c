@@ -239,7 +239,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK_EQ(plan.piece_nbytes, 2 << 20);
     /* The copy begins within a huge page, and its first pieces are shorter. */
     CHECK_LE(5, plan.piece_count);
-    /* This must not override what the user has set. */
+    /* Pieces of huge pages must not override what the user has set. */
     slow.ring_nbytes = 5 << 20;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
     CHECK(plan.is_fresh);

@@ -375,7 +375,8 @@ test_pool_fences_that_are_events_are_not_waited_for(void)
         give(pool, blocks[i], NULL, CM_POOL_FREE_FENCE);
     }
     CHECK_OK(cm_thread_start(&thread, open_for_who_waits, &w));
-    for (int i = 0; i < COUNT; i++) { /* waits for the fence, then takes new memory */
+    /* this records the fence, then takes new memory */
+    for (int i = 0; i < COUNT; i++) {
         blocks[i] = take(pool, 4 * MIB, NULL);
     }
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 0);

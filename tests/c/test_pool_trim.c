@@ -159,7 +159,7 @@ test_pool_counters_agree_while_memory_comes_and_goes(void)
 
 /* -- waiting that can be ended ---------------------------------------------------------- */
 
-/* A hook that says true when it has been asked a given number of times. */
+/* A hook that is true once it has been asked as often as its argument says. */
 static bool
 is_told(void *argument)
 {

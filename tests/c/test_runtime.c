@@ -317,7 +317,7 @@ typedef struct own_streams {
     cm_runtime *rt;
     cm_stream *of_main;
     cm_stream *of_other; /* made by the other thread */
-    bool is_main_here;   /* whether the other thread may use this thread's stream */
+    bool is_main_here;   /* what the other thread is told about `of_main` */
 } own_streams;
 
 static void *
