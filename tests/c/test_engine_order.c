@@ -284,7 +284,7 @@ test_engine_pages_stay_locked_until_the_copy_is_done(void)
     memory *pairs[][2] = {{&device, &h}, {&h, &device}};
     for (int i = 0; i < 4; i++) {
         ending e = {.w = &w, .count_when_dropped = UINT64_MAX};
-        int64_t stride = i < 2 ? 4 : 8; /* without a job, or by one */
+        int64_t stride = i < 2 ? 4 : 8; /* no job, or a job */
         cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, 512, stride, 4),
                                    .src = row(pairs[i % 2][1], 0, 512, stride, 4),
                                    .stream = w.streams[0],
@@ -426,9 +426,9 @@ test_engine_on_a_capturing_stream(void)
 typedef struct interrupted_call {
     world *w;
     cm_copy_request request;
-    int asked;     /* whether to go on */
+    int asked;     /* how often it was asked whether to go on */
     int taken;     /* how often it was asked for its keeps */
-    bool is_short; /* there is no memory for them */
+    bool is_short; /* there is no memory for keeps */
     atomic_int drops;
 } interrupted_call;
 
@@ -445,7 +445,7 @@ take_keep_late(void *argument)
     interrupted_call *call = argument;
     call->taken++;
     if (call->is_short) {
-        unshut(call->w, call->w->streams[0]); /* what is queued is waited for */
+        unshut(call->w, call->w->streams[0]); /* work that is queued is waited for */
         return false;
     }
     call->request.keep[0] = (cm_keep){&call->drops, count_drop};
@@ -478,11 +478,10 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     w.engine->drain_ns = 1000000; /* waiting is in vain, since the stream is shut */
     for (int i = 0; i < 12; i++) {
         interrupted_call call;
-        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8; /* without a job, or by one
-                                                            */
+        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8; /* no job, or a job */
         init_interrupted_call(&call, &w, pairs[i % 3][0], pairs[i % 3][1], stride);
         if (i < 6) {
-            CHECK(take_keep_late(&call)); /* before there is a copy */
+            CHECK(take_keep_late(&call)); /* this comes before the copy */
         }
         else {
             call.request.take_keeps = take_keep_late;

@@ -104,7 +104,7 @@ stream_entry(cm_state *state, cm_storage *storage)
 
 /* -- the entries that describe a buffer ------------------------------------------- */
 
-/* Why the protocol has no words for a buffer. */
+/* Why the protocol cannot describe a buffer. */
 typedef enum obstacle {
     NO_OBSTACLE,
     TOO_LARGE,   /* its shape alone would have more than 2**63 bytes */
@@ -138,9 +138,9 @@ find_obstacle(const cm_buffer *buffer, bool *is_dense)
     return cm_numpy_is_registered(buffer->dtype) ? UNKNOWN_TYPE : NO_OBSTACLE;
 }
 
-/* Raise what is in the way. It is an AttributeError where another protocol may have
- * words for the buffer: hasattr() answers no then, and a consumer goes on to DLPack,
- * which says why if it has none either. Always returns -1. */
+/* Raise why there is no description. It is an AttributeError if another protocol may
+ * describe the buffer: hasattr() is then false, and a consumer goes on to DLPack, which
+ * says why if it cannot either. Always returns -1. */
 static int
 refuse(const cm_buffer *buffer, obstacle why)
 {
@@ -183,10 +183,9 @@ put(PyObject *dict, const char *key, PyObject *value)
     return result;
 }
 
-/* Add the fields of a structured dtype, where a list of them says all of it: fields
- * that overlap or are out of order have no such list, and of another package's dtypes
- * it says
- * "<f1", which NumPy does not read. Consumers see plain bytes then. */
+/* Add the fields of a structured dtype if a list can describe them. Fields that overlap
+ * or are out of order have no such list, and for a dtype of another package it holds
+ * "<f1", which NumPy does not read. Consumers then see plain bytes. */
 static int
 put_fields(PyObject *dict, PyObject *dtype)
 {

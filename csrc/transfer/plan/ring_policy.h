@@ -16,10 +16,9 @@
 /* Set piece_nbytes, piece_count, slot_count and is_cached of a plan whose route and
  * layout are known. It is called again after either has changed. */
 void cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning);
-/* The number of threads that share a piece of such a plan on the host, the one that
- * runs the copy among them; 0 if the host has no part in it. A copy itself has no use
- * for this number, since the workers find out how many there are as they cut the piece
- * up. */
+/* How many threads share a piece of such a plan on the host, the one that runs the copy
+ * included; 0 if the host has no part in it. Only explain.c asks: a copy leaves it to
+ * the workers, who count their threads when they cut the piece up. */
 uint32_t cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning);
 /* The same for the plan of a file whose pages have `page_nbytes` bytes. It also
  * shortens the chunks and parts of `tuning` where the transfer is short. */

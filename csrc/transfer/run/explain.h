@@ -17,7 +17,8 @@ typedef struct cm_explanation {
     bool overlaps;
     bool is_broadcast;     /* the source is repeated */
     uint64_t piece_nbytes; /* the size of the largest piece */
-    /* The threads of the host that would work on a piece; 0 if it has no part in it. */
+    /* How many threads of the host would work on a piece; 0 if the host has no part in
+     * it. */
     uint32_t thread_count;
     /* The axis of the target along which it is cut; -1 if it is one piece. */
     int axis;

@@ -95,9 +95,10 @@ drain(cm_job *job)
     return job->plan.row->drain == NULL ? cm_ok() : job->plan.row->drain(job);
 }
 
-/* Before anything is moved: an overlapping source is read whole, and the row takes what
- * it cannot do without. Either may change the plan, which stays as it is from here on,
- * so the ticket, which others may be reading, is told of it. */
+/* Settle what had to wait for the job's turn, before anything is moved: an overlapping
+ * source is read as a whole, and the route's row takes the memory without which it is
+ * no use. Either may change the plan, which stays as it is from here on. The ticket
+ * shows route and size to others, so both are set there again. */
 static cm_status
 settle(cm_job *job)
 {
@@ -108,7 +109,7 @@ settle(cm_job *job)
         CM_TRY(cm_job_begin(job));
         CM_TRY(cm_job_replace_source(job));
     }
-    if (job->plan.row->settle != NULL) { /* of the row that the plan has now */
+    if (job->plan.row->settle != NULL) { /* the plan may have another row now */
         CM_TRY(job->plan.row->settle(job));
     }
     cm_mutex_lock(&job->engine->lock);
