@@ -96,8 +96,8 @@ drain(cm_job *job)
 }
 
 /* Settle what had to wait for the job's turn, before anything is moved: an overlapping
- * source is read as a whole, and the route's row takes the memory without which it is
- * no use. Either may change the plan, which stays as it is from here on. The ticket
+ * source is read as a whole, and the row of the route takes the memory that it cannot
+ * do without. Either may change the plan, which stays as it is from here on. The ticket
  * shows route and size to others, so both are set there again. */
 static cm_status
 settle(cm_job *job)
