@@ -334,6 +334,8 @@ add_any(many_call *self, uint64_t index)
     return add_piece(self, index, (int64_t)layout.run_nbytes);
 }
 
+/* Read a pair, which must be a tuple or a list of two, as a usual one or else as
+ * any. */
 static int
 read_pair(many_call *self, PyObject *pair, uint64_t index)
 {
@@ -612,6 +614,7 @@ remember_rest(cm_call *call, cm_ticket *ticket)
     cm_error_restore(error);
 }
 
+/* Give the request to the engine, and make the answer: None or a Transfer. */
 static PyObject *
 run(many_call *self)
 {

@@ -45,6 +45,9 @@ cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src
                                    cm_tuple_from(given->shape, given->ndim)));
 }
 
+/* Return the device of the first memory on a device that is found in `object` or, down
+ * to `depth`, in its items; -1 if there is none. With `asks` objects of other libraries
+ * are asked as well. */
 static int
 find_device(const cm_state *state, PyObject *object, bool asks, int depth)
 {

@@ -233,6 +233,7 @@ place_of_plan(const PyObject *from, const PyObject *to)
     return &known_plans[key * UINT64_C(0x9E3779B97F4A7C15) >> 58];
 }
 
+/* Keep a plan, if nothing but the two dtypes and the rule decides about it. */
 static void
 remember_plan(PyObject *from, PyObject *to, PyObject *casting, const plan *made)
 {

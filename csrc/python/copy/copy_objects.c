@@ -228,6 +228,7 @@ check_dtypes(copy_call *call)
                             &call->convert);
 }
 
+/* Read and check everything that the call needs, in the order in which it is needed. */
 static int
 init_call(copy_call *call)
 {
@@ -349,6 +350,8 @@ nbytes_of(const copy_call *call)
                : 0;
 }
 
+/* Give the request to the engine, and make the answer: None, a Transfer or a list of
+ * them. */
 static PyObject *
 run(copy_call *call)
 {

@@ -286,6 +286,8 @@ make_capsule(const cm_buffer *buffer, const export_request *asked,
 
 /* -- the methods -------------------------------------------------------------------------- */
 
+/* Choose the device, order the consumer, and make the capsule. The buffer must be
+ * checked again after each step that can run Python code. */
 static PyObject *
 export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
 {

@@ -7,10 +7,8 @@
  * of device memory without gaps that comes after nothing but its own stream takes the
  * short way of transfer/routes/fill.c (try_queue()); any other goes to the engine as a
  * request (queue_fill()).
- *
- * fill_by() pins the buffer's storage for as long as a fill takes, so that no
- * other thread frees the memory while this one waits. Most functions here rely on it.
- */
+ * fill_by() pins the buffer's storage for as long as a fill takes, so that no other
+ * thread frees the memory while this one waits. Most functions here rely on it. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
@@ -186,6 +184,9 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     return cm_ok();
 }
 
+/* Fill memory that is pinned. Unfinished transfers are waited for first, as the request
+ * for a fill names only streams to come after. Afterwards the fill is waited for,
+ * unless a stream was `named` or nobody could see that it is late. */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {

@@ -80,6 +80,7 @@ sleep_locked(cm_engine *engine)
     }
 }
 
+/* The loop of the thread, which ends when the engine is closed. */
 static void *
 watch(void *argument)
 {

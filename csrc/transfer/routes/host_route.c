@@ -98,6 +98,9 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
     return left > 0;
 }
 
+/* Copy the pieces that are left. Between two of them a job thread may be needed by
+ * other jobs, and the caller is asked whether to go on. Before the first piece all
+ * mapped memory is checked; after that each piece is, unless the target is fresh. */
 static cm_status
 copy_pieces(cm_job *job)
 {

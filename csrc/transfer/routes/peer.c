@@ -90,6 +90,7 @@ gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
     return cm_job_join_sides(job);
 }
 
+/* Queue a copy that is a single run, all of it at once. */
 static cm_status
 copy_whole(cm_job *job)
 {
@@ -99,6 +100,8 @@ copy_whole(cm_job *job)
                        layout->run_nbytes);
 }
 
+/* Queue everything that a piece needs: it is packed on the source's device, crosses,
+ * and is unpacked on the target's. The slot's event comes behind all of it. */
 static cm_status
 move_piece(cm_job *job, cm_slot *s)
 {

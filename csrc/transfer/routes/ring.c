@@ -313,6 +313,10 @@ wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
     }
 }
 
+/* Each round ends what the host has finished and then begins a piece, if there is a
+ * slot for it. Only when no piece can begin does it ask about the device's oldest half,
+ * or wait for it, or help with the tasks. `last` is the counter that has to reach
+ * `begun`. */
 cm_status
 cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
 {

@@ -434,6 +434,7 @@ fetch_pieces(short_copy *c)
     return cm_ok();
 }
 
+/* Move the copy through its block, with the help of workers if it is long enough. */
 static cm_status
 move_pieces(short_copy *c)
 {
@@ -533,6 +534,9 @@ take_block(short_copy *c)
     return pool;
 }
 
+/* Make the copy, through a block or by a single call of the runtime, and give back what
+ * it has borrowed. If the elements are to be converted and there is no block,
+ * c->has_given_up is set and nothing was done. */
 static cm_status
 copy(short_copy *c)
 {

@@ -68,6 +68,11 @@ cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
 
 /* -- the host's half ------------------------------------------------------------------- */
 
+/* Choose how the workers write. The slots of a cached copy, and slots into which
+ * scattered elements are packed, are written through the caches; everything else goes
+ * past them. All threads help where more than the speed of memory is the limit:
+ * elements are scattered, pages of a file have to come, or several devices are
+ * waiting. */
 static cm_copy_way
 choose_way(const cm_job *job, const cm_layout *layout)
 {
