@@ -256,8 +256,9 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     return 0;
 }
 
-/* A blocking call leaves nothing behind that a storage would have to remember, and can
- * only make it forget. Most storages of blocking copies have nothing to forget. */
+/* Whether the call has to know which bytes of the storage it uses. A blocking call
+ * leaves nothing that the storage must remember; knowing the bytes could only let it
+ * forget earlier work. Most storages of blocking copies have no such work. */
 static bool
 needs_extent(const cm_call *call, const cm_storage *storage)
 {

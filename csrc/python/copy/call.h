@@ -192,8 +192,8 @@ int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
  * unfinished transfers, that are in the way of work on `extent`. 0, or -1 with
  * MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
-/* The same of an end, which reads or writes what it has of the storage; of memory that
- * is no storage of ours there is nothing to come after. */
+/* The same for an end of the call, which reads or writes its bytes of the storage. If
+ * its memory is not a storage of ours there is nothing to come after. */
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 /* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an

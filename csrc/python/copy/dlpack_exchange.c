@@ -7,9 +7,9 @@
 #include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
 
-/* The state of the extension in this interpreter, borrowed from the module, which is
- * loaded as long as it has buffers. DLPack's functions are called with no object that
- * leads to it. NULL with an exception. */
+/* Return the state of the extension in this interpreter, as DLPack's functions get no
+ * object that leads to it. It is borrowed from the module, which stays loaded as long
+ * as there are buffers. NULL with an exception. */
 static cm_state *
 find_state(void)
 {

@@ -5,7 +5,8 @@
  *
  * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
  * of the same bytes would change the file under the call, so such ends are found before
- * anything is moved (find_own_maps()), and the package goes by way of other memory. */
+ * anything is moved (find_own_maps()), and the package goes by way of other memory.
+ * _maps_file() only looks whether memory is such a map. */
 #include "base/checked_math.h"
 #include "base/file_maps.h"
 #include "base/nvtx.h"
@@ -32,6 +33,7 @@ typedef struct file_call {
 
 /* -- ends --------------------------------------------------------------------------------- */
 
+/* Read one end: its offset in the file, and its memory. */
 static int
 read_end(file_call *call, PyObject *offset_object, PyObject *memory)
 {
@@ -50,7 +52,7 @@ read_end(file_call *call, PyObject *offset_object, PyObject *memory)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
 }
 
-/* Read the ends: offsets in the file, and the memory of each. */
+/* Read all ends. */
 static int
 read_ends(file_call *call, PyObject *offsets, PyObject *memories)
 {
@@ -279,7 +281,8 @@ find_own_maps(file_call *call)
     return shown;
 }
 
-/* Open the engine, and the file when nothing else is wrong. NULL with an exception. */
+/* Return the engine, once the file is open. The file is opened last, when nothing else
+ * is wrong. NULL with an exception. */
 static cm_engine *
 open_call(file_call *call)
 {
@@ -289,7 +292,7 @@ open_call(file_call *call)
     return engine == NULL || open_file(call) < 0 ? NULL : engine;
 }
 
-/* Make a _FileFailure of what was wrong with the file. */
+/* Make a _FileFailure, which says what was wrong with the file. */
 static PyObject *
 tell_failure(const cm_state *state, const cm_file_failure *failure)
 {
@@ -301,8 +304,8 @@ tell_failure(const cm_state *state, const cm_file_failure *failure)
     return cm_structseq_new(state, CM_STRUCTSEQ_FileFailure, members);
 }
 
-/* Move the bytes. None once they are there, or a _FileFailure; NULL with an
- * exception. */
+/* Move the bytes. Returns None, or a _FileFailure if the file was at fault; NULL with
+ * an exception. */
 static PyObject *
 move_bytes(file_call *call, cm_engine *engine)
 {
@@ -334,7 +337,7 @@ move_bytes(file_call *call, cm_engine *engine)
     return Py_NewRef(Py_None);
 }
 
-/* Make a _FileOutcome. Takes `own_maps` and `failure` over. */
+/* Make a _FileOutcome. Takes over the references to `own_maps` and `failure`. */
 static PyObject *
 make_outcome(const cm_state *state, uint64_t nbytes, PyObject *own_maps,
              PyObject *failure)
@@ -347,7 +350,7 @@ make_outcome(const cm_state *state, uint64_t nbytes, PyObject *own_maps,
     return cm_structseq_new(state, CM_STRUCTSEQ_FileOutcome, members);
 }
 
-/* Move the bytes, unless an end is a map of the file. */
+/* The `run` of _transfer_file(): move the bytes, unless an end is a map of the file. */
 static PyObject *
 transfer(file_call *call)
 {
@@ -368,7 +371,7 @@ transfer(file_call *call)
     return make_outcome(call->call.state, nbytes, own_maps, failure);
 }
 
-/* Whether an end is a map of the file. */
+/* The `run` of _maps_file(): whether an end is a map of the file. */
 static PyObject *
 look_for_maps(file_call *call)
 {
@@ -381,7 +384,8 @@ look_for_maps(file_call *call)
     return answer;
 }
 
-/* From the ends to an answer, once the frame is entered; ends what `call` has. */
+/* Read the ends, let `run` make the answer of them, and release everything that `call`
+ * has. The frame of the call is entered. */
 static PyObject *
 run_call(file_call *call, PyObject *offsets, PyObject *memories,
          PyObject *(*run)(file_call *call))
@@ -446,7 +450,7 @@ cm_maps_file(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     call->call = (cm_call){.state = state, .blocking = true};
     call->open = open;
-    call->cuts = true; /* all that lies behind the offset is asked about */
+    call->cuts = true; /* every byte behind the offset counts */
     cm_state_enter(state);
     result = run_call(call, offsets, memories, look_for_maps);
     cm_state_leave(state);

@@ -151,7 +151,7 @@ hold_ends(cm_state *state, PyObject *module, PyObject *ends)
     return capsule;
 }
 
-/* Number the copies that begin now, and hold their ends. */
+/* Make a _CopyParts: give the group a number, and hold its ends. */
 static PyObject *
 make_parts(cm_state *state, PyObject *module, PyObject *ends, bool captures)
 {

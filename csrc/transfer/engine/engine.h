@@ -132,8 +132,8 @@ typedef struct cm_copy_request {
     uint32_t keep_count;
     /* Fills in `keep`, with the same argument. The engine calls it once it is clear
      * that the copy outlives its call: at most once, and in the caller's thread. A
-     * blocking call keeps its ends alive itself until it returns, so nothing is kept
-     * for it unless Ctrl-C ends it while the device is at work. If this answers false
+     * blocking call keeps its ends alive itself until it returns, so it needs keeps
+     * only if Ctrl-C ends it while the device is still at work. If the answer is false
      * there is no memory, and the call waits for what is queued instead. NULL: `keep`
      * is complete. */
     bool (*take_keeps)(void *argument);

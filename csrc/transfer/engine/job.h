@@ -102,8 +102,8 @@ typedef struct cm_job {
     uint64_t turn_nbytes;  /* worked on since the last turn: see scheduler.c */
     uint64_t moved_nbytes; /* of pieces that are over, repeats counted each time */
     cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */
-    /* Borrowed: the request of a call which waits for the end and keeps the ends
-     * itself, see cm_request_take_keeps(). NULL if the ticket has the keeps. */
+    /* Borrowed; the request of a call that waits for the end of the copy and keeps the
+     * ends alive itself (see take_keeps). NULL if the ticket has the keeps. */
     const cm_copy_request *unkept;
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held; the stream that works: request_stream, or one

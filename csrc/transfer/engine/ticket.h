@@ -115,9 +115,8 @@ cm_event cm_request_event(const cm_copy_request *request);
  * What is page-locked at the ends of the request now stays so until the ticket is done.
  * Returns NULL if there is no memory; the keeps are then still the caller's. */
 cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
-/* Take the keeps of the request, whose call waits for the ticket but will not stay to
- * the end. Answers false if there is no memory for them. Nobody else may see the ticket
- * yet. */
+/* Give the ticket the keeps of a request whose call is going to end before the copy.
+ * Nobody else may see the ticket yet. Returns false if there is no memory for them. */
 bool cm_ticket_take_keeps(cm_ticket *ticket, const cm_copy_request *request);
 /* Add to `shares` what is page-locked now within one end of a copy.
  * Fails: CM_ENOMEM. */

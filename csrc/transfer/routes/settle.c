@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a job comes to another plan when its turn has come. A plan is made when the copy
- * is asked for. The job may have to wait long after that, and only when its turn comes
- * is it known what memory there is. So CM_JOB_SETTLE, a step of run.c, makes the last
- * decisions, and two of them change the plan, by the functions of this file:
+/* How the plan of a job changes once its turn has come.
  *
- * - A source that overlaps its target is read whole first, into memory of our own. That
- *   memory is the source from then on, and the rest of the copy is planned for it.
+ * A plan is made when the copy is asked for. The job may have to wait long after that,
+ * and only when its turn comes is it known what memory there is. So the last decisions
+ * are made in CM_JOB_SETTLE, a step of run.c. Two of them change the plan, by the
+ * functions of this file:
+ *
+ * - A source that overlaps its target is first read as a whole, into memory of our own.
+ *   That memory is the source from then on, and the rest of the copy is planned for it.
  * - A row whose `settle` gets no memory has the copy planned again, for a way that
  * needs none.
  *
- * Most copies have neither such a source nor such a want, and never come here. */
+ * Most copies need neither, and never come here. */
 #include <stdlib.h>
 
 #include "transfer/routes/device_side.h"
@@ -58,7 +60,7 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
     job->src.address = address;
     job->src.kind = on_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
     job->src_facts = (cm_end_facts){.locked = on_device, .whole = true};
-    job->overlaps = false; /* from now on threads may share it */
+    job->overlaps = false; /* from now on threads may share the copy */
     cm_plan_pack_source(&job->plan, &job->dst, &job->src, job->dst_facts,
                         job->src_facts, options_of(job));
 }
