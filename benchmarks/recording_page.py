@@ -151,7 +151,7 @@ def main() -> int:
         parser.error("it needs Chromium, which is not here")
     started = datetime.now(UTC)
     if options.record:
-        log = cumem.load_record(options.record).log
+        log = cumem.Record.load(options.record).log
     else:
         log = random_log(options.events)
     results: dict[str, Any] = {

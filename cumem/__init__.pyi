@@ -49,7 +49,6 @@ from cumem.base.version import __version__ as __version__
 from cumem.buffers.constructors import (
     array as array,
     asarray as asarray,
-    ascontiguousarray as ascontiguousarray,
     empty_like as empty_like,
     full as full,
     full_like as full_like,
@@ -96,8 +95,6 @@ from cumem.recording.live_buffers import (
 )
 from cumem.recording.record import (
     Record as Record,
-    diff as diff,
-    load_record as load_record,
     record as record,
     tag as tag,
 )

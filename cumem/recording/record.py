@@ -269,6 +269,39 @@ class Record:
         """Return when the most bytes were alive, of which kinds, and from which lines."""
         return find_peak(self.log)
 
+    def diff(self, before: Record) -> Difference:
+        """Say what this record has more than another one.
+
+        Parameters
+        ----------
+        before : Record
+            Of the same work, such as an earlier epoch.
+
+        Returns
+        -------
+        Difference
+            Kinds and lines whose allocations or peaks differ; ``print()`` shows them.
+
+        Raises
+        ------
+        TypeError
+            If `before` is not a record.
+        RuntimeError
+            If one of the two was not started.
+
+        Examples
+        --------
+        >>> with cumem.record() as before:
+        ...     pass
+        >>> with cumem.record() as after:
+        ...     kept = cumem.empty_pinned(1000, "u1")
+        >>> print(str(after.diff(before)).splitlines()[0])
+        peak +1 KiB
+        """
+        if not isinstance(before, Record):
+            raise TypeError(f"before must be a Record, not {type(before).__name__}")
+        return find_difference(before.log, self.log)
+
     # -- files -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
@@ -280,7 +313,7 @@ class Record:
             The file to write. An existing file is replaced once the new one is complete.
             An open file, and one whose name has no suffix, is written as an ``.npz``.
 
-            - ``.npz``: the whole record, which `load_record` reads and ``python -m cumem
+            - ``.npz``: the whole record, which `load` reads and ``python -m cumem
               replay`` takes
             - ``.html``: as `to_html`
             - ``.json`` and ``.json.gz``: as `to_perfetto`
@@ -327,6 +360,64 @@ class Record:
             # NumPy's stub takes the names of arrays for its own flags.
             save: Any = np.savez_compressed
             save(file, events=log.events, living=log.living, tables=text, **_trace(log))
+
+    @classmethod
+    @hinting
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote to an ``.npz``.
+
+        Parameters
+        ----------
+        path : str or path-like
+
+        Returns
+        -------
+        Record
+            One that has ended.
+
+        Raises
+        ------
+        ValueError
+            If the file is no such record, or is damaged: everything in it is looked at.
+        OSError
+            If it cannot be read.
+
+        Examples
+        --------
+        >>> with cumem.record(stacks=False) as rec:
+        ...     kept = cumem.empty_pinned(1000, "u1")
+        >>> rec.save("epoch.npz")
+        >>> len(cumem.Record.load("epoch.npz")) == len(rec)
+        True
+        """
+        where = Path(path)
+        try:
+            with open_regular(where) as file, _archive(file) as arrays:
+                events, living = arrays["events"], arrays["living"]
+                tables = json.loads(arrays["tables"].tobytes())
+            log = checked(
+                Log(
+                    events,
+                    living,
+                    {
+                        int(number): frames
+                        for number, frames in tables["stacks"].items()
+                    },
+                    tuple(tables["tags"]),
+                    {int(number): name for number, name in tables["threads"].items()},
+                    tables["lost_count"],
+                    float(tables["begin_s"]),
+                    tables["duration_ns"],
+                    tables["machine"],
+                )
+            )
+        except OSError:
+            raise
+        except Exception as error:  # a damaged archive may raise nearly anything
+            raise ValueError(f"{where}: no record of cumem: {error}") from None
+        self = cls()
+        self._log = log
+        return self
 
     def to_torch_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a pickle for PyTorch's memory viewer."""
@@ -423,97 +514,6 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
     1
     """
     return Record(stacks, max_entries)
-
-
-@hinting
-def diff(before: Record, after: Record) -> Difference:
-    """Compare two records, and return what the second has more of than the first.
-
-    Parameters
-    ----------
-    before, after : Record
-        Records of the same work, for instance of two epochs.
-
-    Returns
-    -------
-    Difference
-        The kinds and lines whose allocations or peaks differ; ``print()`` shows them.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not a record.
-    RuntimeError
-        If a record was not started.
-
-    Examples
-    --------
-    >>> with cumem.record() as before:
-    ...     pass
-    >>> with cumem.record() as after:
-    ...     kept = cumem.empty_pinned(1000, "u1")
-    >>> print(str(cumem.diff(before, after)).splitlines()[0])
-    peak +1 KiB
-    """
-    for name, each in (("before", before), ("after", after)):
-        if not isinstance(each, Record):
-            raise TypeError(f"{name} must be a Record, not {type(each).__name__}")
-    return find_difference(before.log, after.log)
-
-
-@hinting
-def load_record(path: str | os.PathLike[str]) -> Record:
-    """Read a record from an ``.npz`` file that `Record.save` wrote.
-
-    Parameters
-    ----------
-    path : str or path-like
-
-    Returns
-    -------
-    Record
-        A record that has stopped.
-
-    Raises
-    ------
-    ValueError
-        If the file is not such a record or is damaged, which every part is checked for.
-    OSError
-        If the file cannot be read.
-
-    Examples
-    --------
-    >>> with cumem.record(stacks=False) as rec:
-    ...     kept = cumem.empty_pinned(1000, "u1")
-    >>> rec.save("epoch.npz")
-    >>> len(cumem.load_record("epoch.npz")) == len(rec)
-    True
-    """
-    where = Path(path)
-    try:
-        with open_regular(where) as file, _archive(file) as arrays:
-            events, living = arrays["events"], arrays["living"]
-            tables = json.loads(arrays["tables"].tobytes())
-        log = checked(
-            Log(
-                events,
-                living,
-                {int(number): frames for number, frames in tables["stacks"].items()},
-                tuple(tables["tags"]),
-                {int(number): name for number, name in tables["threads"].items()},
-                tables["lost_count"],
-                float(tables["begin_s"]),
-                tables["duration_ns"],
-                tables["machine"],
-            )
-        )
-    except OSError:
-        raise
-    except Exception as error:  # a damaged archive may raise nearly anything
-        raise ValueError(f"{where}: no record of cumem: {error}") from None
-    self = Record()
-    self._log = log
-    return self
 
 
 def _archive(file: io.BufferedReader) -> Any:

@@ -140,7 +140,7 @@ def records(folder: Path) -> Objects:
         "leaks": record.leaks(),
         "top": record.top(),
         "peak": record.peak(),
-        "difference": cumem.diff(record, record),
+        "difference": record.diff(record),
     }
 
 

@@ -27,7 +27,6 @@ CALLS = {
     "array": "cumem.array(a, kind='pinned')",
     "asarray": "cumem.asarray(a)",
     "asbuffer": "cumem.asbuffer(a)",
-    "ascontiguousarray": "cumem.ascontiguousarray(a[::2])",
     "asnumpy": "cumem.asnumpy(a)",
     "backend": "cumem.backend()",
     "broadcast": "cumem.broadcast([n()], a)",
@@ -44,7 +43,6 @@ CALLS = {
     "current_stream": "cumem.current_stream()",
     "default_pool": "cumem.default_pool('pinned')",
     "device_count": "cumem.device_count()",
-    "diff": "cumem.diff",  # of two records
     "empty": "cumem.empty(10)",
     "empty_device": "cumem.empty_device(10)",
     "empty_like": "cumem.empty_like(a)",
@@ -62,7 +60,6 @@ CALLS = {
     "limit": "cumem.limit('device', '50%').__enter__()",
     "live": "cumem.live()",
     "load": "cumem.load(t + '/y.npy', out=n())",
-    "load_record": "cumem.load_record(t + '/y.npz')",
     "load_safetensors": "cumem.load_safetensors(t + '/y.safetensors')",
     "measure": "cumem.measure().__enter__()",
     "memory_info": "cumem.memory_info()",
@@ -120,13 +117,20 @@ OTHERS = {
     "offload_activations": "from cumem.integrations import torch; "
     "torch.offload_activations()",
     "restore": "from cumem.integrations.torch import restore; restore({'x': a})",
+    "load a record": "cumem.Record.load(t + '/y.npz')",
     "about": "cumem.info.about()",
     "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
 }
 
 #: What is refused, in whatever block: no record, ordinary memory that poses as CUDA's, and
 #: what is for PyTorch alone, where that is not installed.
-RAISE = {"load_record", "array interface", "offload", "offload_activations", "restore"}
+RAISE = {
+    "load a record",
+    "array interface",
+    "offload",
+    "offload_activations",
+    "restore",
+}
 
 BLOCKS = (
     pytest.param("cumem.Device(0)", marks=pytest.mark.checked),

@@ -143,7 +143,7 @@ def test_count_without_the_driver_is_the_drivers() -> None:
 #: Those that start the driver, so that a child is left with work on the host. They
 #: allocate, register, make streams and events, or ask what only the driver knows.
 USES = {
-    *("array", "asarray", "ascontiguousarray", "empty", "empty_device", "empty_like"),
+    *("array", "asarray", "empty", "empty_device", "empty_like"),
     *("empty_managed", "empty_mapped", "empty_pinned", "full", "full_like", "zeros"),
     *("zeros_like", "register", "load_safetensors", "to_device", "Workspace", "Pool"),
     *("chunks", "pipeline", "prefetch", "prefetch_many", "tiles", "collate_pinned"),

@@ -465,7 +465,6 @@ TAKES_DTYPE: dict[str, Callable[[Any], object]] = {
     "full": lambda dtype: cumem.full(4, 0, dtype),
     "array": lambda dtype: cumem.array([1], dtype),
     "asarray": lambda dtype: cumem.asarray([1], dtype),
-    "ascontiguousarray": lambda dtype: cumem.ascontiguousarray([1], dtype),
     "empty_like": lambda dtype: cumem.empty_like(np.zeros(3), dtype),
     "zeros_like": lambda dtype: cumem.zeros_like(np.zeros(3), dtype),
     "full_like": lambda dtype: cumem.full_like(np.zeros(3), 1, dtype),

@@ -230,7 +230,6 @@ def test_arguments_of_others_say_what_to_type(runtime) -> None:
 CONSTRUCTORS: dict[str, tuple[Any, ...]] = {
     "array": ([1, 2],),
     "asarray": ([1, 2],),
-    "ascontiguousarray": ([1, 2],),
     "empty": (3,),
     "empty_device": (3,),
     "empty_like": ([1, 2],),

@@ -27,7 +27,7 @@ USES: dict[str, Callable[[Any, Any, Path], object]] = {
     "asarray": lambda m, b, path: cumem.asarray(m),
     "asbuffer": lambda m, b, path: cumem.asbuffer(m),
     "asnumpy": lambda m, b, path: cumem.asnumpy(m),
-    "ascontiguousarray": lambda m, b, path: cumem.ascontiguousarray(m),
+    "asarray in order": lambda m, b, path: cumem.asarray(m, order="C"),
     "register": lambda m, b, path: cumem.register(m),
     "copy": lambda m, b, path: cumem.copy(b, m),
     "copy to it": lambda m, b, path: cumem.copy(m, b),

@@ -301,7 +301,7 @@ FOR_TENSORS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "array of a dtype": lambda torch, x, path: device_of(cumem.array(x, "f8")),
     "asarray": lambda torch, x, path: device_of(cumem.asarray(x)),
     "asarray cuda": lambda torch, x, path: device_of(cumem.asarray(x, device="cuda")),
-    "ascontiguousarray": lambda torch, x, path: device_of(cumem.ascontiguousarray(x)),
+    "asarray C": lambda torch, x, path: device_of(cumem.asarray(x, order="C")),
     "empty_like": lambda torch, x, path: device_of(cumem.empty_like(x)),
     "zeros_like": lambda torch, x, path: device_of(cumem.zeros_like(x, kind="mapped")),
     "full_like": lambda torch, x, path: device_of(cumem.full_like(x, 1)),

@@ -50,7 +50,7 @@ assert_type(cumem.array([1], kind="pinned", casting="unsafe"), cumem.PinnedBuffe
 assert_type(cumem.array([1]), cumem.DeviceBuffer)
 assert_type(cumem.asarray(np.zeros(3)), cumem.Buffer)
 assert_type(cumem.asarray(np.zeros(3), kind="mapped", copy=True), cumem.MappedBuffer)
-assert_type(cumem.ascontiguousarray([1], kind="device"), cumem.DeviceBuffer)
+assert_type(cumem.asarray([1], kind="device", order="C"), cumem.DeviceBuffer)
 assert_type(cumem.empty_like(np.zeros(3), kind="managed"), cumem.ManagedBuffer)
 assert_type(cumem.zeros_like(table), cumem.Buffer)
 assert_type(cumem.full_like(table, 1, kind="pinned"), cumem.PinnedBuffer)

@@ -77,7 +77,7 @@ def main(folder: Path, steps: int = 30) -> None:
             getattr(rec, method)(folder / f"epoch{suffix}")
         except ModuleNotFoundError as error:
             print(f"no {suffix}: {error}")
-    again = cumem.load_record(folder / "epoch.npz")
+    again = cumem.Record.load(folder / "epoch.npz")
     assert again.summary() == rec.summary()
     print("ok")
 

@@ -311,7 +311,7 @@ def test_record_is_written_and_read_again(runtime, tmp_path) -> None:
         cumem.copy(device, np.ones(MIB, "u1"))
         keep = cumem.empty_pinned(100)
     rec.save(path)
-    again = cumem.load_record(path)
+    again = cumem.Record.load(path)
     assert (again.log.events == rec.log.events).all()
     assert (again.log.living == rec.log.living).all()
     for name in ("tags", "threads", "lost_count", "begin_s", "duration_ns", "machine"):
@@ -351,17 +351,17 @@ def test_damaged_files_are_refused(tmp_path) -> None:
     path = tmp_path / "record.npz"
     path.write_bytes(b"PK of nothing")
     with pytest.raises(ValueError, match="no record"):
-        cumem.load_record(path)
+        cumem.Record.load(path)
     np.savez(path, op=np.zeros(3))
     with pytest.raises(ValueError, match="no record"):
-        cumem.load_record(path)
+        cumem.Record.load(path)
     np.savez(path, events=np.zeros(3), living=np.zeros(3), tables=np.zeros(0, "u1"))
     with pytest.raises(ValueError, match="no record"):
-        cumem.load_record(path)
+        cumem.Record.load(path)
     with pytest.raises(FileNotFoundError):
-        cumem.load_record(tmp_path / "none")
+        cumem.Record.load(tmp_path / "none")
     with pytest.raises(TypeError, match="should be a str"):
-        cumem.load_record(b"record.npz")  # type: ignore[arg-type]
+        cumem.Record.load(b"record.npz")  # type: ignore[arg-type]
 
 
 PROGRAM = """
@@ -385,7 +385,7 @@ def test_program_that_is_not_changed_is_recorded(tmp_path) -> None:
     assert f"3 x  {program}:4 (" in done.stderr
     (written,) = tmp_path.glob("*.npz")
     assert written.stem.isdecimal()
-    rec = cumem.load_record(written)
+    rec = cumem.Record.load(written)
     assert rec.summary().kinds[0].count == 3
     assert "work" in rec.log.tags
     assert transfer_of(rec)["nbytes"] == 1000

@@ -77,7 +77,7 @@ def test_answers_of_nothing_are_said_plainly() -> None:
     assert "0 events" in str(rec.summary())
     assert rec.peak().seconds == 0
     assert str(rec.top()).startswith("line")
-    assert str(cumem.diff(rec, rec)) == "peak +0 B"
+    assert str(rec.diff(rec)) == "peak +0 B"
     with pytest.raises(ValueError, match="by must be"):
         rec.top("size")  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ def test_answers_are_plain_data_and_readable(runtime) -> None:
         cumem.copy(device, np.ones(MIB, "u1"))
         keep = cumem.empty_pinned(100)
     answers = (rec.summary(), rec.leaks(), rec.top(), rec.top("tag"), rec.peak())
-    for answer in (*answers, cumem.diff(rec, rec), cumem.live()):
+    for answer in (*answers, rec.diff(rec), cumem.live()):
         assert json.loads(json.dumps(answer.to_dict()))
         assert "nan" not in str(answer)
         assert str(answer)
@@ -110,15 +110,15 @@ def test_difference_names_the_lines_that_changed(runtime) -> None:
         with cumem.record() as rec:
             work(count)
         recs.append(rec)
-    found = cumem.diff(*recs)
+    found = recs[1].diff(recs[0])
     (change,) = found.lines
     assert f":{work.line} " in change.name
     assert (change.count, change.peak_nbytes) == (2, 2 * 4096)
     assert found.peak_nbytes == 2 * 4096
-    back = cumem.diff(*reversed(recs))
+    back = recs[0].diff(recs[1])
     assert back.lines[0].count == -2
-    with pytest.raises(TypeError, match="after"):
-        cumem.diff(recs[0], 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="before"):
+        recs[0].diff(3)  # type: ignore[arg-type]
     pool.close()
 
 

@@ -198,7 +198,7 @@ def test_lines_are_the_users_wherever_a_record_is_read(runtime, tmp_path: Path) 
     shutil.copytree(Path(cumem.__file__).parent, there / "cumem")
     code = (
         "import cumem; from cumem.recording import json_lines, summary\n"
-        "for log in cumem.load_record('it.npz').log, json_lines.read('it.jsonl'):\n"
+        "for log in cumem.Record.load('it.npz').log, json_lines.read('it.jsonl'):\n"
         "    print(cumem.__file__, *(g.name for g in summary.find_top(log, 'line').groups))"
     )
     path = os.pathsep.join([str(there), *filter(None, sys.path)])

@@ -47,7 +47,7 @@ def test_save_to_an_open_file_writes_the_whole_record(emulated, tmp_path) -> Non
     rec.save(file)
     path = tmp_path / "it.npz"
     path.write_bytes(file.getvalue())
-    assert len(cumem.load_record(path)) == len(rec)
+    assert len(cumem.Record.load(path)) == len(rec)
 
 
 @pytest.mark.parametrize("name", ["it.zip", "it.csv", "it.json.bz2", ".html.old"])
@@ -147,7 +147,7 @@ def test_damaged_record_is_refused_where_it_is_loaded(
     arrays["tables"] = np.frombuffer(json.dumps(tables).encode(), np.uint8)
     np.savez(tmp_path / "damaged.npz", **arrays)
     with pytest.raises(ValueError, match="no record of cumem"):
-        cumem.load_record(tmp_path / "damaged.npz")
+        cumem.Record.load(tmp_path / "damaged.npz")
 
 
 def test_record_whose_stacks_have_great_numbers_costs_no_more(
@@ -162,7 +162,7 @@ def test_record_whose_stacks_have_great_numbers_costs_no_more(
         arrays[rows]["stack"][used] += great
     arrays["tables"] = np.frombuffer(json.dumps(tables).encode(), np.uint8)
     np.savez(tmp_path / "great.npz", **arrays)
-    loaded = cumem.load_record(tmp_path / "great.npz")
+    loaded = cumem.Record.load(tmp_path / "great.npz")
     assert len(loaded.log.stacks) == len(stacks) + 1
     names = [group.name for group in loaded.top().groups if group.name != "no stack"]
     assert names
@@ -175,12 +175,12 @@ def test_file_that_is_no_archive_is_told_so_and_not_how_to_load_pickles(
     path = tmp_path / "record.html"
     path.write_text("<html></html>")
     with pytest.raises(ValueError, match=r"no record of cumem: it is no \.npz$"):
-        cumem.load_record(path)
+        cumem.Record.load(path)
 
 
 def test_error_of_a_path_names_it_as_a_text(tmp_path) -> None:
     with pytest.raises(IsADirectoryError) as caught:
-        cumem.load_record(tmp_path)
+        cumem.Record.load(tmp_path)
     assert caught.value.filename == str(tmp_path)
     with pytest.raises(IsADirectoryError) as caught:
         cumem.fromfile(tmp_path, "u1")

@@ -43,7 +43,7 @@ def test_answers_keep_to_the_width(emulated, width: int) -> None:
         found: list[object] = [cumem.live()]
     pool = cumem.default_pool("pinned")
     found += [cumem.live(), cumem.stats(), pool.stats(), pool.snapshot()]
-    found += [rec.summary(), rec.leaks(), rec.top(), rec.peak(), cumem.diff(rec, rec)]
+    found += [rec.summary(), rec.leaks(), rec.top(), rec.peak(), rec.diff(rec)]
     found += [cumem.memory_info(), cumem.memory_info("host"), cumem.who_holds(device)]
     found += [cumem.explain(device, host[0]), cumem.recommend(1 << 20)]
     found += [cumem.configure()]
