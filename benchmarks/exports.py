@@ -52,7 +52,7 @@ WAYS: dict[str, Callable[[], object]] = {
     "cumem.copy(buf, array)": lambda: cumem.copy(make(), ONES),
     "buf.numpy()": lambda: make().numpy().fill(1),
     "memoryview(buf).release()": lambda: _release(memoryview(make())),
-    "collate_pinned(...)": lambda: cumem.collate_pinned(HALVES),
+    "collate_pinned(...)": lambda: cumem.PinnedCollate()(HALVES),
 }
 
 

@@ -99,10 +99,7 @@ from cumem.recording.record import (
     tag as tag,
 )
 from cumem.tools.recommendation import recommend as recommend
-from cumem.transfers.collating import (
-    PinnedCollate as PinnedCollate,
-    collate_pinned as collate_pinned,
-)
+from cumem.transfers.collating import PinnedCollate as PinnedCollate
 from cumem.transfers.explanation import explain as explain
 from cumem.transfers.loading import prefetch as prefetch
 from cumem.transfers.managed import (

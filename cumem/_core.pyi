@@ -2687,7 +2687,7 @@ def current_device() -> Device:
     3. for tensors of PyTorch, PyTorch's current device, if PyTorch has begun to use CUDA:
        in calls that are given a tensor (`array`, `register`, `chunks`, ...) or make some
        (``load_safetensors(framework="torch")``), in `prefetch`, `to_device`,
-       `collate_pinned` and `cumem.integrations.torch`;
+       `PinnedCollate` and `cumem.integrations.torch`;
     4. CUDA's current device of this thread, which PyTorch, CuPy and Numba set: 0 in a
        thread that has not used CUDA.
 

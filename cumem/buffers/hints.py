@@ -166,6 +166,7 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "arange": "use cumem.array(np.arange(n))",
     "ascontiguousarray": 'use cumem.asarray(obj, order="C")',
     "as_tensor": "use cumem.asarray(obj)",
+    "collate_pinned": "use cumem.PinnedCollate(), which stacks samples when it is called",
     "concatenate": "use cumem.copy(out[part], buf) for each part",
     "device_array": "use cumem.empty(shape)",
     "diff": "use after.diff(before), a method of records",

@@ -430,12 +430,12 @@ def _attached(
 
 @final
 class PinnedCollate:
-    """Stacks samples straight into page-locked memory: `collate_pinned` is one of these.
+    """Stacks samples straight into page-locked memory.
 
-    For ``DataLoader(collate_fn=...)``. A batch is that of `default_collate`: tensors,
-    arrays and numbers become tensors with a first axis more, in dicts, lists, tuples and
-    named tuples, and also dataclasses and TensorDicts; text comes in lists. Buffers of
-    cumem are taken as arrays. Where PyTorch is not imported, arrays and numbers become
+    Use it as ``DataLoader(collate_fn=cumem.PinnedCollate())``. A batch is that of
+    `default_collate`: tensors, arrays and numbers become tensors with a first axis more,
+    in dicts, lists, tuples and named tuples, and also dataclasses and TensorDicts; text
+    comes in lists. Buffers of cumem are taken as arrays. Where PyTorch is not imported, arrays and numbers become
     NumPy arrays.
 
     Without workers the memory is that of the pool of pinned memory. With workers it is
@@ -483,7 +483,6 @@ class PinnedCollate:
     """
 
     _ring: Ring
-    _failure: OSError | None = None  # why there is no ring as it should be
     _is_open = True
 
     @hinting
@@ -530,8 +529,6 @@ class PinnedCollate:
         batch = _gathered(listed)
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:
-            if self._failure is not None:
-                raise self._failure
             return _Message(self._ring, batch)
         stacks: list[_Stack] = []
 
@@ -557,17 +554,7 @@ class PinnedCollate:
     def close(self) -> None:
         """Give the memory of slots back, as `trim` does, and stack nothing more; twice is
         no error. Batches that live keep their memory.
-
-        Raises
-        ------
-        ValueError
-            Of `collate_pinned`, which the whole process shares: `trim` empties it.
         """
-        if self is collate_pinned:
-            raise ValueError(
-                "collate_pinned is shared by the whole process: use "
-                "collate_pinned.trim(), or make a cumem.PinnedCollate() of your own"
-            )
         if self._is_open:
             self._is_open = False
             self._ring.trim()
@@ -585,14 +572,10 @@ class PinnedCollate:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...] | str:
+    def __reduce__(self) -> tuple[Any, ...]:
         ring = self._ring
         if context.get_spawning_popen() is None:
-            if self is collate_pinned:
-                return "collate_pinned"
             return PinnedCollate, (ring.slots, ring.slot_nbytes)
-        if self._failure is not None:
-            raise self._failure
         file = reduction.DupFd(ring.fd)
         return _attached, (file, ring.slots, ring.slot_nbytes, ring.key)
 
@@ -601,16 +584,3 @@ class PinnedCollate:
         return (
             f"cumem.PinnedCollate(slots={ring.slots}, slot_nbytes={ring.slot_nbytes})"
         )
-
-
-def _make_default() -> PinnedCollate:
-    """What can be imported, and works without workers, where it has no addresses."""
-    try:
-        return PinnedCollate()
-    except OSError as error:
-        made = PinnedCollate(1, 1)
-        made._failure = error
-        return made
-
-
-collate_pinned: PinnedCollate = _make_default()

@@ -80,7 +80,7 @@ def load_batches() -> None:
     rows = list(np.ones((3, next(fresh_sizes))))
     collate = cumem.PinnedCollate(2, 1 << 20)
     sent = pickle.dumps(collating._Message(collate._ring, collating._gathered(rows)))
-    batches = [pickle.loads(sent), cumem.collate_pinned(rows), {"row": rows[0]}]
+    batches = [pickle.loads(sent), cumem.PinnedCollate()(rows), {"row": rows[0]}]
     for batch in cumem.prefetch(batches, depth=1):
         del batch
     batches.clear()

@@ -33,7 +33,6 @@ CALLS = {
     "broadcast_async": "[each.wait() for each in cumem.broadcast_async([n()], a)]",
     "chunk_size": "cumem.chunk_size(1000, '1MiB')",
     "chunks": "list(cumem.chunks(a))",
-    "collate_pinned": "cumem.collate_pinned([a, a])",
     "configure": "cumem.configure(threads=1)",
     "copy": "cumem.copy(n(), a)",
     "copy_async": "cumem.copy_async(n(), a).wait()",

@@ -82,7 +82,7 @@ def work():
     pinned = cumem.array(target, kind="pinned")
     assert (cumem.zeros_like(pinned).numpy() == 0).all()
     assert cumem.explain(target, source) and str(cumem.memory_info("host"))
-    assert cumem.collate_pinned([source, source]).shape == (2, 1000)
+    assert cumem.PinnedCollate()([source, source]).shape == (2, 1000)
     cumem.save("a.npy", target)
     assert (cumem.load("a.npy", kind="pinned").numpy() == target).all()
     cumem.tofile("a.bin", target)

@@ -146,7 +146,7 @@ USES = {
     *("array", "asarray", "empty", "empty_device", "empty_like"),
     *("empty_managed", "empty_mapped", "empty_pinned", "full", "full_like", "zeros"),
     *("zeros_like", "register", "load_safetensors", "to_device", "Workspace", "Pool"),
-    *("chunks", "pipeline", "prefetch", "prefetch_many", "tiles", "collate_pinned"),
+    *("chunks", "pipeline", "prefetch", "prefetch_many", "tiles"),
     *("PinnedCollate", "numpy_pinned", "Stream", "Event", "Device", "memory_info"),
     *("synchronize", "a thread registers", "assignment"),
 }
@@ -202,9 +202,9 @@ def test_page_names_each_call_that_starts_the_driver() -> None:
 
 
 NUMBERS = {
-    "numbers": "cumem.collate_pinned([1, 2])",
-    "tuples of numbers": "cumem.collate_pinned([(1, 2.0), (3, 4.0)])",
-    "text": "cumem.collate_pinned(['a', 'b'])",
+    "numbers": "cumem.PinnedCollate()([1, 2])",
+    "tuples of numbers": "cumem.PinnedCollate()([(1, 2.0), (3, 4.0)])",
+    "text": "cumem.PinnedCollate()(['a', 'b'])",
     "share of a device": "cumem.set_limit('device', '50%')",
     "share in a block": "cumem.limit('managed', '50%').__enter__()",
     "share of a pool": "kept = cumem.Pool('device', limit='50%'); kept.stats()",

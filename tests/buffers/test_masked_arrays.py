@@ -42,7 +42,7 @@ USES: dict[str, Callable[[Any, Any, Path], object]] = {
     "setitem of one": lambda m, b, path: b.__setitem__(0, np.ma.masked),
     "full": lambda m, b, path: cumem.full(3, m),
     "to_device": lambda m, b, path: cumem.to_device({"a": [m]}),
-    "collate_pinned": lambda m, b, path: cumem.collate_pinned([np.zeros(3), m]),
+    "PinnedCollate": lambda m, b, path: cumem.PinnedCollate()([np.zeros(3), m]),
     "save": lambda m, b, path: cumem.save(path, m),
     "savez": lambda m, b, path: cumem.savez(path, a=m),
     "tofile": lambda m, b, path: cumem.tofile(path, m),

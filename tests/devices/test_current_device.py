@@ -330,7 +330,7 @@ FOR_TENSORS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "pipeline": lambda torch, x, path: cumem.pipeline(
         lambda part, out, stream: device_of(part), x
     )[0],
-    "collate_pinned": lambda torch, x, path: cumem.PinnedCollate(1, 1 << 20)([x, x]),
+    "PinnedCollate": lambda torch, x, path: cumem.PinnedCollate(1, 1 << 20)([x, x]),
 }
 
 
@@ -719,7 +719,7 @@ def test_a_call_that_names_a_device_opens_no_other(four, in_folder, call) -> Non
 #: Calls that name none, inside of a block.
 IN_BLOCK: dict[str, Callable[[], object]] = {
     "register": lambda: cumem.register(np.ones(1 << 14)).close(),
-    "collate_pinned": lambda: cumem.collate_pinned([{"x": np.ones(20000)}] * 2),
+    "PinnedCollate": lambda: cumem.PinnedCollate()([{"x": np.ones(20000)}] * 2),
     "load": lambda: (cumem.save(T, np.ones(9)), cumem.load(T)),
     "fromfile, pinned": lambda: (
         cumem.tofile(T, np.ones(1 << 20)),

@@ -213,7 +213,6 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
         code = "\n" * lines_before + example["code"]  # errors name the page's own line
         exec(compile(code, str(page), "exec"), names)
     names.clear()
-    cumem.collate_pinned.trim()  # slots are kept, as memory of pools is
 
 
 #: Those that need what is not there, or change the process.

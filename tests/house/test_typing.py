@@ -416,7 +416,7 @@ with cumem.record() as record, cumem.tag("load"):
 with cumem.Device(0) as device, cumem.Stream() as stream:
     assert_type(device, cumem.Device)
     assert_type(stream, Stream)
-assert_type(cumem.collate_pinned, cumem.PinnedCollate)
+assert_type(cumem.PinnedCollate(), cumem.PinnedCollate)
 assert_type(cumem.memory_info("host"), cumem.types.HostMemory)
 assert_type(cumem.memory_info().free, int)
 """

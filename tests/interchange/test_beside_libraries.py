@@ -72,7 +72,7 @@ def viewed() -> None:
 
 
 def collated() -> None:
-    cumem.collate_pinned([np.ones((400, 800), "f4")] * 2)
+    cumem.PinnedCollate()([np.ones((400, 800), "f4")] * 2)
 
 
 @pytest.mark.parametrize(

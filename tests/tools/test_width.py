@@ -101,7 +101,7 @@ def test_reprs_are_no_wider_than_80_columns(emulated) -> None:
         *(cumem.empty_pinned((4, 4), fields), cumem.asbuffer(np.ones((9, 9)))),
         *(pool, cumem.default_pool("device"), cumem.Workspace("10 MiB")),
         *(cumem.Stream(), cumem.Event(), cumem.current_stream(), cumem.Device(0)),
-        *(cumem.register(np.ones(1 << 14)), cumem.collate_pinned),
+        *(cumem.register(np.ones(1 << 14)), cumem.PinnedCollate()),
         *(cumem.prefetch([np.ones(3)] * 100), cumem.prefetch(iter([]))),
         *(cumem.chunks(np.ones(3)), device.residency),
         cumem.copy_async(device, np.ones((64, 3, 32, 32), "f4")),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from support import programs, session
+from support import session
 from support.forks import FORK, fork_and_run
 from support.session import testing
 
@@ -163,7 +163,7 @@ def arrays(count: int, nbytes: int = 1000) -> list[np.ndarray]:
 
 
 def test_samples_are_stacked_into_pinned_memory(runtime) -> None:
-    found = cumem.collate_pinned([sample(i) for i in range(4)])
+    found = cumem.PinnedCollate()([sample(i) for i in range(4)])
     assert is_batch(found, [0, 1, 2, 3])
     assert type(found["pair"]) is Pair
     assert type(found["record"]) is Sample
@@ -176,7 +176,7 @@ def test_samples_are_stacked_into_pinned_memory(runtime) -> None:
 
 def test_mappings_stay_what_they_are(runtime) -> None:
     made = collections.OrderedDict(b=np.ones(2), a=np.zeros(2))
-    found = cumem.collate_pinned([made, made])
+    found = cumem.PinnedCollate()([made, made])
     assert type(found) is collections.OrderedDict
     assert list(found) == ["b", "a"]
     assert tuple(found["b"].shape) == (2, 2)
@@ -195,7 +195,7 @@ def test_mappings_stay_what_they_are(runtime) -> None:
 )
 def test_samples_that_make_no_batch_are_refused(runtime, samples, error) -> None:
     with pytest.raises(error):
-        cumem.collate_pinned(samples)
+        cumem.PinnedCollate()(samples)
 
 
 class Odd(collections.UserList):
@@ -256,13 +256,13 @@ def test_sequences_of_any_kind_are_taken_apart(emulated, one, kind, in_worker) -
 @pytest.mark.parametrize("one", [{"x": np.ones(3)}, "text", b"bytes", 5, None])
 def test_one_sample_is_no_list_of_samples(runtime, one) -> None:
     with pytest.raises(TypeError, match=r"samples must be a list.*batch_size=None"):
-        cumem.collate_pinned(one)
+        cumem.PinnedCollate()(one)
 
 
 def test_rows_of_an_array_are_samples(runtime) -> None:
     rows = np.arange(6.0).reshape(3, 2)
-    assert np.array_equal(cumem.collate_pinned(rows), rows)
-    assert np.array_equal(cumem.collate_pinned(iter(rows)), rows)
+    assert np.array_equal(cumem.PinnedCollate()(rows), rows)
+    assert np.array_equal(cumem.PinnedCollate()(iter(rows)), rows)
 
 
 @pytest.mark.parametrize(
@@ -283,31 +283,6 @@ def test_rings_that_make_no_sense_are_refused(arguments, error, text) -> None:
 def test_ring_without_addresses_says_what_to_make_instead() -> None:
     with pytest.raises(OSError, match=r"no room for 1024 slots .*make a smaller cumem"):
         cumem.PinnedCollate(1 << 10, "1 TiB")
-
-
-SMALL = """
-import resource, sys, types
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
-import numpy as np
-import cumem
-
-assert cumem.collate_pinned([np.ones(3)]).shape == (1, 3)
-cumem.PinnedCollate(4, "64 MiB")
-data = types.ModuleType("torch.utils.data")
-data.get_worker_info = lambda: 1
-sys.modules["torch.utils.data"] = data
-for _ in range(2):
-    try:
-        cumem.collate_pinned([np.ones(3)])
-    except OSError as error:
-        print(error)
-"""
-
-
-def test_default_without_addresses_fails_in_workers_only(emulated) -> None:
-    done = programs.run("-c", SMALL)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("make a smaller cumem.PinnedCollate") == 2
 
 
 def test_ring_says_what_it_is_and_is_pickled_as_another_one(emulated) -> None:
@@ -688,7 +663,7 @@ def test_batch_without_workers_goes_on_in_ordinary_memory(emulated, short) -> No
     testing.plan_fault("host_register", 1, 2, repeat=True)
     samples = [{"x": np.ones(100_000), "y": 1}, {"x": np.zeros(100_000), "y": 2}]
     with pytest.warns(RuntimeWarning, match="refuses to page-lock") as told:
-        batches = [cumem.collate_pinned(samples) for _ in range(3)]
+        batches = [cumem.PinnedCollate()(samples) for _ in range(3)]
     assert len(told) == 1
     for batch in batches:
         assert np.array_equal(batch["x"], np.stack([each["x"] for each in samples]))
@@ -699,7 +674,7 @@ def test_batch_above_a_limit_goes_on_in_ordinary_memory(emulated, short) -> None
     samples = [np.ones(1 << 20)] * 2
     cumem.set_limit("pinned", "1MiB")
     with pytest.warns(RuntimeWarning, match="set_limit") as told:
-        batches = [cumem.collate_pinned(samples) for _ in range(2)]
+        batches = [cumem.PinnedCollate()(samples) for _ in range(2)]
     assert len(told) == 1
     assert all(np.array_equal(batch, np.stack(samples)) for batch in batches)
 
@@ -714,5 +689,3 @@ def test_collate_in_a_with_block_is_closed_by_its_end(emulated) -> None:
         pass
     collate.close()
     assert (np.asarray(batch) == samples).all()
-    with pytest.raises(ValueError, match=r"collate_pinned\.trim\(\)"):
-        cumem.collate_pinned.close()

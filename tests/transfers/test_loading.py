@@ -719,7 +719,7 @@ import cumem
 
 found = iter(cumem.prefetch([np.ones(1 << 20)] * 9, depth=3))
 first = next(found)
-batch = cumem.collate_pinned([np.ones(1000)] * 3)
+batch = cumem.PinnedCollate()([np.ones(1000)] * 3)
 collate = cumem.PinnedCollate(2)
 ring = collate._ring
 memory = ring.claim(*ring.take(1 << 16), 1 << 16)

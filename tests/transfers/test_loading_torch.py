@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of PyTorch: `prefetch` and `collate_pinned` round a real DataLoader."""
+"""Batches of PyTorch: `prefetch` and `PinnedCollate` round a real DataLoader."""
 
 from __future__ import annotations
 
@@ -237,12 +237,12 @@ def test_real_batches_of_transformers_come_as_they_are(runtime) -> None:
 
 def test_stacked_tensors_of_a_subclass_keep_it(runtime) -> None:
     rows = torch.randn(3, 2).as_subclass(Image)
-    found = cumem.collate_pinned(list(rows))
+    found = cumem.PinnedCollate()(list(rows))
     assert type(found) is type(torch.utils.data.default_collate(list(rows))) is Image
     assert found.is_pinned() or runtime.emulated
     assert torch.equal(found, rows)
     mixed = [rows[0], rows[1].as_subclass(torch.Tensor)]
-    both = cumem.collate_pinned(mixed)
+    both = cumem.PinnedCollate()(mixed)
     assert type(both) is type(torch.utils.data.default_collate(mixed))
     collate = cumem.PinnedCollate(1, WIDTH)
     kept = []
@@ -704,7 +704,7 @@ def first_sample(samples: Any) -> Any:
         {"batch_size": None},
         {"batch_size": 1, "collate_fn": first_sample},
         {"batch_size": 1},
-        {"batch_size": 1, "collate_fn": cumem.collate_pinned},
+        {"batch_size": 1, "collate_fn": cumem.PinnedCollate()},
     ],
 )
 def test_dataset_that_fills_one_tensor_again_comes_right(runtime, options) -> None:
@@ -738,7 +738,7 @@ def test_loaders_whose_batches_are_new_are_known() -> None:
     assert not gives_fresh(loader(data, 2), False)
 
 
-# -- collate_pinned ----------------------------------------------------------------------
+# -- PinnedCollate -----------------------------------------------------------------------
 
 
 def random_samples(count: int) -> list[Any]:
@@ -781,7 +781,7 @@ def same(found: Any, wanted: Any) -> None:
 def test_batch_is_that_of_default_collate_in_pinned_memory(runtime) -> None:
     need_cuda(runtime)
     samples = random_samples(5)
-    found = cumem.collate_pinned(samples)
+    found = cumem.PinnedCollate()(samples)
     same(found, torch.utils.data.default_collate(samples))
     for name in ("tensor", "scalar", "array", "slice", "zero", "mixed", "conj"):
         assert cumem.asbuffer(found[name]).kind == "pinned", name
@@ -809,13 +809,13 @@ def test_what_default_collate_refuses_is_refused_alike(emulated, samples) -> Non
     with pytest.raises(Exception) as wanted:
         torch.utils.data.default_collate(samples)
     with pytest.raises(wanted.type) as found:
-        cumem.collate_pinned(samples)
+        cumem.PinnedCollate()(samples)
     assert str(found.value) == str(wanted.value)
 
 
 def test_samples_that_want_a_gradient_are_stacked_as_ever(emulated) -> None:
     sample = torch.ones(2, requires_grad=True)
-    found = cumem.collate_pinned([sample, sample])
+    found = cumem.PinnedCollate()([sample, sample])
     found.sum().backward()
     assert sample.grad.tolist() == [2, 2]
 
@@ -824,7 +824,7 @@ def test_buffers_of_cumem_are_stacked_as_arrays(runtime) -> None:
     need_cuda(runtime)
     for kind in ("pinned", "managed", "device"):
         samples = [{"x": cumem.full(2, i, "f4", kind)} for i in range(3)]
-        found = cumem.collate_pinned(samples)["x"]
+        found = cumem.PinnedCollate()(samples)["x"]
         assert found.tolist() == [[0, 0], [1, 1], [2, 2]]
         assert found.dtype is torch.float32
         assert cumem.asbuffer(found).kind == "pinned"
@@ -841,7 +841,7 @@ def nested_tensordicts(count: int) -> list[Any]:
 def test_tensordicts_are_stacked_into_pinned_memory(runtime) -> None:
     need_cuda(runtime)
     samples = nested_tensordicts(4)
-    found = cumem.collate_pinned(samples)
+    found = cumem.PinnedCollate()(samples)
     assert type(found) is type(samples[0])
     assert found.batch_size == torch.Size([4])
     assert torch.equal(found["obs"], torch.arange(12.0).reshape(4, 3))
@@ -947,7 +947,7 @@ def test_workers_fill_slots_and_prefetch_moves_them(runtime, tmp_path, method) -
         loader = DataLoader(images, collate_fn=collate, **some)
         assert is_epoch(loader, pinned=True)
         assert is_epoch(cumem.prefetch(loader))
-        whole = DataLoader(images, collate_fn=cumem.collate_pinned, **some)
+        whole = DataLoader(images, collate_fn=cumem.PinnedCollate(), **some)
         assert is_epoch(cumem.prefetch(whole))
         if {method!r} == "fork":
             assert is_epoch(cumem.prefetch(DataLoader(images, **some)))
