@@ -273,11 +273,11 @@ class Bench:
     def to_host(self) -> None:
         """All pages, with no copies left on the device."""
         self.buffer.read_mostly = False
-        self.buffer.prefetch("cpu", self.stream)
+        self.buffer.prefetch_pages("cpu", self.stream)
         self.stream.synchronize()
 
     def to_device(self) -> None:
-        self.buffer.prefetch(0, self.stream)
+        self.buffer.prefetch_pages(0, self.stream)
         self.stream.synchronize()
 
     def as_read_mostly(self) -> None:
@@ -300,7 +300,7 @@ class Bench:
         slices = [self.buffer[int(p[0]) : int(p[-1]) + 1] for p in parts]
 
         def many(to: object) -> None:
-            cumem.prefetch_many(slices, to, self.stream)
+            cumem.prefetch_pages(slices, to, self.stream)
             self.stream.synchronize()
 
         for key, to, location, before in (
@@ -309,7 +309,7 @@ class Bench:
         ):
 
             def whole(to: object = to) -> None:
-                self.buffer.prefetch(to, self.stream)
+                self.buffer.prefetch_pages(to, self.stream)
                 self.stream.synchronize()
 
             ways: dict[str, Way] = self.raw(location)
@@ -396,10 +396,10 @@ class Bench:
         """Everything at once, in front of the use, and behind it."""
 
         def call() -> None:
-            self.buffer.prefetch(0, self.stream)
+            self.buffer.prefetch_pages(0, self.stream)
             use(self.buffer)
             if back:
-                self.buffer.prefetch("cpu", self.stream)
+                self.buffer.prefetch_pages("cpu", self.stream)
             self.stream.synchronize()
 
         return call

@@ -31,7 +31,7 @@ from cumem._core import (
     empty_managed as empty_managed,
     empty_mapped as empty_mapped,
     empty_pinned as empty_pinned,
-    prefetch_many as prefetch_many,
+    prefetch_pages as prefetch_pages,
     set_current_device as set_current_device,
 )
 from cumem.base.driver import (

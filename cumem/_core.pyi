@@ -882,7 +882,7 @@ class ManagedBuffer(_HostUsable):
     --------
     >>> buf = cumem.empty_managed(1 << 20, "u1")
     >>> buf.numpy()[:] = 7
-    >>> buf.prefetch(0)
+    >>> buf.prefetch_pages(0)
     >>> cumem.current_stream().synchronize()
     >>> buf.prefetch_location == cumem.Device(0)
     True
@@ -898,7 +898,7 @@ class ManagedBuffer(_HostUsable):
         take the memory over without a copy. AttributeError on the emulated device,
         for negative strides, and for dtypes of other packages (DLPack has their types).
         """
-    def prefetch(self, to: object = None, stream: object = None) -> None:
+    def prefetch_pages(self, to: object = None, stream: object = None) -> None:
         """Move the pages to a device or to the host ahead of use.
 
         Parameters
@@ -1050,7 +1050,7 @@ class ManagedBuffer(_HostUsable):
         Parameters
         ----------
         device : Device, int or str, optional
-            As in `prefetch`.
+            As in `prefetch_pages`.
         stream : Stream or other stream object, optional
             For both moves; default: the current stream at the begin, and that at the
             end of the block.
@@ -1063,11 +1063,11 @@ class ManagedBuffer(_HostUsable):
         Raises
         ------
         ValueError, TypeError, CudaError
-            As by `prefetch`, when the block begins or ends.
+            As by `prefetch_pages`, when the block begins or ends.
 
         Notes
         -----
-        Blocks: no. The begin is ``prefetch(device, stream)``. The end prefetches the
+        Blocks: no. The begin is ``prefetch_pages(device, stream)``. The end prefetches the
         pages to where they had last been prefetched to before, or to the host where
         that is not known, ordered after the work that the block gave to the stream.
         """
@@ -2597,7 +2597,7 @@ def copy_many_async(
     array([1., 1., 1.])
     """
 
-def prefetch_many(
+def prefetch_pages(
     buffers: Iterable[ManagedBuffer],
     to: object = None,
     stream: object = None,
@@ -2609,7 +2609,7 @@ def prefetch_many(
     buffers : iterable of ManagedBuffer
         Slices of one buffer too.
     to : Device, int or str, optional
-        As for `ManagedBuffer.prefetch`; default: cumem's current device.
+        As for `ManagedBuffer.prefetch_pages`; default: cumem's current device.
     stream : Stream or other stream object, optional
         Default: the current stream of that device, for the host that of the first
         buffer's.
@@ -2621,7 +2621,8 @@ def prefetch_many(
     ValueError
         If there is no such device, or a buffer is closed.
     CudaError
-        If the driver refuses, as `ManagedBuffer.prefetch` says. Some may be moving by then.
+        If the driver refuses, as `ManagedBuffer.prefetch_pages` says. Some may be moving by
+        then.
 
     Notes
     -----
@@ -2632,7 +2633,7 @@ def prefetch_many(
     Examples
     --------
     >>> buffers = [cumem.empty_managed(1 << 20, "u1") for _ in range(3)]
-    >>> cumem.prefetch_many(buffers, 0)
+    >>> cumem.prefetch_pages(buffers, 0)
     >>> buffers[2].prefetch_location
     <cumem.Device 0, emulated>
     """

@@ -190,6 +190,7 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "pin_memory": "use cumem.register(array) in place, or cumem.empty_pinned(shape)",
     "pinned_array": "use cumem.empty_pinned(shape)",
     "pool_counters": "use cumem.stats()[kind], and its to_dict() for plain numbers",
+    "prefetch_many": "use cumem.prefetch_pages(buffers, to)",
     "runtime_version": "use cumem.info.about().runtime_version",
     "safe_open": "use cumem.load_safetensors(path, names=[...]) for some of the tensors, "
     "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",

@@ -320,7 +320,7 @@ def _for_both(question: _Question) -> Recommendation:
     return _of(
         "managed",
         "both sides work on it in place: pages move to the side that touches them, and "
-        "prefetch() moves them ahead of time",
+        "prefetch_pages() moves them ahead of time",
         (
             "pinned",
             "with a buffer on the device and copies, if both sides take turns often",

@@ -188,7 +188,7 @@ def tiles(
     ValueError
         If an argument is out of range, or the buffer has no axis or is closed.
     CudaError
-        If the driver refuses, as for `ManagedBuffer.prefetch`.
+        If the driver refuses, as for `ManagedBuffer.prefetch_pages`.
 
     Notes
     -----

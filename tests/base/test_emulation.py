@@ -101,10 +101,10 @@ def test_memory_size_is_a_limit() -> None:
 
 def test_managed_pages_move_when_prefetched(emulated) -> None:
     buffer = cumem.zeros(1 << 16, "u1", "managed")
-    buffer.prefetch(0)
+    buffer.prefetch_pages(0)
     cumem.Device(0).synchronize()
     assert session.testing.host_pages(buffer) == 0
-    buffer.prefetch("host")
+    buffer.prefetch_pages("host")
     cumem.Device(0).synchronize()
     assert session.testing.host_pages(buffer) > 0
 
@@ -112,10 +112,10 @@ def test_managed_pages_move_when_prefetched(emulated) -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_prefetch_names_its_device_and_uses_its_stream(emulated, index) -> None:
     buffer = cumem.zeros(1 << 16, "u1", "managed")
-    buffer.prefetch("host")
+    buffer.prefetch_pages("host")
     cumem.Device(0).synchronize()
     with session.gate(cumem.current_stream(index)):
-        buffer.prefetch(index)
+        buffer.prefetch_pages(index)
         assert buffer.prefetch_location == cumem.Device(index)
         cumem.Device(1 - index).synchronize()
         assert session.testing.host_pages(buffer) > 0
@@ -127,10 +127,10 @@ def test_prefetch_uses_the_stream_of_any_device(emulated) -> None:
     buffer = cumem.zeros(1 << 16, "u1", "managed")
     for target, home in ((1, 0), (0, 1), (1, 1)):
         stream = cumem.Stream(device=home)
-        buffer.prefetch("host", stream=stream)
+        buffer.prefetch_pages("host", stream=stream)
         stream.synchronize()
         with session.gate(stream):
-            buffer.prefetch(target, stream=stream)
+            buffer.prefetch_pages(target, stream=stream)
             assert buffer.prefetch_location == cumem.Device(target)
             cumem.Device(1 - home).synchronize()
             assert session.testing.host_pages(buffer) > 0

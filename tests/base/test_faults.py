@@ -196,7 +196,7 @@ def fill_in_a_streams_order() -> None:
         buffer.fill(0, stream=stream)
         buffer[::2].fill(1.5, stream=stream)
         assert buffer.numpy().sum() == 750
-    buffer.prefetch(0)
+    buffer.prefetch_pages(0)
     buffer.fill(2.5)
     assert (buffer.numpy() == 2.5).all()
 
@@ -341,9 +341,9 @@ def call_back_after_a_transfer() -> None:
 @scenario
 def managed_prefetch() -> None:
     buffer = cumem.zeros(100_000, "u1", "managed")
-    buffer.prefetch(0)
+    buffer.prefetch_pages(0)
     assert buffer.prefetch_location == cumem.Device(0)
-    buffer.prefetch("host")
+    buffer.prefetch_pages("host")
     assert buffer.numpy().sum() == 0
 
 
@@ -355,7 +355,7 @@ def steer_managed_memory() -> None:
     assert len(buffer.accessed_by) == 2
     buffer.page_residency()
     stream = cumem.Stream()
-    cumem.prefetch_many([buffer[: 1 << 19], buffer[1 << 19 :]], 0, stream)
+    cumem.prefetch_pages([buffer[: 1 << 19], buffer[1 << 19 :]], 0, stream)
     stream.synchronize()
     with buffer.on(1):
         pass

@@ -65,7 +65,7 @@ CALLS = {
     "on_out_of_memory": "cumem.on_out_of_memory(print)",
     "pipeline": "cumem.pipeline(lambda x, y, s: 1, a)",
     "prefetch": "list(cumem.prefetch([a]))",
-    "prefetch_many": "cumem.prefetch_many([cumem.empty_managed(10)], 0)",
+    "prefetch_pages": "cumem.prefetch_pages([cumem.empty_managed(10)], 0)",
     "read_ranges": "cumem.read_ranges(t + '/y.bin', [(0, n())])",
     "read_safetensors_header": "cumem.read_safetensors_header(t + '/y.safetensors')",
     "recommend": "cumem.recommend('1MiB')",

@@ -330,7 +330,7 @@ def use() -> None:
     cumem.gather(np.zeros((1000, 500), "f4"), [device, other])
     pinned.fill(2)
     managed = cumem.zeros((10, 20), "f4", "managed")
-    managed.prefetch(0)
+    managed.prefetch_pages(0)
     assert managed.prefetch_location == 0
     cumem.register(array).close()
     assert cumem.asbuffer(array).reshape(10, 50, 500)[1:3].shape == (2, 50, 500)

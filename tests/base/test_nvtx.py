@@ -177,7 +177,7 @@ WORK = """
     background = cumem.copy_async(np.empty((64, 96), "u1").T, device[:6144].reshape(96, 64))
     background.wait()
     cumem.copy_many([(device[:512], pinned[:512]), (device[512:1024], pinned[512:1024])])
-    cumem.prefetch_many((shared,), "host", stream)
+    cumem.prefetch_pages((shared,), "host", stream)
     cumem.synchronize()
     cumem.tofile("/dev/null", pinned)
 """

@@ -397,7 +397,7 @@ def test_every_function_with_a_device_reads_it_alike(emulated, device) -> None:
     assert cumem.memory_info(device)[1] == home.total_nbytes
     assert isinstance(cumem.Device(0).can_access_peer(device), bool)
     managed = made[7]
-    managed.prefetch(device)
+    managed.prefetch_pages(device)
     assert managed.prefetch_location == home
     with cumem.register(bytearray(4096), device=device) as buffer:
         assert buffer.device == home

@@ -356,7 +356,7 @@ def test_short_copies_of_what_others_have_locked_are_whole(runtime) -> None:
         cumem.copy(back, device)
     np.testing.assert_array_equal(back, host)
     managed = cumem.zeros(host.shape, "i4", "managed")
-    managed.prefetch(0)
+    managed.prefetch_pages(0)
     view = managed.numpy()
     cumem.copy(view, device)
     np.testing.assert_array_equal(view, host)

@@ -237,13 +237,13 @@ def test_filled_buffer_may_be_dropped_at_once(emulated, make) -> None:
 def test_managed_memory_on_a_device_is_filled_there(emulated) -> None:
     for value in (np.array(3, "u1"), np.array(1.5), np.array(b"odd", "S3")):
         buffer = cumem.zeros(100_000, value.dtype, "managed")
-        buffer.prefetch(0)
+        buffer.prefetch_pages(0)
         cumem.current_stream().synchronize()
         assert session.testing.host_pages(buffer) == 0
         buffer.fill(value)
         assert session.testing.host_pages(buffer) == 0
         assert bytes_now(buffer) == value.tobytes() * 100_000
-        buffer.prefetch("host")
+        buffer.prefetch_pages("host")
         cumem.current_stream().synchronize()
         buffer.fill(np.zeros((), value.dtype))
         assert bytes_now(buffer) == bytes(buffer.nbytes)

@@ -64,7 +64,7 @@ def test_memory_freed_by_the_stream_is_not_prefetched(runtime) -> None:
     stream = cumem.Stream()
     buffer = cumem.zeros(4096, "u1", "managed")
     with pytest.raises(ValueError, match="closed"):
-        buffer.prefetch(0, stream=FreesOnStream(buffer, stream.handle))
+        buffer.prefetch_pages(0, stream=FreesOnStream(buffer, stream.handle))
 
 
 class ActsWhenDropped:
@@ -416,7 +416,7 @@ HOST_KINDS = {
     "register": lambda a, b: cumem.register(a).close(),
 }
 MANAGED = {
-    "prefetch": lambda a, b: a.prefetch(0),
+    "prefetch": lambda a, b: a.prefetch_pages(0),
     "prefetch_location": lambda a, b: a.prefetch_location,
 }
 STEPS = [("pinned", name, call) for name, call in {**EVERY_KIND, **HOST_KINDS}.items()]
@@ -679,7 +679,7 @@ CALLS = {
     ),
     "prefetch": (
         lambda: cumem.zeros(5000, "u1", "managed"),
-        lambda b: b.prefetch(0),
+        lambda b: b.prefetch_pages(0),
         "prefetch_async",
     ),
     "ask where pages are": (

@@ -285,8 +285,8 @@ def test_prefetch_on_a_captured_stream_is_an_error(emulated) -> None:
     buffer = cumem.zeros(NBYTES, "u1", "managed")
     stream = cumem.Stream()
     with capture(stream), pytest.raises(cumem.CudaError, match="900"):
-        buffer.prefetch("host", stream=stream)
-    buffer.prefetch(stream=stream)
+        buffer.prefetch_pages("host", stream=stream)
+    buffer.prefetch_pages(stream=stream)
 
 
 # -- a capture of another thread ---------------------------------------------------------

@@ -36,7 +36,7 @@ import cumem
 table = cumem.zeros((1024, 1024), "f4", "managed")
 assert_type(table, cumem.ManagedBuffer)
 table.numpy()[:] = 1
-table.prefetch(0)
+table.prefetch_pages(0)
 flags = cumem.zeros(4, "i4", "mapped")
 print(flags.device_ptr)
 

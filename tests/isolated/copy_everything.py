@@ -55,13 +55,13 @@ def main() -> None:
     with cumem.register(out) as pinned:
         cumem.copy(device, pinned)
     managed = cumem.zeros(1 << 20, "u1", "managed")
-    managed.prefetch(0)
-    managed.prefetch("host")
+    managed.prefetch_pages(0)
+    managed.prefetch_pages("host")
     managed.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0])
     managed.page_residency()
     for _, tile in cumem.tiles(managed, 1 << 18):
         tile.fill(1)
-    cumem.prefetch_many([managed[:4096], managed[4096:]], 0, stream)
+    cumem.prefetch_pages([managed[:4096], managed[4096:]], 0, stream)
     if cumem.info.about().driver_version >= (13, 0):
         managed.discard(stream)
     cumem.Event().record(stream).synchronize()

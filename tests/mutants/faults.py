@@ -580,7 +580,7 @@ FAULTS = [
     Fault(
         "prefetch to device 0",
         "csrc/python/buffer/managed.c",
-        "prefetch() goes to device 0, whichever is named",
+        "prefetch_pages() goes to device 0, whichever is named",
         "        .location = location,",
         "        .location = location > 0 ? 0 : location,",
         [
@@ -591,7 +591,7 @@ FAULTS = [
     Fault(
         "prefetch on the wrong stream",
         "csrc/python/buffer/managed.c",
-        "prefetch() to a device is queued on the stream of the buffer's own",
+        "prefetch_pages() to a device is queued on the stream of the buffer's own",
         "cm_stream_from_object(state, given, home);",
         "cm_stream_from_object(state, given, home < 0 ? home : 0);",
         [
@@ -644,7 +644,7 @@ FAULTS = [
     Fault(
         "batch on the default stream",
         "csrc/python/buffer/page_calls.c",
-        "the driver refuses prefetch_many() on the legacy default stream",
+        "the driver refuses prefetch_pages() on the legacy default stream",
         "stream > CM_STREAM_LEGACY",
         "stream < UINT64_MAX",
         [

@@ -211,8 +211,8 @@ def test_failed_and_cancelled_transfers_are_not_told_of(runtime) -> None:
 def test_prefetches_say_where_to(runtime) -> None:
     buffer = cumem.empty_managed(2 * MIB, "u1")
     with cumem.record() as rec:
-        buffer.prefetch(0); line = here()  # fmt: skip # noqa: E702
-        buffer.prefetch("host")
+        buffer.prefetch_pages(0); line = here()  # fmt: skip # noqa: E702
+        buffer.prefetch_pages("host")
     there, back = rows(rec.log, "prefetch", "managed")
     assert (there["device"], back["device"]) == (0, -1)
     assert there["nbytes"] == back["nbytes"] == 2 * MIB

@@ -222,7 +222,7 @@ def test_dict_is_a_copy(emulated) -> None:
 
 def test_devices_are_their_indices_and_places_texts(emulated) -> None:
     buffer = cumem.zeros(MIB, "u1", "managed")
-    buffer.prefetch("host", stream=cumem.Stream())
+    buffer.prefetch_pages("host", stream=cumem.Stream())
     buffer.preferred_location = 0
     told = json.loads(json.dumps(buffer.page_residency().to_dict()))
     assert told["preferred_location"] == 0

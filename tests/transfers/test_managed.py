@@ -46,10 +46,10 @@ def test_prefetch_goes_where_it_is_told(runtime) -> None:
         ("host", "host"),
         (None, cumem.Device(0)),
     ):
-        buffer.prefetch(to)
+        buffer.prefetch_pages(to)
         assert buffer.prefetch_location == place
     stream = cumem.Stream()
-    buffer.prefetch("cpu", stream)
+    buffer.prefetch_pages("cpu", stream)
     stream.synchronize()
     assert (buffer.numpy() == 1).all()
 
@@ -58,13 +58,13 @@ def test_prefetch_to_a_numa_node(runtime) -> None:
     steers(runtime)
     buffer = managed()
     if not runtime.emulated or session.emulated_driver() >= 12020:
-        buffer.prefetch("numa:0")
+        buffer.prefetch_pages("numa:0")
         assert buffer.prefetch_location == "numa:0"
         buffer.preferred_location = "numa:0"
         found = buffer.preferred_location  # an H100's driver takes it and tells of none
         assert found == "numa:0" or (found is None and not runtime.emulated)
     with pytest.raises(ValueError, match='"cpu" or "numa:N", not \'numa:x\''):
-        buffer.prefetch("numa:x")
+        buffer.prefetch_pages("numa:x")
 
 
 @pytest.mark.parametrize("driver", [12000, 12010])
@@ -72,7 +72,7 @@ def test_old_drivers_know_no_numa_nodes_and_no_discard(driver: int) -> None:
     def check() -> None:
         buffer = managed()
         with pytest.raises(cumem.CudaError, match=r"it came with CUDA 12\.2") as caught:
-            buffer.prefetch("numa:0")
+            buffer.prefetch_pages("numa:0")
         assert caught.value.call == "cudaMemPrefetchAsync"
         with pytest.raises(cumem.CudaError, match=r"it came with CUDA 12\.2") as caught:
             buffer.preferred_location = "numa:0"
@@ -80,7 +80,7 @@ def test_old_drivers_know_no_numa_nodes_and_no_discard(driver: int) -> None:
         with pytest.raises(cumem.CudaError, match=r"it came with CUDA 13\.0") as caught:
             buffer.discard()
         assert caught.value.call == "cuMemDiscardBatchAsync"
-        buffer.prefetch(0)
+        buffer.prefetch_pages(0)
         buffer.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0])
         assert buffer.accessed_by == (cumem.Device(0),)
 
@@ -92,7 +92,7 @@ def test_node_that_is_not_there_is_refused(emulated) -> None:
     if session.emulated_driver() < 12020:
         pytest.skip("the driver knows no nodes")
     with pytest.raises(cumem.CudaError, match="cudaErrorInvalidDevice"):
-        managed().prefetch("numa:63")
+        managed().prefetch_pages("numa:63")
 
 
 @pytest.mark.parametrize("driver", [12080, 13000])
@@ -103,19 +103,19 @@ def test_prefetch_many_moves_all_in_one_call_or_several(driver: int, own: bool) 
         parts = [buffers[0], buffers[1][: 2 * PAGE], buffers[2], buffers[2][:0]]
         stream = cumem.Stream() if own else cumem.current_stream()
         testing.plan_fault(None, 0)
-        cumem.prefetch_many(iter(parts), 0, stream)
+        cumem.prefetch_pages(iter(parts), 0, stream)
         in_one = own and driver == 13000
         assert testing.fault_count("prefetch_batch_async") == in_one
         assert testing.fault_count("prefetch_async") == (0 if in_one else 3)
         stream.synchronize()
         pages = NBYTES // PAGE
         assert [testing.host_pages(b) for b in buffers] == [0, pages - 2, 0]
-        cumem.prefetch_many([], "cpu")
+        cumem.prefetch_pages([], "cpu")
         with pytest.raises(TypeError, match="buffers must be ManagedBuffers, not Pinn"):
-            cumem.prefetch_many([buffers[0], cumem.empty_pinned(1)], 0)
+            cumem.prefetch_pages([buffers[0], cumem.empty_pinned(1)], 0)
         buffers[1].free()
         with pytest.raises(ValueError, match="closed"):
-            cumem.prefetch_many(buffers, 0)
+            cumem.prefetch_pages(buffers, 0)
 
     with session.opened("emulated", driver_version=driver):
         check()
@@ -129,7 +129,7 @@ def test_prefetch_many_leaves_the_bytes_as_they_are(runtime, own: bool, to) -> N
     for number, buffer in enumerate(buffers):
         buffer.numpy()[:] = number
     stream = cumem.Stream() if own else cumem.current_stream()
-    cumem.prefetch_many(buffers, to, stream)
+    cumem.prefetch_pages(buffers, to, stream)
     stream.synchronize()
     place = "host" if to == "cpu" else cumem.Device(0)
     assert [buffer.prefetch_location for buffer in buffers] == [place] * 5
@@ -141,7 +141,7 @@ def test_prefetch_many_is_ordered_on_its_stream(emulated) -> None:
     buffers = [managed(), managed()]
     stream = cumem.Stream()
     with session.gate(stream):
-        cumem.prefetch_many(buffers, 0, stream)
+        cumem.prefetch_pages(buffers, 0, stream)
         assert testing.host_pages(buffers[1]) == NBYTES // PAGE
     stream.synchronize()
     assert testing.host_pages(buffers[1]) == 0
@@ -160,8 +160,8 @@ def test_residency_is_the_name_of_a_kind_for_every_kind(runtime) -> None:
 def test_residency_tells_where_each_part_was_sent(runtime) -> None:
     steers(runtime)
     buffer = cumem.empty_managed(4 * NBYTES, "u1")
-    buffer.prefetch("cpu")
-    buffer[NBYTES : 2 * NBYTES].prefetch(0)
+    buffer.prefetch_pages("cpu")
+    buffer[NBYTES : 2 * NBYTES].prefetch_pages(0)
     cumem.Device(0).synchronize()
     buffer.read_mostly = True
     found = buffer.page_residency()
@@ -221,8 +221,8 @@ def test_residency_of_many_small_ranges_tells_each(emulated) -> None:
     step = 64 << 10
     buffer = managed(64 * step)
     for part in range(0, 64, 2):
-        buffer[part * step : (part + 1) * step].prefetch(0)
-        buffer[(part + 1) * step : (part + 2) * step].prefetch("cpu")
+        buffer[part * step : (part + 1) * step].prefetch_pages(0)
+        buffer[(part + 1) * step : (part + 2) * step].prefetch_pages("cpu")
     found = buffer.page_residency().last_prefetch
     if buffer.ptr % step == 0:
         assert len(found) == 64
@@ -241,7 +241,7 @@ def test_block_on_a_device_sends_there_and_back(runtime) -> None:
         assert same is buffer
         assert buffer.prefetch_location == cumem.Device(0)
     assert buffer.prefetch_location == "host"  # it had been nowhere
-    buffer.prefetch(0)
+    buffer.prefetch_pages(0)
     with buffer.on("cpu"):
         assert buffer.prefetch_location == "host"
     assert buffer.prefetch_location == cumem.Device(0)

@@ -146,7 +146,7 @@ def test_wrong_values_of_properties_are_refused(emulated) -> None:
         lambda: buffer.advise(read_mostly=True),
         buffer.discard,
         buffer.page_residency,
-        lambda: buffer.prefetch("cpu"),
+        lambda: buffer.prefetch_pages("cpu"),
     ):
         with pytest.raises(ValueError, match="closed"):
             use()
@@ -196,10 +196,10 @@ def test_accessors_that_fail_while_they_are_read_change_nothing(emulated) -> Non
 def test_text_that_is_no_place_is_refused(emulated, text: str) -> None:
     buffer = managed()
     for use in (
-        lambda: buffer.prefetch(text),
+        lambda: buffer.prefetch_pages(text),
         lambda: buffer.advise(preferred_location=text),
         lambda: buffer.on(text).__enter__(),
-        lambda: cumem.prefetch_many([], text),
+        lambda: cumem.prefetch_pages([], text),
     ):
         with pytest.raises(
             ValueError, match=r'must be a device, "cpu" or "numa:N", not'
@@ -211,10 +211,13 @@ def test_text_that_is_no_place_is_refused(emulated, text: str) -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda b: b.prefetch(0, None, 1), "prefetch() takes at most 2 positional"),
         (
-            lambda b: b.prefetch(where=0),
-            "prefetch() got an unexpected keyword argument",
+            lambda b: b.prefetch_pages(0, None, 1),
+            "prefetch_pages() takes at most 2 positional",
+        ),
+        (
+            lambda b: b.prefetch_pages(where=0),
+            "prefetch_pages() got an unexpected keyword argument",
         ),
         (lambda b: b.advise(True), "advise() takes no positional arguments (1 given)"),
         (
@@ -222,14 +225,17 @@ def test_text_that_is_no_place_is_refused(emulated, text: str) -> None:
             "discard() takes at most 1 positional argument (",
         ),
         (lambda b: b.on(0, None), "on() takes at most 1 positional argument (2 given)"),
-        (lambda b: cumem.prefetch_many(), "prefetch_many() missing required argument"),
-        (lambda b: cumem.prefetch_many(b, 0, 1, 2), "takes at most 3 positional"),
-        (lambda b: cumem.prefetch_many(3), "'int' object is not iterable"),
         (
-            lambda b: b.prefetch(1.5),
+            lambda b: cumem.prefetch_pages(),
+            "prefetch_pages() missing required argument",
+        ),
+        (lambda b: cumem.prefetch_pages(b, 0, 1, 2), "takes at most 3 positional"),
+        (lambda b: cumem.prefetch_pages(3), "'int' object is not iterable"),
+        (
+            lambda b: b.prefetch_pages(1.5),
             'to must be a device, "cpu" or "numa:N", not float',
         ),
-        (lambda b: b.prefetch(0, "s"), "stream must be"),
+        (lambda b: b.prefetch_pages(0, "s"), "stream must be"),
         (lambda b: b.discard("s"), "stream must be"),
     ],
 )
@@ -244,12 +250,12 @@ def test_steering_calls_no_function_of_python(emulated) -> None:
     stream = cumem.Stream()
 
     def use() -> None:
-        buffer.prefetch(0, stream)
+        buffer.prefetch_pages(0, stream)
         buffer.advise(read_mostly=True, preferred_location="cpu", accessed_by=[0])
         buffer.read_mostly = False
         assert (buffer.read_mostly, buffer.preferred_location) == (False, "host")
         assert buffer.accessed_by == (cumem.Device(0),)
-        cumem.prefetch_many(parts, 0, stream)
+        cumem.prefetch_pages(parts, 0, stream)
         with buffer.on("cpu", stream=stream):
             assert buffer.prefetch_location == "host"
 

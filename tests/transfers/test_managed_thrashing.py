@@ -30,9 +30,9 @@ def test_device_without_concurrent_access_says_so() -> None:
     def check() -> None:
         buffer = managed()
         uses: list[Callable[[], object]] = [
-            lambda: buffer.prefetch(0),
-            lambda: buffer.prefetch("cpu"),
-            lambda: cumem.prefetch_many([buffer, buffer], 0, cumem.Stream()),
+            lambda: buffer.prefetch_pages(0),
+            lambda: buffer.prefetch_pages("cpu"),
+            lambda: cumem.prefetch_pages([buffer, buffer], 0, cumem.Stream()),
             lambda: setattr(buffer, "preferred_location", 0),
             lambda: setattr(buffer, "accessed_by", [0]),
             lambda: buffer.on(0).__enter__(),
@@ -58,7 +58,7 @@ def test_device_without_concurrent_access_says_so() -> None:
 
 def to_and_fro(buffer: cumem.ManagedBuffer, times: int) -> None:
     for _ in range(times):
-        buffer.prefetch(0)
+        buffer.prefetch_pages(0)
         buffer.numpy()
 
 
@@ -78,8 +78,8 @@ def test_thrashing_names_the_buffer_and_what_to_do(runtime) -> None:
 
 
 WAYS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
-    "prefetches": (lambda b: b.prefetch(0), lambda b: b.prefetch("cpu")),
-    "memoryview": (lambda b: b.prefetch(0), memoryview),
+    "prefetches": (lambda b: b.prefetch_pages(0), lambda b: b.prefetch_pages("cpu")),
+    "memoryview": (lambda b: b.prefetch_pages(0), memoryview),
     "fills": (
         lambda b: b.fill(1, stream=cumem.current_stream()),
         lambda b: b.numpy(),
@@ -107,12 +107,12 @@ def test_what_is_no_thrashing_is_not_warned_of(emulated) -> None:
         warnings.simplefilter("error")
         for part in range(32):  # by hand, each part once
             tile = buffer[part * NBYTES : (part + 1) * NBYTES]
-            tile.prefetch(0)
-            tile.prefetch("cpu")
+            tile.prefetch_pages(0)
+            tile.prefetch_pages("cpu")
         for _ in cumem.tiles(buffer, NBYTES):
             pass
         for _ in range(20):
-            buffer.prefetch(0)
+            buffer.prefetch_pages(0)
         steered = managed()
         steered.read_mostly = True
         to_and_fro(steered, 20)

@@ -728,7 +728,7 @@ cumem.current_stream(1).synchronize()
 assert (managed.numpy() == 1).all()
 with managed.on(1):
     assert managed.prefetch_location == cumem.Device(1)
-cumem.prefetch_many([managed], 1)
+cumem.prefetch_pages([managed], 1)
 second_alone("managed memory")
 for batch in cumem.prefetch([{"x": data[:100]}] * 5, device=1):
     x = batch["x"]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The methods and properties of ManagedBuffer that move, advise and ask about pages,
- * and prefetch_many(). page_calls.c makes the calls of the driver, residency.c says
+ * and prefetch_pages(). page_calls.c makes the calls of the driver, residency.c says
  * where pages are, managed_block.c has `with buf.on(...)`. */
 #include "python/buffer/managed.h"
 
@@ -51,14 +51,14 @@ cm_buffer_prefetch_to(cm_buffer *self, int location, PyObject *stream, int home)
 }
 
 PyObject *
-cm_buffer_prefetch(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-                   PyObject *kwnames)
+cm_buffer_prefetch_pages(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames)
 {
     static const char *const names[] = {"to", "stream", NULL};
     cm_buffer *self = (cm_buffer *)object;
     PyObject *values[2];
     int location;
-    if (cm_args_parse("prefetch", args, nargs, kwnames, names, 2, 0, values) < 0
+    if (cm_args_parse("prefetch_pages", args, nargs, kwnames, names, 2, 0, values) < 0
         || cm_arg_location(self->state, values[0], "to", &location) < 0) {
         return NULL;
     }
@@ -103,12 +103,13 @@ done:
 }
 
 static PyObject *
-prefetch_many(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-              PyObject *kwnames)
+prefetch_pages(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
 {
     static const char *const names[] = {"buffers", "to", "stream", NULL};
     PyObject *values[3];
-    if (cm_args_parse("prefetch_many", args, nargs, kwnames, names, 3, 1, values) < 0) {
+    if (cm_args_parse("prefetch_pages", args, nargs, kwnames, names, 3, 1, values)
+        < 0) {
         return NULL;
     }
     PyObject *tuple = PySequence_Tuple(values[0]);
@@ -569,7 +570,7 @@ cm_buffer_get_accessed_by(PyObject *object, void *unused CM_UNUSED)
 }
 
 PyMethodDef cm_managed_methods[] = {
-    {"prefetch_many", CM_METHOD(prefetch_many), CM_KEYWORDS, CM_DOC_prefetch_many},
+    {"prefetch_pages", CM_METHOD(prefetch_pages), CM_KEYWORDS, CM_DOC_prefetch_pages},
     {"_prefetch_rows", prefetch_rows, METH_VARARGS, CM_DOC__prefetch_rows},
     {NULL, NULL, 0, NULL},
 };

@@ -32,8 +32,8 @@ cm_buffer_home(const cm_buffer *self, int location)
 
 /* -- methods: METH_FASTCALL | METH_KEYWORDS, and METH_NOARGS ------------------------------- */
 
-PyObject *cm_buffer_prefetch(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames);
+PyObject *cm_buffer_prefetch_pages(PyObject *self, PyObject *const *args,
+                                   Py_ssize_t nargs, PyObject *kwnames);
 PyObject *cm_buffer_advise(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
 PyObject *cm_buffer_discard(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
@@ -54,5 +54,5 @@ int cm_buffer_set_read_mostly(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_preferred_location(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_accessed_by(PyObject *self, PyObject *value, void *unused);
 
-/* prefetch_many(), and what tiles() of the package needs; ends with an empty row. */
+/* prefetch_pages(), and what tiles() of the package needs; ends with an empty row. */
 extern PyMethodDef cm_managed_methods[];

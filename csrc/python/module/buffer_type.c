@@ -285,7 +285,7 @@ static PyMethodDef buffer_methods[] = {
     {#name, CM_METHOD(cm_buffer_##name), CM_KEYWORDS, CM_DOC_ManagedBuffer_##name}
 
 static PyMethodDef managed_methods[] = {
-    STEERING(prefetch),
+    STEERING(prefetch_pages),
     STEERING(advise),
     STEERING(discard),
     STEERING(on),

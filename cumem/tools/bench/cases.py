@@ -347,8 +347,8 @@ class _Bench:
         return _Trial(lambda: _core.copy(host, source), verify)
 
     def _prefetch(self, managed: Any, where: object) -> None:
-        # Buffer.prefetch() would warn that the memory moves to and fro.
-        _core.prefetch_many((managed,), where, self.stream)
+        # prefetch_pages() would warn that the memory moves to and fro.
+        _core.prefetch_pages((managed,), where, self.stream)
         self.stream.synchronize()
 
     def _prefetch_in(self, managed: Any, target: Any) -> _Trial:

@@ -486,7 +486,7 @@ class Report:
             (result.group, result.kind, result.skipped) == ("copy", "managed", None)
             for result in self.results
         ):
-            lines.append("managed memory is not copied but moved, by prefetch()")
+            lines.append("managed memory is not copied but moved, by prefetch_pages()")
         measured = len(self.results) - len(self.missing)
         if self.failures:
             lines.append(

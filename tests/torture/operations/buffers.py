@@ -153,7 +153,7 @@ def device_views(worker: Worker) -> None:
     if box.kind == "managed" and box.nbytes > 0:
         where: Any = worker.rng.choice(("host", "cpu", box.device, None))
         with contextlib.suppress(ValueError, TypeError):  # "cpu" or "host"
-            box.memory.prefetch(where, stream=worker.rng.choice(worker.streams))
+            box.memory.prefetch_pages(where, stream=worker.rng.choice(worker.streams))
         repr(box.memory.prefetch_location)
         box.memory.advise(
             read_mostly=worker.rng.choice((True, False)),
@@ -161,7 +161,7 @@ def device_views(worker: Worker) -> None:
         )
         box.memory.page_residency()
         parts = [box.memory.reshape(-1)[i::2] for i in range(2)]
-        cumem.prefetch_many(parts, "cpu", worker.rng.choice(worker.streams))
+        cumem.prefetch_pages(parts, "cpu", worker.rng.choice(worker.streams))
     view = box.memory.as_device()
     out = np.empty(box.nbytes, "u1")
     cumem.copy(out, view)
