@@ -160,18 +160,10 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 
 #: What other libraries have by a name that ``cumem`` has not, and what to type.
 NAMES_OF_CUMEM: dict[str, str] = {
-    "BUILT_RUNTIME": "use cumem.info.about().runtime_version",
-    "OLDEST_DRIVER": "use cumem.info.about().oldest_driver_version",
-    "TRACEMALLOC_DOMAIN": "use cumem.info.about().tracemalloc_domain",
     "arange": "use cumem.array(np.arange(n))",
-    "ascontiguousarray": 'use cumem.asarray(obj, order="C")',
     "as_tensor": "use cumem.asarray(obj)",
-    "collate_pinned": "use cumem.PinnedCollate(), which stacks samples when it is called",
     "concatenate": "use cumem.copy(out[part], buf) for each part",
     "device_array": "use cumem.empty(shape)",
-    "diff": "use after.diff(before), a method of records",
-    "driver_version": "use cumem.info.about().driver_version",
-    "emulation_reason": "use cumem.info.about().emulation_reason",
     "empty_cache": "use cumem.trim()",
     "from_dlpack": "use cumem.asbuffer(obj)",
     "from_numpy": "use cumem.asbuffer(obj)",
@@ -179,7 +171,6 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "get_default_memory_pool": "use cumem.default_pool(kind)",
     "integrations": "import cumem.integrations.torch, .cupy, .numba or .cuda_core",
     "load_file": "use cumem.load_safetensors(path)",
-    "load_record": "use cumem.Record.load(path)",
     "managed_array": "use cumem.empty_managed(shape)",
     "mapped_array": "use cumem.empty_mapped(shape)",
     "mem_get_info": "use cumem.memory_info()",
@@ -189,9 +180,6 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "ones_like": "use cumem.full_like(buf, 1)",
     "pin_memory": "use cumem.register(array) in place, or cumem.empty_pinned(shape)",
     "pinned_array": "use cumem.empty_pinned(shape)",
-    "pool_counters": "use cumem.stats()[kind], and its to_dict() for plain numbers",
-    "prefetch_many": "use cumem.prefetch_pages(buffers, to)",
-    "runtime_version": "use cumem.info.about().runtime_version",
     "safe_open": "use cumem.load_safetensors(path, names=[...]) for some of the tensors, "
     "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",
     "save_file": "use cumem.save_safetensors(path, tensors)",
@@ -199,6 +187,28 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "stack": "use cumem.copy(out[index], buf) for each index",
     "tensor": "use cumem.array(obj)",
     "to_gpu": "use cumem.array(obj)",
+}
+
+
+#: What was a name of ``cumem`` in early builds, and what to type now: docs/renamed.md has
+#: the same list. Those that are in ``cumem.types`` now need no row.
+FORMER_NAMES: dict[str, str] = {
+    "BUILT_RUNTIME": "use cumem.info.about().runtime_version",
+    "OLDEST_DRIVER": "use cumem.info.about().oldest_driver_version",
+    "TRACEMALLOC_DOMAIN": "use cumem.info.about().tracemalloc_domain",
+    "ascontiguousarray": 'use cumem.asarray(obj, order="C")',
+    "bench": "import cumem.tools.bench",
+    "calibrate": "nothing is calibrated: use cumem.configure(threads=, ring_nbytes=)",
+    "collate_pinned": "use cumem.PinnedCollate(), which stacks samples when it is called",
+    "diff": "use after.diff(before), a method of records",
+    "driver_version": "use cumem.info.about().driver_version",
+    "emulation_reason": "use cumem.info.about().emulation_reason",
+    "load_record": "use cumem.Record.load(path)",
+    "pool_counters": "use cumem.stats()[kind], and its to_dict() for plain numbers",
+    "prefetch_many": "use cumem.prefetch_pages(buffers, to)",
+    "replay": "import cumem.tools.replay",
+    "runtime_version": "use cumem.info.about().runtime_version",
+    "safetensors": "use cumem.load_safetensors(path), or import cumem.files.safetensors",
     **{
         name: f"from cumem.integrations.torch import {name}"
         for name in ("ActivationOffload", "offload", "offload_activations", "restore")
@@ -208,7 +218,7 @@ NAMES_OF_CUMEM: dict[str, str] = {
 
 def name_hint(name: str) -> str | None:
     """What to type for a name that ``cumem`` does not have; None: no idea."""
-    return NAMES_OF_CUMEM.get(name)
+    return NAMES_OF_CUMEM.get(name) or FORMER_NAMES.get(name)
 
 
 def argument_hint(function: str, keyword: str) -> str | None:

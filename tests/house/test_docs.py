@@ -90,6 +90,17 @@ def test_public_names_have_a_docstring() -> None:
     )
 
 
+def test_former_names_with_an_error_are_on_their_page() -> None:
+    rows = rows_of("renamed.md", 3)
+    before = " ".join(row[0] for row in rows)
+    names = {*hints.FORMER_NAMES, *types.__all__} - {"About"}
+    check_none(
+        (name for name in sorted(names) if not re.search(rf"[`.]{name}\b", before)),
+        "not in the first column of docs/renamed.md:",
+    )
+    assert len(names) > 30
+
+
 def test_list_of_names_has_nothing_that_does_not_exist() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     top = text.split("## `cumem.")[0]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -183,6 +184,20 @@ def test_answer_goes_through_json_and_says_what_its_attributes_do(
     if name == "Measure":
         answer = answer.result
     assert says(plain, answer)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*MAKES} & {*cumem.types.__all__} - {"Measure"})
+)
+def test_pickled_answer_names_the_public_place_and_loads(
+    emulated, name, tmp_path
+) -> None:
+    answer = MAKES[name](tmp_path)
+    written = pickle.dumps(answer, protocol=2)
+    assert b"ccumem.types\n" + name.encode() in written
+    again = pickle.loads(written)
+    assert type(again) is CLASSES[name]
+    assert again.to_dict() == answer.to_dict()
 
 
 @pytest.mark.parametrize("name", sorted(MAKES))
