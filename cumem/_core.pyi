@@ -2956,6 +2956,107 @@ def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
     """The limit in force, once `new` was put where it is given; None: there is none. What
     `cumem.pools.limits` takes for a share stays one until the driver is started."""
 
+@final
+class _EndFacts(structseq[Any]):
+    """Memory at an end of a copy."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the memory, or ``"pageable"``."""
+    @property
+    def is_locked(self) -> bool:
+        """Whether it is page-locked, or on a device: a copy may go on after the call."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether no edge of a registration lies within it."""
+    @property
+    def device(self) -> int:
+        """The index of its device; -1: it is ordinary memory."""
+
+@final
+class _CopyFacts(structseq[Any]):
+    """What is known of a copy before it is made."""
+
+    @property
+    def route(self) -> str:
+        """As `Transfer.route` says; ``"nothing"``: no bytes are moved."""
+    @property
+    def nbytes(self) -> int:
+        """What is moved, without what a broadcast source repeats."""
+    @property
+    def dst(self) -> _EndFacts:
+        """The target."""
+    @property
+    def src(self) -> _EndFacts:
+        """The source."""
+    @property
+    def device(self) -> int:
+        """The index of the device whose stream does the work; -1: the host does it."""
+    @property
+    def src_device(self) -> int:
+        """The index of the device that the bytes come from, if that is another one."""
+    @property
+    def pieces(self) -> int:
+        """How many pieces the copy is cut into."""
+    @property
+    def piece_nbytes(self) -> int:
+        """How many bytes the largest of them has."""
+    @property
+    def axis(self) -> int:
+        """The axis of the target along which it is cut; -1: there is one piece."""
+    @property
+    def threads(self) -> int:
+        """How many threads of the host move bytes."""
+    @property
+    def chunks(self) -> int:
+        """How many page-locked slots there are; 0: none are used."""
+    @property
+    def run_nbytes(self) -> int:
+        """How many bytes lie side by side at both ends."""
+    @property
+    def loops(self) -> int:
+        """How many loops lead from run to run; 0: each end is one run."""
+    @property
+    def is_quick(self) -> bool:
+        """Whether the calling thread makes the copy at once."""
+    @property
+    def is_bounced(self) -> bool:
+        """Whether that goes through a page-locked block of its own."""
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether elements of the source are repeated."""
+    @property
+    def is_turned(self) -> bool:
+        """Whether pieces are packed in the order of the source, and the device turns
+        them."""
+    @property
+    def is_download(self) -> bool:
+        """Whether they come to the host through page-locked blocks."""
+    @property
+    def is_fresh(self) -> bool:
+        """Whether pages of the target have yet to come into being."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether the source is read whole before the target is written."""
+    @property
+    def widens(self) -> bool:
+        """Whether a device converts the elements."""
+    @property
+    def casts(self) -> bool:
+        """Whether NumPy converts the elements."""
+    @property
+    def from_dtype(self) -> str | None:
+        """What the copy threads or a device convert from, or None."""
+    @property
+    def to_dtype(self) -> str | None:
+        """What they convert to, or None."""
+    @property
+    def staged_up_nbytes(self) -> int:
+        """From how many bytes on copies to a device go in pieces."""
+    @property
+    def staged_down_nbytes(self) -> int:
+        """From how many bytes on copies from a device go in pieces."""
+
 def _explain(
     dst: object,
     src: object,
@@ -2965,8 +3066,8 @@ def _explain(
     scale: object = None,
     offset: object = None,
     /,
-) -> dict[str, Any]:
-    """Tell what copy() or copy_async() would do, without doing it."""
+) -> _CopyFacts:
+    """Plan what `copy` or `copy_async` would do, and make no copy."""
 
 def _export(
     buffer: Buffer,

@@ -149,151 +149,150 @@ def explain(
     blocking = read_flag(blocking, "blocking")
     facts = _core._explain(dst, src, stream, blocking, casting, scale, offset)
     return Explanation(
-        route=facts["route"],
-        how=_HOW.get(facts["route"], facts["route"]),
+        route=facts.route,
+        how=_HOW.get(facts.route, facts.route),
         why=_reason(facts, blocking),
-        nbytes=facts["nbytes"],
-        pieces=facts["pieces"],
-        piece_nbytes=facts["piece_nbytes"],
-        axis=facts["axis"] if facts["axis"] >= 0 else None,
-        threads=facts["threads"],
-        chunks=facts["chunks"],
-        device=facts["device"] if facts["device"] >= 0 else None,
+        nbytes=facts.nbytes,
+        pieces=facts.pieces,
+        piece_nbytes=facts.piece_nbytes,
+        axis=facts.axis if facts.axis >= 0 else None,
+        threads=facts.threads,
+        chunks=facts.chunks,
+        device=facts.device if facts.device >= 0 else None,
     )
 
 
-def _reason(facts: dict[str, Any], blocking: bool) -> str:
-    reason = _REASONS.get(facts["route"], _anyway)(facts, blocking)
-    if facts["overlaps"]:
+def _reason(facts: _core._CopyFacts, blocking: bool) -> str:
+    reason = _REASONS.get(facts.route, _anyway)(facts, blocking)
+    if facts.overlaps:
         reason += "; the ends may overlap, so the source is read whole first"
-    if facts["casts"] and facts["route"] != "several":
+    if facts.casts and facts.route != "several":
         reason += "; NumPy converts the elements as the host moves them"
-    elif facts["from"] is not None and facts["route"] != "several":
-        where = "on the device" if facts["widens"] else "as the host moves it"
-        reason += f"; {facts['from']} becomes {facts['to']} {where}"
+    elif facts.from_dtype is not None and facts.route != "several":
+        where = "on the device" if facts.widens else "as the host moves it"
+        reason += f"; {facts.from_dtype} becomes {facts.to_dtype} {where}"
     return reason
 
 
-def _memory(end: tuple[str, bool, bool, int]) -> str:
-    kind, locked, whole, _ = end
-    if kind != "pageable":
-        return f"{kind} memory"
-    if locked:
+def _memory(end: _core._EndFacts) -> str:
+    if end.kind != "pageable":
+        return f"{end.kind} memory"
+    if end.is_locked:
         return "registered memory"
-    return "ordinary memory" if whole else "partly registered memory"
+    return "ordinary memory" if end.is_whole else "partly registered memory"
 
 
-def _nothing(facts: dict[str, Any], blocking: bool) -> str:
-    if facts["nbytes"] > 0:
+def _nothing(facts: _core._CopyFacts, blocking: bool) -> str:
+    if facts.nbytes > 0:
         return "target and source are the same memory"
     return "there are no bytes"
 
 
-def _host(facts: dict[str, Any], blocking: bool) -> str:
-    ends = f"{_memory(facts['src'])} to {_memory(facts['dst'])}"
-    if facts["threads"] > 1:
-        return f"from {ends}, which the host reaches: {facts['threads']} threads copy"
+def _host(facts: _core._CopyFacts, blocking: bool) -> str:
+    ends = f"{_memory(facts.src)} to {_memory(facts.dst)}"
+    if facts.threads > 1:
+        return f"from {ends}, which the host reaches: {facts.threads} threads copy"
     who = "the calling thread" if blocking else "a thread of the host"
     return f"from {ends}, which {who} reaches by itself"
 
 
-def _direct(facts: dict[str, Any], blocking: bool) -> str:
-    dst, src = facts["dst"], facts["src"]
-    size = format_nbytes(facts["nbytes"])
-    if is_on_device(dst[0]) and is_on_device(src[0]):
-        return f"both ends lie on device {facts['device']}, each in one run"
-    host = src if is_on_device(dst[0]) else dst
-    if facts["bounced"]:
+def _direct(facts: _core._CopyFacts, blocking: bool) -> str:
+    dst, src = facts.dst, facts.src
+    size = format_nbytes(facts.nbytes)
+    if is_on_device(dst.kind) and is_on_device(src.kind):
+        return f"both ends lie on device {facts.device}, each in one run"
+    host = src if is_on_device(dst.kind) else dst
+    if facts.is_bounced:
         return (
             f"{size} in one run each: so few that the calling thread copies them at once, "
             "through a page-locked block of its own"
         )
-    if facts["quick"]:
+    if facts.is_quick:
         return f"{size} in one run each: so few that the calling thread copies them at once"
-    if host[1]:
+    if host.is_locked:
         return f"each end is one run, and the device reaches {_memory(host)}"
-    up = is_on_device(dst[0])
-    least = facts["staged_up_nbytes" if up else "staged_down_nbytes"]
+    up = is_on_device(dst.kind)
+    least = facts.staged_up_nbytes if up else facts.staged_down_nbytes
     limit = "at any size" if least >= 1 << 40 else f"below {format_nbytes(least)}"
     return (
         f"{size} of {_memory(host)} in one run: the driver by itself is faster {limit}"
     )
 
 
-def _rows_reason(facts: dict[str, Any], blocking: bool) -> str:
-    run = format_nbytes(facts["run_nbytes"])
+def _rows_reason(facts: _core._CopyFacts, blocking: bool) -> str:
+    run = format_nbytes(facts.run_nbytes)
     return f"rows of {run} at equal distances, and the device reaches both ends"
 
 
-def _peer(facts: dict[str, Any], blocking: bool) -> str:
-    reason = f"from device {facts['src_device']} to device {facts['device']}"
-    if facts["loops"] > 0:
+def _peer(facts: _core._CopyFacts, blocking: bool) -> str:
+    reason = f"from device {facts.src_device} to device {facts.device}"
+    if facts.loops > 0:
         reason += ", gathered on the one and scattered on the other"
     return reason
 
 
-def _peer_staged(facts: dict[str, Any], blocking: bool) -> str:
+def _peer_staged(facts: _core._CopyFacts, blocking: bool) -> str:
     return (
-        f"device {facts['src_device']} and device {facts['device']} do not reach each "
+        f"device {facts.src_device} and device {facts.device} do not reach each "
         "other: both links work at once"
     )
 
 
-def _kernel(facts: dict[str, Any], blocking: bool) -> str:
-    ends = f"{_memory(facts['src'])} and {_memory(facts['dst'])}"
-    if facts["widens"]:
-        return f"device {facts['device']} reaches {ends}, and converts such elements"
-    if facts["loops"] == 0:
-        return f"device {facts['device']} reaches {ends}, in the order of the stream"
-    run = format_nbytes(facts["run_nbytes"])
-    return f"runs of {run} lie apart, and device {facts['device']} reaches {ends}"
+def _kernel(facts: _core._CopyFacts, blocking: bool) -> str:
+    ends = f"{_memory(facts.src)} and {_memory(facts.dst)}"
+    if facts.widens:
+        return f"device {facts.device} reaches {ends}, and converts such elements"
+    if facts.loops == 0:
+        return f"device {facts.device} reaches {ends}, in the order of the stream"
+    run = format_nbytes(facts.run_nbytes)
+    return f"runs of {run} lie apart, and device {facts.device} reaches {ends}"
 
 
-def _staged(facts: dict[str, Any], blocking: bool) -> str:
-    down = facts["download"]
-    dst, src = facts["dst"], facts["src"]
+def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
+    down = facts.is_download
+    dst, src = facts.dst, facts.src
     host, other = (dst, src) if down else (src, dst)
-    device = f"device {facts['device']}"
-    least = facts["staged_down_nbytes" if down else "staged_up_nbytes"]
-    if not is_on_device(other[0]):
+    device = f"device {facts.device}"
+    least = facts.staged_down_nbytes if down else facts.staged_up_nbytes
+    if not is_on_device(other.kind):
         reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
-    elif facts["widens"]:
+    elif facts.widens:
         reason = f"the link carries the shorter elements of {_memory(host)}"
-    elif facts["from"] is not None or facts["casts"]:
+    elif facts.from_dtype is not None or facts.casts:
         reason = f"elements of {_memory(host)} are converted on the way"
-    elif facts["loops"] > 0:
+    elif facts.loops > 0:
         reason = (
-            f"runs of {format_nbytes(facts['run_nbytes'])} lie apart in {_memory(host)}"
+            f"runs of {format_nbytes(facts.run_nbytes)} lie apart in {_memory(host)}"
         )
-        if is_on_device(dst[0]) and facts["broadcast"]:
+        if is_on_device(dst.kind) and facts.is_broadcast:
             reason = f"elements of {_memory(host)} are repeated"
     elif not blocking:
         reason = f"the driver takes {_memory(host)} only while the caller waits"
-    elif facts["fresh"]:
+    elif facts.is_fresh:
         reason = f"pages of {_memory(host)} come into being, by several threads at once"
     else:
         reason = f"{_memory(host)} from {format_nbytes(least)} on is faster in pieces"
-    many = "a thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
-    move = ("unpack" if down else "pack") + ("s" if facts["threads"] == 1 else "")
-    what = "each piece while others are on their way" if facts["pieces"] > 1 else "it"
+    many = "a thread" if facts.threads == 1 else f"{facts.threads} threads"
+    move = ("unpack" if down else "pack") + ("s" if facts.threads == 1 else "")
+    what = "each piece while others are on their way" if facts.pieces > 1 else "it"
     reason += f": {many} {move} {what}"
-    if facts["turned"]:
+    if facts.is_turned:
         reason += f", and {device} turns it, since neighbours lie along another axis"
-    elif facts["route"] == "staged-kernel" and not facts["widens"]:
-        verb = "gathers" if down else "repeats" if facts["broadcast"] else "scatters"
+    elif facts.route == "staged-kernel" and not facts.widens:
+        verb = "gathers" if down else "repeats" if facts.is_broadcast else "scatters"
         reason += f", and {device} {verb} the elements"
     return reason
 
 
-def _far(facts: dict[str, Any], blocking: bool) -> str:
+def _far(facts: _core._CopyFacts, blocking: bool) -> str:
     return (
-        f"from device {facts['src_device']} to device {facts['device']}, neither of which "
+        f"from device {facts.src_device} to device {facts.device}, neither of which "
         "converts the elements: they come to the host, which does, and go on from there"
     )
 
 
-def _anyway(facts: dict[str, Any], blocking: bool) -> str:
-    return f"{facts['route']} is the first way that suits both ends"
+def _anyway(facts: _core._CopyFacts, blocking: bool) -> str:
+    return f"{facts.route} is the first way that suits both ends"
 
 
 _HOW = {

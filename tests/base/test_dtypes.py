@@ -149,8 +149,8 @@ def test_copy_threads_convert_the_rows_that_say_so(runtime, row) -> None:
     if row.name == "complex128":
         target = np.zeros(2, "c8")
     facts = _core._explain(target, source, None, True, "unsafe", None, None)
-    assert (facts["from"] == row.name) == row.converts
-    assert facts["casts"] == (not row.converts)
+    assert (facts.from_dtype == row.name) == row.converts
+    assert facts.casts == (not row.converts)
 
 
 @by_name

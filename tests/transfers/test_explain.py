@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import types
 
 import numpy as np
 import pytest
@@ -72,15 +73,15 @@ SHAPES = ((6, 10), (100, 100), (600, 900))
 
 def expected_counts(told, before):
     counts = dict(before)
-    if told["quick"]:
+    if told.is_quick:
         counts["quick"] += 1
-        counts["bounced"] += told["bounced"]
+        counts["bounced"] += told.is_bounced
     else:
-        counts[told["route"]] += 1
-    if told["route"] in ("staged", "staged-kernel", "peer-staged") or (
-        told["route"] == "peer" and told["loops"] > 0
+        counts[told.route] += 1
+    if told.route in ("staged", "staged-kernel", "peer-staged") or (
+        told.route == "peer" and told.loops > 0
     ):
-        counts["pieces"] += told["pieces"]
+        counts["pieces"] += told.pieces
     return counts
 
 
@@ -99,7 +100,7 @@ def check(dst, src, *, blocking, stream=None):
         assert transfer.route == said.route
         assert transfer.nbytes == said.nbytes
     assert testing.copy_counts() == expected_counts(told, before)
-    assert said.route == told["route"]
+    assert said.route == told.route
     assert said.route in ROUTES
     assert said.why
     assert said.route in repr(said)
@@ -348,7 +349,8 @@ def test_explain_of_a_way_that_it_has_no_reason_for(monkeypatch):
     facts = _core._explain(cumem.empty_device(8, "u1"), np.zeros(8, "u1"), None, True)
     said = cumem.explain(np.empty(8, "u1"), np.zeros(8, "u1"))
     assert (said.route, said.how) == ("host", "by the processor")
-    told = facts | {"route": "new"}
+    known = dict(zip(facts.__match_args__, facts, strict=True))
+    told = types.SimpleNamespace(**known | {"route": "new"})
     monkeypatch.setattr(_core, "_explain", lambda *ends: told)
     said = cumem.explain(None, None)
     assert (said.route, said.how) == ("new", "new")

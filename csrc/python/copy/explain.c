@@ -9,40 +9,66 @@
 #include "python/core/errors.h"
 
 static PyObject *
-describe_end(const cm_region *region, cm_end_facts facts)
+describe_end(const cm_state *state, const cm_region *region, cm_end_facts facts)
 {
-    return Py_BuildValue("(siii)", cm_kinds[region->kind].text, facts.locked,
-                         facts.whole, region->device);
+    PyObject *members[CM_EndFacts_COUNT] = {
+        [CM_EndFacts_kind] = Py_NewRef(state->kind_words[region->kind]),
+        [CM_EndFacts_is_locked] = PyBool_FromLong(facts.locked),
+        [CM_EndFacts_is_whole] = PyBool_FromLong(facts.whole),
+        [CM_EndFacts_device] = PyLong_FromLong(region->device),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_EndFacts, members);
 }
 
-/* Return all that is known of the copy as a dict, of which cumem.explain() makes
+static PyObject *
+name_or_none(cm_dtype dtype)
+{
+    const char *name = cm_dtypes[dtype].name;
+    return name == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(name);
+}
+
+/* Make a _CopyFacts of all that is known of the copy, of which cumem.explain() makes
  * sentences. */
 static PyObject *
-describe(const cm_explanation *e, const cm_copy_request *request)
+describe(const cm_state *state, const cm_explanation *e, const cm_copy_request *request)
 {
     static const cm_convert none = {.from = CM_NUMBER_NONE};
     const cm_convert *convert = request->convert == NULL ? &none : request->convert;
     const cm_plan *plan = &e->plan;
-    return Py_BuildValue(
-        "{s:s,s:K,s:i,s:i,s:K,s:K,s:i,s:I,s:I,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,"
-        "s:i,"
-        "s:K,s:K,s:N,s:N,s:s,s:s,s:i}",
-        "route", cm_route_text(plan->row), "nbytes", (unsigned long long)plan->nbytes,
-        "device", plan->device, "src_device", plan->src_device, "pieces",
-        (unsigned long long)plan->piece_count, "piece_nbytes",
-        (unsigned long long)e->piece_nbytes, "axis", e->axis, "threads",
-        (unsigned)e->thread_count, "chunks",
-        plan->row != NULL && plan->row->uses_ring ? plan->slot_count : 0, "quick",
-        e->is_short, "bounced", e->is_bounced, "broadcast", e->is_broadcast, "overlaps",
-        e->overlaps, "turned", plan->is_turned, "widens", plan->widens, "download",
-        plan->is_download, "fresh", plan->is_fresh, "run_nbytes",
-        (unsigned long long)plan->layout.run_nbytes, "loops", plan->layout.ndim,
-        "staged_up_nbytes", (unsigned long long)e->tuning.staged_up_nbytes,
-        "staged_down_nbytes", (unsigned long long)e->tuning.staged_down_nbytes, "dst",
-        describe_end(&request->dst, e->dst_facts), "src",
-        describe_end(&request->src, e->src_facts), "from",
-        cm_dtypes[convert->from].name, "to", cm_dtypes[convert->to].name, "casts",
-        convert->cast != NULL);
+    bool uses_ring = plan->row != NULL && plan->row->uses_ring;
+    PyObject *members[CM_CopyFacts_COUNT] = {
+        [CM_CopyFacts_route] = PyUnicode_FromString(cm_route_text(plan->row)),
+        [CM_CopyFacts_nbytes] = PyLong_FromUnsignedLongLong(plan->nbytes),
+        [CM_CopyFacts_dst] = describe_end(state, &request->dst, e->dst_facts),
+        [CM_CopyFacts_src] = describe_end(state, &request->src, e->src_facts),
+        [CM_CopyFacts_device] = PyLong_FromLong(plan->device),
+        [CM_CopyFacts_src_device] = PyLong_FromLong(plan->src_device),
+        [CM_CopyFacts_pieces] = PyLong_FromUnsignedLongLong(plan->piece_count),
+        [CM_CopyFacts_piece_nbytes] = PyLong_FromUnsignedLongLong(e->piece_nbytes),
+        [CM_CopyFacts_axis] = PyLong_FromLong(e->axis),
+        [CM_CopyFacts_threads] = PyLong_FromUnsignedLong(e->thread_count),
+        [CM_CopyFacts_chunks] =
+            PyLong_FromUnsignedLong(uses_ring ? plan->slot_count : 0),
+        [CM_CopyFacts_run_nbytes] =
+            PyLong_FromUnsignedLongLong(plan->layout.run_nbytes),
+        [CM_CopyFacts_loops] = PyLong_FromLong(plan->layout.ndim),
+        [CM_CopyFacts_is_quick] = PyBool_FromLong(e->is_short),
+        [CM_CopyFacts_is_bounced] = PyBool_FromLong(e->is_bounced),
+        [CM_CopyFacts_is_broadcast] = PyBool_FromLong(e->is_broadcast),
+        [CM_CopyFacts_is_turned] = PyBool_FromLong(plan->is_turned),
+        [CM_CopyFacts_is_download] = PyBool_FromLong(plan->is_download),
+        [CM_CopyFacts_is_fresh] = PyBool_FromLong(plan->is_fresh),
+        [CM_CopyFacts_overlaps] = PyBool_FromLong(e->overlaps),
+        [CM_CopyFacts_widens] = PyBool_FromLong(plan->widens),
+        [CM_CopyFacts_casts] = PyBool_FromLong(convert->cast != NULL),
+        [CM_CopyFacts_from_dtype] = name_or_none(convert->from),
+        [CM_CopyFacts_to_dtype] = name_or_none(convert->to),
+        [CM_CopyFacts_staged_up_nbytes] =
+            PyLong_FromUnsignedLongLong(e->tuning.staged_up_nbytes),
+        [CM_CopyFacts_staged_down_nbytes] =
+            PyLong_FromUnsignedLongLong(e->tuning.staged_down_nbytes),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_CopyFacts, members);
 }
 
 /* The cm_copy_use that explains a copy in place of making it. */
@@ -59,7 +85,7 @@ look(cm_state *state, const cm_copy_request *request)
     }
     cm_status status = CM_WITHOUT_GIL(cm_engine_explain(engine, request, explanation));
     PyObject *result = cm_is_ok(status)
-                           ? describe(explanation, request)
+                           ? describe(state, explanation, request)
                            : cm_py_raise(state, status, "while planning a copy");
     PyMem_Free(explanation);
     return result;
