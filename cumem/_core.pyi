@@ -3006,7 +3006,7 @@ class _CopyFacts(structseq[Any]):
         """The axis of the target along which it is cut; -1: there is one piece."""
     @property
     def threads(self) -> int:
-        """How many threads of the host move bytes."""
+        """How many threads of the host work on a piece; 0: the host has no part in it."""
     @property
     def chunks(self) -> int:
         """How many page-locked slots there are; 0: none are used."""
