@@ -86,7 +86,7 @@ def backend() -> _Backend:
 
 
 def emulation_reason() -> str | None:
-    """Say why devices are emulated; None on a real GPU."""
+    """Return why devices are emulated, or None on a real GPU."""
     return _core._read_backend()[1]
 
 

@@ -10,9 +10,9 @@ _Named = TypeVar("_Named", bound="type | Callable[..., object]")
 
 
 def found_in(module: str) -> Callable[[_Named], _Named]:
-    """Have help(), ``repr`` and pickles name the module in which users find something.
+    """Make help(), ``repr`` and pickles name the module in which users find something.
 
-    The rooms of the package may change; a pickle has to be read after that too.
+    Its code may move to another module later, and old pickles must stay readable then.
     """
 
     def name(named: _Named) -> _Named:

@@ -53,20 +53,20 @@ _UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 says "no limit" with a number above 
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class About(Answer):
-    """What cumem works on in this process; `cumem.info.about` answers it.
+    """What cumem works on in this process, as `cumem.info.about` returns it.
 
     Attributes
     ----------
     backend : str
         ``"cuda"`` or ``"emulated"``.
     emulation_reason : str or None
-        Why devices are emulated; None on a real GPU.
+        Why devices are emulated, or None on a real GPU.
     driver_version : tuple of int
-        Newest CUDA version that the driver serves, such as ``(13, 0)``.
+        The newest CUDA version that the driver serves, such as ``(13, 0)``.
     runtime_version : tuple of int
-        CUDA version of the runtime library that is built in, such as ``(12, 9)``.
+        The CUDA version of the runtime library that is built in, such as ``(12, 9)``.
     oldest_driver_version : tuple of int
-        CUDA version of the oldest driver that this build works with.
+        The CUDA version of the oldest driver that this build works with.
     tracemalloc_domain : int
         The domain in which ``tracemalloc`` lists the memory of buffers:
         ``tracemalloc.DomainFilter(True, domain)`` keeps it alone.
@@ -86,9 +86,10 @@ class About(Answer):
 
 
 def about() -> About:
-    """Say what cumem works on, for programs that decide by it.
+    """Return what cumem works on, for programs whose behaviour depends on it.
 
-    `collect` reads much more, of each device and of the host, as plain data to be kept.
+    `collect` reads much more about each device and the host, as plain data that can be
+    saved.
 
     Returns
     -------
@@ -99,11 +100,11 @@ def about() -> About:
     Raises
     ------
     CudaError
-        If there is a driver that cannot be opened.
+        If there is a driver but it cannot be opened.
 
     Notes
     -----
-    **Blocks** while the driver is opened at its first use; creates no context on a GPU.
+    **Blocks** while the driver is opened at its first use. It creates no context on a GPU.
 
     Examples
     --------
@@ -168,8 +169,9 @@ def machine() -> dict[str, Any]:
     Returns
     -------
     dict
-        Processor, cores this process may use, memory, NUMA nodes, ``RLIMIT_MEMLOCK``
-        and the memory limit of the control group; bytes, or ``None`` for no limit.
+        The processor, the cores that this process may use, memory, NUMA nodes,
+        ``RLIMIT_MEMLOCK`` and the memory limit of the control group. Sizes are in bytes;
+        a limit that is not set is ``None``.
     """
     memory = _meminfo()
     limit, used = _cgroup_memory()
