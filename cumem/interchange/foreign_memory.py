@@ -229,6 +229,6 @@ def refuse_stride(step: int, itemsize: int) -> NoReturn:
             "over copy() of this view, or the buffer before it is reversed"
         )
     raise BufferError(
-        f"DLPack counts strides in elements: {step} bytes are no multiple of the "
-        f"itemsize {itemsize}"
+        f"DLPack counts strides in elements: {step} bytes are not a multiple of "
+        f"the itemsize {itemsize}"
     )

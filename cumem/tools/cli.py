@@ -265,8 +265,8 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add(
         "--late",
         metavar="N",
-        help="keep freed blocks in use by work that runs late: for so many events, or "
-        "such a fraction of the trace",
+        help="keep freed blocks in use by work that runs late, for this number of events "
+        "or this fraction of the trace",
     )
     add(
         "--late-on",

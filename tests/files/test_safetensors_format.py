@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a text that is a number": (blob({"__metadata__": {"k": 1}}), "no text for 'k'"),
     "half a pair in a text": (blob('{"__metadata__":{"k":"\\udc00"}}'), "UTF-8"),
     "a tensor that is a list": (blob({"a": ["U8", [1], [0, 1]]}, b"1"), "tensor 'a'"),
-    "a tensor that is null": (blob({"a": None}), "tensor 'a': it is no JSON object"),
+    "a tensor that is null": (blob({"a": None}), "tensor 'a': it is not a JSON object"),
     "no dtype": (blob({"a": {"shape": [], "data_offsets": [0, 1]}}), "'a'.*no 'dtype'"),
     "no shape": (blob({"a": {"dtype": "U8", "data_offsets": [0, 1]}}), "'shape'"),
     "no offsets": (blob({"a": {"dtype": "U8", "shape": []}}), "no 'data_offsets'"),

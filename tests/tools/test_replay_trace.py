@@ -244,7 +244,7 @@ def test_csv_follows_addresses(tmp_path: Path) -> None:
         ("1,0,allocate,0x20,-8,0", "line 3: size -8"),
         ("1,0,allocate,0x20,281474976710656,0", "line 3: size 281474976710656"),
         ("1,0,allocate,0x20,8.5,0", "line 3: '8.5' is not a size"),
-        ("1,0,allocate,there,8,0", "line 3: 'there' is no address"),
+        ("1,0,allocate,there,8,0", "line 3: 'there' is not an address"),
         ("1,0,resize,0x10,8,0", "line 3: unknown action 'resize'"),
         ("1,0,free,0x10,8", "line 3: 5 columns instead of 6"),
         ('1,0,free,"0x10,8,0', "unexpected end of data"),

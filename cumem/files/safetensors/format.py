@@ -703,7 +703,7 @@ def _usual_shape(dtype: str, lengths: str) -> tuple[str, tuple[int, ...], int]:
 def _texts(scan: _Scan) -> dict[str, str]:
     if not scan.at_object():
         if scan.value() is not None:
-            raise ValueError(f"{METADATA} is no JSON object")
+            raise ValueError(f"{METADATA} is not a JSON object")
         return {}
     texts: dict[str, str] = {}
     for key in scan.names():
@@ -730,7 +730,7 @@ def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
     try:
         check_text(name)
         if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         try:
             dtype, shape, offsets = (
                 fields["dtype"],

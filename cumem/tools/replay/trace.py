@@ -443,7 +443,7 @@ def _add_csv_row(columns: _Columns, line: int, cells: list[str]) -> None:
     try:
         address = 0 if pointer == "(nil)" else int(pointer, 16)
     except ValueError:
-        raise columns.fail(line, f"{pointer!r} is no address") from None
+        raise columns.fail(line, f"{pointer!r} is not an address") from None
     try:
         size = int(size_text)
     except ValueError:
