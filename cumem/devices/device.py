@@ -29,6 +29,7 @@ class Device(_core._DeviceBlocks):
 
     Parameters
     ----------
+    index : int or str
         The number of a visible device as CUDA counts them, from 0; or ``"cuda:0"`` as in
         PyTorch, or ``"cuda"`` for cumem's current device.
 

@@ -68,7 +68,7 @@ _B = TypeVar("_B", bound=_core.Buffer)
 if TYPE_CHECKING:
     import typing_extensions
 
-    #: Of the buffers in an `NpzDict`, which alone may have any.
+    #: The type of the buffers in an `NpzDict`; Any where an annotation does not give it.
     _V = typing_extensions.TypeVar("_V", default=Any)
 
     # What `load` gives where only the file tells whether it is an array or an archive. To
@@ -895,7 +895,6 @@ def save(
         As for `tofile`. A file that is replaced stays until the new one is on the disk.
     direct, progress : optional
         As for `tofile`.
-        As for `tofile`.
 
     Raises
     ------
@@ -917,8 +916,8 @@ def save(
     `save_safetensors`. If this fails, the old file stays. The bytes are those that
     ``numpy.save`` writes.
 
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after** all work
-    that cumem knows of on `arr`.
+    **Blocks** until everything is written, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work on `arr` that cumem knows of.
 
     Examples
     --------

@@ -150,7 +150,7 @@ class _Opened:
 
 @contextlib.contextmanager
 def _descriptor(fd: int, writes: bool) -> Iterator[int]:
-    """Yield `fd`, or for one that appends a second one: appending ignores offsets."""
+    """Yield `fd`, or if it appends, which ignores offsets, another one of the same file."""
     if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         yield fd
         return
@@ -302,7 +302,10 @@ class _CutMapError(Exception):
 
 
 def _stage(memory: Any, writes: bool, stream: object) -> Any:
-    """Make ordinary memory to replace a map of the file; fill it if it will be written."""
+    """Make ordinary memory to replace a map of the file.
+
+    If the map is to be written to the file, its contents are copied to the new memory.
+    """
     own = np.empty(memory.shape, memory.dtype)
     if writes:
         _core.copy(own, memory, stream=stream)

@@ -52,7 +52,10 @@ class OutOfMemoryError(errors.OutOfMemoryError, _OutOfMemory):
 
 
 class PinnedOutOfMemoryError(errors.OutOfMemoryError, _RuntimeError):
-    """The same for page-locked memory: CuPy catches it, copies without, and warns."""
+    """The same error for page-locked memory.
+
+    CuPy catches it, copies without page-locked memory, and warns.
+    """
 
     #: ``cudaErrorMemoryAllocation``, by which CuPy recognises the error.
     status = 2

@@ -136,7 +136,7 @@ class CumemMemoryManager(_Manager):
         portable: bool = False,
         wc: bool = False,
     ) -> Any:
-        """Allocate page-locked memory, which is always portable, since that is free."""
+        """Allocate page-locked memory, always portable, since that costs nothing."""
         make = _core.empty_mapped if mapped else _core.empty_pinned
         buffer = make(size, "u1", write_combined=wc, device=self.context.device.id)
         lease = memoryview(buffer)

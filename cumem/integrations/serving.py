@@ -25,7 +25,7 @@ def lend(pool: Pool) -> object:
 
 
 def made_as(error: Exception, kind: type[Exception]) -> Exception:
-    """Return an error of this class with everything that another error knows."""
+    """Return an error of this class with the contents of another error."""
     made = kind(*error.args)
     made.__dict__.update(error.__dict__)
     return made.with_traceback(error.__traceback__)

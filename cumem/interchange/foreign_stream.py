@@ -45,9 +45,9 @@ def is_captured() -> bool:
     """Return whether PyTorch or CuPy is capturing on the current stream of this thread.
 
     Only libraries that are imported already are asked, and PyTorch only if it has
-    initialised CUDA. A library that cannot be asked does not capture. There is one
-    exception: an error of the default stream may say that a stream which blocks it
-    captures.
+    initialised CUDA. A library that cannot be asked counts as not capturing, with one
+    exception: while a stream that blocks the default stream captures, a question about the
+    default stream fails with ``cudaErrorStreamCaptureImplicit``, which counts as capturing.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and _asks(lambda: torch.cuda.is_initialized()):

@@ -395,8 +395,8 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
     The limit applies to the whole process, in place of that of `set_limit`. If blocks
     overlap, nested or in several threads, the limit of the one that was entered last among
     those still open applies, whether it is higher or lower. They may end in any order. When
-    all have ended, the limit that `set_limit` set last applies, also if that was
-    meanwhile. `shutdown` ends no block.
+    all have ended, the limit that `set_limit` set last applies, even if it was called while
+    a block was open. `shutdown` ends no block.
 
     Parameters
     ----------

@@ -116,7 +116,10 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
 
     @staticmethod
     def disable() -> None:
-        """End what `enable` began; arrays stay where they are. Twice is not an error."""
+        """End what `enable` began; arrays stay where they are.
+
+        Calling it twice is not an error.
+        """
         _core._numpy_enable(None)
 
 

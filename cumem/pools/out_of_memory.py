@@ -90,6 +90,7 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
 
     If there is no room for more page-locked memory, callbacks are called and garbage is
     collected, as for an allocation, and `lock` is tried again.
+
     Raises
     ------
     OutOfMemoryError

@@ -277,9 +277,9 @@ class Workspace(Generic[_B_co]):
         Notes
         -----
         **Blocks** only if work that was queued in ended blocks still uses the bytes that
-        are left, until it is done; GIL released. **Ordered after**: device memory may be
-        used at once on the workspace's stream; for another stream, the user takes care of
-        the order.
+        are left, until it is done, with the GIL released. **Ordered after**: device memory
+        may be used at once on the workspace's stream; for another stream, the user takes
+        care of the order.
         """
         if not self._blocks:
             self._check_open()
@@ -329,7 +329,9 @@ class Workspace(Generic[_B_co]):
         )
 
     def close(self) -> None:
-        """End all blocks, and give the memory back to the driver; twice is not an error.
+        """End all blocks, and give the memory back to the driver.
+
+        Closing a workspace twice is not an error.
 
         Notes
         -----

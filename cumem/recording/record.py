@@ -325,6 +325,7 @@ class Record:
         ------
         ValueError
             If the name has another suffix; nothing is written then.
+        OSError
             If the file cannot be written.
 
         Examples
@@ -519,7 +520,7 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
 def _archive(file: io.BufferedReader) -> Any:
     """Open an ``.npz``; np.load() would take another file for a pickle and say so."""
     if not zipfile.is_zipfile(file):
-        raise ValueError("it is no .npz")
+        raise ValueError("it is not an .npz")
     file.seek(0)
     return np.load(file)
 

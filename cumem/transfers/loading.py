@@ -720,14 +720,14 @@ def prefetch(
     Parameters
     ----------
     iterable : iterable
-        Gives batches, as a `torch.utils.data.DataLoader` does. A batch is an array, CPU
-        tensor or buffer; or dicts, lists, tuples, named tuples, dataclasses and classes of
-        attrs that contain them, also nested; or an object with a method ``to(device, ...)``
-        of its own, as in tensordict, PyTorch Geometric and detectron2. Attributes that
-        somebody added to such a container or tensor are moved as well. Everything else in
-        a batch stays as it is, and so does everything that is on the device already. A
-        warning names parts with arrays or tensors that stay on the host, such as data
-        frames and images.
+        An object that gives batches, as a `torch.utils.data.DataLoader` does. A batch is
+        an array, CPU tensor or buffer; or dicts, lists, tuples, named tuples, dataclasses
+        and classes of attrs that contain them, also nested; or an object with a method
+        ``to(device, ...)`` of its own, as in tensordict, PyTorch Geometric and detectron2.
+        Attributes that somebody added to such a container or tensor are moved as well.
+        Everything else in a batch stays as it is, and so does everything that is on the
+        device already. A warning names parts with arrays or tensors that stay on the host,
+        such as data frames and images.
     device : Device, int or str, optional
         The device. By default it is the current one of the thread when it calls `prefetch`
         (see `current_device`): cumem's own if that was chosen, or else PyTorch's, so that
@@ -749,12 +749,12 @@ def prefetch(
     Returns
     -------
     iterable
-        Gives new structures of the same types with their memory on the device, in the same
-        shapes and dtypes. Arrays are C-contiguous, and tensors keep their memory format
-        (`channels_last`). It has the length and the attributes of `iterable`, such as
-        `dataset` and `sampler`, and can be iterated as often, by ``for`` and
-        ``async for``. ``with cumem.prefetch(loader) as batches:`` or ``batches.close()``
-        ends what is on its way, even if the body raises an error.
+        An object that gives new structures of the same types with their memory on the
+        device, in the same shapes and dtypes. Arrays are C-contiguous, and tensors keep
+        their memory format (`channels_last`). It has the length and the attributes of
+        `iterable`, such as `dataset` and `sampler`, and can be iterated as often, by
+        ``for`` and ``async for``. ``with cumem.prefetch(loader) as batches:`` or
+        ``batches.close()`` ends what is on its way, even if the body raises an error.
 
     Warns
     -----

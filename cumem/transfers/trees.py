@@ -127,6 +127,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
 
     Returns
     -------
+    object
         The same structure, with the same types. Arrays of NumPy and buffers become
         `DeviceBuffer`, and tensors of PyTorch become tensors on the device. They keep their
         shape, dtype and order of axes in memory. Other leaves stay as they are: numbers,

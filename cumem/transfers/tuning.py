@@ -38,10 +38,10 @@ _SOURCES = ("environment", "configure", "default")
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Configuration(Answer):
-    """How copies are made that begin now; `configure` returns it.
+    """The settings of copies that begin now; `configure` returns it.
 
-    As a context manager, it undoes at the end of the block what the call changed that
-    returned it.
+    Used as a context manager, it undoes the changes of its `configure` call at the end of
+    the block.
 
     Attributes
     ----------

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
     from cumem.base._optional_types import Array, Tensor
 
-    #: Of what a `SafetensorsDict` holds, which alone may have any.
+    #: The type of the values of a `SafetensorsDict`; Any where an annotation does not
+    #: give it.
     _V = typing_extensions.TypeVar("_V", default=Any)
 else:
     _V = TypeVar("_V")

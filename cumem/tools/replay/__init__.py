@@ -122,9 +122,10 @@ def run_rows_on_streams(
 
 @dataclass(slots=True)
 class _Observer:
-    """Reads after each allocation how much is reserved, and at each new peak for what.
+    """Reads what is reserved after each allocation, and what it is used for at each peak.
 
-    Later on, as much may still be reserved although less is needed.
+    The use is read when a peak is reached first: later on, as much may be reserved although
+    less of it is needed.
     """
 
     allocator: Allocator
