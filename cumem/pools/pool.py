@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type `Pool`, the default pools, and the checks of their arguments."""
+"""The type `Pool`, the default pools, and the checks of their arguments.
+
+The extension's type ``_core._Pool`` allocates and frees memory. `Pool` derives from it and
+adds the rest of what users see: checked arguments, properties, and answers such as `stats`.
+A `Pool` refers to a pool of the extension and has no state of its own.
+
+Constructors that are not given a pool use the default pools of the extension, without any
+of these objects. `default_pool` makes the object for one when somebody first asks for it,
+and keeps it, so that all callers get the same one.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of pools: of each, of all of a kind, and over a block of code."""
+"""The counters of pools: of each, of all of a kind, and over a block of code.
+
+A counter that only grows, or that says what is held now, is measured over a block by
+reading it before and after the block. A peak cannot be measured in this way, because the
+highest peak may have been before the block. So each pool has a second set of peaks, which
+start anew whenever they are read. `_fold` reads them when any measurement begins or ends,
+and adds what it finds to all measurements that are open. The peak of a measurement is thus
+the largest of the peaks between its two ends, however blocks are nested or overlap.
+"""
 
 from __future__ import annotations
 
