@@ -356,15 +356,15 @@ class Settings(NamedTuple):
     tries_cuda: bool  #: Whether to try CUDA, if there is a driver.
     may_emulate: bool  #: Whether emulated devices are acceptable.
     # The rest is about emulated devices.
-    device_count: int
-    memory_nbytes: int  #: The memory of each.
-    driver_version: int
+    device_count: int  #: The number of devices.
+    memory_nbytes: int  #: The memory of each device.
+    driver_version: int  #: The version of CUDA that the driver claims to serve.
     max_delay_us: int  #: The longest time by which work is late.
-    seed: int  #: Of the random delays.
-    has_peers: bool  #: Whether they reach each other's memory.
-    is_concurrent: bool  #: Whether the host may use managed memory while they do.
+    seed: int  #: The seed of the random delays.
+    has_peers: bool  #: Whether devices reach each other's memory.
+    is_concurrent: bool  #: Whether the host may use managed memory while devices do.
     has_faults: bool  #: Whether calls can be made to fail.
-    numbers: bytes  #: For each, in one byte, its number on the emulated machine.
+    numbers: bytes  #: For each device, in one byte, its number on the emulated machine.
 
 
 def read_settings() -> Settings:

@@ -150,11 +150,13 @@ def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
 
 
 class Judgement(NamedTuple):
-    """What follows from a driver that did not open; the extension reads it by these
-    names."""
+    """What to do after a driver did not open.
 
-    may_emulate: bool  #: Whether the emulated device may stand in.
-    why: str  #: Why it is emulated, or a note for the error: the cause and the cure.
+    The extension reads it by the names of the members.
+    """
+
+    may_emulate: bool  #: Whether to use the emulated device.
+    why: str  #: The reason for emulation, or a note for the error with cause and cure.
 
 
 def judge_failure(
@@ -173,6 +175,7 @@ def judge_failure(
     Returns
     -------
     Judgement
+        Whether to emulate, and the reason.
     """
     base = ROOT if root is None else root
     library = has_library or _has_library

@@ -270,24 +270,24 @@ class Record:
         return find_peak(self.log)
 
     def diff(self, before: Record) -> Difference:
-        """Say what this record has more than another one.
+        """Return what this record has more of, or less of, than an earlier one.
 
         Parameters
         ----------
         before : Record
-            Of the same work, such as an earlier epoch.
+            A record of the same work, for instance of an earlier epoch.
 
         Returns
         -------
         Difference
-            Kinds and lines whose allocations or peaks differ; ``print()`` shows them.
+            The kinds and lines whose allocations or peaks differ; ``print()`` shows them.
 
         Raises
         ------
         TypeError
             If `before` is not a record.
         RuntimeError
-            If one of the two was not started.
+            If one of the two records was not started.
 
         Examples
         --------
@@ -365,23 +365,24 @@ class Record:
     @classmethod
     @hinting
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote to an ``.npz``.
+        """Read a record from an ``.npz`` file that `save` wrote.
 
         Parameters
         ----------
         path : str or path-like
+            The file to read.
 
         Returns
         -------
         Record
-            One that has ended.
+            A record that has stopped.
 
         Raises
         ------
         ValueError
-            If the file is no such record, or is damaged: everything in it is looked at.
+            If the file is not such a record or is damaged, which every part is checked for.
         OSError
-            If it cannot be read.
+            If the file cannot be read.
 
         Examples
         --------
