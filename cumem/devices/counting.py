@@ -65,7 +65,8 @@ def count_visible(text: str | None, uuids: Sequence[str]) -> int:
     Raises
     ------
     _DoubtError
-        If the count depends on which GPU a number means, or on unwritten rules.
+        If the count depends on which GPU a number means, or on rules that CUDA does not
+        document.
     """
     if text is None:
         return len(uuids)

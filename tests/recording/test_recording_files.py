@@ -174,7 +174,7 @@ def test_file_that_is_no_archive_is_told_so_and_not_how_to_load_pickles(
 ) -> None:
     path = tmp_path / "record.html"
     path.write_text("<html></html>")
-    with pytest.raises(ValueError, match=r"no record of cumem: it is no \.npz$"):
+    with pytest.raises(ValueError, match=r"no record of cumem: it is not an \.npz$"):
         cumem.Record.load(path)
 
 
