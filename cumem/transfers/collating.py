@@ -435,8 +435,8 @@ class PinnedCollate:
     Use it as ``DataLoader(collate_fn=cumem.PinnedCollate())``. A batch is that of
     `default_collate`: tensors, arrays and numbers become tensors with a first axis more,
     in dicts, lists, tuples and named tuples, and also dataclasses and TensorDicts; text
-    comes in lists. Buffers of cumem are taken as arrays. Where PyTorch is not imported, arrays and numbers become
-    NumPy arrays.
+    comes in lists. Buffers of cumem are taken as arrays. Where PyTorch is not imported,
+    arrays and numbers become NumPy arrays.
 
     Without workers the memory is that of the pool of pinned memory. With workers it is
     that of a ring of slots, which this process shares with them: a worker fills a slot
