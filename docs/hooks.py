@@ -146,8 +146,28 @@ def reference() -> dict[str, tuple[str, str, list[str]]]:
     return pages
 
 
+def uses() -> dict[str, str]:
+    """When to use each name, as the last column of its table in docs/api.md says."""
+    found = {}
+    for table in re.findall(r"(?:^\|.*\n)+", read("docs/api.md"), re.M):
+        head, _, *rows = [
+            [cell.strip() for cell in line.split(" | ")] for line in table.splitlines()
+        ]
+        asked = head[-1].removesuffix(" |")
+        for row in rows:
+            name = re.match(r"\| `([\w.]+)[`(]", row[0])
+            if name and asked.endswith(" it when"):
+                use = row[-1].removesuffix(" |")
+                found[name[1]] = f"**{asked[0].upper()}{asked[1:]}** {use}."
+    return found
+
+
 def reference_page(title: str, above: str, names: list[str]) -> str:
-    entries = "\n\n".join(f"::: cumem.{name}{OPTIONS.get(name, '')}" for name in names)
+    when = uses()
+    entries = "\n\n".join(
+        f"::: cumem.{name}{OPTIONS.get(name, '')}\n\n{when.get(name, '')}".rstrip()
+        for name in names
+    )
     return f"# {title}\n\n{above}\n\n{entries}\n"
 
 

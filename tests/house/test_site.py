@@ -41,6 +41,18 @@ def test_each_public_name_is_on_one_page_of_the_reference() -> None:
     )
 
 
+def test_page_of_each_public_name_says_when_to_use_it() -> None:
+    uses = hooks.uses()
+    check_none(sorted({*cumem.__all__} - uses.keys()), "no use in docs/api.md:")
+    pages = [hooks.reference_page(*page) for page in hooks.reference().values()]
+    check_none(
+        name
+        for name, use in uses.items()
+        if not any(f"::: cumem.{name}\n" in page and use in page for page in pages)
+    )
+    assert uses["copy"] == "**Use it when** the next line needs the data."
+
+
 def test_reference_has_no_name_twice_and_members_of_buffers_nowhere() -> None:
     counts = explained()
     check_none(name for name, count in counts.items() if count > 1)
