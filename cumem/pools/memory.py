@@ -459,7 +459,7 @@ class OutOfMemoryHook:
         self.remove()
 
     def __repr__(self) -> str:
-        return f"<cumem.OutOfMemoryHook {self._callback!r}>"
+        return f"<cumem.types.OutOfMemoryHook {self._callback!r}>"
 
 
 @hinting

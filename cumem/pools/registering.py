@@ -141,9 +141,11 @@ class Registration(Generic[_R_co]):
 
     def __repr__(self) -> str:
         if self._buffer is None:
-            return "<cumem.Registration, closed>"
+            return "<cumem.types.Registration, closed>"
         inner = " ".join(repr(self._buffer).split())
-        return fold(f"<cumem.Registration of {format_nbytes(self._nbytes)}: {inner}>")
+        return fold(
+            f"<cumem.types.Registration of {format_nbytes(self._nbytes)}: {inner}>"
+        )
 
 
 @overload

@@ -444,7 +444,11 @@ class Measure:
         return self.result.to_dict()
 
     def __repr__(self) -> str:
-        return "<cumem.Measure, running>" if self._result is None else repr(self.result)
+        return (
+            "<cumem.types.Measure, running>"
+            if self._result is None
+            else repr(self.result)
+        )
 
     def _repr_html_(self) -> str | None:
         shown: str | None = show("html", self if self._result is None else self._result)

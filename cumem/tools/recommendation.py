@@ -98,7 +98,7 @@ class Recommendation(Answer):
         rows += [("or", f"{kind}, {when}") for kind, when in self.alternatives]
         rows += [(k, format_seconds(seconds)) for k, seconds in self.figures.items()]
         lines = "\n".join(f"  {name:<14} {text}" for name, text in rows)
-        return fit(f"cumem.Recommendation: {self.kind}\n{lines}")
+        return fit(f"cumem.types.Recommendation: {self.kind}\n{lines}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Explanation(Answer):
             )
             for name, text in self._rows()
         )
-        title = f"cumem.Explanation of {format_nbytes(self.nbytes)}"
+        title = f"cumem.types.Explanation of {format_nbytes(self.nbytes)}"
         return title + "\n" + "\n".join(lines)
 
 

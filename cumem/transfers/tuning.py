@@ -83,7 +83,7 @@ class Configuration(Answer):
         rows = self._rows()
         wide = max(len(text) for _, text, _ in rows)
         lines = (f"  {name:<18} {text:>{wide}}  {where}" for name, text, where in rows)
-        return "cumem.Configuration\n" + "\n".join(lines)
+        return "cumem.types.Configuration\n" + "\n".join(lines)
 
 
 def _text(name: str, value: int) -> str:

@@ -260,8 +260,9 @@ _NAMES: Final = {"nbytes": "size", "seconds": "time", "gbps": "rate"}
 
 def answer(thing: Any) -> str:
     """Show anything that has ``to_dict()``: its values, and lists of answers as tables."""
-    name = type(thing).__name__
-    return page(f"cumem.{name}", data(thing.to_dict()))
+    kind = type(thing)
+    place = "cumem.types" if kind.__module__ == "cumem.types" else "cumem"
+    return page(f"{place}.{kind.__name__}", data(thing.to_dict()))
 
 
 def data(values: Mapping[str, Any]) -> Raw:

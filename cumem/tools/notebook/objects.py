@@ -134,7 +134,7 @@ def pool(found: Pool[Any], title: str) -> str:
 def pool_statistics(found: PoolStats) -> str:
     """Show what a pool held when its statistics were read."""
     where = f"{found.kind} {found.device} {found.name}"
-    return _figures(found, f"cumem.PoolStats of {where}")
+    return _figures(found, f"cumem.types.PoolStats of {where}")
 
 
 def _figures(stats: PoolStats, title: str) -> str:
@@ -168,7 +168,7 @@ def _figures(stats: PoolStats, title: str) -> str:
 @shows("html", Stats)
 def all_statistics(found: Stats) -> str:
     """Show a row for each pool."""
-    return page(f"cumem.{type(found).__name__}", statistics(found))
+    return page("cumem.types.Stats", statistics(found))
 
 
 @shows("html", Measurement)
@@ -180,7 +180,7 @@ def measurement(found: Measurement) -> str:
 @shows("html", Measure)
 def measure(_: Measure) -> str:
     """Show that a measurement has no figures yet, because its block has not ended."""
-    return page("cumem.Measure, running")
+    return page("cumem.types.Measure, running")
 
 
 def statistics(found: Stats, brief: bool = False) -> Raw:
@@ -323,7 +323,7 @@ def memory(info: DeviceMemory) -> str:
         Part("free", info.free, ""),
     ]
     return page(
-        f"cumem.DeviceMemory of {format_nbytes(info.total)}",
+        f"cumem.types.DeviceMemory of {format_nbytes(info.total)}",
         bar(parts, info.total, 480),
         legend(parts),
     )
@@ -378,7 +378,7 @@ def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
 @shows("html", Explanation)
 def explanation(found: Explanation) -> str:
     """Show the way of a copy, and why it goes that way."""
-    title = f"cumem.Explanation of {format_nbytes(found.nbytes)}"
+    title = f"cumem.types.Explanation of {format_nbytes(found.nbytes)}"
     return page(title, facts(found._rows()))
 
 
@@ -386,7 +386,7 @@ def explanation(found: Explanation) -> str:
 def configuration(found: Configuration) -> str:
     """Show each setting and where it comes from."""
     columns = ["setting", "value", "by"]
-    return page("cumem.Configuration", table("", columns, found._rows()))
+    return page("cumem.types.Configuration", table("", columns, found._rows()))
 
 
 @shows("html", Record)
