@@ -358,7 +358,8 @@ class ActivationOffload:
 
     def __repr__(self) -> str:
         return (
-            f"<cumem.ActivationOffload: {format_count(self.tensor_count, 'tensor')}, "
+            f"<{type(self).__module__}.ActivationOffload: "
+            f"{format_count(self.tensor_count, 'tensor')}, "
             f"{format_nbytes(self.offloaded_nbytes)} copied to the host>"
         )
 

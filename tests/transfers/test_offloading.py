@@ -101,7 +101,9 @@ def test_training_is_the_same(torch, device: str, depth: int) -> None:
     # difference, after which nothing is saved
     assert context.offloaded_nbytes == 4 * NBYTES * 18
     assert context.tensor_count == 4 * 19
-    assert repr(context).startswith("<cumem.ActivationOffload: 76 tensors, ")
+    assert repr(context).startswith(
+        "<cumem.integrations.torch.ActivationOffload: 76 tensors, "
+    )
     assert live() == 0
 
 

@@ -347,7 +347,7 @@ class _Bench:
         return _Trial(lambda: _core.copy(host, source), verify)
 
     def _prefetch(self, managed: Any, where: object) -> None:
-        # prefetch_pages() would warn that the memory moves to and fro.
+        # The buffer's own prefetch_pages() would warn that the memory moves to and fro.
         _core.prefetch_pages((managed,), where, self.stream)
         self.stream.synchronize()
 
