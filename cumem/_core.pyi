@@ -3421,8 +3421,25 @@ def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
     return how many seconds that took.
     """
 
-_KINDS: Final[dict[str, tuple[bool, bool, bool, int]]]
-"""Of each kind: page-locked, migrates, on the device, and the flags it usually has."""
+@final
+class _KindFacts(structseq[Any]):
+    """The properties of a kind of memory, and the flags that it has by default."""
+
+    @property
+    def page_locked(self) -> bool:
+        """Whether its pages stay where they are, so that a device reaches them."""
+    @property
+    def migrates(self) -> bool:
+        """Whether its pages move between the host and devices."""
+    @property
+    def on_device(self) -> bool:
+        """Whether only a device can reach it."""
+    @property
+    def flags(self) -> int:
+        """The flags of CUDA that it is allocated with unless others are asked for."""
+
+_KINDS: Final[dict[str, _KindFacts]]
+"""What each kind of memory is, by its name."""
 
 @final
 class _Dtype(structseq[Any]):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -13,20 +13,8 @@ from cumem import _core
 Kind = Literal["pinned", "mapped", "managed", "device"]
 
 
-class KindFacts(NamedTuple):
-    """The properties of a kind of memory, and the flags that it has by default."""
-
-    page_locked: bool
-    migrates: bool
-    on_device: bool
-    flags: int
-
-
-KINDS = {
-    kind: KindFacts(*facts)
-    for kind, facts in _core._KINDS.items()
-    if kind != "pageable"
-}
+#: What each of them is; ordinary memory is in no pool.
+KINDS = {kind: facts for kind, facts in _core._KINDS.items() if kind != "pageable"}
 #: The kinds in the order of tables.
 DEVICE_FIRST = tuple(sorted(KINDS, key=lambda kind: not KINDS[kind].on_device))
 PAGE_LOCKED = tuple(kind for kind, facts in KINDS.items() if facts.page_locked)

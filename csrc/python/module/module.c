@@ -59,27 +59,49 @@ add_functions(PyObject *module)
                : PyModule_AddFunctions(module, cm_testing_methods);
 }
 
+static PyObject *
+make_kind(const cm_state *state, cm_kind kind)
+{
+    unsigned traits = cm_kinds[kind].traits;
+    PyObject *members[CM_KindFacts_COUNT] = {
+        [CM_KindFacts_page_locked] =
+            PyBool_FromLong((traits & CM_MEMORY_PAGE_LOCKED) != 0),
+        [CM_KindFacts_migrates] = PyBool_FromLong((traits & CM_MEMORY_MIGRATES) != 0),
+        [CM_KindFacts_on_device] = PyBool_FromLong((traits & CM_MEMORY_ON_DEVICE) != 0),
+        [CM_KindFacts_flags] = PyLong_FromUnsignedLong(cm_kinds[kind].flags),
+    };
+    return cm_structseq_new(state, CM_STRUCTSEQ_KindFacts, members);
+}
+
+/* Make the dict of what each kind of memory is. */
+static PyObject *
+make_kinds(const cm_state *state)
+{
+    PyObject *kinds = PyDict_New();
+    for (int kind = 0; kinds != NULL && kind < CM_KIND_COUNT; kind++) {
+        PyObject *facts = make_kind(state, (cm_kind)kind);
+        if (facts == NULL
+            || PyDict_SetItem(kinds, state->kind_words[kind], facts) < 0) {
+            Py_CLEAR(kinds);
+        }
+        Py_XDECREF(facts);
+    }
+    return kinds;
+}
+
 /* Add what the package has to know of the core: the kinds of memory with their usual
  * flags, and the version of the runtime that is linked. */
 static int
 add_constants(PyObject *module)
 {
-#define KIND_FORMAT(name, text, traits, flags) "s(OOOI)"
-#define KIND_IS(traits, trait) ((traits) & (trait)) != 0 ? Py_True : Py_False
-#define KIND_VALUE(name, text, traits, flags)                                          \
-    , #text, KIND_IS(traits, CM_MEMORY_PAGE_LOCKED),                                   \
-        KIND_IS(traits, CM_MEMORY_MIGRATES), KIND_IS(traits, CM_MEMORY_ON_DEVICE),     \
-        (unsigned)(flags)
-    PyObject *kinds = Py_BuildValue("{" CM_KINDS(KIND_FORMAT) "}" CM_KINDS(KIND_VALUE));
-#undef KIND_VALUE
-#undef KIND_IS
-#undef KIND_FORMAT
-    bool failed =
-        PyModule_AddObjectRef(module, "_KINDS", kinds) < 0
-        || PyModule_AddIntConstant(module, "_BUILT_RUNTIME", cm_cuda_built_version())
-               < 0;
+    PyObject *kinds = make_kinds(cm_state_of_module(module));
+    int result = -1;
+    if (kinds != NULL && PyModule_AddObjectRef(module, "_KINDS", kinds) == 0) {
+        result =
+            PyModule_AddIntConstant(module, "_BUILT_RUNTIME", cm_cuda_built_version());
+    }
     Py_XDECREF(kinds);
-    return failed ? -1 : 0;
+    return result;
 }
 
 /* Refuse an interpreter in which cumem would corrupt memory or hang. 0, or -1 with
