@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from fnmatch import fnmatchcase
@@ -239,6 +240,27 @@ def test_circles_and_arrows_are_found() -> None:
     assert "base.units" in structure.arrows()["transfers.tuning"]
     within_a_function = "pools.statistics"
     assert within_a_function in structure.arrows()["pools.pool"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_bare"),
+    [
+        ("Any", True),
+        ("object", True),
+        ("dict[str, Any]", True),
+        ("tuple[int, int, int]", True),
+        ("list[tuple[str, tuple[int, int, int]]]", True),
+        ("tuple[int, int]", False),
+        ("tuple[int, ...]", False),
+        ("np.dtype[Any]", False),
+        ("Buffer | NDArray[Any] | np.ndarray[Any, Any]", False),
+        ("list[_LivingBlock]", False),
+    ],
+)
+def test_answers_without_names_are_told(answer: str, is_bare: bool) -> None:
+    function = ast.parse(f"def _ask() -> {answer}: ...").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert bool(structure.bare_reasons(function)) is is_bare
 
 
 def test_calls_back_are_found_through_other_functions() -> None:

@@ -565,6 +565,8 @@ def core_calls(function: Function) -> list[str]:
 
 # -- the seam: private functions of the extension --------------------------------------
 
+#: NumPy's own types are written with Any, whatever their elements are.
+TYPE_OF_NUMPY = re.compile(r"\b(?:dtype|ndarray|NDArray)\[Any(?:, Any)?\]")
 #: A number by these names says which of several things a function is to do.
 OPCODES = {"attribute", "code", "mode", "op", "opcode", "what", "which", "work"}
 
@@ -580,7 +582,7 @@ def bare_reasons(function: ast.FunctionDef) -> list[str]:
         and ast.unparse(each.annotation) == "int"
     ]
     answer = "None" if function.returns is None else ast.unparse(function.returns)
-    if answer in ("Any", "object"):
+    if answer == "object" or re.search(r"\bAny\b", TYPE_OF_NUMPY.sub("", answer)):
         reasons.append(f"answers {answer}")
     for each in ast.walk(function.returns or ast.Constant(None)):
         if isinstance(each, ast.Subscript) and ast.unparse(each.value) == "tuple":
@@ -618,12 +620,15 @@ def core_calls_of_what_c_calls() -> list[str]:
 
 
 def bare_functions_of_the_seam() -> list[str]:
-    """Private functions of the extension that take opcodes, or answer without names."""
+    """Private functions and methods of the extension that take opcodes, or answer without
+    names."""
     stub = ast.parse((PACKAGE / "_core.pyi").read_text(encoding="utf-8"))
     return [
         f"{node.name}: {', '.join(reasons)}"
-        for node in stub.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
+        for node in ast.walk(stub)
+        if isinstance(node, ast.FunctionDef)
+        and node.name.startswith("_")
+        and not node.name.startswith("__")
         if (reasons := bare_reasons(node))
     ]
 
