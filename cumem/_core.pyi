@@ -2818,7 +2818,7 @@ class _DeviceFacts(structseq[Any]):
         """The place on the bus, such as ``"0000:1b:00.0"``."""
     @property
     def total_nbytes(self) -> int:
-        """How much memory the device has."""
+        """The number of bytes of memory on the device."""
 
 def _describe_device(device: int, /) -> _DeviceFacts:
     """Ask the driver what a device is."""
@@ -2841,22 +2841,22 @@ class _PoolConfig(structseq[Any]):
         """The flags of CUDA that its memory is allocated with."""
     @property
     def numa_node(self) -> int:
-        """Where its pages were asked to lie; -1: near the device."""
+        """The NUMA node on which its pages were asked to lie; -1 means near the device."""
     @property
     def is_plain(self) -> bool:
         """Whether its segments are plain allocations of the driver."""
     @property
     def fork(self) -> int:
-        """What forked children get, as ``cm_fork`` numbers it."""
+        """What forked children get, as ``cm_fork`` in ``csrc/pool/pool.h`` numbers it."""
     @property
     def idle_trim_ns(self) -> int:
-        """How long cached memory stays unused before it goes back; 0: for ever."""
+        """The time after which unused cached memory goes back; 0 means never."""
     @property
     def is_closed(self) -> bool:
         """Whether nothing is allocated any more."""
     @property
     def number(self) -> int:
-        """The number by which its name tells it from others; 0: a default pool."""
+        """The number in its name; 0 means a default pool."""
 
 @final
 class _PoolFacts(structseq[Any]):
@@ -2864,17 +2864,17 @@ class _PoolFacts(structseq[Any]):
 
     @property
     def address(self) -> int:
-        """A number that tells pools apart which live at the same time; 0: what
+        """A number that tells pools apart while they live. It is 0 for the memory that
         `register` has locked, which is described as if it were a pool."""
     @property
     def serial(self) -> int:
-        """A number that no other pool of the process ever has."""
+        """A number that no other pool of the process ever gets."""
     @property
     def number(self) -> int:
-        """As of `_PoolConfig`; the largest ones stand for what is no pool of a user's."""
+        """The number as in `_PoolConfig`; the largest ones mean pools of cumem's own."""
     @property
     def flags(self) -> int:
-        """As of `_PoolConfig`."""
+        """The flags as in `_PoolConfig`."""
     @property
     def kind(self) -> _Kind:
         """The kind of its memory."""
@@ -2883,7 +2883,7 @@ class _PoolFacts(structseq[Any]):
         """The index of the device."""
     @property
     def limit(self) -> int | None:
-        """How many bytes it may hold; None for no limit."""
+        """The most bytes that it may hold; None if there is no limit."""
     @property
     def counters(self) -> dict[str, int]:
         """The counters by their names in `PoolStats`."""
@@ -2897,16 +2897,16 @@ class _PoolBlock(structseq[Any]):
         """The number of its segment in the list."""
     @property
     def address(self) -> int:
-        """Where it begins, for the device."""
+        """The address at which it begins, as the device sees it."""
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """The number of its bytes."""
     @property
     def requested_nbytes(self) -> int:
-        """How many of them were asked for."""
+        """The number of bytes that were asked for."""
     @property
     def state(self) -> int:
-        """As ``cm_block_state`` numbers it."""
+        """The state, as ``cm_block_state`` in ``csrc/pool/pool.h`` numbers it."""
 
 def _pools(window: bool = False, /) -> list[_PoolFacts]:
     """Describe all pools. With `window` the peaks are those since the last call with it."""
@@ -2965,13 +2965,13 @@ class _EndFacts(structseq[Any]):
         """The kind of the memory, or ``"pageable"``."""
     @property
     def is_locked(self) -> bool:
-        """Whether it is page-locked, or on a device: a copy may go on after the call."""
+        """Whether it is page-locked or on a device, so that a copy may outlive the call."""
     @property
     def is_whole(self) -> bool:
         """Whether no edge of a registration lies within it."""
     @property
     def device(self) -> int:
-        """The index of its device; -1: it is ordinary memory."""
+        """The index of its device; -1 means ordinary memory."""
 
 @final
 class _CopyFacts(structseq[Any]):
@@ -2979,10 +2979,10 @@ class _CopyFacts(structseq[Any]):
 
     @property
     def route(self) -> str:
-        """As `Transfer.route` says; ``"nothing"``: no bytes are moved."""
+        """The route, as in `Transfer.route`; ``"nothing"`` means that no bytes move."""
     @property
     def nbytes(self) -> int:
-        """What is moved, without what a broadcast source repeats."""
+        """The number of bytes to move, without the repeats of a broadcast source."""
     @property
     def dst(self) -> _EndFacts:
         """The target."""
@@ -2991,31 +2991,31 @@ class _CopyFacts(structseq[Any]):
         """The source."""
     @property
     def device(self) -> int:
-        """The index of the device whose stream does the work; -1: the host does it."""
+        """The index of the device whose stream does the work; -1 means the host."""
     @property
     def src_device(self) -> int:
-        """The index of the device that the bytes come from, if that is another one."""
+        """The index of the device that the bytes come from; else as `device`."""
     @property
     def pieces(self) -> int:
-        """How many pieces the copy is cut into."""
+        """The number of pieces that the copy is cut into."""
     @property
     def piece_nbytes(self) -> int:
-        """How many bytes the largest of them has."""
+        """The number of bytes of the largest piece."""
     @property
     def axis(self) -> int:
-        """The axis of the target along which it is cut; -1: there is one piece."""
+        """The axis of the target along which it is cut; -1 means that it is not cut."""
     @property
     def threads(self) -> int:
-        """How many threads of the host work on a piece; 0: the host has no part in it."""
+        """The number of threads of the host that work on a piece; 0 means none."""
     @property
     def chunks(self) -> int:
-        """How many page-locked slots there are; 0: none are used."""
+        """The number of page-locked slots; 0 means that the copy uses none."""
     @property
     def run_nbytes(self) -> int:
-        """How many bytes lie side by side at both ends."""
+        """The number of bytes that lie side by side at both ends."""
     @property
     def loops(self) -> int:
-        """How many loops lead from run to run; 0: each end is one run."""
+        """The number of loops over such runs; 0 means that each end is one run."""
     @property
     def is_quick(self) -> bool:
         """Whether the calling thread makes the copy at once."""
@@ -3031,10 +3031,10 @@ class _CopyFacts(structseq[Any]):
         them."""
     @property
     def is_download(self) -> bool:
-        """Whether they come to the host through page-locked blocks."""
+        """Whether the bytes come to the host through page-locked blocks."""
     @property
     def is_fresh(self) -> bool:
-        """Whether pages of the target have yet to come into being."""
+        """Whether pages of the target do not exist yet."""
     @property
     def overlaps(self) -> bool:
         """Whether the source is read whole before the target is written."""
@@ -3046,16 +3046,16 @@ class _CopyFacts(structseq[Any]):
         """Whether NumPy converts the elements."""
     @property
     def from_dtype(self) -> str | None:
-        """What the copy threads or a device convert from, or None."""
+        """The dtype that the copy threads or a device convert from, or None."""
     @property
     def to_dtype(self) -> str | None:
-        """What they convert to, or None."""
+        """The dtype that they convert to, or None."""
     @property
     def staged_up_nbytes(self) -> int:
-        """From how many bytes on copies to a device go in pieces."""
+        """The number of bytes from which on copies to a device go in pieces."""
     @property
     def staged_down_nbytes(self) -> int:
-        """From how many bytes on copies from a device go in pieces."""
+        """The number of bytes from which on copies from a device go in pieces."""
 
 def _explain(
     dst: object,
@@ -3093,13 +3093,13 @@ class _TuningValue(structseq[Any]):
 
     @property
     def now(self) -> int:
-        """What holds for copies that begin now."""
+        """The value for copies that begin now."""
     @property
     def least(self) -> int:
-        """The least that it may be."""
+        """The smallest value that it may have."""
     @property
     def most(self) -> int:
-        """The most that it may be."""
+        """The largest value that it may have."""
 
 def _read_tuning(opens: bool, /) -> dict[str, _TuningValue]:
     """Read by their names the numbers by which copies are made. With `opens` the
@@ -3137,13 +3137,13 @@ class _FileFailure(structseq[Any]):
 
     @property
     def error(self) -> int:
-        """What the system said, as an errno; 0: the file ends early."""
+        """The errno of the system; 0 means that the file ends early."""
     @property
     def offset(self) -> int:
-        """Where in the file it was, or where the file ends."""
+        """The offset at which it happened, or at which the file ends."""
     @property
     def index(self) -> int:
-        """The number of the end that it was for."""
+        """The number of the end that was being moved."""
 
 @final
 class _FileOutcome(structseq[Any]):
@@ -3151,11 +3151,11 @@ class _FileOutcome(structseq[Any]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes were moved; 0 where one of the others says why not."""
+        """The number of bytes that were moved; 0 if another member says why none were."""
     @property
     def own_maps(self) -> list[int]:
         """The numbers of the ends that are maps of bytes which the call touches. If there
-        is one, nothing was moved: it would change under the call."""
+        are any, nothing was moved, because these would change during the call."""
     @property
     def failure(self) -> _FileFailure | None:
         """What was wrong with the file, or None."""
@@ -3190,7 +3190,7 @@ class _LockedPages(structseq[Any]):
         """A buffer over it."""
     @property
     def nbytes(self) -> int:
-        """How many bytes it has, from the lowest one to the highest."""
+        """The number of its bytes, from the lowest one to the highest."""
 
 def _register(
     memory: Buffer | np.ndarray[Any, Any],
@@ -3219,7 +3219,7 @@ class _CopyEnd(structseq[Any]):
         """The memory, as a Buffer or an array."""
     @property
     def place(self) -> int:
-        """Where element 0 lies, by numbers that all views of the memory share."""
+        """The place of element 0, by which all views of one memory can be compared."""
     @property
     def is_locked(self) -> bool:
         """Whether it is page-locked in one piece, or on a device."""
@@ -3233,10 +3233,10 @@ class _CopyParts(structseq[Any]):
 
     @property
     def number(self) -> int:
-        """By which storages know the copies that belong together."""
+        """The number by which storages recognise the copies that belong together."""
     @property
     def before(self) -> int:
-        """The first writer that a storage remembers which none of them comes after."""
+        """The number of the first writer that none of these copies waits for."""
     @property
     def is_captured(self) -> bool:
         """Whether the stream is being captured."""
@@ -3330,16 +3330,16 @@ class _LivingBlock(structseq[Any]):
 
     @property
     def address(self) -> int:
-        """Where it begins, for the host if that can use it, else for the device."""
+        """The address at which it begins, on the host if the host can use it."""
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """The number of its bytes."""
     @property
     def requested_nbytes(self) -> int:
-        """How many of them were asked for."""
+        """The number of bytes that were asked for."""
     @property
     def pool_serial(self) -> int:
-        """The serial of its pool; 0: none."""
+        """The serial of its pool; 0 means that it is in none."""
     @property
     def kind(self) -> int:
         """The number of its kind in KINDS of ``cumem/recording/events.py``."""
@@ -3364,10 +3364,10 @@ class _MemoryPlace(structseq[Any]):
         """What the bytes are in: a storage of PyTorch's, or an array."""
     @property
     def address(self) -> int:
-        """Where it began."""
+        """The address at which it began."""
     @property
     def nbytes(self) -> int:
-        """How many bytes it had."""
+        """The number of bytes that it had."""
 
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""

@@ -44,8 +44,8 @@ int cm_package_do(const char *module, const char *function, PyObject *arguments)
 /* Call a function that always raises. Always returns -1. */
 int cm_package_refuse(const char *module, const char *function, PyObject *arguments);
 
-/* Read a member of an answer by its name, where a function of the package answers a
- * NamedTuple. 0, or -1 with an exception. */
+/* Read a member by its name from a NamedTuple that a function of the package answered.
+ * These return 0, or -1 with an exception. */
 int cm_member_flag(PyObject *answer, const char *name, bool *out);
 int cm_member_int(PyObject *answer, const char *name, int *out);
 int cm_member_uint64(PyObject *answer, const char *name, uint64_t *out);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers of several members that have names. A function that tells the package more
- * than one thing answers a struct sequence, as os.stat() does: its caller reads
- * `answer.total_nbytes` and does not have to know what stands at which position.
+/* Makes answers of several members that have names. A function that tells the package
+ * more than one thing answers a struct sequence, as os.stat() does, so that its caller
+ * reads `answer.total_nbytes` and does not have to know what stands at which position.
  *
- * cumem/_core.pyi has a class for each of these types, `_DeviceFacts` for example, with
- * a property and a docstring for each member. csrc/headers.py lists these classes in
- * structseqs.h, and all else follows from that list: the types here, the number
- * CM_DeviceFacts_total_nbytes of each member, and what help() shows. So a member is
- * added in the stub and filled in where the answer is made; one that is in the stub and
- * not filled in fails the call. All functions need the GIL. */
+ * cumem/_core.pyi has a class for each of these types, such as `_DeviceFacts`, with a
+ * property and a docstring for each member. The build lists these classes in
+ * structseqs.h (csrc/headers.py), and from that list follow the types, the text that
+ * help() shows, and the numbers of the members, such as CM_DeviceFacts_total_nbytes.
+ * To add a member, add it to the stub and fill it in where the answer is made. If
+ * nobody fills it in, the call raises SystemError. All functions need the GIL. */
 #pragma once
 
 #include "python/python.h"
@@ -28,11 +28,11 @@ CM_STRUCTSEQS(CM_FIELDS)
 #undef CM_FIELDS
 #undef CM_FIELD
 
-/* Make the types, keep them in the state and add them to the module. 0, or -1 with an
- * exception. */
-int cm_structseqs_add(PyObject *module, struct cm_state *state);
-/* Make an answer of these members, one for each number above, which this takes over.
- * One that is NULL could not be made, with the exception set. A new reference, or NULL
+/* Make the types, keep them in the state and add them to the module. Returns 0, or -1
  * with an exception. */
+int cm_structseqs_add(PyObject *module, struct cm_state *state);
+/* Make an answer of `members`, one for each of its numbers above, and take over their
+ * references. A member may be NULL if it could not be made and an exception is set.
+ * Returns a new reference, or NULL with an exception. */
 PyObject *cm_structseq_new(const struct cm_state *state, cm_structseq which,
                            PyObject **members);

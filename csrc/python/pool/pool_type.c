@@ -584,16 +584,16 @@ pools(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return list;
 }
 
-/* Pages that register() has locked. */
+/* A range of pages that register() has locked. */
 typedef struct locked_row {
     const void *first;
     uint64_t nbytes;
     int device;
 } locked_row;
 
-/* List all of them, in C: making Python objects may run a garbage collection, in which
- * storages end that the list was about to go on with. *out is the caller's. 0, or -1
- * with MemoryError. */
+/* List all of these ranges in C. Making Python objects on the way could run a garbage
+ * collection, and with it the end of storages that the loop was about to visit. The
+ * caller frees *out. Returns 0, or -1 with MemoryError. */
 static int
 list_registered(const cm_state *state, locked_row **out, size_t *count)
 {
@@ -612,7 +612,7 @@ list_registered(const cm_state *state, locked_row **out, size_t *count)
     return 0;
 }
 
-/* A member of the answer of _living(): a block that is handed out, or locked pages. */
+/* Make a _LivingBlock of a block that is handed out, or of locked pages. */
 static PyObject *
 make_living(const cm_state *state, uint64_t address, uint64_t nbytes,
             uint64_t requested_nbytes, uint64_t pool_serial, int kind, int device)
@@ -629,8 +629,8 @@ make_living(const cm_state *state, uint64_t address, uint64_t nbytes,
     return cm_structseq_new(state, CM_STRUCTSEQ_LivingBlock, members);
 }
 
-/* The Python function _living(): all blocks that are handed out, and of pages
- * of others that we have locked. */
+/* The Python function _living(). It lists all blocks that are handed out, and then the
+ * pages of others that are locked. */
 static PyObject *
 living(PyObject *module, PyObject *Py_UNUSED(unused))
 {
