@@ -56,6 +56,7 @@ typedef struct many_call {
     int first_device;     /* of the first end on a device; -1 if there is none */
     PyObject *casting;    /* borrowed; NULL and None: dtypes must be equal */
     PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
+    bool may_convert;    /* there is a casting, without which no pair is converted */
     cm_convert seen;     /* ... and how its elements are converted */
     cm_convert convert;  /* how those of the pair being read are */
     cm_operand dst;      /* the ends of the pair being read */
@@ -208,7 +209,7 @@ is_usual(const many_call *self, PyObject *object)
 static int
 check_casting(many_call *self)
 {
-    if (!cm_arg_is_given(self->casting)) {
+    if (!self->may_convert) {
         bool is_same = self->dst.dtype == self->src.dtype; /* the usual case */
         return is_same ? 0 : cm_check_dtypes("", &self->dst, &self->src);
     }
@@ -266,7 +267,7 @@ try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
     if (read_ends(self, dst, src, CM_ASK_LATER) < 0) {
         return -1;
     }
-    if (cm_convert_is_on(&self->convert)
+    if ((self->may_convert && cm_convert_is_on(&self->convert))
         || !have_one_shape(&self->dst.region, &self->src.region)
         || !is_run(&self->dst.region, &nbytes) || !is_run(&self->src.region, &same)) {
         return 0;
@@ -314,7 +315,7 @@ add_any(many_call *self, uint64_t index)
     if (cm_check_shapes("", &self->dst, &self->src, &src) < 0) {
         return -1;
     }
-    if (cm_convert_is_on(&self->convert)) {
+    if (self->may_convert && cm_convert_is_on(&self->convert)) {
         int64_t count = 0;
         bool is_counted = cm_is_ok(cm_region_count(&self->dst.region, &count));
         return is_counted && count == 0 ? 0 : add_other(self, &src, index);
@@ -682,6 +683,7 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
                                .progress = &frame.progress};
         self->state = state;
         self->casting = values[2];
+        self->may_convert = cm_arg_is_given(values[2]);
         self->stream = frame.stream;
         result = init_call(self, values[0]) < 0 ? NULL : run(self);
         fini_call(self);

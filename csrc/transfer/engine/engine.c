@@ -42,6 +42,14 @@ cm_engine_counts(const cm_engine *engine)
 }
 
 void
+cm_engine_count_route(cm_engine *engine, const cm_route_row *row)
+{
+    unsigned index = row == NULL ? 0 : row->index;
+    atomic_fetch_add_explicit(&engine->counts.routes.of[index], 1,
+                              memory_order_relaxed);
+}
+
+void
 cm_engine_release(cm_engine *engine)
 {
     if (atomic_fetch_sub_explicit(&engine->refs, 1, memory_order_acq_rel) == 1) {

@@ -117,6 +117,9 @@ struct cm_engine {
 };
 
 /* Drop one reference; the last one frees the engine. */
+/* Count one more copy that has ended and that went that way. `row` is NULL if no bytes
+ * had to move. */
+void cm_engine_count_route(cm_engine *engine, const cm_route_row *row);
 void cm_engine_release(cm_engine *engine);
 /* True in a forked child of the process that made the engine. Once the engine is closed
  * the answer is false: a ticket may outlive the runtime, which cannot be asked then. */

@@ -129,7 +129,7 @@ queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t 
     ticket->row = &cm_routes[CM_ROUTE_DIRECT];
     ticket->started = true;
     cm_status status = submit(engine, request, ticket);
-    cm_route_count(&engine->counts.routes, ticket->row); /* failed copies count too */
+    cm_engine_count_route(engine, ticket->row); /* failed copies count too */
     if (!cm_is_ok(status)) {
         cm_ticket_finish(ticket, status, true);
     }

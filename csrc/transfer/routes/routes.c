@@ -2,19 +2,22 @@
 /* The table of routes, and the search for the row that suits a plan. */
 #include "transfer/routes/routes.h"
 
-#include <stddef.h>
-
 const cm_route_row cm_routes[CM_ROUTE_COUNT] = {
     [CM_ROUTE_NOTHING] = {.text = "nothing"},
 #define CM_ROUTE_ROW(name, text_, suits_, move_, ...)                                  \
-    [CM_ROUTE_##name] = {.text = text_, .suits = suits_, .move = move_, __VA_ARGS__},
+    [CM_ROUTE_##name] = {.text = text_,                                                \
+                         .index = CM_ROUTE_##name,                                     \
+                         .suits = suits_,                                              \
+                         .move = move_,                                                \
+                         __VA_ARGS__},
     CM_ROUTES(CM_ROUTE_ROW)
 #undef CM_ROUTE_ROW
 #define CM_ROUTE_ROW(name, text_, move_, ...)                                          \
-    [CM_ROUTE_##name] = {.text = text_, .move = move_, __VA_ARGS__},
+    [CM_ROUTE_##name] = {                                                              \
+        .text = text_, .index = CM_ROUTE_##name, .move = move_, __VA_ARGS__},
         CM_ROUTES_OF_MANY(CM_ROUTE_ROW)
 #undef CM_ROUTE_ROW
-            [CM_ROUTE_SEVERAL] = {.text = "several"},
+            [CM_ROUTE_SEVERAL] = {.text = "several", .index = CM_ROUTE_SEVERAL},
 };
 
 static unsigned
@@ -39,11 +42,4 @@ cm_route_choose(cm_plan *plan, const cm_plan_ends *ends)
         row++; /* for each sort of ends the last row suits every plan */
     }
     return row;
-}
-
-void
-cm_route_count(cm_route_counts *counts, const cm_route_row *row)
-{
-    ptrdiff_t index = row == NULL ? CM_ROUTE_NOTHING : row - cm_routes;
-    atomic_fetch_add_explicit(&counts->of[index], 1, memory_order_relaxed);
 }

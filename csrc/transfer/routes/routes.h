@@ -25,10 +25,6 @@ CM_NODISCARD cm_status cm_peer_staged_settle(cm_job *job);
 CM_NODISCARD cm_status cm_staged_settle(cm_job *job);
 CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
 
-/* routes.c: count one more copy that has ended and that went that way. `row` is NULL if
- * no bytes had to move. */
-void cm_route_count(cm_route_counts *counts, const cm_route_row *row);
-
 /* fill.c: the body of cm_engine_try_fill(). The caller has called
  * cm_engine_begin_call(). */
 bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);

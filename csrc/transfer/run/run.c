@@ -266,7 +266,7 @@ static void
 destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    cm_route_count(&engine->counts.routes, job->plan.row);
+    cm_engine_count_route(engine, job->plan.row);
     if (job->ring != NULL) {
         cm_ring_destroy(job);
     }
