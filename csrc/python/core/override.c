@@ -17,7 +17,26 @@ typedef struct with_block {
     PyObject *frame;  /* owned; NULL: no frame entered it, or it was left at home */
     PyObject *token;  /* owned; NULL: the block was left */
     bool is_relinked; /* its link was made anew, so its token belongs to an old chain */
+    uint32_t *count;  /* borrowed: counts it while it is in the list; NULL: it is not */
 } with_block;
+
+static void
+put_into_list(cm_override *override, with_block *self)
+{
+    cm_list_push_back(&override->entered, &self->node);
+    self->count = override->block_count;
+    ++*self->count;
+}
+
+static void
+take_from_list(with_block *self)
+{
+    if (self->count != NULL) {
+        cm_list_remove(&self->node);
+        --*self->count;
+        self->count = NULL;
+    }
+}
 
 static int
 block_traverse(PyObject *op, visitproc visit, void *arg)
@@ -44,7 +63,7 @@ static void
 block_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
-    cm_list_remove(&((with_block *)(void *)op)->node);
+    take_from_list((with_block *)(void *)op);
     (void)block_clear(op);
     cm_object_free(op);
 }
@@ -87,7 +106,7 @@ static void
 block_end(with_block *self, bool everywhere)
 {
     if (everywhere) {
-        cm_list_remove(&self->node);
+        take_from_list(self);
         Py_CLEAR(self->object);
     }
     Py_CLEAR(self->frame);
@@ -109,9 +128,11 @@ make_variable(const char *name)
 }
 
 int
-cm_override_init(cm_override *override, PyObject *block_type, const char *name)
+cm_override_init(cm_override *override, PyObject *block_type, const char *name,
+                 uint32_t *block_count)
 {
     cm_list_init(&override->entered);
+    override->block_count = block_count;
     override->block_type = Py_NewRef(block_type);
     override->variable = make_variable(name);
     if (override->variable == NULL) {
@@ -133,7 +154,8 @@ cm_override_fini(cm_override *override)
     if (override->entered.next == NULL) { /* cm_override_init() was never called */
         return;
     }
-    while (cm_list_pop_front(&override->entered) != NULL) {
+    while (!cm_list_is_empty(&override->entered)) {
+        take_from_list(CM_LIST_ENTRY(override->entered.next, with_block, node));
     }
 }
 
@@ -240,7 +262,7 @@ cm_override_enter(cm_override *override, PyObject *object)
     PyObject *answer = NULL;
     if (link_block(override, self) == 0) {
         self->object = Py_NewRef(object);
-        cm_list_push_back(&override->entered, &self->node);
+        put_into_list(override, self);
         answer = Py_NewRef(object);
     }
     Py_DECREF((PyObject *)(void *)self); /* the chain keeps it alive */

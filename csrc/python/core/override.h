@@ -26,6 +26,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/list.h"
 #include "python/python.h"
@@ -38,11 +39,14 @@ typedef struct cm_override {
     PyObject *resetter;
     PyObject *block_type; /* made by cm_block_type_new() */
     cm_list entered; /* blocks that may be in a chain, the newest last; not owned */
+    uint32_t *block_count; /* borrowed: counts the blocks in `entered` and, as the state
+                              has one number for all, those of its other overrides */
 } cm_override;
 
 enum { CM_OVERRIDE_OBJECTS = 5 };
 
-/* True if no context has entered anything, so that nothing has to be looked up. */
+/* True if no context has entered anything, so that nothing has to be looked up. Calls
+ * ask cm_state_has_blocks() first. */
 static inline bool
 cm_override_is_empty(const cm_override *override)
 {
@@ -51,9 +55,10 @@ cm_override_is_empty(const cm_override *override)
 
 /* The type of blocks, which Python code never sees. New reference. */
 PyObject *cm_block_type_new(PyObject *module);
-/* Make the variable. 0, or -1 with an exception; what was made by then goes with the
- * state. */
-int cm_override_init(cm_override *override, PyObject *block_type, const char *name);
+/* Make the variable. `block_count` is borrowed. 0, or -1 with an exception; what was
+ * made by then goes with the state. */
+int cm_override_init(cm_override *override, PyObject *block_type, const char *name,
+                     uint32_t *block_count);
 /* Take the blocks that contexts still have out of the list, before its memory goes. */
 void cm_override_fini(cm_override *override);
 /* The chain of this context, or None. A new reference; NULL with an exception. */

@@ -68,7 +68,7 @@ int
 cm_state_own_device(const cm_state *state)
 {
     int device = -1;
-    if (!cm_override_is_empty(&state->entered_device)) {
+    if (cm_state_has_blocks(state) && !cm_override_is_empty(&state->entered_device)) {
         device = find_entered(state);
     }
     const device_choice *choice = &choice_of_thread;

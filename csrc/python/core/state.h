@@ -144,6 +144,7 @@ typedef struct cm_state {
     cm_override current_stream; /* "cumem.current_stream" */
     cm_override current_pool;   /* "cumem.current_pool" */
     cm_override entered_device; /* "cumem.current_device": ints */
+    uint32_t block_count;       /* `with` blocks of all three that contexts may be in */
     /* The devices of the process, opened at first use. NULL before that and after a
      * shutdown. */
     cm_runtime *runtime;    /* owned */
@@ -208,6 +209,14 @@ static inline bool
 cm_state_is_emulated(const cm_state *state)
 {
     return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
+}
+
+/* False if no context is in a `with` block of a stream, a pool or a device: then
+ * nothing is current but the defaults, and nobody has to ask the overrides. */
+static inline bool
+cm_state_has_blocks(const cm_state *state)
+{
+    return CM_UNLIKELY(state->block_count > 0);
 }
 
 /* The device that device=None means. If there is only one device, it is that, without a

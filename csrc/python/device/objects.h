@@ -72,8 +72,9 @@ int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *a
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {
-    return cm_override_is_empty(&state->current_stream) ? state->default_streams[device]
-                                                        : NULL;
+    bool is_default =
+        !cm_state_has_blocks(state) || cm_override_is_empty(&state->current_stream);
+    return is_default ? state->default_streams[device] : NULL;
 }
 
 /* The stream on which the work of other streams of `device` is brought together for a

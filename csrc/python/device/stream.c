@@ -200,7 +200,7 @@ cm_current_stream(cm_state *state, int device)
         device = cm_state_device(state);
     }
     PyObject *found = NULL;
-    if (!cm_override_is_empty(&state->current_stream)) {
+    if (cm_state_has_blocks(state) && !cm_override_is_empty(&state->current_stream)) {
         PyObject *chain = cm_override_read(&state->current_stream);
         if (chain == NULL) {
             return NULL;

@@ -132,7 +132,8 @@ init_overrides(PyObject *module, cm_state *state)
     }
     int result = 0;
     for (size_t i = 0; i < 3 && result == 0; i++) {
-        result = cm_override_init(overrides[i], block_type, names[i]);
+        result =
+            cm_override_init(overrides[i], block_type, names[i], &state->block_count);
     }
     Py_DECREF(block_type);
     return result;

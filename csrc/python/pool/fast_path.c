@@ -272,14 +272,17 @@ make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
     }
     PyObject *stream = NULL;
     if (cm_kind_is_ordered(kind) && !cm_arg_is_given(values[CM_WORD_stream])
+        && cm_state_has_blocks(state)
         && !cm_override_is_empty(&state->current_stream)) {
         stream = cm_current_stream(state, device);
         values[CM_WORD_stream] = stream;
     }
     unsigned flags = cm_kinds[kind].flags;
-    cm_pool *current = given == NULL && !cm_override_is_empty(&state->current_pool)
-                           ? cm_pool_find_current(state, kind, flags, device)
-                           : NULL;
+    cm_pool *current = NULL;
+    if (given == NULL && cm_state_has_blocks(state)
+        && !cm_override_is_empty(&state->current_pool)) {
+        current = cm_pool_find_current(state, kind, flags, device);
+    }
     PyObject *buffer = NULL;
     if (PyErr_Occurred()) {
         PyErr_Clear(); /* the long way asks again */
@@ -314,9 +317,7 @@ fast_empty(cm_state *state, cm_kind kind, fast_request *asked)
         }
     }
     if (CM_UNLIKELY(given != NULL || cm_arg_is_given(values[CM_WORD_device])
-                    || !cm_override_is_empty(&state->current_pool)
-                    || !cm_override_is_empty(&state->current_stream)
-                    || !cm_override_is_empty(&state->entered_device))) {
+                    || cm_state_has_blocks(state))) {
         return make_current(state, kind, given, asked);
     }
     unsigned flags = cm_kinds[kind].flags;
@@ -375,7 +376,7 @@ cm_fast_bytes(cm_state *state, const cm_pool_object *self, int64_t nbytes,
 {
     cm_kind kind = self->config.kind;
     PyObject *current = NULL;
-    if (cm_kind_is_ordered(kind) && stream == NULL
+    if (cm_kind_is_ordered(kind) && stream == NULL && cm_state_has_blocks(state)
         && !cm_override_is_empty(&state->current_stream)) {
         current = cm_current_stream(state, self->config.device);
         if (current == NULL) {

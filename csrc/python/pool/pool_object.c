@@ -181,7 +181,7 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
         cm_pool *pool = get_open(wanted);
         return pool == NULL ? NULL : cm_pool_hold(pool);
     }
-    if (CM_UNLIKELY(!cm_override_is_empty(&state->current_pool))) {
+    if (cm_state_has_blocks(state) && !cm_override_is_empty(&state->current_pool)) {
         cm_pool *current = cm_pool_find_current(state, kind, flags, device);
         if (current != NULL || PyErr_Occurred()) {
             return current;
