@@ -118,7 +118,9 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
-/* Make room for one more item; the first few are inside the call. */
+/* Make room for one more item; the first few are inside the call. cm_reserve() begins
+ * with those by itself, and batches and files leave it to that. cm_call_init() and this
+ * look spare the shortest copies the calls of it. */
 #define RESERVE(call, array, first, count, room)                                       \
     ((call)->count < (call)->room                                                      \
          ? 0                                                                           \

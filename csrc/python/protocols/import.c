@@ -379,26 +379,25 @@ cm_import_finish(cm_state *state, const cm_import *import)
 /* -- NumPy arrays ------------------------------------------------------------------------- */
 
 int
-cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked, cm_import *out)
+cm_import_ask_about(cm_state *state, PyObject *array, const cm_region *region,
+                    uint64_t unasked, cm_import *out)
 {
     static const char what[] = "array";
     cm_pointer_info info = {.kind = CM_KIND_PAGEABLE};
-    *out = (cm_import){.kind = CM_KIND_PAGEABLE, .host = true, .foreign = array};
-    if (cm_numpy_region(array, &out->region, &out->dtype, &out->readonly) < 0) {
+    *out = (cm_import){.region = *region,
+                       .kind = CM_KIND_PAGEABLE,
+                       .data = (uint64_t)(uintptr_t)region->host,
+                       .host = true,
+                       .foreign = array};
+    if (cm_import_measure(out, what) < 0) {
         return -1;
     }
-    out->data = (uint64_t)(uintptr_t)out->region.host;
-    int result = cm_import_measure(out, what);
     bool asks = out->nbytes > unasked;
-    if (result == 0 && asks) {
-        result = cm_import_probe(state, out, what, &info);
-        out->kind = result == 0 ? info.kind : CM_KIND_PAGEABLE;
-    }
-    if (result < 0) {
+    if (asks && cm_import_probe(state, out, what, &info) < 0) {
         Py_CLEAR(out->locked);
-        Py_CLEAR(out->dtype);
         return -1;
     }
+    out->kind = info.kind;
     cm_import_place(out, asks ? &info : NULL, -1);
     return 0;
 }
@@ -406,12 +405,20 @@ cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked, cm_impo
 PyObject *
 cm_import_array(cm_state *state, PyObject *array)
 {
+    cm_region region;
     cm_import import;
-    if (cm_import_read_array(state, array, 0, &import) < 0) {
+    PyObject *dtype;
+    PyObject *buffer = NULL;
+    bool readonly;
+    if (cm_numpy_region(array, &region, &dtype, &readonly) < 0) {
         return NULL;
     }
-    PyObject *buffer = cm_import_finish(state, &import);
-    Py_XDECREF(import.locked);
-    Py_DECREF(import.dtype);
+    if (cm_import_ask_about(state, array, &region, 0, &import) == 0) {
+        import.dtype = dtype;
+        import.readonly = readonly;
+        buffer = cm_import_finish(state, &import);
+        Py_XDECREF(import.locked);
+    }
+    Py_DECREF(dtype);
     return buffer;
 }

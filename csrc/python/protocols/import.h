@@ -70,10 +70,10 @@ int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int dev
  * NULL with an exception. */
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
-/* Describe the memory of an ndarray. The driver is not asked about up to `unasked`
- * bytes. After success the caller owns `dtype` and `locked`. 0, or -1 with an
- * exception. */
-int cm_import_read_array(cm_state *state, PyObject *array, uint64_t unasked,
-                         cm_import *out);
+/* Find out what memory `region` of an ndarray lies in, as cm_numpy_region() has read
+ * it. The driver is not asked about up to `unasked` bytes. After success the caller
+ * owns `locked`. 0, or -1 with an exception. */
+int cm_import_ask_about(cm_state *state, PyObject *array, const cm_region *region,
+                        uint64_t unasked, cm_import *out);
 /* Make a buffer over the memory of an ndarray, which the buffer keeps. */
 PyObject *cm_import_array(cm_state *state, PyObject *array);

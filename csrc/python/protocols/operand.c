@@ -178,6 +178,20 @@ cm_operand_storage_of(const cm_state *state, PyObject *array)
 
 enum { SHORT_NBYTES = 64 << 10 };
 
+/* Is the array one run of at most `most` bytes? Then nothing has to be found out about
+ * its memory, which counts as ordinary. */
+static bool
+is_short_run(const cm_region *region, uint64_t most)
+{
+    int64_t count;
+    if (most == 0 || region->itemsize <= 0 || !cm_region_is_c_contiguous(region)
+        || !cm_is_ok(cm_region_count(region, &count))) {
+        return false;
+    }
+    return count > 0 && (uint64_t)count <= most / (uint64_t)region->itemsize
+           && region->host != NULL && (uintptr_t)region->host <= UINTPTR_MAX - most;
+}
+
 /* Describe the memory of `array`, which is kept. The driver is asked whether it is
  * page-locked or managed, because the planner should know. It is not asked about up to
  * `unasked` bytes of memory that is not ours, and about no memory if that is
@@ -186,19 +200,19 @@ static int
 read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
     cm_import import;
-    if (unasked == UINT64_MAX) {
-        return cm_numpy_region(array, &operand->region, &operand->dtype,
-                               &operand->readonly);
-    }
-    if (cm_import_read_array(state, array, operand->storage == NULL ? unasked : 0,
-                             &import)
+    uint64_t most = operand->storage == NULL ? unasked : 0;
+    if (cm_numpy_region(array, &operand->region, &operand->dtype, &operand->readonly)
         < 0) {
         return -1;
     }
+    if (unasked == UINT64_MAX || is_short_run(&operand->region, most)) {
+        return 0;
+    }
+    if (cm_import_ask_about(state, array, &operand->region, most, &import) < 0) {
+        return -1;
+    }
     operand->region = import.region;
-    operand->dtype = import.dtype;
     operand->locked = import.locked;
-    operand->readonly = import.readonly;
     return 0;
 }
 
