@@ -3069,19 +3069,6 @@ def _explain(
 ) -> _CopyFacts:
     """Plan what `copy` or `copy_async` would do, and make no copy."""
 
-def _export(
-    buffer: Buffer,
-    stream: object,
-    max_version: object,
-    dl_device: tuple[int, int] | None,
-    is_copy: bool,
-    /,
-) -> Any:
-    """Export a buffer, as `Buffer.__dlpack__` does; return None if only a copy of the
-    memory can be on that device. With `is_copy` nobody else knows the buffer, so the export
-    waits for nothing.
-    """
-
 def _set_tuning(values: dict[str, int], /) -> None:
     """Set all of these values, or none of them if one is refused, and give the others their
     defaults.

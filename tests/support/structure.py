@@ -320,8 +320,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "types of the package, made once": ("device.make", "pool.*"),
     "another library is found, or asked": (
         *("device.current_of_torch", "foreign_stream.is_captured"),
-        *("exchange.current_stream", "foreign_memory.find_table"),
-        *("foreign_memory.fix_size", "foreign_memory.check_sign"),
+        *("foreign_memory.find_table", "foreign_memory.fix_size"),
+        "foreign_memory.check_sign",
     ),
     "a protocol whose other side is Python's: bars, event loops, pickles": (
         *("progress.begin", "progress.end", "awaiting.*", "pickling.reduce"),

@@ -129,7 +129,6 @@ PyMethodDef cm_copy_methods[] = {
     {"asnumpy", CM_METHOD(asnumpy), CM_KEYWORDS, CM_DOC_asnumpy},
     {"_check_casting", cm_check_casting_of, METH_VARARGS, CM_DOC__check_casting},
     {"_explain", cm_explain, METH_VARARGS, CM_DOC__explain},
-    {"_export", cm_export, METH_VARARGS, CM_DOC__export},
     {"_flush_cache", cm_flush_cache, METH_O, CM_DOC__flush_cache},
     {"_raw_copy", cm_raw_copy, METH_VARARGS, CM_DOC__raw_copy},
     {"_transfer_file", cm_transfer_file, METH_VARARGS, CM_DOC__transfer_file},

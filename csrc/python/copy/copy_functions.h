@@ -16,7 +16,6 @@ extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
  * METH_O. */
 PyObject *cm_check_casting_of(PyObject *module, PyObject *args);
 PyObject *cm_explain(PyObject *module, PyObject *args);
-PyObject *cm_export(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);
@@ -27,7 +26,9 @@ PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
-/* duplicates.c */
+/* duplicates.c. The first makes a copy in C's order, in memory of `kind` on the
+ * buffer's device. */
+PyObject *cm_buffer_duplicate(cm_buffer *self, cm_kind kind);
 PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
 PyObject *cm_buffer_ravel(PyObject *self, PyObject *const *args, Py_ssize_t nargs,

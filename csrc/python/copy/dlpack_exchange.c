@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__dlpack_c_exchange_api__` of the buffer types: DLPack as a table of C functions,
- * for libraries that exchange tensors without calling methods. Functions that are
- * called for every argument of a call are C; the others go to the package. */
+ * for libraries that exchange tensors without calling methods. */
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
+#include "python/device/objects.h"
+#include "python/pool/allocate.h"
 #include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
 
@@ -55,20 +56,51 @@ tell_exception(void *context, cm_dl_tell tell)
     Py_XDECREF(traceback);
 }
 
+/* Allocate memory of a pool for a tensor like this one, and make a capsule over it.
+ * NULL with an exception. */
+static PyObject *
+allocate(const cm_dl_tensor *like)
+{
+    cm_region layout;
+    cm_kind kind;
+    cm_state *state = find_state();
+    cm_runtime *rt = state == NULL ? NULL : cm_state_runtime(state);
+    if (rt == NULL) {
+        return NULL;
+    }
+    PyObject *capsule = NULL;
+    PyObject *buffer = NULL;
+    PyObject *shape = NULL;
+    PyObject *dtype = cm_dlpack_to_dtype(like->dtype);
+    if (dtype == NULL || cm_dlpack_check_device(rt, like->device, &kind) < 0) {
+        goto done;
+    }
+    shape = cm_tuple_from(like->shape, like->ndim);
+    if (shape == NULL || cm_arg_shape(shape, "shape", &layout.ndim, layout.shape) < 0) {
+        goto done;
+    }
+    kind = cm_kind_is_pageable(kind) ? CM_KIND_PINNED : kind; /* pools have no other */
+    int device =
+        like->device.type == CM_DL_CUDA ? like->device.id : cm_state_device(state);
+    buffer = cm_buffer_allocate_kind(state, kind, cm_kinds[kind].flags, device, dtype,
+                                     &layout, 'C');
+    if (buffer != NULL) {
+        capsule = cm_dlpack_fresh(buffer, like->device);
+    }
+done:
+    Py_XDECREF(buffer);
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype);
+    return capsule;
+}
+
 /* Allocate memory like that of `like`. The caller need not hold the GIL. */
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
             cm_dl_tell tell)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *capsule = NULL;
-    PyObject *dtype = cm_dlpack_to_dtype(like->dtype);
-    if (dtype != NULL) {
-        capsule = cm_package_call(
-            "interchange.exchange", "allocate",
-            Py_BuildValue("(NN(ii))", cm_tuple_from(like->shape, like->ndim), dtype,
-                          (int)like->device.type, (int)like->device.id));
-    }
+    PyObject *capsule = allocate(like);
     int result = open_own(capsule, out);
     if (result < 0) {
         tell_exception(context, tell);
@@ -133,15 +165,32 @@ take_tensor(cm_dl_versioned *managed, void **out)
     return buffer == NULL ? -1 : 0;
 }
 
-/* Return the handle of the current stream of a device. */
+/* Tell the handle of the current stream of a device, or 0 if no stream orders the
+ * memory. */
 static int
 tell_stream(int32_t type, int32_t id, void **out)
 {
-    PyObject *handle = cm_package_call("interchange.exchange", "current_stream",
-                                       Py_BuildValue("(ii)", type, id));
-    *out = handle == NULL ? NULL : PyLong_AsVoidPtr(handle);
-    Py_XDECREF(handle);
-    return handle == NULL ? -1 : 0;
+    cm_kind kind;
+    cm_state *state = find_state();
+    cm_runtime *rt = state == NULL ? NULL : cm_state_runtime(state);
+    *out = NULL;
+    if (rt == NULL
+        || cm_dlpack_check_device(rt, (cm_dl_device){.type = type, .id = id}, &kind)
+               < 0) {
+        return -1;
+    }
+    if (!cm_kind_is_on_device(kind) && !cm_kind_migrates(kind)) {
+        return 0;
+    }
+    int device = type == CM_DL_CUDA ? id : cm_state_device(state);
+    cm_stream *stream = cm_stream_from_object(state, Py_None, device);
+    if (stream == NULL) {
+        return -1;
+    }
+    uint64_t handle = cm_stream_tell_handle(stream);
+    *out = (void *)(uintptr_t)(handle == 0 ? CM_STREAM_LEGACY : handle);
+    cm_stream_give(state, stream);
+    return 0;
 }
 
 /* The attribute is put into the dictionary of the type, as these types refuse to have

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `__dlpack__` and `__dlpack_device__`: reading what a consumer asks for, choosing the
  * device that it is given, ordering it after the work on the memory, and making the
- * capsule. If only a copy will do, the package makes it. */
+ * capsule, of a copy if only that will do. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -324,6 +324,66 @@ export_asked(PyObject *self, const export_request *asked)
     return capsule;
 }
 
+/* Read `dl_device`, and check that the memory can be had there: on its own device, by
+ * the CPU, or on the GPU if it is memory that both reach. 0, or -1 with an exception.
+ */
+static int
+read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
+{
+    bool is_pair = PyTuple_Check(object) && PyTuple_Size(object) == 2;
+    PyObject *type = is_pair ? PyTuple_GetItem(object, 0) : NULL;
+    PyObject *id = is_pair ? PyTuple_GetItem(object, 1) : NULL;
+    if (!is_pair || !PyLong_Check(type) || !PyLong_Check(id)) {
+        PyErr_Format(PyExc_TypeError,
+                     "dl_device must be None or a tuple of two ints, not %R", object);
+        return -1;
+    }
+    int overflow;
+    long device_type = PyLong_AsLongAndOverflow(type, &overflow);
+    long device_id = PyLong_AsLongAndOverflow(id, &overflow); /* too large: -1 */
+    const cm_runtime *rt =
+        cm_buffer_check_open(buffer) < 0 ? NULL : cm_state_runtime(buffer->state);
+    if (rt == NULL) {
+        return -1;
+    }
+    bool is_emulated = rt->backend == CM_BACKEND_EMULATED;
+    cm_kind kind = cm_buffer_kind(buffer);
+    cm_dl_device native = native_device(buffer, rt);
+    bool is_native = device_type == native.type && device_id == native.id;
+    bool is_cpu = device_type == CM_DL_CPU && device_id == 0;
+    bool both_reach = !is_emulated && cm_kind_is_shared(kind);
+    bool is_gpu =
+        both_reach && device_type == CM_DL_CUDA && device_id == buffer->storage->device;
+    if (!is_native && !is_cpu && !is_gpu) {
+        return cm_package_refuse("interchange.foreign_memory", "refuse_export",
+                                 Py_BuildValue("(OOsN)", type, id, cm_kinds[kind].text,
+                                               PyBool_FromLong(is_emulated)));
+    }
+    *out = (cm_dl_device){.type = (int32_t)device_type, .id = (int32_t)device_id};
+    return 0;
+}
+
+/* Export a copy, which is the consumer's alone. It is of the same kind, but pinned
+ * memory where the CPU asks for what it cannot reach. */
+static PyObject *
+export_copy(PyObject *self, export_request asked)
+{
+    cm_buffer *buffer = (cm_buffer *)(void *)self;
+    cm_kind kind = cm_buffer_kind(buffer);
+    if (cm_kind_is_on_device(kind) && asked.has_device
+        && asked.device.type == CM_DL_CPU) {
+        kind = CM_KIND_PINNED;
+    }
+    PyObject *copied = cm_buffer_duplicate(buffer, kind);
+    if (copied == NULL) {
+        return NULL;
+    }
+    asked.is_copy = true;
+    PyObject *capsule = export_asked(copied, &asked);
+    Py_DECREF(copied); /* what is exported holds its memory */
+    return capsule;
+}
+
 PyObject *
 cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames)
@@ -332,44 +392,55 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                                         NULL};
     PyObject *values[4];
     export_request asked;
+    cm_dl_device device = {0};
+    bool wants_copy;
     if (cm_args_parse("__dlpack__", args, nargs, kwnames, names, 0, 0, values) < 0) {
         return NULL;
     }
-    PyObject *capsule = Py_None;
-    if (!cm_arg_is_given(values[2]) && !cm_arg_is_given(values[3])) {
-        capsule = read_request(values[0], values[1], &asked) < 0
-                      ? NULL
-                      : export_asked(self, &asked);
+    bool has_device = cm_arg_is_given(values[2]);
+    bool says_copy = cm_arg_is_given(values[3]);
+    if (cm_arg_flag(says_copy ? values[3] : NULL, "copy", false, &wants_copy) < 0) {
+        return NULL;
     }
-    for (int i = 0; i < 4; i++) {
-        values[i] = values[i] == NULL ? Py_None : values[i];
+    if (has_device && read_place((cm_buffer *)(void *)self, values[2], &device) < 0) {
+        return NULL;
     }
-    return capsule != Py_None
-               ? capsule
-               : cm_package_call(
-                     "interchange.exchange", "export",
-                     PyTuple_Pack(5, self, values[0], values[1], values[2], values[3]));
+    if (read_request(values[0], values[1], &asked) < 0) {
+        return NULL;
+    }
+    asked.has_device = has_device;
+    asked.device = device;
+    if (!wants_copy) {
+        PyObject *capsule = export_asked(self, &asked);
+        if (capsule != Py_None) {
+            return capsule;
+        }
+        Py_DECREF(capsule);
+        if (says_copy) {
+            PyErr_SetString(PyExc_BufferError,
+                            "device memory reaches the CPU only as a copy, and "
+                            "copy=False forbids that");
+            return NULL;
+        }
+    }
+    return export_copy(self, asked);
 }
 
-/* _export(buffer, stream, max_version, dl_device, is_copy) */
 PyObject *
-cm_export(PyObject *module, PyObject *args)
+cm_dlpack_fresh(PyObject *self, cm_dl_device device)
 {
-    PyObject *buffer, *stream, *max_version, *dl_device;
-    int is_copy;
-    export_request asked;
-    if (!PyArg_ParseTuple(args, "O!OOOp", cm_state_of_module(module)->buffer_type,
-                          &buffer, &stream, &max_version, &dl_device, &is_copy)
-        || read_request(stream, max_version, &asked) < 0) {
+    PyObject *place = Py_BuildValue("(ii)", (int)device.type, (int)device.id);
+    if (place == NULL) {
         return NULL;
     }
-    asked.has_device = dl_device != Py_None;
-    if (asked.has_device
-        && !PyArg_ParseTuple(dl_device, "ii", &asked.device.type, &asked.device.id)) {
-        return NULL;
-    }
-    asked.is_copy = is_copy != 0;
-    return export_asked(buffer, &asked);
+    export_request asked = {.has_stream = true,
+                            .stream = -1,
+                            .versioned = true,
+                            .minor = CM_DL_MINOR,
+                            .has_device = true};
+    int result = read_place((cm_buffer *)(void *)self, place, &asked.device);
+    Py_DECREF(place);
+    return result < 0 ? NULL : export_asked(self, &asked);
 }
 
 PyObject *

@@ -43,13 +43,13 @@ make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char orde
     return buffer;
 }
 
-/* Make a buffer with memory like that of `self`, the shape of `like`, and strides in
- * `order`. */
+/* Make a buffer of `kind` with the shape of `like`, and strides in `order`. If that is
+ * the kind of `self`, its memory has the flags of `self` too. */
 static PyObject *
-make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
+make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
+          char order)
 {
     cm_state *state = self->state;
-    cm_kind kind = cm_buffer_kind(self);
     if (cm_kind_is_pageable(kind)) {
         return make_ordinary(state, dtype, like, order);
     }
@@ -58,20 +58,11 @@ make_like(cm_buffer *self, PyObject *dtype, const cm_region *like, char order)
     }
     int device = self->storage->device;
     unsigned flags = cm_kinds[kind].flags;
-    if (self->storage->pool != NULL && !cm_kind_is_on_device(kind)) {
+    bool is_same = kind == cm_buffer_kind(self);
+    if (is_same && self->storage->pool != NULL && !cm_kind_is_on_device(kind)) {
         flags = self->storage->flags;
     }
-    cm_stream *stream = NULL;
-    if (cm_kind_is_ordered(kind)) {
-        stream = cm_stream_for_device(state, Py_None, device);
-        if (stream == NULL) {
-            return NULL;
-        }
-    }
-    cm_pool *pool = cm_pool_choose(state, NULL, kind, flags, device);
-    PyObject *buffer = cm_buffer_allocate(state, pool, dtype, like, order, stream);
-    cm_stream_give(state, stream);
-    return buffer;
+    return cm_buffer_allocate_kind(state, kind, flags, device, dtype, like, order);
 }
 
 /* Copy, and wait for the copy. `casting` is the rule for the elements, or NULL if the
@@ -94,18 +85,27 @@ copy_into(cm_state *state, PyObject *dst, PyObject *src, PyObject *casting)
 
 /* -- copy() ------------------------------------------------------------------------------- */
 
-/* Make a copy whose elements have the dtype `dtype`. `casting` is that of
+/* Make a copy of `kind` whose elements have the dtype `dtype`. `casting` is that of
  * copy_into(). */
 static PyObject *
-duplicate(cm_buffer *self, PyObject *dtype, char order, PyObject *casting)
+duplicate(cm_buffer *self, cm_kind kind, PyObject *dtype, char order, PyObject *casting)
 {
     cm_region like;
     cm_buffer_region(self, &like);
-    PyObject *made = make_like(self, dtype, &like, order);
+    PyObject *made = make_like(self, kind, dtype, &like, order);
     if (made != NULL && copy_into(self->state, made, (PyObject *)self, casting) < 0) {
         Py_CLEAR(made);
     }
     return made;
+}
+
+PyObject *
+cm_buffer_duplicate(cm_buffer *self, cm_kind kind)
+{
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    return duplicate(self, kind, self->dtype, 'C', NULL);
 }
 
 PyObject *
@@ -121,7 +121,7 @@ cm_buffer_copy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         || cm_arg_order(given, "order", "CFAK", 'C', &order) < 0) {
         return NULL;
     }
-    return duplicate(self, self->dtype, order, NULL);
+    return duplicate(self, cm_buffer_kind(self), self->dtype, order, NULL);
 }
 
 PyObject *
@@ -131,7 +131,7 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
     if (cm_buffer_check_open(self) < 0) {
         return NULL;
     }
-    return duplicate(self, self->dtype, 'K', NULL);
+    return duplicate(self, cm_buffer_kind(self), self->dtype, 'K', NULL);
 }
 
 /* -- in one row --------------------------------------------------------------------------- */
@@ -146,7 +146,8 @@ copy_into_a_row(cm_buffer *turned)
     cm_region like;
     int64_t strides[CM_MAX_NDIM];
     row.shape[0] = cm_buffer_size(turned);
-    PyObject *made = make_like(turned, turned->dtype, &row, 'C');
+    PyObject *made =
+        make_like(turned, cm_buffer_kind(turned), turned->dtype, &row, 'C');
     if (made == NULL) {
         return NULL;
     }
@@ -244,7 +245,7 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
     /* Two dtypes can be equal and still stand for different numbers, unless they are
      * one object. */
     if (dtype == self->dtype) {
-        return duplicate(self, dtype, order, NULL);
+        return duplicate(self, cm_buffer_kind(self), dtype, order, NULL);
     }
     PyObject *casting = values[2];
     casting =
@@ -252,7 +253,7 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
     if (casting == NULL) {
         return NULL;
     }
-    PyObject *made = duplicate(self, dtype, order, casting);
+    PyObject *made = duplicate(self, cm_buffer_kind(self), dtype, order, casting);
     Py_DECREF(casting);
     return made;
 }

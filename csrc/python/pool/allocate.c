@@ -352,3 +352,20 @@ cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
     }
     return buffer;
 }
+
+PyObject *
+cm_buffer_allocate_kind(cm_state *state, cm_kind kind, unsigned flags, int device,
+                        PyObject *dtype, const cm_region *like, char order)
+{
+    cm_stream *stream = NULL;
+    if (cm_kind_is_ordered(kind)) {
+        stream = cm_stream_for_device(state, Py_None, device);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    cm_pool *pool = cm_pool_choose(state, NULL, kind, flags, device);
+    PyObject *buffer = cm_buffer_allocate(state, pool, dtype, like, order, stream);
+    cm_stream_give(state, stream);
+    return buffer;
+}

@@ -16,6 +16,13 @@ void cm_strides_in_order(const cm_region *like, char order, int64_t itemsize,
 PyObject *cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
                              const cm_region *like, char order, cm_stream *stream);
 
+/* As cm_buffer_allocate(), with memory of a kind and its `flags` on `device`, from the
+ * pool that is current for these. Where streams order the kind, the device's current
+ * one is the first to use the memory. */
+PyObject *cm_buffer_allocate_kind(cm_state *state, cm_kind kind, unsigned flags,
+                                  int device, PyObject *dtype, const cm_region *like,
+                                  char order);
+
 /* The engine's cm_relief, for memory that a copy needs in passing when there is not
  * enough; its argument is the state. Called without the GIL, by a thread that has given
  * it up. CM_ECANCELLED: an exception is set, of a callback or of a signal handler. */

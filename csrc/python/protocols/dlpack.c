@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Translates DLPack's element types to dtypes and back, by the list in base/dtypes.h.
- * The package says why a type has no counterpart. */
+/* Translates DLPack's element types to dtypes and back, by the list in base/dtypes.h,
+ * and its devices to kinds of memory. The package says why one has no counterpart. */
 #include "python/protocols/dlpack.h"
 #include "python/core/numpy_bridge.h"
 
@@ -43,4 +43,33 @@ cm_dlpack_to_dtype(cm_dl_dtype type)
         return refuse_type(type, cm_dtypes[found].name);
     }
     return dtype;
+}
+
+int
+cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
+{
+    int count = 1; /* of devices of the type */
+    *kind = CM_KIND_PAGEABLE;
+    switch (device.type) {
+    case CM_DL_CPU:
+        break;
+    case CM_DL_CUDA_HOST:
+        *kind = CM_KIND_PINNED;
+        break;
+    case CM_DL_CUDA_MANAGED:
+        *kind = CM_KIND_MANAGED;
+        break;
+    case CM_DL_CUDA:
+        *kind = CM_KIND_DEVICE;
+        count = rt->device_count;
+        break;
+    default:
+        count = 0;
+    }
+    if (device.id >= 0 && device.id < count) {
+        return 0;
+    }
+    return cm_package_refuse(
+        "interchange.foreign_memory", "refuse_device",
+        Py_BuildValue("(iii)", (int)device.type, (int)device.id, count));
 }

@@ -104,6 +104,17 @@ int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
  * ml_dtypes are found if that package is there. */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 
+/* -- devices ------------------------------------------------------------------------ */
+
+/* Find the kind of memory that a DLPack device stands for, if this process has that
+ * device. 0, or -1 with ValueError or BufferError. */
+int cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind);
+
+/* -- out ---------------------------------------------------------------------------- */
+
 /* Export as __dlpack__(max_version=(1, 3), copy=False) does for a consumer on the
  * current stream. */
 PyObject *cm_dlpack_current(PyObject *buffer);
+/* Export as __dlpack__(stream=-1, max_version=(1, 3), dl_device=device) does, of memory
+ * that nobody has used yet. */
+PyObject *cm_dlpack_fresh(PyObject *buffer, cm_dl_device device);

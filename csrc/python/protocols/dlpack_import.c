@@ -91,37 +91,6 @@ discard(const taken *from)
 
 /* -- from a tensor to a buffer ------------------------------------------------------- */
 
-/* Find the kind of memory that a DLPack device stands for, if this process has that
- * device. 0, or -1 with ValueError or BufferError. */
-static int
-check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
-{
-    int count = 1; /* how many devices of the type there are */
-    *kind = CM_KIND_PAGEABLE;
-    switch (device.type) {
-    case CM_DL_CPU:
-        break;
-    case CM_DL_CUDA_HOST:
-        *kind = CM_KIND_PINNED;
-        break;
-    case CM_DL_CUDA_MANAGED:
-        *kind = CM_KIND_MANAGED;
-        break;
-    case CM_DL_CUDA:
-        *kind = CM_KIND_DEVICE;
-        count = rt->device_count;
-        break;
-    default:
-        count = 0;
-    }
-    if (device.id >= 0 && device.id < count) {
-        return 0;
-    }
-    return cm_package_refuse(
-        "interchange.foreign_memory", "refuse_device",
-        Py_BuildValue("(iii)", (int)device.type, (int)device.id, count));
-}
-
 static int
 read_tensor(const cm_dl_tensor *tensor, cm_import *import)
 {
@@ -219,7 +188,7 @@ import_taken(cm_state *state, const taken *from, uint64_t unasked)
                      (unsigned)managed->version.minor);
         return NULL;
     }
-    if (rt == NULL || check_device(rt, tensor->device, &import.kind) < 0
+    if (rt == NULL || cm_dlpack_check_device(rt, tensor->device, &import.kind) < 0
         || (import.dtype = cm_dlpack_to_dtype(tensor->dtype)) == NULL) {
         return NULL;
     }
@@ -426,7 +395,7 @@ cm_on_dlpack_device(PyObject *module, PyObject *args)
     /* The runtime is asked for only now, since reading the numbers may have run code
      * that shut it down. */
     cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL || check_device(rt, device, &kind) < 0) {
+    if (rt == NULL || cm_dlpack_check_device(rt, device, &kind) < 0) {
         return NULL;
     }
     if (device.type != CM_DL_CUDA) {
