@@ -3359,34 +3359,6 @@ class _MemoryPlace(structseq[Any]):
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 
-def _take_tensor(capsule: object, /) -> tuple[Buffer, bool, int, int]:
-    """A buffer over a fresh DLPack capsule, which it takes; whether that is of before
-    1.0; and the type and the id of the tensor's device.
-    """
-
-def _on_dlpack_device(
-    kind: int, index: int, function: Callable[..., Any], args: tuple[Any, ...], /
-) -> Any:
-    """Call a function with DLPack's device current, if it is a GPU."""
-
-def _import_entries(
-    obj: object,
-    pointer: int,
-    readonly: bool,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    /,
-) -> Buffer:
-    """A buffer over what ``__cuda_array_interface__`` told of."""
-
-def _order_import(
-    buffer: Buffer, stream: Stream | None, device: int, handle: int, /
-) -> None:
-    """Have a stream (None: the current one), and with it a buffer, come after an
-    exporter's stream.
-    """
-
 def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
     """The dtype of NumPy's that something stands for; for what is another library's,
     TypeError says what to type.

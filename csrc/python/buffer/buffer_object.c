@@ -190,27 +190,6 @@ cm_buffer_check_inherited(const cm_buffer *buffer)
 }
 
 int
-cm_extents_read(PyObject *lengths, PyObject *steps, int *ndim, int64_t *shape,
-                int64_t *strides)
-{
-    *ndim = 0;
-    Py_ssize_t count = PyTuple_Check(lengths) ? PyTuple_Size(lengths) : -1;
-    if (count < 0 || count > CM_MAX_NDIM || !PyTuple_Check(steps)
-        || PyTuple_Size(steps) != count) {
-        PyErr_Format(PyExc_TypeError,
-                     "shape and strides must be tuples of as many ints, at most %d",
-                     CM_MAX_NDIM);
-        return -1;
-    }
-    *ndim = (int)count;
-    for (int i = 0; i < *ndim && !PyErr_Occurred(); i++) {
-        shape[i] = PyLong_AsLongLong(PyTuple_GetItem(lengths, i));
-        strides[i] = PyLong_AsLongLong(PyTuple_GetItem(steps, i));
-    }
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-int
 cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high)
 {
     cm_region region;

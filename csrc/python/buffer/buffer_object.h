@@ -121,11 +121,6 @@ void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 
 void cm_buffer_dealloc(PyObject *object);
 
-/* Read shape and strides that the package passes, tuples of ints. 0, or -1 with an
- * exception. */
-int cm_extents_read(PyObject *lengths, PyObject *steps, int *ndim, int64_t *shape,
-                    int64_t *strides);
-
 /* The offsets, in bytes from the first element, of the lowest element and of the end of
  * the highest. Equal when there are no elements. 0, or -1 with an exception. */
 int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);

@@ -416,6 +416,18 @@ cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape)
 }
 
 PyObject *
+cm_numpy_from_any(PyObject *object)
+{
+    return PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
+}
+
+bool
+cm_numpy_has_objects(PyObject *array)
+{
+    return PyDataType_REFCHK(PyArray_DESCR((PyArrayObject *)array)) != 0;
+}
+
+PyObject *
 cm_numpy_item(PyObject *array)
 {
     PyArrayObject *self = (PyArrayObject *)array;

@@ -55,6 +55,12 @@ PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
 /* A new array in C order, whose elements are not set. */
 PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
+/* The array that NumPy makes of any object, which may be that object itself, as
+ * numpy.asarray() does. A new reference, or NULL with an exception. */
+PyObject *cm_numpy_from_any(PyObject *object);
+/* True if the elements of an array are, or hold, Python objects. */
+bool cm_numpy_has_objects(PyObject *array);
+
 /* The first element of an array that has one, as ndarray.item() returns it. */
 PyObject *cm_numpy_item(PyObject *array);
 

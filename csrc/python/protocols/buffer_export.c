@@ -144,6 +144,13 @@ cm_buffer_reduce_ex(PyObject *self, PyObject *protocol)
         Py_BuildValue("(OOO)", self, protocol, pooled ? Py_True : Py_False));
 }
 
+void
+cm_buffer_freeze(cm_buffer *buffer)
+{
+    buffer->readonly = true;
+    buffer->storage->readonly = true;
+}
+
 PyObject *
 cm_freeze(PyObject *module, PyObject *object)
 {
@@ -151,8 +158,6 @@ cm_freeze(PyObject *module, PyObject *object)
         cm_arg_refuse(object, "buffer", "a Buffer");
         return NULL;
     }
-    cm_buffer *buffer = (cm_buffer *)(void *)object;
-    buffer->readonly = true;
-    buffer->storage->readonly = true;
+    cm_buffer_freeze((cm_buffer *)(void *)object);
     return Py_NewRef(Py_None);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack as a consumer. It asks an object by the C exchange API for a tensor that is
- * ready on our stream, and makes a buffer of it. The package calls __dlpack__(). */
+/* DLPack as a consumer. It asks an object for a tensor that is ready on our stream, by
+ * the C exchange API or by __dlpack__(), and makes a buffer of it. */
 #include <stdarg.h>
 
 #include "base/checked_math.h"
@@ -353,12 +353,225 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
     return buffer;
 }
 
-/* -- for cumem/interchange/importing.py, which asks by __dlpack__() ------------------- */
+/* -- asked in Python ---------------------------------------------------------------- */
 
-/* _take_tensor(capsule): import a capsule that was made for us, and say on which device
- * it is. Its deleter is called exactly once, whatever is wrong with it. */
-PyObject *
-cm_take_tensor(PyObject *module, PyObject *capsule)
+/* An object with `__dlpack__` and `__dlpack_device__`, being asked for its memory. */
+typedef struct exporter {
+    PyObject *object; /* borrowed */
+    PyObject *method; /* owned: its `__dlpack__` */
+    cm_dl_device device;
+    cm_stream *given; /* borrowed: what the buffer is to be ready on; may be NULL */
+    bool has_buffer;  /* the object has the buffer protocol too */
+} exporter;
+
+/* Read what `__dlpack_device__` answered. 0, or -1 with TypeError. */
+static int
+read_device(PyObject *answer, cm_dl_device *out)
+{
+    bool is_pair = PyTuple_Check(answer) && PyTuple_Size(answer) == 2;
+    PyObject *type = is_pair ? PyTuple_GetItem(answer, 0) : NULL;
+    PyObject *id = is_pair ? PyTuple_GetItem(answer, 1) : NULL;
+    if (is_pair && PyLong_Check(type) && PyLong_Check(id)) {
+        int type_overflow;
+        int id_overflow;
+        long long numbers[2] = {PyLong_AsLongLongAndOverflow(type, &type_overflow),
+                                PyLong_AsLongLongAndOverflow(id, &id_overflow)};
+        bool fits = type_overflow == 0 && id_overflow == 0;
+        if (fits && numbers[0] > INT32_MIN && numbers[0] <= INT32_MAX
+            && numbers[1] > INT32_MIN && numbers[1] <= INT32_MAX) {
+            *out = (cm_dl_device){(int32_t)numbers[0], (int32_t)numbers[1]};
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_TypeError, "__dlpack_device__() answered %R, not (type, id)",
+                 answer);
+    return -1;
+}
+
+/* Find the two methods, and ask which device the memory is on. 1, 0 where the object
+ * lacks a method, or -1 with an exception. */
+static int
+ask_device(exporter *self)
+{
+    PyObject *ask = NULL;
+    int found = cm_arg_find_attribute(self->object, "__dlpack__", &self->method);
+    if (found > 0) {
+        found = cm_arg_find_attribute(self->object, "__dlpack_device__", &ask);
+    }
+    if (found <= 0) {
+        return found;
+    }
+    PyObject *answer = PyObject_CallNoArgs(ask);
+    Py_DECREF(ask);
+    int result = answer == NULL ? -1 : read_device(answer, &self->device);
+    Py_XDECREF(answer);
+    return result < 0 ? -1 : 1;
+}
+
+/* Call `__dlpack__` with these keywords, of which NULL is none. */
+static PyObject *
+call_with(PyObject *method, PyObject *version, PyObject *stream)
+{
+    PyObject *capsule = NULL;
+    PyObject *nothing = PyTuple_New(0);
+    PyObject *named = PyDict_New();
+    if (nothing == NULL || named == NULL) {
+        goto done;
+    }
+    if (version != NULL && PyDict_SetItemString(named, "max_version", version) < 0) {
+        goto done;
+    }
+    if (stream != NULL && PyDict_SetItemString(named, "stream", stream) < 0) {
+        goto done;
+    }
+    capsule = PyObject_Call(method, nothing, named);
+done:
+    Py_XDECREF(nothing);
+    Py_XDECREF(named);
+    return capsule;
+}
+
+/* True if a call failed as one does whose keywords the function does not know; that
+ * exception is cleared then. */
+static bool
+knew_no_keyword(const PyObject *capsule)
+{
+    if (capsule != NULL || !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return false;
+    }
+    PyErr_Clear();
+    return true;
+}
+
+/* Ask for a capsule that is ready on the stream of this handle, or on none if that is
+ * 0. Older exporters do not accept `max_version`, and the oldest do not accept `stream`
+ * either; *knows says whether this one accepted it. A new reference, or NULL with an
+ * exception. */
+static PyObject *
+ask_capsule(PyObject *method, uint64_t handle, bool *knows)
+{
+    PyObject *stream = NULL;
+    PyObject *version = Py_BuildValue("(ii)", 1, 0);
+    PyObject *capsule = NULL;
+    *knows = false;
+    if (version == NULL) {
+        return NULL;
+    }
+    if (handle != 0) {
+        stream = PyLong_FromUnsignedLongLong(handle);
+        if (stream == NULL) {
+            goto done;
+        }
+    }
+    *knows = stream != NULL;
+    capsule = call_with(method, version, stream);
+    if (stream != NULL && knew_no_keyword(capsule)) {
+        capsule = call_with(method, NULL, stream);
+    }
+    if (knew_no_keyword(capsule)) {
+        *knows = false;
+        capsule = call_with(method, NULL, NULL);
+    }
+done:
+    Py_XDECREF(stream);
+    Py_DECREF(version);
+    return capsule;
+}
+
+/* Does the device of a tensor agree with what `__dlpack_device__` said? Pinned memory
+ * is commonly handed out as the CPU's. */
+static bool
+is_as_told(cm_dl_device told, cm_dl_device found)
+{
+    if (told.type == found.type) {
+        return told.type != CM_DL_CUDA || told.id == found.id;
+    }
+    return (told.type == CM_DL_CUDA_HOST && found.type == CM_DL_CPU)
+           || (told.type == CM_DL_CUDA_MANAGED && found.type == CM_DL_CUDA);
+}
+
+/* A question about an object has failed. 0 where the exception is an error, which is
+ * cleared, since an object that cannot answer has said nothing; -1 where it is none. */
+static int
+has_said_nothing(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+/* Read the second member of the entry "data" of an object's CUDA array interface. 1 if
+ * it says that the memory is read-only, 0, or -1 with an exception. */
+static int
+is_interface_readonly(PyObject *object)
+{
+    PyObject *entries;
+    int found = cm_arg_find_attribute(object, "__cuda_array_interface__", &entries);
+    if (found <= 0) {
+        return found;
+    }
+    PyObject *key = PyUnicode_FromString("data");
+    PyObject *data = key == NULL ? NULL : PyObject_GetItem(entries, key);
+    PyObject *flag = data == NULL ? NULL : PySequence_GetItem(data, 1);
+    int is_readonly = flag == NULL ? -1 : PyObject_IsTrue(flag);
+    Py_XDECREF(flag);
+    Py_XDECREF(data);
+    Py_XDECREF(key);
+    Py_DECREF(entries);
+    return is_readonly;
+}
+
+/* Arrays of JAX never change, but on a GPU or in bfloat16 only their type shows it. */
+static bool
+is_of_jax(PyObject *object)
+{
+    PyObject *module =
+        PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__module__");
+    const char *text = module != NULL && PyUnicode_Check(module)
+                           ? PyUnicode_AsUTF8AndSize(module, NULL)
+                           : NULL;
+    bool is = false;
+    if (text != NULL) {
+        size_t length = strcspn(text, ".");
+        is = (length == 3 && strncmp(text, "jax", 3) == 0)
+             || (length == 6 && strncmp(text, "jaxlib", 6) == 0);
+    }
+    PyErr_Clear();
+    Py_XDECREF(module);
+    return is;
+}
+
+/* Does an exporter say that its memory must not be written, of which an old capsule
+ * cannot tell? Its buffer protocol is asked where it has one, else its CUDA array
+ * interface. 1 or 0, or -1 with an exception that is no error. */
+static int
+is_readonly(const exporter *self)
+{
+    Py_buffer view;
+    if (self->has_buffer) {
+        if (PyObject_GetBuffer(self->object, &view, PyBUF_FULL_RO) == 0) {
+            int answer = view.readonly != 0;
+            PyBuffer_Release(&view);
+            return answer;
+        }
+        if (has_said_nothing() < 0) {
+            return -1;
+        }
+    }
+    int answer = is_interface_readonly(self->object);
+    if (answer < 0 && has_said_nothing() < 0) {
+        return -1;
+    }
+    return answer > 0 || is_of_jax(self->object);
+}
+
+/* Make a buffer of a capsule that was made for us, which must be fresh, and whose
+ * memory must be where the exporter said. Whatever is wrong with it, its deleter is
+ * called exactly once. NULL with an exception. */
+static PyObject *
+take_capsule(cm_state *state, const exporter *self, PyObject *capsule)
 {
     taken from;
     if (!PyCapsule_CheckExact(capsule) || !open_capsule(capsule, &from)) {
@@ -366,56 +579,131 @@ cm_take_tensor(PyObject *module, PyObject *capsule)
                             "__dlpack__() answered %R, not a fresh DLPack capsule",
                             capsule);
     }
-    cm_state *state = cm_state_of_module(module);
-    cm_state_enter(state); /* so that the runtime stays the same during the import */
+    bool is_legacy = from.drop == drop_legacy;
     PyObject *buffer = import_taken(state, &from, 0);
-    cm_state_leave(state);
     if (buffer == NULL) {
         discard(&from);
         return NULL;
     }
-    return Py_BuildValue("(NOii)", buffer,
-                         from.drop == drop_legacy ? Py_True : Py_False,
-                         (int)from.tensor->device.type, (int)from.tensor->device.id);
+    if (!is_as_told(self->device, from.tensor->device)) {
+        Py_DECREF(buffer); /* and with it the tensor */
+        refuse(WHAT ": its device is not the one that __dlpack_device__() named");
+        return NULL;
+    }
+    int is_frozen = is_legacy ? is_readonly(self) : 0;
+    if (is_frozen > 0) {
+        cm_buffer_freeze((cm_buffer *)(void *)buffer);
+    }
+    if (is_frozen < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
 }
 
-/* _on_dlpack_device(type, id, function, arguments): call the function with the memory's
- * device current, since PyTorch refuses to export memory of another one. */
-PyObject *
-cm_on_dlpack_device(PyObject *module, PyObject *args)
+/* Ask for the tensor, which is to be ready on `stream`, and order the buffer. `stream`
+ * is NULL for memory that the CPU reads. Returns NotImplemented if DLPack cannot
+ * describe the memory and the object has the buffer protocol too. */
+static PyObject *
+import_on_stream(cm_state *state, const exporter *self, cm_stream *stream)
 {
-    cm_dl_device device;
+    bool knows;
+    uint64_t handle = 0;
+    if (stream != NULL) {
+        handle = cm_stream_tell_handle(stream);
+        handle = handle == 0 ? CM_STREAM_LEGACY : handle;
+    }
+    PyObject *capsule = ask_capsule(self->method, handle, &knows);
+    if (capsule == NULL) {
+        if (self->has_buffer && PyErr_ExceptionMatches(PyExc_BufferError)) {
+            PyErr_Clear();
+            return Py_NewRef(Py_NotImplemented);
+        }
+        return NULL;
+    }
+    PyObject *buffer = NULL;
+    /* The oldest exporters made the legacy default stream wait. */
+    if (stream == NULL || knows
+        || cm_import_follow(state, stream, stream->device, CM_STREAM_LEGACY) == 0) {
+        buffer = take_capsule(state, self, capsule);
+    }
+    cm_kept_error kept = cm_error_keep(); /* a capsule may end in Python code */
+    Py_DECREF(capsule);
+    cm_error_restore(kept);
+    if (buffer == NULL) {
+        return NULL;
+    }
+    cm_stream *after = self->given == NULL ? stream : self->given;
+    if ((stream != NULL
+         && cm_import_order(state, buffer, after, stream->device, handle) < 0)
+        || cm_package_do("interchange.foreign_memory", "check_sign",
+                         PyTuple_Pack(1, self->object))
+               < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
+}
+
+/* Choose the stream on which the exporter is to have its memory ready, and ask. A
+ * stream of another device says nothing to the exporter: one of its own helps. */
+static PyObject *
+import_from(cm_state *state, const exporter *self)
+{
+    bool is_of_device = self->device.type == CM_DL_CUDA;
+    cm_stream *stream = NULL;
+    if (is_of_device || self->device.type == CM_DL_CUDA_MANAGED) {
+        bool helps = self->given != NULL
+                     && (!is_of_device || self->given->device == self->device.id);
+        stream = helps ? cm_stream_take(state, self->given)
+                       : cm_stream_from_object(state, Py_None,
+                                               is_of_device ? self->device.id : -1);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *buffer = import_on_stream(state, self, stream);
+    cm_stream_give(state, stream);
+    return buffer;
+}
+
+/* As import_from(), with the memory's device current: PyTorch refuses to export that of
+ * another one. */
+static PyObject *
+import_on_device(cm_state *state, const exporter *self)
+{
     cm_kind kind;
-    PyObject *function, *arguments;
-    cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "iiOO!", &device.type, &device.id, &function,
-                          &PyTuple_Type, &arguments)) {
-        return NULL;
-    }
-    /* The runtime is asked for only now, since reading the numbers may have run code
-     * that shut it down. */
     cm_runtime *rt = cm_state_runtime(state);
-    if (rt == NULL || cm_dlpack_check_device(rt, device, &kind) < 0) {
+    if (rt == NULL || cm_dlpack_check_device(rt, self->device, &kind) < 0) {
         return NULL;
     }
-    if (device.type != CM_DL_CUDA) {
-        return PyObject_CallObject(function, arguments);
+    if (self->device.type != CM_DL_CUDA) {
+        return import_from(state, self);
     }
     cm_device_guard guard;
-    PyObject *answer = NULL;
-    cm_state_enter(state);
-    cm_status status = CM_WITHOUT_GIL(cm_device_enter(rt, device.id, &guard));
-    if (cm_is_ok(status)) {
-        answer = PyObject_CallObject(function, arguments);
-        Py_BEGIN_ALLOW_THREADS
-        cm_device_leave(rt, &guard);
-        Py_END_ALLOW_THREADS
+    cm_status status = CM_WITHOUT_GIL(cm_device_enter(rt, self->device.id, &guard));
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(state, status, "while importing DLPack");
     }
-    else {
-        cm_py_raise(state, status, "while importing DLPack");
+    PyObject *buffer = import_from(state, self);
+    Py_BEGIN_ALLOW_THREADS
+    cm_device_leave(rt, &guard);
+    Py_END_ALLOW_THREADS
+    return buffer;
+}
+
+PyObject *
+cm_import_asked(cm_state *state, PyObject *object, cm_stream *stream, bool has_buffer)
+{
+    exporter self = {.object = object, .given = stream, .has_buffer = has_buffer};
+    PyObject *buffer = NULL;
+    int found = ask_device(&self);
+    if (found == 0) {
+        buffer = Py_NewRef(Py_NotImplemented);
     }
-    cm_state_leave(state);
-    return answer;
+    else if (found > 0) {
+        buffer = import_on_device(state, &self);
+    }
+    Py_XDECREF(self.method);
+    return buffer;
 }
 
 /* -- either way ---------------------------------------------------------------------- */

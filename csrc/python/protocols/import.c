@@ -267,10 +267,8 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
 
 /* -- order -------------------------------------------------------------------------------- */
 
-/* Make `stream` wait for everything that the exporter gave its stream `handle` of
- * `device`. 0, or -1 with CudaError. */
-static int
-follow(cm_state *state, cm_stream *stream, int device, uint64_t handle)
+int
+cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle)
 {
     cm_stream *theirs;
     cm_status status;
@@ -298,35 +296,12 @@ cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
     }
     int result = cm_stream_is_handle(stream, device, handle)
                      ? 0
-                     : follow(state, stream, device, handle);
+                     : cm_import_follow(state, stream, device, handle);
     if (result == 0) {
         result = cm_storage_add_lasting_use(storage, stream);
     }
     cm_stream_give(state, stream);
     return result;
-}
-
-/* _order_import(buffer, stream, device, handle); stream None means the current one. */
-PyObject *
-cm_order_import(PyObject *module, PyObject *args)
-{
-    cm_state *state = cm_state_of_module(module);
-    PyObject *buffer, *given;
-    int device;
-    unsigned long long handle;
-    if (!PyArg_ParseTuple(args, "O!OiK", state->buffer_type, &buffer, &given, &device,
-                          &handle)
-        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
-        return NULL;
-    }
-    cm_stream *stream = NULL;
-    if (given != Py_None
-        && (stream = cm_stream_from_object(state, given, device)) == NULL) {
-        return NULL;
-    }
-    int result = cm_import_order(state, buffer, stream, device, handle);
-    cm_stream_give(state, stream);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* -- the buffer --------------------------------------------------------------------------- */

@@ -60,6 +60,9 @@ void cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
+/* Make `stream` wait for everything that the exporter gave its stream `handle` of
+ * `device`. 0, or -1 with CudaError. */
+int cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle);
 /* Make a stream wait for everything that the exporter gave its stream `handle` of
  * `device`, and let the buffer remember that stream. It is `given`, or the current
  * stream of the buffer's device if that is NULL. 0, or -1 with CudaError. */

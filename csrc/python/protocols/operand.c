@@ -27,6 +27,55 @@ cm_check_unmasked(PyObject *array)
 
 /* -- any exporter to a buffer ------------------------------------------------------- */
 
+/* Make an array over what the buffer protocol gives: NumPy knows every format. A new
+ * reference, or NULL with an exception. */
+static PyObject *
+read_view(PyObject *exporter)
+{
+    PyObject *view = PyMemoryView_FromObject(exporter);
+    if (view == NULL) {
+        return NULL;
+    }
+    PyObject *array = NULL;
+    PyObject *suboffsets = PyObject_GetAttrString(view, "suboffsets");
+    int is_indirect = suboffsets == NULL ? -1 : PyObject_IsTrue(suboffsets);
+    if (is_indirect > 0) { /* PIL has memory behind pointers */
+        PyErr_SetString(PyExc_BufferError,
+                        "a buffer with suboffsets is not one piece of memory");
+    }
+    if (is_indirect == 0) {
+        array = cm_numpy_from_any(view);
+    }
+    if (array != NULL && cm_numpy_has_objects(array)) {
+        PyErr_Format(PyExc_TypeError, "an object of type %R holds no plain values",
+                     Py_TYPE(view));
+        Py_CLEAR(array);
+    }
+    Py_XDECREF(suboffsets);
+    Py_DECREF(view);
+    return array;
+}
+
+/* Import what has only the buffer protocol. The array holds a view, and so the export;
+ * its owner may be one that can replace the memory. */
+static PyObject *
+import_view(cm_state *state, PyObject *exporter)
+{
+    PyObject *array = read_view(exporter);
+    if (array == NULL) {
+        return NULL;
+    }
+    PyObject *buffer = cm_import_array(state, array);
+    if (buffer != NULL) {
+        cm_storage *storage = ((cm_buffer *)(void *)buffer)->storage;
+        if (cm_memory_keep(storage, array) < 0 || cm_memory_watch(storage) < 0) {
+            Py_CLEAR(buffer);
+        }
+    }
+    Py_DECREF(array);
+    return buffer;
+}
+
 static PyObject *
 import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
@@ -41,16 +90,29 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
         return cm_check_unmasked(object) < 0 ? NULL : cm_import_array(state, object);
     }
     PyObject *buffer = cm_import_dlpack(state, object, stream, unasked);
-    if (buffer == Py_NotImplemented) {
-        Py_DECREF(buffer);
-        buffer = cm_package_call(
-            "interchange.importing", "import_object",
-            Py_BuildValue("(ONO)", object,
-                          stream == NULL ? Py_NewRef(Py_None)
-                                         : cm_stream_object_new(state, stream),
-                          PyObject_CheckBuffer(object) ? Py_True : Py_False));
+    if (buffer != Py_NotImplemented) {
+        return buffer;
     }
-    return buffer;
+    Py_DECREF(buffer);
+    bool has_buffer = PyObject_CheckBuffer(object) != 0;
+    if (!PyType_Check(object)) { /* the methods of a type are those of its objects */
+        buffer = cm_import_asked(state, object, stream, has_buffer);
+        if (buffer != Py_NotImplemented) {
+            return buffer;
+        }
+        Py_DECREF(buffer);
+        buffer = cm_import_entries(state, object, stream);
+        if (buffer != Py_NotImplemented) {
+            return buffer;
+        }
+        Py_DECREF(buffer);
+    }
+    if (has_buffer) {
+        return import_view(state, object);
+    }
+    (void)cm_package_refuse("interchange.foreign_memory", "refuse_object",
+                            Py_BuildValue("(Os)", object, "exports no memory"));
+    return NULL;
 }
 
 /* After a failed import, find out whether the object is a tensor of PyTorch's that has
@@ -137,10 +199,6 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 PyMethodDef cm_protocol_methods[] = {
     {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
     {"_freeze", cm_freeze, METH_O, CM_DOC__freeze},
-    {"_take_tensor", cm_take_tensor, METH_O, CM_DOC__take_tensor},
-    {"_on_dlpack_device", cm_on_dlpack_device, METH_VARARGS, CM_DOC__on_dlpack_device},
-    {"_import_entries", cm_import_entries, METH_VARARGS, CM_DOC__import_entries},
-    {"_order_import", cm_order_import, METH_VARARGS, CM_DOC__order_import},
     {"_register", cm_register_memory, METH_VARARGS, CM_DOC__register},
     {"_unregister", cm_unregister_memory, METH_VARARGS, CM_DOC__unregister},
     {NULL, NULL, 0, NULL},

@@ -35,6 +35,8 @@ PyObject *cm_array_interface_dict(PyObject *self);
  * (METH_O). */
 PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
 PyObject *cm_freeze(PyObject *module, PyObject *object);
+/* Let nobody write to a buffer any more that was just made. */
+void cm_buffer_freeze(cm_buffer *buffer);
 
 /* -- in ----------------------------------------------------------------------------------- */
 
@@ -54,12 +56,17 @@ PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
  * nothing. */
 int cm_exporter_device(const cm_state *state, PyObject *object);
 
-/* For cumem/interchange/importing.py, which knows the other protocols. All are
- * METH_VARARGS, except that the first is METH_O. */
-PyObject *cm_take_tensor(PyObject *module, PyObject *args);
-PyObject *cm_on_dlpack_device(PyObject *module, PyObject *args);
-PyObject *cm_import_entries(PyObject *module, PyObject *args);
-PyObject *cm_order_import(PyObject *module, PyObject *args);
+/* Ask an object by its `__dlpack_device__` and `__dlpack__`, and make a buffer over its
+ * memory. The buffer is ready on `stream`, or otherwise on the current stream of its
+ * device. Returns NULL with an exception. Returns NotImplemented (a new reference) if
+ * the object lacks these methods, and if DLPack cannot describe its memory but
+ * `has_buffer` says that it has the buffer protocol too. */
+PyObject *cm_import_asked(cm_state *state, PyObject *object, cm_stream *stream,
+                          bool has_buffer);
+
+/* Make a buffer over the memory of an object with the CUDA array interface, likewise.
+ * Returns NotImplemented if the object has none. */
+PyObject *cm_import_entries(cm_state *state, PyObject *object, cm_stream *stream);
 
 /* For cumem/pools/registering.py; METH_VARARGS. */
 PyObject *cm_register_memory(PyObject *module, PyObject *args);
