@@ -3359,6 +3359,19 @@ class _MemoryPlace(structseq[Any]):
 def _freeze(buffer: Buffer, /) -> None:
     """Have a buffer that nobody else has seen yet be read-only."""
 
+def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
+    """An array of `dtype` that holds the same as a value.
+
+    TypeError where the kind of a value would change (1.5 to an integer, a number to
+    text), OverflowError or ValueError where it does not fit; floats round.
+    """
+
+def _read_array(value: object, /) -> NDArray[Any]:
+    """The array that NumPy makes of a value, in the dtype that NumPy gives it.
+
+    TypeError where it holds Python objects, or some of its elements are masked.
+    """
+
 def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
     """The dtype of NumPy's that something stands for; for what is another library's,
     TypeError says what to type.

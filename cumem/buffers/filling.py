@@ -12,7 +12,6 @@ from cumem import _core
 from cumem.base.kinds import is_on_device
 from cumem.buffers.arguments import hinting
 from cumem.buffers.casting import refuse_dtypes
-from cumem.buffers.values import as_value, read_array
 
 Array = np.ndarray[Any, Any]
 
@@ -110,13 +109,12 @@ def make_like(
 
 def as_array(value: object) -> Array:
     """Of the dtype that NumPy gives it."""
-    return read_array(value)
+    return _core._read_array(value)
 
 
 def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
-    """The same as an array of `dtype`; see `as_value`."""
-    is_one = isinstance(value, np.ndarray) and value.dtype == dtype
-    return value if is_one else as_value(value, dtype)  # type: ignore[return-value]
+    """The same as an array of `dtype`; see `_core._read_value`."""
+    return _core._read_value(value, dtype)
 
 
 def read_value(value: Any, dtype: np.dtype[Any]) -> Any:

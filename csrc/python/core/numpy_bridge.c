@@ -309,6 +309,25 @@ cm_numpy_is_registered(PyObject *dtype)
     return ((PyArray_Descr *)dtype)->type_num >= NPY_USERDEF;
 }
 
+char
+cm_numpy_letter(PyObject *dtype)
+{
+    return ((PyArray_Descr *)dtype)->kind;
+}
+
+bool
+cm_numpy_has_fields(PyObject *dtype)
+{
+    return PyDataType_HASFIELDS((PyArray_Descr *)dtype);
+}
+
+bool
+cm_numpy_is_extended(PyObject *dtype)
+{
+    int type = ((PyArray_Descr *)dtype)->type_num;
+    return type == NPY_LONGDOUBLE || type == NPY_CLONGDOUBLE;
+}
+
 bool
 cm_numpy_has_metadata(PyObject *dtype)
 {
@@ -416,9 +435,71 @@ cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape)
 }
 
 PyObject *
-cm_numpy_from_any(PyObject *object)
+cm_numpy_from_any(PyObject *object, PyObject *dtype, bool keeps_subclass)
 {
-    return PyArray_FromAny(object, NULL, 0, 0, NPY_ARRAY_ENSUREARRAY, NULL);
+    int flags = NPY_ARRAY_FORCECAST | (keeps_subclass ? 0 : NPY_ARRAY_ENSUREARRAY);
+    Py_XINCREF(dtype); /* stolen */
+    return PyArray_FromAny(object, (PyArray_Descr *)dtype, 0, 0, flags, NULL);
+}
+
+PyObject *
+cm_numpy_dtype_of_letter(char letter)
+{
+    return (PyObject *)PyArray_DescrFromType(letter);
+}
+
+PyObject *
+cm_numpy_cast_array(PyObject *array, char letter)
+{
+    PyArray_Descr *descr = PyArray_DescrFromType(letter);
+    return descr == NULL ? NULL : PyArray_CastToType((PyArrayObject *)array, descr, 0);
+}
+
+PyObject *
+cm_numpy_empty_like(PyObject *array, PyObject *dtype)
+{
+    Py_INCREF(dtype); /* stolen */
+    return PyArray_NewLikeArray((PyArrayObject *)array, NPY_KEEPORDER,
+                                (PyArray_Descr *)dtype, 0);
+}
+
+PyObject *
+cm_numpy_zeros_like(PyObject *array, PyObject *dtype)
+{
+    PyArrayObject *like = (PyArrayObject *)array;
+    Py_INCREF(dtype); /* stolen */
+    return PyArray_Zeros(PyArray_NDIM(like), PyArray_DIMS(like), (PyArray_Descr *)dtype,
+                         0);
+}
+
+int
+cm_numpy_copy_into(PyObject *to, PyObject *from)
+{
+    return PyArray_CopyInto((PyArrayObject *)to, (PyArrayObject *)from);
+}
+
+PyObject *
+cm_numpy_dtype_of(PyObject *array)
+{
+    return (PyObject *)PyArray_DESCR((PyArrayObject *)array);
+}
+
+int64_t
+cm_numpy_size(PyObject *array)
+{
+    return PyArray_SIZE((PyArrayObject *)array);
+}
+
+bool
+cm_numpy_same_shape(PyObject *a, PyObject *b)
+{
+    return PyArray_SAMESHAPE((PyArrayObject *)a, (PyArrayObject *)b) != 0;
+}
+
+bool
+cm_numpy_is_c_contiguous(PyObject *array)
+{
+    return PyArray_IS_C_CONTIGUOUS((PyArrayObject *)array) != 0;
 }
 
 bool
@@ -471,6 +552,24 @@ bool
 cm_numpy_is_scalar(PyObject *object)
 {
     return PyArray_IsScalar(object, Generic);
+}
+
+bool
+cm_numpy_is_integer_scalar(PyObject *object)
+{
+    return PyArray_IsScalar(object, Integer) || PyArray_IsScalar(object, Bool);
+}
+
+bool
+cm_numpy_is_real_scalar(PyObject *object)
+{
+    return PyArray_IsScalar(object, Floating);
+}
+
+bool
+cm_numpy_is_complex_scalar(PyObject *object)
+{
+    return PyArray_IsScalar(object, ComplexFloating);
 }
 
 bool
@@ -824,11 +923,8 @@ cm_numpy_part_read(PyObject *from, bool drops_imaginary)
     return (PyObject *)swapped;
 }
 
-/* A block of numpy.errstate(all="ignore"), entered: the rule was checked before, and
- * numbers that become infinite are no reason to warn, as the engine's own are not. A
- * new reference, or NULL with an exception. */
-static PyObject *
-enter_quiet_block(void)
+PyObject *
+cm_numpy_enter_quiet_block(void)
 {
     PyObject *block = NULL;
     PyObject *entered = NULL;
@@ -853,9 +949,8 @@ enter_quiet_block(void)
     return block;
 }
 
-/* Leave it, and keep the exception that is set. Takes the block over. */
-static void
-leave_quiet_block(PyObject *block)
+void
+cm_numpy_leave_quiet_block(PyObject *block)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -869,17 +964,18 @@ leave_quiet_block(PyObject *block)
     PyErr_Restore(type, value, traceback);
 }
 
-/* Have NumPy convert the elements of one array into another. 0, or -1 with what it
- * raises. */
+/* Have NumPy convert the elements of one array into another. The rule was checked
+ * before, and numbers that become infinite are no reason to warn, as the engine's own
+ * are not. 0, or -1 with what NumPy raises. */
 static int
 convert_by_numpy(PyObject *to, PyObject *from)
 {
-    PyObject *block = enter_quiet_block();
+    PyObject *block = cm_numpy_enter_quiet_block();
     if (block == NULL) {
         return -1;
     }
     int result = PyArray_CopyInto((PyArrayObject *)to, (PyArrayObject *)from);
-    leave_quiet_block(block);
+    cm_numpy_leave_quiet_block(block);
     return result;
 }
 

@@ -26,6 +26,9 @@ int64_t cm_numpy_alignment(PyObject *dtype); /* in bytes; a power of two */
 /* The dtype and its itemsize at a look, borrowed, if cm_numpy_dtype() was asked for the
  * same object before; else NULL, without an exception. */
 PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
+char cm_numpy_letter(PyObject *dtype); /* numpy.dtype.kind */
+bool cm_numpy_has_fields(PyObject *dtype);
+bool cm_numpy_is_extended(PyObject *dtype); /* of long doubles */
 /* True if another package has registered the dtype with NumPy, as ml_dtypes does. */
 bool cm_numpy_is_registered(PyObject *dtype);
 /* True if the dtype may hold objects of the user's, who gave it a dict of them. */
@@ -49,6 +52,12 @@ cm_dtype cm_numpy_listed(PyObject *dtype);
  * old. */
 PyObject *cm_numpy_dtype_listed(cm_dtype dtype);
 
+/* A block of numpy.errstate(all="ignore"), entered, and what leaves it, which takes it
+ * over and keeps the exception that is set. A new reference, or NULL with an
+ * exception. */
+PyObject *cm_numpy_enter_quiet_block(void);
+void cm_numpy_leave_quiet_block(PyObject *block);
+
 /* A new array over host memory, which holds `owner` as its base. */
 PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
                         const int64_t *shape, const int64_t *strides, bool readonly);
@@ -56,8 +65,28 @@ PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
 PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
 /* The array that NumPy makes of any object, which may be that object itself, as
- * numpy.asarray() does. A new reference, or NULL with an exception. */
-PyObject *cm_numpy_from_any(PyObject *object);
+ * numpy.asarray(object, dtype) does; `dtype` NULL: of the dtype that NumPy chooses.
+ * With `keeps_subclass` an array of a subclass stays one, as in numpy.asanyarray(). A
+ * new reference, or NULL with an exception. */
+PyObject *cm_numpy_from_any(PyObject *object, PyObject *dtype, bool keeps_subclass);
+/* The elements of an array in C order as another dtype, which NumPy calls by this
+ * letter: 'g' and 'G' are long doubles, 'q' is int64. A new array. */
+PyObject *cm_numpy_cast_array(PyObject *array, char letter);
+/* The dtype that NumPy calls by a letter, 'O', 'M' and 'm' included. A new reference.
+ */
+PyObject *cm_numpy_dtype_of_letter(char letter);
+/* A new array of NumPy's own type with the shape and the order of another, whose
+ * elements are not set. */
+PyObject *cm_numpy_empty_like(PyObject *array, PyObject *dtype);
+/* A new array in C order with the shape of another, whose bytes are zero. */
+PyObject *cm_numpy_zeros_like(PyObject *array, PyObject *dtype);
+/* Convert all elements of one array into those of another of its shape, by whatever
+ * rule it takes. 0 or -1. */
+int cm_numpy_copy_into(PyObject *to, PyObject *from);
+PyObject *cm_numpy_dtype_of(PyObject *array); /* borrowed */
+int64_t cm_numpy_size(PyObject *array);       /* in elements */
+bool cm_numpy_same_shape(PyObject *a, PyObject *b);
+bool cm_numpy_is_c_contiguous(PyObject *array);
 /* True if the elements of an array are, or hold, Python objects. */
 bool cm_numpy_has_objects(PyObject *array);
 
@@ -75,6 +104,10 @@ void *cm_numpy_data(PyObject *array);
  * nothing. */
 bool cm_numpy_may_be_masked(PyObject *array);
 bool cm_numpy_is_scalar(PyObject *object); /* a numpy.generic, not an array */
+/* Scalars of NumPy: an integer or a bool, a float, a complex number. */
+bool cm_numpy_is_integer_scalar(PyObject *object);
+bool cm_numpy_is_real_scalar(PyObject *object);
+bool cm_numpy_is_complex_scalar(PyObject *object);
 /* A numpy.bool, which some versions of NumPy index with. */
 bool cm_numpy_is_bool(PyObject *object);
 /* The object that owns an array's memory: its last base that is not an array, looking

@@ -51,15 +51,15 @@ read_integer(PyObject *object, bool goes_into_floats, given_number *out)
     }
     double rounded = PyLong_AsDouble(object);
     if (PyErr_Occurred()) {
-        PyErr_Clear(); /* the package says that it does not fit */
+        PyErr_Clear(); /* cm_value_read() says that it does not fit */
         return false;
     }
     hold(out, CM_FLOAT64, &rounded);
     return true;
 }
 
-/* Read a number. Subclasses of Python's numbers may read as something else, which the
- * package finds out. */
+/* Read a number. Subclasses of Python's numbers may read as something else, which
+ * cm_value_read() finds out. */
 static bool
 read_number(PyObject *object, bool goes_into_floats, given_number *out)
 {
@@ -178,6 +178,5 @@ cm_value_array(PyObject *object, PyObject *dtype)
         }
         return array;
     }
-    return cm_package_call("buffers.values", "as_value",
-                           PyTuple_Pack(2, object, dtype));
+    return cm_value_read(object, dtype);
 }

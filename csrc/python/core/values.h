@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Turns values that a user writes into buffers into elements of a dtype. Numbers are
- * read here; lists, text, times and records are read by cumem/buffers/values.py. The
- * GIL is held throughout. */
+/* Turns values that a user writes into buffers into elements of a dtype: numbers in
+ * values.c, lists, text, times and records in read_values.c. The GIL is held
+ * throughout. */
 #pragma once
 
 #include "python/python.h"
@@ -15,7 +15,7 @@ enum { CM_ELEMENT_NBYTES = 16 };
  * False, without an exception and with nothing written: `object` is not such a number;
  * `dtype` is none of the engine's numbers (CM_NUMBERS in base/convert.h); or the number
  * would change its kind (1.5 in an int32) or does not fit (300 in a uint8).
- * cm_value_array() then reads it by the package, or raises why it cannot be written. */
+ * cm_value_array() then reads it all the same, or raises why it cannot be written. */
 bool cm_value_write_number(PyObject *object, PyObject *dtype,
                            unsigned char element[CM_ELEMENT_NBYTES]);
 
@@ -24,3 +24,9 @@ bool cm_value_write_number(PyObject *object, PyObject *dtype,
  * number to text), OverflowError or ValueError if a value does not fit. An array that
  * has the dtype already is returned as it is. May run Python code. */
 PyObject *cm_value_array(PyObject *object, PyObject *dtype);
+/* As cm_value_array(), of any value but one that is an array of the dtype already. */
+PyObject *cm_value_read(PyObject *value, PyObject *dtype);
+/* The array that NumPy makes of a value, in the dtype that NumPy gives it. A new
+ * reference. TypeError if it holds Python objects, or some of its elements are
+ * masked. */
+PyObject *cm_value_read_array(PyObject *value);

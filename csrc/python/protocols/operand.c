@@ -44,7 +44,7 @@ read_view(PyObject *exporter)
                         "a buffer with suboffsets is not one piece of memory");
     }
     if (is_indirect == 0) {
-        array = cm_numpy_from_any(view);
+        array = cm_numpy_from_any(view, NULL, false);
     }
     if (array != NULL && cm_numpy_has_objects(array)) {
         PyErr_Format(PyExc_TypeError, "an object of type %R holds no plain values",
@@ -196,9 +196,34 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return buffer;
 }
 
+/* _read_value(value, dtype): see cm_value_read(). */
+static PyObject *
+read_value(PyObject *module CM_UNUSED, PyObject *args)
+{
+    PyObject *value;
+    PyObject *dtype;
+    if (!PyArg_ParseTuple(args, "OO:_read_value", &value, &dtype)) {
+        return NULL;
+    }
+    if (!cm_numpy_is_dtype(dtype)) {
+        (void)cm_arg_refuse(dtype, "dtype", "a numpy.dtype");
+        return NULL;
+    }
+    return cm_value_array(value, dtype);
+}
+
+/* _read_array(value): see cm_value_read_array(). */
+static PyObject *
+read_array_of(PyObject *module CM_UNUSED, PyObject *value)
+{
+    return cm_value_read_array(value);
+}
+
 PyMethodDef cm_protocol_methods[] = {
     {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
     {"_freeze", cm_freeze, METH_O, CM_DOC__freeze},
+    {"_read_value", read_value, METH_VARARGS, CM_DOC__read_value},
+    {"_read_array", read_array_of, METH_O, CM_DOC__read_array},
     {"_register", cm_register_memory, METH_VARARGS, CM_DOC__register},
     {"_unregister", cm_unregister_memory, METH_VARARGS, CM_DOC__unregister},
     {NULL, NULL, 0, NULL},
@@ -313,8 +338,23 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
     return kind == 'S' || kind == 'V';
 }
 
-/* Make elements of the target's dtype of Python values, as far as their values stay the
- * same. */
+/* Read what is neither memory nor a scalar nor a list. What only NumPy can read is an
+ * array: its dtype is compared and not converted. Dates and spans of Python, of which
+ * NumPy would make objects, are values, as bytes are here. */
+static PyObject *
+read_other(PyObject *object, PyObject *target_dtype)
+{
+    char letter = cm_numpy_letter(target_dtype);
+    bool is_time = (letter == 'M' || letter == 'm')
+                   && !PyObject_HasAttrString(object, "__array__")
+                   && !PyObject_HasAttrString(object, "__array_interface__");
+    if (is_time || object == Py_None || PyBytes_Check(object)) {
+        return cm_value_read(object, target_dtype);
+    }
+    return cm_value_read_array(object);
+}
+
+/* Python values become elements of the target's dtype, if they stay the same. */
 static int
 init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)
@@ -324,9 +364,8 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
                                  Py_BuildValue("(Os)", object, "cannot be written to"));
     }
     bool plain = is_plain_value(object);
-    PyObject *array = plain ? cm_value_array(object, target_dtype)
-                            : cm_package_call("buffers.values", "as_array",
-                                              PyTuple_Pack(2, object, target_dtype));
+    PyObject *array =
+        plain ? cm_value_array(object, target_dtype) : read_other(object, target_dtype);
     if (array == NULL) {
         return -1;
     }

@@ -18,7 +18,6 @@ from cumem.base.carried import Note, find
 from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
-from cumem.buffers.values import read_array
 from cumem.files.raw import write_ranges
 from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.files.safetensors.format import (
@@ -391,7 +390,7 @@ def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
     if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
         return _from_torch(obj, torch)
     if isinstance(obj, (np.ndarray, np.generic)):
-        obj = read_array(obj)
+        obj = _core._read_array(obj)
         if not obj.dtype.isnative:
             obj = obj.astype(obj.dtype.newbyteorder("="))
     data = _core.asbuffer(obj)
