@@ -3366,6 +3366,11 @@ def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
     text), OverflowError or ValueError where it does not fit; floats round.
     """
 
+def _read_any_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
+    """As `_read_value`, where a rule of casting says what becomes of a value that would
+    change: such a value, and what is an array already, has a dtype of its own.
+    """
+
 def _read_array(value: object, /) -> NDArray[Any]:
     """The array that NumPy makes of a value, in the dtype that NumPy gives it.
 

@@ -16,7 +16,6 @@ from cumem.buffers.filling import (
     as_array,
     as_value_of,
     copy_as,
-    fill,
     is_memory,
     make_like,
     read_source,
@@ -618,7 +617,7 @@ def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> N
         source = read_source(value, stream)
         if casting is None and is_memory(source) and source.dtype != buffer.dtype:
             casting = "same_kind"
-        fill(buffer, source, stream, casting)
+        buffer.fill(source, stream=stream, casting=casting)
 
 
 def _has_dtype(source: object) -> bool:

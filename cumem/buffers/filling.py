@@ -10,40 +10,8 @@ from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.kinds import is_on_device
-from cumem.buffers.arguments import hinting
-from cumem.buffers.casting import refuse_dtypes
 
 Array = np.ndarray[Any, Any]
-
-
-def fill(
-    buffer: _core.Buffer,
-    value: object,
-    stream: object,
-    casting: Any = None,
-) -> None:
-    """What `Buffer.fill` does with a value that is neither a number nor an element.
-
-    Values on the device stay there unless they must be converted.
-    """
-    device = 0 if buffer.device is None else buffer.device
-    on = _core.current_stream(device) if stream is None else stream
-    source = read_source(value, on)
-    if casting is not None:
-        copy_as(buffer, read_value(source, buffer.dtype), on, casting)
-        return
-    if is_memory(source):
-        source = source if isinstance(source, _core.Buffer) else as_array(source)
-        if source.dtype != buffer.dtype:
-            refuse_dtypes("fill: ", source.dtype, buffer.dtype)
-    is_kept = _is_on_device(source) and source.dtype == buffer.dtype
-    values = source if is_kept else as_value_of(_fetch(source, on), buffer.dtype)
-    if is_kept and not is_on_device(buffer.residency):
-        _copy_after(buffer, values, on)
-    elif is_kept or values.ndim > 0:
-        _core.copy(buffer, values, stream=on)
-    elif buffer.nbytes > 0:
-        buffer.fill(values, stream=stream)
 
 
 def read_source(value: Any, stream: object) -> Any:
@@ -55,20 +23,6 @@ def read_source(value: Any, stream: object) -> Any:
         hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
     ) and not isinstance(value, (_core.Buffer, np.ndarray, np.generic))
     return _core.asbuffer(value, stream=stream) if is_exporter else value
-
-
-@hinting
-def asnumpy(obj: Any, *, stream: Any = None, progress: Any = None) -> Array:
-    """See `cumem.asnumpy`."""
-    source = obj
-    if isinstance(obj, _core.Buffer):
-        return obj.to_numpy(stream=stream, progress=progress)
-    if not isinstance(obj, np.ndarray):
-        has_memory = _core._is_memory(obj)
-        source = _core.asbuffer(obj, stream=stream) if has_memory else as_array(obj)
-    array: Array = np.empty(source.shape, source.dtype)
-    _core.copy(array, source, stream=stream, progress=progress)
-    return array
 
 
 def read_prototype(value: Any, stream: object) -> Any:
@@ -122,12 +76,7 @@ def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
     change."""
     if isinstance(value, _core.Buffer):
         return value
-    if is_memory(value):
-        return as_array(value)
-    try:
-        return as_value_of(value, dtype)
-    except (TypeError, OverflowError):
-        return as_array(value)
+    return _core._read_any_value(value, dtype)
 
 
 def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
@@ -152,15 +101,6 @@ def is_memory(source: object) -> bool:
 def _is_on_device(source: object) -> bool:
     """Is it a Buffer that NumPy cannot read?"""
     return isinstance(source, _core.Buffer) and is_on_device(source.kind)
-
-
-def _fetch(source: Any, stream: object) -> Any:
-    """The values of a Buffer as an array of their own dtype."""
-    if not _is_on_device(source):
-        return source.numpy() if isinstance(source, _core.Buffer) else source
-    array: Array = np.empty(source.shape, source.dtype)
-    _copy_after(array, source, stream)
-    return array
 
 
 def _copy_after(target: Any, source: Any, stream: Any, casting: Any = None) -> None:

@@ -9,46 +9,86 @@
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
+#include "python/core/values.h"
+#include "python/protocols/protocols.h"
 
 /* -- copy() and copy_async() -------------------------------------------------------------- */
 
+/* The arguments of copy() and copy_async(), by their places. */
+enum { DST, SRC, STREAM, PROGRESS, CASTING, SCALE, OFFSET, ARGUMENT_COUNT };
+enum { AFTER = PROGRESS };
+
+/* Make a copy with these arguments, of which NULL was not given. */
 static PyObject *
-copy_with(PyObject *module, const char *function, PyObject *const *args,
-          Py_ssize_t nargs, PyObject *kwnames, bool blocking)
+copy_with(cm_state *state, PyObject *const *values, bool blocking)
+{
+    cm_call_frame frame;
+    PyObject *answer = NULL;
+    int device = cm_device_hint_of(state, values[DST], values[SRC], values[STREAM]);
+    PyObject *progress = blocking ? values[PROGRESS] : NULL;
+    if (cm_call_enter(&frame, state, values[STREAM], device, progress, "copy") == 0) {
+        cm_copy_how how = {frame.stream, .blocking = blocking,
+                           .after = blocking ? NULL : values[AFTER],
+                           .casting = {values[CASTING], values[SCALE], values[OFFSET]},
+                           .progress = &frame.progress};
+        answer = cm_copy_objects(state, values[DST], values[SRC], how);
+    }
+    return cm_call_leave(&frame, answer);
+}
+
+static PyObject *
+read_and_copy(PyObject *module, const char *function, PyObject *const *args,
+              Py_ssize_t nargs, PyObject *kwnames, bool blocking)
 {
     const char *fourth = blocking ? "progress" : "after";
     const char *const names[] = {"dst",     "src",   "stream", fourth,
                                  "casting", "scale", "offset", NULL};
-    cm_state *state = cm_state_of_module(module);
-    PyObject *values[7];
-    cm_call_frame frame;
+    PyObject *values[ARGUMENT_COUNT];
     if (cm_args_parse(function, args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
     }
-    PyObject *answer = NULL;
-    int device = cm_device_hint_of(state, values[0], values[1], values[2]);
-    PyObject *progress = blocking ? values[3] : NULL;
-    if (cm_call_enter(&frame, state, values[2], device, progress, "copy") == 0) {
-        cm_copy_how how = {
-            frame.stream, .blocking = blocking, .after = blocking ? NULL : values[3],
-            .casting = {values[4], values[5], values[6]}, .progress = &frame.progress};
-        answer = cm_copy_objects(state, values[0], values[1], how);
+    return copy_with(cm_state_of_module(module), values, blocking);
+}
+
+int
+cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
+            PyObject *casting)
+{
+    PyObject *const values[ARGUMENT_COUNT] = {
+        [DST] = dst, [SRC] = src, [STREAM] = stream, [CASTING] = casting};
+    PyObject *done = copy_with(state, values, true);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+int
+cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *after,
+               PyObject *casting)
+{
+    PyObject *const values[ARGUMENT_COUNT] = {
+        [DST] = dst, [SRC] = src, [AFTER] = after, [CASTING] = casting};
+    PyObject *transfer = copy_with(state, values, false);
+    if (transfer == NULL) {
+        return -1;
     }
-    return cm_call_leave(&frame, answer);
+    PyObject *done = PyObject_CallMethod(transfer, "wait", NULL);
+    Py_DECREF(transfer);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 static PyObject *
 copy_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
               PyObject *kwnames)
 {
-    return copy_with(module, "copy", args, nargs, kwnames, true);
+    return read_and_copy(module, "copy", args, nargs, kwnames, true);
 }
 
 static PyObject *
 copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames)
 {
-    return copy_with(module, "copy_async", args, nargs, kwnames, false);
+    return read_and_copy(module, "copy_async", args, nargs, kwnames, false);
 }
 
 /* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
@@ -88,15 +128,61 @@ cm_buffer_to_numpy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return copy_out(object, values[0], values[1]);
 }
 
-/* asnumpy(): the package takes any object but a buffer, and makes a buffer or an array
- * of it. */
+/* A new array of what is in another, which comes with its owner's work as a buffer over
+ * it would. */
+static PyObject *
+copy_array(cm_state *state, PyObject *source, PyObject *stream, PyObject *progress)
+{
+    cm_region layout;
+    cm_numpy_layout(source, &layout);
+    PyObject *array =
+        cm_numpy_empty(cm_numpy_dtype_of(source), layout.ndim, layout.shape);
+    if (array == NULL) {
+        return NULL;
+    }
+    PyObject *const values[ARGUMENT_COUNT] = {
+        [DST] = array, [SRC] = source, [STREAM] = stream, [PROGRESS] = progress};
+    PyObject *done = copy_with(state, values, true);
+    if (done == NULL) {
+        Py_CLEAR(array);
+    }
+    Py_XDECREF(done);
+    return array;
+}
+
+/* What is neither a buffer nor an array is made one: the first if it is memory, the
+ * second if it is a value. */
 static PyObject *
 asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    return nargs == 1 && kwnames == NULL
-                   && cm_buffer_check(cm_state_of_module(module), args[0])
-               ? copy_out(args[0], NULL, NULL)
-               : cm_package_pass("buffers.filling", "asnumpy", args, nargs, kwnames);
+    static const char *const names[] = {"obj", "stream", "progress", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *values[3];
+    if (cm_args_parse("asnumpy", args, nargs, kwnames, names, 1, 1, values) < 0) {
+        return NULL;
+    }
+    PyObject *object = values[0];
+    if (cm_buffer_check(state, object)) {
+        return copy_out(object, values[1], values[2]);
+    }
+    if (cm_numpy_is_array(object)) {
+        return copy_array(state, object, values[1], values[2]);
+    }
+    PyObject *array = NULL;
+    if (cm_operand_is_memory(state, object)) {
+        PyObject *buffer = cm_asbuffer_on(state, object, values[1]);
+        if (buffer != NULL) {
+            array = copy_out(buffer, values[1], values[2]);
+            Py_DECREF(buffer);
+        }
+        return array;
+    }
+    PyObject *source = cm_value_read_array(object);
+    if (source != NULL) {
+        array = copy_array(state, source, values[1], values[2]);
+        Py_DECREF(source);
+    }
+    return array;
 }
 
 /* -- assignment to a part ----------------------------------------------------------------- */

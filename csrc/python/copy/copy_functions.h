@@ -12,6 +12,15 @@ extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
                                                cumem/transfers/multi_device.py */
 
+/* Copy as copy(dst, src, stream=stream, casting=casting) does; NULL: not given. 0, or
+ * -1 with an exception. */
+int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
+                PyObject *casting);
+/* Copy as copy_async(dst, src, after=after, casting=casting).wait() does, on a stream
+ * of the source's own device. 0, or -1 with an exception. */
+int cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *after,
+                   PyObject *casting);
+
 /* Private functions, for the package; METH_VARARGS, except _flush_cache(), which is
  * METH_O. */
 PyObject *cm_check_casting_of(PyObject *module, PyObject *args);

@@ -11,6 +11,7 @@
 #include "python/copy/copy_objects.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/values.h"
 #include "python/device/objects.h"
 #include "python/protocols/protocols.h"
 #include "transfer/batch/batch.h"
@@ -151,10 +152,8 @@ init_source(copy_call *call)
     cm_state *state = call->call.state;
     bool is_memory = !cm_arg_is_given(call->how.casting.casting)
                      || cm_operand_is_memory(state, call->src_object);
-    PyObject *source =
-        is_memory ? Py_NewRef(call->src_object)
-                  : cm_package_call("buffers.filling", "read_value",
-                                    PyTuple_Pack(2, call->src_object, call->dst.dtype));
+    PyObject *source = is_memory ? Py_NewRef(call->src_object)
+                                 : cm_value_read_any(call->src_object, call->dst.dtype);
     int result = source == NULL ? -1
                                 : cm_operand_init(state, &call->src, source,
                                                   call->dst.dtype, call->how.stream,

@@ -17,6 +17,7 @@
 #include "python/core/numpy_bridge.h"
 #include "python/core/values.h"
 #include "python/device/wait.h"
+#include "python/protocols/protocols.h"
 
 /* Choose the device that fills the memory; -1 for the host, -2 with an exception.
  * Memory that both reach is filled by the stream's device if a stream was `named`, else
@@ -269,9 +270,151 @@ is_element(const cm_buffer *self, PyObject *value)
            && !cm_numpy_may_be_masked(value);
 }
 
-/* fill(). Numbers and elements are stored from here. Anything else goes to the package,
- * which copies arrays, and calls again with the element that it has made of a single
- * value. */
+/* Is it memory of another library, which NumPy cannot read or would lose sight of where
+ * it is? Then it is asked for by protocol, and comes after its exporter's work. */
+static bool
+is_exporter(const cm_buffer *self, PyObject *value)
+{
+    if (cm_buffer_check(self->state, value) || cm_numpy_is_array(value)
+        || cm_numpy_is_scalar(value)) {
+        return false;
+    }
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    return PyObject_HasAttrString(type, "__dlpack__")
+           || PyObject_HasAttrString(type, "__cuda_array_interface__");
+}
+
+/* Is it a buffer that NumPy cannot read? */
+static bool
+is_on_device(const cm_buffer *self, PyObject *source)
+{
+    return cm_buffer_check(self->state, source)
+           && cm_kind_is_on_device(cm_buffer_kind((cm_buffer *)(void *)source));
+}
+
+/* Copy what a rule of casting may convert. Only what comes from a device goes to the
+ * background: the stream `on` may be one of another device than that, and then orders
+ * the copy without carrying it. */
+static int
+fill_by_rule(cm_buffer *self, PyObject *source, PyObject *on, PyObject *casting)
+{
+    PyObject *object = (PyObject *)self;
+    PyObject *values = cm_buffer_check(self->state, source)
+                           ? Py_NewRef(source)
+                           : cm_value_read_any(source, self->dtype);
+    if (values == NULL) {
+        return -1;
+    }
+    bool is_behind =
+        is_on_device(self, values) && !cm_kind_is_on_device(cm_buffer_kind(self));
+    int result = is_behind ? cm_copy_behind(self->state, object, values, on, casting)
+                           : cm_copy_now(self->state, object, values, on, casting);
+    Py_DECREF(values);
+    return result;
+}
+
+/* Check that memory has the dtype of the buffer: nothing is converted without a rule.
+ */
+static int
+check_dtype(const cm_buffer *self, PyObject *dtype)
+{
+    if (cm_numpy_dtype_equal(dtype, self->dtype)) {
+        return 0;
+    }
+    return cm_package_refuse("buffers.casting", "refuse_dtypes",
+                             Py_BuildValue("(sOO)", "fill: ", dtype, self->dtype));
+}
+
+/* Fill with an array of the buffer's dtype: one that has dimensions is copied, and one
+ * without is an element. */
+static int
+fill_by_array(cm_buffer *self, PyObject *array, PyObject *on, PyObject *given)
+{
+    if (cm_numpy_ndim(array) > 0) {
+        return cm_copy_now(self->state, (PyObject *)self, array, on, NULL);
+    }
+    PyObject *done = fill_by(self, cm_numpy_data(array), given);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Fill with a buffer of the same dtype. A device's own memory is copied as it is. */
+static int
+fill_by_buffer(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
+{
+    PyObject *object = (PyObject *)self;
+    if (check_dtype(self, ((cm_buffer *)(void *)source)->dtype) < 0) {
+        return -1;
+    }
+    if (!is_on_device(self, source)) {
+        PyObject *array = cm_buffer_numpy(source, NULL);
+        int result = array == NULL ? -1 : fill_by_array(self, array, on, given);
+        Py_XDECREF(array);
+        return result;
+    }
+    if (!cm_kind_is_on_device(self->storage->residency)) {
+        return cm_copy_behind(self->state, object, source, on, NULL);
+    }
+    return cm_copy_now(self->state, object, source, on, NULL);
+}
+
+/* Fill with values. What has a dtype of its own must have the buffer's. */
+static int
+fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
+{
+    PyObject *values;
+    if (cm_value_is_array(source)) {
+        values = cm_value_read_array(source);
+        if (values != NULL && check_dtype(self, cm_numpy_dtype_of(values)) < 0) {
+            Py_CLEAR(values);
+        }
+    }
+    else {
+        values = cm_value_array(source, self->dtype);
+    }
+    if (values == NULL) {
+        return -1;
+    }
+    int result = fill_by_array(self, values, on, given);
+    Py_DECREF(values);
+    return result;
+}
+
+/* Fill with what is neither a number nor an element. `given` and `casting` may be
+ * None. */
+static int
+fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting)
+{
+    cm_state *state = self->state;
+    const cm_storage *storage = self->storage;
+    int device = cm_kind_is_pageable(storage->kind) ? 0 : storage->device;
+    if (cm_state_runtime(state) == NULL) {
+        return -1;
+    }
+    PyObject *on =
+        cm_arg_is_given(given) ? Py_NewRef(given) : cm_current_stream(state, device);
+    if (on == NULL) {
+        return -1;
+    }
+    PyObject *source =
+        is_exporter(self, value) ? cm_asbuffer_on(state, value, on) : Py_NewRef(value);
+    int result = -1;
+    if (source != NULL) {
+        if (cm_arg_is_given(casting)) {
+            result = fill_by_rule(self, source, on, casting);
+        }
+        else if (cm_buffer_check(state, source)) {
+            result = fill_by_buffer(self, source, on, given);
+        }
+        else {
+            result = fill_by_values(self, source, on, given);
+        }
+    }
+    Py_XDECREF(source);
+    Py_DECREF(on);
+    return result;
+}
+
 PyObject *
 cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames)
@@ -300,8 +443,6 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
             return done;
         }
     }
-    return cm_package_call("buffers.filling", "fill",
-                           PyTuple_Pack(4, object, value,
-                                        values[1] == NULL ? Py_None : values[1],
-                                        values[2] == NULL ? Py_None : values[2]));
+    return fill_by_object(self, value, values[1], values[2]) < 0 ? NULL
+                                                                 : Py_NewRef(Py_None);
 }

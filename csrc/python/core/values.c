@@ -164,6 +164,31 @@ cm_value_write_number(PyObject *object, PyObject *dtype,
     return true;
 }
 
+bool
+cm_value_is_array(PyObject *object)
+{
+    if (cm_numpy_is_array(object)) {
+        return true;
+    }
+    return !cm_numpy_is_scalar(object) && PyObject_HasAttrString(object, "__array__");
+}
+
+PyObject *
+cm_value_read_any(PyObject *value, PyObject *dtype)
+{
+    if (cm_value_is_array(value)) {
+        return cm_value_read_array(value);
+    }
+    PyObject *array = cm_value_array(value, dtype);
+    if (array == NULL
+        && (PyErr_ExceptionMatches(PyExc_TypeError)
+            || PyErr_ExceptionMatches(PyExc_OverflowError))) {
+        PyErr_Clear();
+        array = cm_value_read_array(value);
+    }
+    return array;
+}
+
 PyObject *
 cm_value_array(PyObject *object, PyObject *dtype)
 {

@@ -26,6 +26,13 @@ bool cm_value_write_number(PyObject *object, PyObject *dtype,
 PyObject *cm_value_array(PyObject *object, PyObject *dtype);
 /* As cm_value_array(), of any value but one that is an array of the dtype already. */
 PyObject *cm_value_read(PyObject *value, PyObject *dtype);
+/* As cm_value_array(), where a rule of casting says what becomes of a value that would
+ * change in `dtype`: such a value, and what is an array already, is read in a dtype of
+ * its own. */
+PyObject *cm_value_read_any(PyObject *value, PyObject *dtype);
+/* True if an object is an array, or makes one of itself, and so has a dtype. A scalar
+ * of NumPy's does so too, and is a value all the same. */
+bool cm_value_is_array(PyObject *object);
 /* The array that NumPy makes of a value, in the dtype that NumPy gives it. A new
  * reference. TypeError if it holds Python objects, or some of its elements are
  * masked. */

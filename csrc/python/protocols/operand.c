@@ -172,28 +172,48 @@ cm_asbuffer(cm_state *state, PyObject *object, cm_stream *stream)
     return buffer;
 }
 
+PyObject *
+cm_asbuffer_on(cm_state *state, PyObject *object, PyObject *given)
+{
+    if (!cm_arg_is_given(given)) {
+        return cm_asbuffer(state, object, NULL);
+    }
+    if (cm_state_runtime(state) == NULL) {
+        return NULL;
+    }
+    int device = PyLong_Check(given) ? cm_exporter_device(state, object) : -1;
+    cm_stream *stream = cm_stream_from_object(state, given, device);
+    if (stream == NULL) {
+        return NULL;
+    }
+    PyObject *buffer = cm_asbuffer(state, object, stream);
+    cm_stream_give(state, stream);
+    return buffer;
+}
+
 static PyObject *
 asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"obj", "stream", NULL};
-    cm_state *state = cm_state_of_module(module);
     PyObject *values[2];
-    cm_stream *stream = NULL;
-    if (cm_args_parse("asbuffer", args, nargs, kwnames, names, 1, 1, values) < 0
-        || cm_state_runtime(state) == NULL) {
+    if (cm_args_parse("asbuffer", args, nargs, kwnames, names, 1, 1, values) < 0) {
         return NULL;
     }
-    if (cm_arg_is_given(values[1])) {
-        int device =
-            PyLong_Check(values[1]) ? cm_exporter_device(state, values[0]) : -1;
-        stream = cm_stream_from_object(state, values[1], device);
-        if (stream == NULL) {
-            return NULL;
-        }
+    return cm_asbuffer_on(cm_state_of_module(module), values[0], values[1]);
+}
+
+/* Read a value and the dtype that it is for. False with an exception. */
+static bool
+read_value_arguments(PyObject *args, PyObject **value, PyObject **dtype)
+{
+    if (!PyArg_ParseTuple(args, "OO", value, dtype)) {
+        return false;
     }
-    PyObject *buffer = cm_asbuffer(state, values[0], stream);
-    cm_stream_give(state, stream);
-    return buffer;
+    if (!cm_numpy_is_dtype(*dtype)) {
+        (void)cm_arg_refuse(*dtype, "dtype", "a numpy.dtype");
+        return false;
+    }
+    return true;
 }
 
 /* _read_value(value, dtype): see cm_value_read(). */
@@ -202,11 +222,7 @@ read_value(PyObject *module CM_UNUSED, PyObject *args)
 {
     PyObject *value;
     PyObject *dtype;
-    if (!PyArg_ParseTuple(args, "OO:_read_value", &value, &dtype)) {
-        return NULL;
-    }
-    if (!cm_numpy_is_dtype(dtype)) {
-        (void)cm_arg_refuse(dtype, "dtype", "a numpy.dtype");
+    if (!read_value_arguments(args, &value, &dtype)) {
         return NULL;
     }
     return cm_value_array(value, dtype);
@@ -219,10 +235,23 @@ read_array_of(PyObject *module CM_UNUSED, PyObject *value)
     return cm_value_read_array(value);
 }
 
+/* _read_any_value(value, dtype): see cm_value_read_any(). */
+static PyObject *
+read_any_value(PyObject *module CM_UNUSED, PyObject *args)
+{
+    PyObject *value;
+    PyObject *dtype;
+    if (!read_value_arguments(args, &value, &dtype)) {
+        return NULL;
+    }
+    return cm_value_read_any(value, dtype);
+}
+
 PyMethodDef cm_protocol_methods[] = {
     {"asbuffer", CM_METHOD(asbuffer), CM_KEYWORDS, CM_DOC_asbuffer},
     {"_freeze", cm_freeze, METH_O, CM_DOC__freeze},
     {"_read_value", read_value, METH_VARARGS, CM_DOC__read_value},
+    {"_read_any_value", read_any_value, METH_VARARGS, CM_DOC__read_any_value},
     {"_read_array", read_array_of, METH_O, CM_DOC__read_array},
     {"_register", cm_register_memory, METH_VARARGS, CM_DOC__register},
     {"_unregister", cm_unregister_memory, METH_VARARGS, CM_DOC__unregister},

@@ -44,6 +44,9 @@ void cm_buffer_freeze(cm_buffer *buffer);
  * buffer is ready on `stream`, or on the current stream of its device if that is NULL.
  * Returns NULL with an exception. */
 PyObject *cm_asbuffer(cm_state *state, PyObject *object, cm_stream *stream);
+/* As cm_asbuffer(), where any argument may stand for the stream. NULL and None mean
+ * that none was given. */
+PyObject *cm_asbuffer_on(cm_state *state, PyObject *object, PyObject *stream);
 /* Make a new Buffer without a copy of a DLPack capsule, or of an object whose type has
  * DLPack's C functions. NULL with an exception, or a new reference to NotImplemented
  * for other objects. The driver is not asked about host memory of up to `unasked` bytes
