@@ -3287,11 +3287,6 @@ def _allocate(
     Buffer, whose flags are then taken.
     """
 
-def _attach_nvtx(path: str, /) -> str | None:
-    """Let the tool `path` see ranges from now on, once a process. Returns None, or the
-    reason why it sees none.
-    """
-
 def _nvtx_listens() -> bool:
     """Whether a tool that sees ranges is attached."""
 

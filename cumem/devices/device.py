@@ -355,6 +355,7 @@ class Settings(NamedTuple):
 
     tries_cuda: bool  #: Whether to try CUDA, if there is a driver.
     may_emulate: bool  #: Whether emulated devices are acceptable.
+    shows_ranges: bool  #: Whether a profiler's tool is to see NVTX ranges.
     # The rest is about emulated devices.
     device_count: int  #: The number of devices.
     memory_nbytes: int  #: The memory of each device.
@@ -388,10 +389,6 @@ def read_settings() -> Settings:
         if value is not None:
             settings[name] = value
     warn_of_variables()
-    if settings["nvtx"]:
-        from cumem.base import nvtx
-
-        nvtx.attach()
     backend = settings["backend"]
     numbers = list(range(settings["device_count"]))
     if test_settings.get("device_count") is None:
@@ -400,6 +397,7 @@ def read_settings() -> Settings:
     return Settings(
         tries_cuda=backend != "emulated",
         may_emulate=backend != "cuda",
+        shows_ranges=settings["nvtx"],
         has_peers=bool(settings["peers"]),
         is_concurrent=bool(settings["concurrent"]),
         has_faults=settings["faults"],

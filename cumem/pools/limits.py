@@ -113,27 +113,34 @@ def leave(block: object, kind: str, index: int) -> None:
     _core._limit(kind, index, left[-1][1] if left else _said[place])
 
 
-def begin(usable: int | None, count: int) -> None:
-    """Set the limits of a driver that has just opened.
+def begin(
+    usable: int | None, count: int, page_locked: int | None
+) -> dict[str, dict[int, int | None]]:
+    """Return the limits of a driver that has just opened, by kinds and devices.
 
-    The extension calls this with the number of devices. The limits of the environment are
-    set, either all or none if one is wrong, and open blocks stay in force. Shares are of
+    The extension calls this with the number of devices and the limit that page-locked
+    memory has by default; the other kinds have none. The limits of the environment are
+    returned, unless one is wrong, and those of open blocks in place of them. Shares are of
     `usable`, the memory that the process may use, or of each device's memory.
     """
     with lock:
-        _said.clear()
-        for (kind, index), blocks in _blocks.items():
-            if blocks:
-                _said[kind, index] = _core._limit(kind, index)
-                _core._limit(kind, index, blocks[-1][1])
-        found = []
+        said: dict[_Place, int | None] = {}
         for kind in KINDS:
             name = f"CUMEM_LIMIT_{kind.upper()}"
             if text := os.environ.get(name):
                 if kind in PAGE_LOCKED:
-                    found.append((kind, 0, read_size(text, name, True, usable)))
+                    said[kind, 0] = read_size(text, name, True, usable)
                     continue
                 nbytes = _of_device(text, name)
-                found += [(kind, index, nbytes) for index in range(count)]
-        for kind, index, nbytes in found:
-            put(kind, index, nbytes)
+                said |= {(kind, index): nbytes for index in range(count)}
+        in_force = dict(said)
+        for place, blocks in _blocks.items():
+            if blocks:
+                said.setdefault(place, page_locked if place[0] in PAGE_LOCKED else None)
+                in_force[place] = blocks[-1][1]
+        _said.clear()
+        _said.update(said)
+        limits: dict[str, dict[int, int | None]] = {}
+        for (kind, index), nbytes_or_none in in_force.items():
+            limits.setdefault(kind, {})[index] = nbytes_or_none
+        return limits

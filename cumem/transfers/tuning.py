@@ -167,11 +167,16 @@ def change(layer: int, changes: Mapping[str, int | None]) -> None:
 
 
 def _install(new: list[dict[str, int]]) -> None:
+    _core._set_tuning(_values_of(new))
+    layers[:] = new
+
+
+def _values_of(new: list[dict[str, int]]) -> dict[str, int]:
+    """Return what the extension is to set where these layers hold."""
     values = new[_ENVIRONMENT] | new[CHOSEN]
     if "thread_count" in values:  # the limit applies to copies into new pages as well
         values["fresh_thread_count"] = values["thread_count"]
-    _core._set_tuning(values)
-    layers[:] = new
+    return values
 
 
 def _read(
@@ -203,15 +208,18 @@ def _in_range(
     return number
 
 
-def begin() -> None:
-    """Read the environment. The extension calls this when it opens."""
-    found = _read_environment()
+def begin(now: Mapping[str, _core._TuningValue]) -> dict[str, int]:
+    """Read the environment, and return what is to be set.
+
+    The extension calls this when it opens, with the values that it has by itself.
+    """
+    found = _read_environment(now)
     with _lock:
-        _install([found, layers[CHOSEN]])
+        layers[_ENVIRONMENT] = found
+        return _values_of(layers)
 
 
-def _read_environment() -> dict[str, int]:
-    values = _core._read_tuning(False)
+def _read_environment(values: Mapping[str, _core._TuningValue]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, (field, variable) in _SETTINGS.items():
         text = os.environ.get(variable, "")

@@ -207,6 +207,7 @@ def test_variables_say_what_is_opened(monkeypatch) -> None:
     assert found == (
         False,
         True,
+        False,
         3,
         1536 << 20,
         12040,
@@ -228,6 +229,7 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
     assert found == (
         True,
         False,
+        False,
         2,
         1536 << 20,
         12040,
@@ -247,7 +249,7 @@ def test_without_variables_cuda_is_tried_and_the_defaults_hold(monkeypatch) -> N
     for name in VARIABLES:
         monkeypatch.setenv(f"CUMEM_{name}", "")
     found = device_module.read_settings()
-    assert found == (True, True, *DEFAULTS, True, True, False, b"\0")
+    assert found == (True, True, False, *DEFAULTS, True, True, False, b"\0")
 
 
 # -- CUDA_VISIBLE_DEVICES -----------------------------------------------------------------

@@ -298,6 +298,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "the text of an error or of a warning": (
         *("*.refuse_*", "errors.*", "kinds.check_kind", "texts.name_pair"),
         *("device.warn_of_emulation", "casting.warn_of_imaginary"),
+        "nvtx.warn_of_tool",
         "managed.warn_of_thrashing",
         "gpus.judge_failure",
     ),

@@ -8,19 +8,6 @@
 
 /* -- the settings, which cumem/transfers/tuning.py puts together --------------------------- */
 
-int
-cm_configure_open(cm_state *state)
-{
-    cm_tuning_choice *choice = &state->tuning;
-    if (!choice->is_open
-        && (choice->was_set || cm_package_has_variables("CUMEM_TRANSFER_"))
-        && cm_package_do("transfers.tuning", "begin", PyTuple_New(0)) < 0) {
-        return -1;
-    }
-    choice->is_open = true;
-    return 0;
-}
-
 void
 cm_configure_close(cm_state *state)
 {
@@ -53,18 +40,16 @@ cm_configure_apply(cm_state *state)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
 }
 
-/* -- functions --------------------------------------------------------------------------- */
-
-/* _set_tuning(values): what the dict does not name gets its default. */
-static PyObject *
-set_tuning(PyObject *module, PyObject *values)
+/* Set these values; what the dict does not name gets its default. 0, or -1 with an
+ * exception, and then nothing is changed. */
+static int
+put_tuning(cm_state *state, PyObject *values)
 {
-    cm_state *state = cm_state_of_module(module);
     const cm_tuning_choice before = state->tuning;
     cm_tuning_choice next = before;
     if (!PyDict_Check(values)) {
         PyErr_SetString(PyExc_TypeError, "values must be a dict");
-        return NULL;
+        return -1;
     }
     for (int i = 0; i < CM_TUNING_COUNT; i++) {
         const cm_tuning_row *row = &cm_tuning_rows[i];
@@ -72,29 +57,28 @@ set_tuning(PyObject *module, PyObject *values)
         next.is_set[i] = value != NULL;
         next.values[i] = value == NULL ? row->least : PyLong_AsUnsignedLongLong(value);
         if (PyErr_Occurred()) {
-            return NULL;
+            return -1;
         }
         if (next.values[i] < row->least || next.values[i] > row->most) {
-            return PyErr_Format(PyExc_ValueError, "%s: %R", row->name, value);
+            PyErr_Format(PyExc_ValueError, "%s: %R", row->name, value);
+            return -1;
         }
     }
     state->tuning = next;
     if (cm_configure_apply(state) < 0) {
         state->tuning = before;
-        return NULL;
+        return -1;
     }
     state->tuning.was_set = true;
-    Py_RETURN_NONE;
+    return 0;
 }
 
+/* The values that hold now, by name, with the least and the most that each may be. A
+ * new dict, or NULL with an exception. */
 static PyObject *
-read_tuning(PyObject *module, PyObject *opens)
+tell_tuning(cm_state *state)
 {
-    cm_state *state = cm_state_of_module(module);
     cm_tuning tuning;
-    if (opens == Py_True && cm_configure_open(state) < 0) {
-        return NULL;
-    }
     unsigned cpu_count = cm_usable_cpu_count();
     get_tuning(state, cpu_count, &tuning);
     cm_tuning_resolve(&tuning, cpu_count);
@@ -114,6 +98,56 @@ read_tuning(PyObject *module, PyObject *opens)
         Py_XDECREF(value);
     }
     return found;
+}
+
+/* Have the package read the environment, and set what it says. */
+static int
+begin_tuning(cm_state *state)
+{
+    PyObject *now = tell_tuning(state);
+    if (now == NULL) {
+        return -1;
+    }
+    PyObject *values =
+        cm_package_call("transfers.tuning", "begin", PyTuple_Pack(1, now));
+    Py_DECREF(now);
+    int result = values == NULL ? -1 : put_tuning(state, values);
+    Py_XDECREF(values);
+    return result;
+}
+
+int
+cm_configure_open(cm_state *state)
+{
+    cm_tuning_choice *choice = &state->tuning;
+    if (!choice->is_open
+        && (choice->was_set || cm_package_has_variables("CUMEM_TRANSFER_"))
+        && begin_tuning(state) < 0) {
+        return -1;
+    }
+    choice->is_open = true;
+    return 0;
+}
+
+/* -- functions --------------------------------------------------------------------------- */
+
+static PyObject *
+set_tuning(PyObject *module, PyObject *values)
+{
+    if (put_tuning(cm_state_of_module(module), values) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+read_tuning(PyObject *module, PyObject *opens)
+{
+    cm_state *state = cm_state_of_module(module);
+    if (opens == Py_True && cm_configure_open(state) < 0) {
+        return NULL;
+    }
+    return tell_tuning(state);
 }
 
 PyMethodDef cm_configure_methods[] = {

@@ -317,22 +317,29 @@ recorder_stacks(PyObject *Py_UNUSED(module), PyObject *begin)
 
 /* -- ranges of a profiler's tool -------------------------------------------------------- */
 
-/* Returns None, or why the tool sees no ranges. */
-static PyObject *
-attach_nvtx(PyObject *Py_UNUSED(module), PyObject *path)
+int
+cm_attach_profiler(void)
 {
-    PyObject *bytes;
+    const char *variable = getenv("NVTX_INJECTION64_PATH");
+    if (variable == NULL || *variable == '\0') {
+        return 0;
+    }
+    /* The path is copied, since another thread may change the environment. */
+    PyObject *path = PyBytes_FromString(variable);
+    if (path == NULL) {
+        return -1;
+    }
     char reason[512];
-    if (!PyUnicode_FSConverter(path, &bytes)) {
-        return NULL;
-    }
-    const char *text = PyBytes_AsString(bytes);
+    const char *text = PyBytes_AsString(path);
     bool attached = CM_WITHOUT_GIL(cm_nvtx_attach(text, reason, sizeof(reason)));
-    Py_DECREF(bytes);
-    if (attached) {
-        Py_RETURN_NONE;
+    int result = 0;
+    if (!attached) {
+        result = cm_package_do("base.nvtx", "warn_of_tool",
+                               Py_BuildValue("(NN)", PyUnicode_DecodeFSDefault(text),
+                                             PyUnicode_DecodeFSDefault(reason)));
     }
-    return PyUnicode_DecodeFSDefault(reason);
+    Py_DECREF(path);
+    return result;
 }
 
 static PyObject *
@@ -344,7 +351,6 @@ nvtx_listens(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 /* -- table ------------------------------------------------------------------------------ */
 
 PyMethodDef cm_recording_methods[] = {
-    {"_attach_nvtx", attach_nvtx, METH_O, CM_DOC__attach_nvtx},
     {"_nvtx_listens", nvtx_listens, METH_NOARGS, CM_DOC__nvtx_listens},
     {"_recorder_open", recorder_open, METH_VARARGS, CM_DOC__recorder_open},
     {"_recorder_close", recorder_close, METH_NOARGS, CM_DOC__recorder_close},

@@ -16,6 +16,7 @@
 #include "python/buffer/storage.h"
 #include "python/copy/configure.h"
 #include "python/core/errors.h"
+#include "python/core/recording.h"
 #include "python/device/wait.h"
 #include "python/module/module.h"
 #include "python/pool/allocate.h"
@@ -30,6 +31,7 @@ typedef struct opening {
     bool tries_cuda;
     bool may_emulate;   /* if CUDA is not tried, or does not open */
     bool fell_back;     /* CUDA did not open, and emulation was not asked for */
+    bool shows_ranges;  /* a profiler's tool is attached, if there is one */
     bool faults;        /* the runtime is wrapped by cm_faults_open() */
     int driver_version; /* 0 if there is no driver */
     int device_count;   /* see count_devices() */
@@ -64,6 +66,7 @@ read_settings(PyObject *settings, opening *plan)
     bool has_peers, is_concurrent;
     if (cm_member_flag(settings, "tries_cuda", &plan->tries_cuda) < 0
         || cm_member_flag(settings, "may_emulate", &plan->may_emulate) < 0
+        || cm_member_flag(settings, "shows_ranges", &plan->shows_ranges) < 0
         || cm_member_int(settings, "device_count", &config->device_count) < 0
         || cm_member_uint64(settings, "memory_nbytes", &config->memory_nbytes) < 0
         || cm_member_int(settings, "driver_version", &config->driver_version) < 0
@@ -93,6 +96,9 @@ opening_init(opening *plan)
     }
     int result = read_settings(settings, plan);
     Py_DECREF(settings);
+    if (result == 0 && plan->shows_ranges) {
+        result = cm_attach_profiler();
+    }
     return result;
 }
 

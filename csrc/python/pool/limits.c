@@ -44,7 +44,95 @@ put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
     atomic_store(&state->limits.host.limit_nbytes, most);
 }
 
+/* -- limits of Python ---------------------------------------------------------------- */
+
+PyObject *
+cm_limit_to_object(uint64_t limit_nbytes)
+{
+    return limit_nbytes == UINT64_MAX ? Py_NewRef(Py_None)
+                                      : PyLong_FromUnsignedLongLong(limit_nbytes);
+}
+
+int
+cm_limit_from_object(PyObject *object, uint64_t *out)
+{
+    *out = object == Py_None ? UINT64_MAX : PyLong_AsUnsignedLongLong(object);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+int
+cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes)
+{
+    cm_runtime *runtime = state->runtime;
+    cm_device_info info;
+    if (!cm_limit_is_share(*limit_nbytes) || runtime == NULL
+        || !cm_runtime_is_awake(runtime)) {
+        return 0;
+    }
+    cm_state_enter(state);
+    cm_status status = CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
+    cm_state_leave(state);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(state, status, "while reading the device's memory size");
+    }
+    *limit_nbytes = cm_limit_settled(*limit_nbytes, info.total_nbytes);
+    return 0;
+}
+
+/* Let pools give back to the driver what they keep above a limit, which holds for what
+ * is handed out from now on. Releases the GIL. */
+static void
+obey(cm_state *state)
+{
+    const cm_runtime *rt = state->runtime;
+    if (rt == NULL) {
+        return; /* without a runtime nothing is held */
+    }
+    cm_state_enter(state);
+    bool may_fence = !cm_library_captures();
+    PyThreadState *thread = cm_gil_give();
+    cm_pools_obey_limits(rt, may_fence);
+    cm_gil_take(thread);
+    cm_state_leave(state);
+}
+
+/* Put a limit in force, and have pools obey it. 0, or -1 with an exception. */
+static int
+put(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
+{
+    if (cm_limit_settle(state, device, &nbytes) < 0) {
+        return -1;
+    }
+    put_in_force(state, kind, device, nbytes);
+    state->limits.was_put = true;
+    obey(state);
+    return 0;
+}
+
 /* -- the environment --------------------------------------------------------------- */
+
+/* Put limits in force that the package has found: by kinds, the limit of each device by
+ * its index. 0, or -1 with an exception. */
+static int
+put_all(cm_state *state, PyObject *limits)
+{
+    for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
+        PyObject *places = PyDict_GetItemString(limits, cm_kinds[kind].text);
+        Py_ssize_t place = 0;
+        PyObject *index;
+        PyObject *limit;
+        while (places != NULL && PyDict_Next(places, &place, &index, &limit)) {
+            uint64_t nbytes;
+            int device = (int)PyLong_AsLong(index);
+            if (PyErr_Occurred() || cm_limit_from_object(limit, &nbytes) < 0
+                || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0
+                || put(state, (cm_kind)kind, device, nbytes) < 0) {
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
 
 int
 cm_limits_open(cm_state *state, cm_runtime *runtime)
@@ -60,14 +148,16 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
             put_in_force(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
         }
     }
-    /* cumem/pools/limits.py reads the variables and sets what they say, all of it or
-     * nothing. */
     if (!state->limits.was_put && !cm_package_has_variables("CUMEM_LIMIT_")) {
         return 0;
     }
-    return cm_package_do(
-        "pools.limits", "begin",
-        Py_BuildValue("(Ni)", cm_limit_to_object(usable), runtime->device_count));
+    PyObject *limits =
+        cm_package_call("pools.limits", "begin",
+                        Py_BuildValue("(NiN)", cm_limit_to_object(usable),
+                                      runtime->device_count, cm_limit_to_object(half)));
+    int result = limits == NULL ? -1 : put_all(state, limits);
+    Py_XDECREF(limits);
+    return result;
 }
 
 int
@@ -100,32 +190,6 @@ fail:
 /* -- functions --------------------------------------------------------------------- */
 
 PyObject *
-cm_limit_to_object(uint64_t limit_nbytes)
-{
-    return limit_nbytes == UINT64_MAX ? Py_NewRef(Py_None)
-                                      : PyLong_FromUnsignedLongLong(limit_nbytes);
-}
-
-int
-cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes)
-{
-    cm_runtime *runtime = state->runtime;
-    cm_device_info info;
-    if (!cm_limit_is_share(*limit_nbytes) || runtime == NULL
-        || !cm_runtime_is_awake(runtime)) {
-        return 0;
-    }
-    cm_state_enter(state);
-    cm_status status = CM_WITHOUT_GIL(cm_rt_device_describe(runtime, device, &info));
-    cm_state_leave(state);
-    if (!cm_is_ok(status)) {
-        return cm_py_raise_int(state, status, "while reading the device's memory size");
-    }
-    *limit_nbytes = cm_limit_settled(*limit_nbytes, info.total_nbytes);
-    return 0;
-}
-
-PyObject *
 cm_limits_list(const cm_budget *budget)
 {
     PyObject *list = PyList_New(0);
@@ -138,30 +202,6 @@ cm_limits_list(const cm_budget *budget)
                                 (unsigned long long)atomic_load(&budget->used_nbytes)));
     }
     return list;
-}
-
-int
-cm_limit_from_object(PyObject *object, uint64_t *out)
-{
-    *out = object == Py_None ? UINT64_MAX : PyLong_AsUnsignedLongLong(object);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* Let pools give back to the driver what they keep above a limit, which holds for what
- * is handed out from now on. Releases the GIL. */
-static void
-obey(cm_state *state)
-{
-    const cm_runtime *rt = state->runtime;
-    if (rt == NULL) {
-        return; /* without a runtime nothing is held */
-    }
-    cm_state_enter(state);
-    bool may_fence = !cm_library_captures();
-    PyThreadState *thread = cm_gil_give();
-    cm_pools_obey_limits(rt, may_fence);
-    cm_gil_take(thread);
-    cm_state_leave(state);
 }
 
 /* The Python function _limit(kind, device[, new]). Returns the limit that is in force
@@ -181,16 +221,8 @@ cm_limit(PyObject *module, PyObject *args)
         || (new != NULL && cm_limit_from_object(new, &nbytes) < 0)) {
         return NULL;
     }
-    if (new == NULL) {
-        nbytes = limit_of(cm_limits_budget(state, kind, device));
-    }
-    if (cm_limit_settle(state, device, &nbytes) < 0) {
+    if (new != NULL && put(state, kind, device, nbytes) < 0) {
         return NULL;
-    }
-    if (new != NULL) {
-        put_in_force(state, kind, device, nbytes);
-        state->limits.was_put = true;
-        obey(state);
     }
     return cm_limit_to_object(limit_of(cm_limits_budget(state, kind, device)));
 }
