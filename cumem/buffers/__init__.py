@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers made of values, and what a buffer says: texts, numbers, casts, refusals."""
+"""Buffers that are made from values, and the texts, casts and refusals of all buffers."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dtypes become which others in a copy, for the extension and the package."""
+"""The rules by which a copy converts one dtype to another.
+
+The extension decides whether a rule allows a conversion (`check`). The functions here that
+are called `refuse_...` raise its errors, whose texts change more often than the rules.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,28 @@ from cumem.base.errors import warn_caller
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 _RULES: tuple[Casting, ...] = get_args(Casting)
-#: Names of what the copy threads convert, and of what they scale as well.
+#: The names of the dtypes that the copy threads convert themselves, and, of these, of the
+#: dtypes for which they also take ``scale=`` and ``offset=``.
 NUMBERS = tuple(row.name for row in _core._DTYPES.values() if row.converts)
 REALS = tuple(row.name for row in _core._DTYPES.values() if row.scales)
 
-#: The elements of an array of integers whose dtype says so are numbers for which NumPy
-#: has no dtype without another package.
+#: A key of a dtype's metadata. An integer dtype that has it holds numbers for which NumPy
+#: has no dtype without another package: without ml_dtypes the bfloat16 of a safetensors
+#: file is read as ``uint16`` with the metadata ``{STANDS_FOR: "bfloat16"}``.
 STANDS_FOR = "cumem.stands_for"
 
 
 def _stand_in(dtype: np.dtype[Any]) -> str | None:
-    """What the integers of a dtype stand for; None: for themselves."""
+    """Return the name of the dtype that integers stand for, None if they are plain."""
     said = None if dtype.metadata is None else dtype.metadata.get(STANDS_FOR)
     return said if isinstance(said, str) else None
 
 
 def name_of(dtype: np.dtype[Any]) -> str | None:
-    """The name of a number that the copy threads convert, after ">" where it is not in this
-    machine's byte order; None: it is none."""
+    """Return the name of a dtype if the copy threads convert it, else None.
+
+    The name begins with ">" if the elements are not in this machine's byte order.
+    """
     name = _stand_in(dtype) or dtype.name
     if name not in NUMBERS:
         return None
@@ -44,7 +52,7 @@ check: Callable[[str, np.dtype[Any], np.dtype[Any], object], None] = (
 
 
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
-    """What to do about two dtypes that differ."""
+    """Return what the user can do about two dtypes that differ, for the end of an error."""
     rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
     return f'convert first, or pass casting="{rule}", as to copy()'
 
@@ -52,7 +60,7 @@ def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
 def refuse_dtypes(
     before: str, source: np.dtype[Any], target: np.dtype[Any]
 ) -> NoReturn:
-    """Raise that dtypes differ and nobody said what to make of it."""
+    """Raise TypeError because the dtypes differ and the call had no `casting`."""
     raise TypeError(
         f"{before}source has dtype {source}, target has dtype {target}; "
         + hint(source, target)
@@ -60,7 +68,7 @@ def refuse_dtypes(
 
 
 def refuse_rule(casting: object) -> NoReturn:
-    """TypeError or ValueError: `casting` names no rule."""
+    """Raise TypeError or ValueError because `casting` is not the name of a rule."""
     words = ", ".join(map(repr, _RULES))
     error = ValueError if isinstance(casting, str) else TypeError
     raise error(f"casting must be one of {words}, not {casting!r}")
@@ -73,7 +81,10 @@ def refuse_casting(
     casting: str,
     enough: str,
 ) -> NoReturn:
-    """TypeError: the rule does not allow it. The rule `enough`, if there is one, does."""
+    """Raise TypeError because the rule `casting` does not allow the conversion.
+
+    `enough` is the name of a rule that would allow it, or empty if no rule does.
+    """
     raise TypeError(
         f"{before}casting={casting!r} does not allow dtype {source} to become dtype "
         f"{target}" + (f"; casting={enough!r} does" if enough else "")
@@ -81,12 +92,12 @@ def refuse_casting(
 
 
 def refuse_scale_alone(before: str) -> NoReturn:
-    """TypeError: elements are to be scaled, and no rule says that they may change."""
+    """Raise TypeError because elements can only be scaled in a call that has `casting`."""
     raise TypeError(f'{before}scale= and offset= need casting=, as "same_kind"')
 
 
 def refuse_scale(before: str, dtype: np.dtype[Any]) -> NoReturn:
-    """TypeError: elements of this dtype are not scaled."""
+    """Raise TypeError because elements of this dtype cannot be scaled."""
     raise TypeError(
         f"{before}scale= and offset= are for {', '.join(REALS)}, not for dtype {dtype}"
     )
@@ -95,14 +106,14 @@ def refuse_scale(before: str, dtype: np.dtype[Any]) -> NoReturn:
 def refuse_conversion(
     before: str, source: np.dtype[Any], target: np.dtype[Any], why: TypeError
 ) -> NoReturn:
-    """TypeError: NumPy has no way from one dtype to the other, for a reason of its own."""
+    """Raise TypeError because NumPy cannot convert one dtype to the other: see `why`."""
     raise TypeError(
         f"{before}NumPy converts no dtype {source} to dtype {target}: {why}"
     )
 
 
 def warn_of_imaginary() -> None:
-    """Warn as NumPy does where only the real parts of complex numbers are converted."""
+    """Warn, as NumPy does, that complex numbers lose their imaginary parts."""
     warn_caller(
         "Casting complex values to real discards the imaginary part",
         np.exceptions.ComplexWarning,

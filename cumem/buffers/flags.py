@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Buffer.flags` is: how the memory was made, and NumPy's flags."""
+"""`Flags`, the type of `Buffer.flags`: how the memory was made, and NumPy's flags."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-#: NumPy's letters, and the names that it takes beside those of the attributes.
+#: The keys, such as ``flags["C"]``, that NumPy takes for flags whose attributes have other
+#: names.
 _SHORT = {
     "C": "C_CONTIGUOUS",
     "CONTIGUOUS": "C_CONTIGUOUS",
@@ -30,9 +31,10 @@ _NAMES = (*_SHOWN, "BEHAVED", "CARRAY", "FARRAY", "FNC", "FORC")
 class Flags(tuple[str, ...]):
     """How memory was made, as a tuple of names, and NumPy's flags.
 
-    Attributes are those of ``numpy.ndarray.flags``, and ``flags["C_CONTIGUOUS"]`` is the
-    same, as when ``buf.flags`` was read. `owndata` is true of a buffer that is not a view
-    and whose memory cumem made. `print` shows NumPy's flags.
+    The attributes are those of ``numpy.ndarray.flags``, and ``flags["C_CONTIGUOUS"]`` is
+    the same as ``flags.c_contiguous``. They tell what was true when ``buf.flags`` was
+    read. `owndata` is true if cumem made the memory and the buffer is not a view. `print`
+    shows NumPy's flags.
     """
 
     c_contiguous: bool
@@ -42,7 +44,7 @@ class Flags(tuple[str, ...]):
     aligned: bool
 
     def __new__(cls, names: Iterable[str], **numpys: bool) -> Flags:
-        """`numpys` are the five that do not follow from others."""
+        """Make flags of `names` and of NumPy's five that do not follow from others."""
         made = super().__new__(cls, names)
         vars(made).update(numpys)
         return made
@@ -54,36 +56,36 @@ class Flags(tuple[str, ...]):
 
     @property
     def writebackifcopy(self) -> bool:
-        """Never: no buffer stands for another array."""
+        """Always False: a buffer never writes back to another array."""
         return False
 
     @property
     def fnc(self) -> bool:
-        """Fortran-contiguous and not C-contiguous."""
+        """Whether the elements are Fortran-contiguous and not C-contiguous."""
         return self.f_contiguous and not self.c_contiguous
 
     @property
     def forc(self) -> bool:
-        """Contiguous in either order."""
+        """Whether the elements are contiguous in either order."""
         return self.f_contiguous or self.c_contiguous
 
     @property
     def behaved(self) -> bool:
-        """Aligned and writeable."""
+        """Whether the memory is aligned and writeable."""
         return self.aligned and self.writeable
 
     @property
     def carray(self) -> bool:
-        """Behaved and C-contiguous."""
+        """Whether the memory is `behaved` and C-contiguous."""
         return self.behaved and self.c_contiguous
 
     @property
     def farray(self) -> bool:
-        """Behaved and Fortran-contiguous only."""
+        """Whether the memory is `behaved`, Fortran-contiguous and not C-contiguous."""
         return self.behaved and self.fnc
 
     def __getitem__(self, key: Any) -> Any:
-        """A name by its number, or one of NumPy's flags by its name."""
+        """Return a name by its position, or one of NumPy's flags by its name."""
         if not isinstance(key, str):
             return super().__getitem__(key)
         name = _SHORT.get(key, key)
@@ -98,7 +100,7 @@ class Flags(tuple[str, ...]):
         raise AttributeError(f"flags of a buffer cannot be set{hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle: of the memory alone, since the buffer does not come along."""
+        """Pickle the names alone: NumPy's flags belong to a buffer that is not pickled."""
         return tuple, (tuple(self),)
 
     def __str__(self) -> str:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to type here in place of what other libraries have: the texts of errors."""
+"""Hints for users who know other libraries: what to type in cumem instead.
+
+A name, a member or an argument of NumPy, CuPy, PyTorch or Numba that cumem does not have
+raises the usual error, and the tables here add what the user should type. A hint is part of
+an error's text alone: nothing here makes the other name work.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from cumem.base.kinds import is_on_device, kind_named
 _COMPUTES = "buffers do not compute: "
 _PINNED = 'cumem.array(buf, kind="pinned")'
 
-#: Of members that buffers do not have and the arrays of NumPy, CuPy or PyTorch do.
+#: Hints for members that arrays of NumPy, CuPy or PyTorch have and buffers do not.
 MEMBERS = {
     "clone": "buf.copy()",
     "close": "buf.free()",
@@ -41,9 +46,9 @@ MEMBERS = {
     "type": "buf.astype(dtype)",
     "zero_": "buf.fill(0)",
 }
-#: Of those that compute.
+#: Members of arrays that compute; they all get the hint of `compute_hint`.
 FUNCTIONS = ("max", "mean", "min", "sum")
-#: What buffers have for its hint alone.
+#: All members that buffers know only to raise an AttributeError with a hint.
 NAMES = frozenset(MEMBERS).union(FUNCTIONS)
 STREAM_MEMBERS = {
     "cuda_stream": "stream.handle",
@@ -65,7 +70,7 @@ EVENT_MEMBERS = {
 _PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
 _NO_WAIT = "copy_async(dst, src) does not wait, in the order of stream= if given"
 _HOST_FLAG = "empty_pinned() and empty_mapped() take it"
-#: Of arguments that functions do not take.
+#: Hints for arguments that cumem's functions do not take, whichever the function is.
 ARGUMENTS = {
     "attach": "empty_managed() takes it",
     "attach_global": 'empty_managed(shape, attach="global") or "host"',
@@ -108,7 +113,8 @@ _INTO = {
 }
 _TEXT = "text is neither read nor written: numpy does that"
 _AWAITED = "one copy moves all of it, and is waited for: leave it out"
-#: The same of single functions, of which such a name asks something of its own.
+#: Hints for arguments of single functions, to which the same name means something else. For
+#: a function that is listed here `ARGUMENTS` is not looked at.
 ARGUMENTS_OF: dict[str, dict[str, str]] = {
     "chunks": _CUT,
     "pipeline": _CUT,
@@ -158,7 +164,7 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 }
 
 
-#: What other libraries have by a name that ``cumem`` has not, and what to type.
+#: Hints for functions of other libraries whose names ``cumem`` does not have.
 NAMES_OF_CUMEM: dict[str, str] = {
     "arange": "use cumem.array(np.arange(n))",
     "as_tensor": "use cumem.asarray(obj)",
@@ -190,8 +196,8 @@ NAMES_OF_CUMEM: dict[str, str] = {
 }
 
 
-#: What was a name of ``cumem`` in early builds, and what to type now: docs/renamed.md has
-#: the same list. Those that are in ``cumem.types`` now need no row.
+#: Hints for names that ``cumem`` had in early builds; docs/renamed.md has the same list.
+#: Names that have moved to ``cumem.types`` need no row, since `cumem` finds them there.
 FORMER_NAMES: dict[str, str] = {
     "BUILT_RUNTIME": "use cumem.info.about().runtime_version",
     "OLDEST_DRIVER": "use cumem.info.about().oldest_driver_version",
@@ -217,25 +223,25 @@ FORMER_NAMES: dict[str, str] = {
 
 
 def name_hint(name: str) -> str | None:
-    """What to type for a name that ``cumem`` does not have; None: no idea."""
+    """Return what to type for a name that ``cumem`` does not have, None if unknown."""
     return NAMES_OF_CUMEM.get(name) or FORMER_NAMES.get(name)
 
 
 def argument_hint(function: str, keyword: str) -> str | None:
-    """What to type for an argument that a function does not take; None: no idea."""
+    """Return what to type for an argument that a function does not take, or None."""
     return ARGUMENTS_OF.get(function, ARGUMENTS).get(keyword)
 
 
 def nearest(keyword: str, names: Iterable[str]) -> str | None:
-    """A question after the argument that may have been meant; None: none is near."""
+    """Return a question that names the argument with the nearest spelling, or None."""
     known = [name for name in names if not name.startswith("_")]
     near = difflib.get_close_matches(keyword.lower(), known, 1, 0.7)
     return f"did you mean '{near[0]}'?" if near else None
 
 
-#: Dtypes of cumem's list that NumPy has only with ml_dtypes.
+#: The dtypes of cumem's list that NumPy has only with the ml_dtypes package.
 _LISTED = frozenset(row.name for row in _core._DTYPES.values() if not row.kind)
-#: What people write for dtypes whose name NumPy has in full.
+#: Short names that people write, with the full names that NumPy knows.
 _SHORT_NAMES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -244,7 +250,7 @@ _SHORT_NAMES = {
 }
 
 
-#: What safetensors and others call libraries that are named here.
+#: The names that safetensors and others have for libraries, with the names used here.
 _FRAMEWORK_NAMES = {
     **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
     **dict.fromkeys(("np", "numpy"), "numpy"),
@@ -254,17 +260,19 @@ _FRAMEWORK_NAMES = {
 
 
 def framework_hint(given: object, known: Collection[str | None]) -> str:
-    """What to type for the name of a library, with what parts it from the text before;
-    empty: it is none of those `known`.
+    """Return what to type for the name of a library, or "" if it is not among `known`.
+
+    The text begins with the ": " that separates it from the error's text.
     """
     here = _FRAMEWORK_NAMES.get(str(given).lower())
     return f": say framework={here!r}" if here in known and here is not None else ""
 
 
 def dtype_hint(dtype: object, is_of_ml_dtypes: bool) -> str | None:
-    """What is wrong with a dtype that is not NumPy's, and what to type; None: no idea.
+    """Return what is wrong with a dtype that NumPy does not take, and what to type.
 
-    Where it is named as the types of ml_dtypes are, that package lacks it.
+    Returns None if nothing is known of it. `is_of_ml_dtypes` says that it is the name of
+    a type of ml_dtypes, which is then missing.
     """
     if isinstance(dtype, str):
         short = dtype.removeprefix("torch.")
@@ -305,12 +313,12 @@ def dtype_hint(dtype: object, is_of_ml_dtypes: bool) -> str | None:
 
 
 def host_array(buffer: _core.Buffer) -> str:
-    """What gives an array of NumPy's."""
+    """Return the call that gives a NumPy array of the buffer's values."""
     return "buf.to_numpy()" if is_on_device(buffer.kind) else "buf.numpy()"
 
 
 def compute_hint(buffer: _core.Buffer) -> str:
-    """Where to compute."""
+    """Return which library to compute with, the one for the buffer's side first."""
     there = "cupy.asarray(buf) or torch.from_dlpack(buf) on the device"
     here = host_array(buffer)
     return (
@@ -321,7 +329,7 @@ def compute_hint(buffer: _core.Buffer) -> str:
 
 
 def refuse_attribute(owner: Any, name: str) -> NoReturn:
-    """AttributeError, so that hasattr() is False, that says what to type."""
+    """Raise AttributeError, so that ``hasattr`` is False, and say what to type."""
     kind = type(owner).__name__
     if isinstance(owner, _core.Buffer):
         if name in FUNCTIONS:
@@ -336,7 +344,11 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
 
 
 def refuse_arithmetic(a: Any, b: Any) -> Any:
-    """TypeError that says where to compute; NotImplemented where the other one may."""
+    """Raise TypeError that says where to compute, or return NotImplemented.
+
+    NotImplemented lets the other operand answer, which may know how: it is returned unless
+    the other one is a buffer, a plain number, a list or a tuple.
+    """
     for each, other in ((a, b), (b, a)):
         if isinstance(each, _core.Buffer) and (
             isinstance(other, (_core.Buffer, int, float, complex, list, tuple))
@@ -347,7 +359,10 @@ def refuse_arithmetic(a: Any, b: Any) -> Any:
 
 
 def refuse_equality(buffer: _core.Buffer, number: complex) -> NoReturn:
-    """TypeError for ``==`` and ``!=`` with a number, with both things that may be meant."""
+    """Raise TypeError for ``==`` and ``!=`` with a number.
+
+    The user may have meant one element or all of them, so the text shows both.
+    """
     element = "buf.item()" if buffer.ndim == 0 else "buf[index].item()"
     raise TypeError(
         "a buffer is compared by identity, so that it equals no number: write "
@@ -357,5 +372,5 @@ def refuse_equality(buffer: _core.Buffer, number: complex) -> NoReturn:
 
 
 def refuse_in_place(buffer: _core.Buffer, other: object) -> NoReturn:
-    """TypeError that says where to compute, whatever the other one is."""
+    """Raise TypeError that says where to compute, whatever `other` is."""
     raise TypeError(_COMPUTES + compute_hint(buffer))

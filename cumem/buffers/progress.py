@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``progress=True`` shows while bytes move."""
+"""``progress=``: the bar that True shows, and the callables that users give instead."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from cumem.buffers.arguments import wrong_type
 
-#: what ``progress=`` takes
+#: The type of ``progress=``.
 Progress = bool | Callable[[int, int], object] | None
 
-#: Seconds that a call has taken before a bar is worth looking at.
+#: A call shows its bar after so many seconds, because a bar of a short call only flickers.
 DELAY = 0.5
 
 
@@ -26,7 +26,7 @@ class Bar:
     Parameters
     ----------
     title : str
-        What stands before the bar.
+        The text before the bar.
 
     Raises
     ------
@@ -55,13 +55,17 @@ class Bar:
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Leave the bar as it is; nothing if there is none."""
+        """Leave the bar on the screen as it is. Does nothing if it never appeared."""
         if self._bar is not None:
             self._bar.close()
 
 
 def begin(progress: Any, title: str) -> Callable[[int, int], object]:
-    """Whom to tell, where that is wanted at all; `end` it."""
+    """Return the callable that hears of progress, which the caller gives to `end` later.
+
+    The caller has sorted out None and False. Raises TypeError if `progress` is neither True
+    nor callable, and ImportError if a bar is wanted and tqdm is not installed.
+    """
     if progress is True:
         return Bar(title)
     if not callable(progress):
@@ -70,20 +74,21 @@ def begin(progress: Any, title: str) -> Callable[[int, int], object]:
 
 
 def end(tell: Callable[[int, int], object]) -> None:
-    """Close it, if it is a bar of ours."""
+    """Close what `begin` returned if it is a bar; a user's callable needs no end."""
     if type(tell) is Bar:
         tell.close()
 
 
 class Parts:
-    """One progress of several calls.
+    """One progress for several calls, each of which has a part of the bytes.
 
     Parameters
     ----------
     progress : bool or callable, optional
-        As for `copy`: shown or called within the ``with`` block, at its end as well.
+        As for `copy`. The bar is shown, or the callable called, in the ``with`` block, and
+        once more at its end.
     total : int
-        Bytes of all calls; may be set later, as ``total``.
+        The bytes of all calls; the attribute ``total`` can be set later.
     title : str
         As for `Bar`.
 
@@ -102,7 +107,7 @@ class Parts:
         self._before = 0
 
     def next(self, nbytes: int) -> Progress:
-        """What the next call, of so many bytes, takes as its own progress."""
+        """Return what to pass as ``progress=`` to the next call, which moves `nbytes`."""
         before = self._before
         self._before += nbytes
         tell, total = self._tell, self.total
@@ -110,7 +115,7 @@ class Parts:
             return None
 
         def of_part(done: int, _: int) -> None:
-            if before + done < total:  # the end is told once
+            if before + done < total:  # only __exit__ says that all is done
                 tell(before + done, total)
 
         return of_part

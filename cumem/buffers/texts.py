@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the extension's objects and errors say: ``repr``, ``dir``, names of flags, which
-pair.
+"""Texts for the extension: ``repr`` and ``str`` of its objects, the names of flags, and
+errors that name a pair of `copy_many` or refuse to free memory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_co
 def buffer_text(
     buffer: _core.Buffer, with_values: bool, is_emulated: bool, is_lost: bool
 ) -> str:
-    """What `repr` and `str` say of a buffer, also of one that is closed.
+    """Return `repr` of a buffer, or `str` of it with `with_values`. It may be closed.
 
-    Memory is lost in a child that was forked after its parent had begun to use a device.
+    `is_lost` says that this is a child that was forked after its parent had begun to use a
+    device, so that the memory cannot be read any more.
     """
     described = buffer_repr(buffer, is_emulated)
     if not with_values:
@@ -45,7 +46,7 @@ def buffer_text(
 
 
 def buffer_repr(buffer: _core.Buffer, is_emulated: bool) -> str:
-    """Of a buffer; never waits, and asks no device."""
+    """Return `repr` of a buffer, without waiting and without asking a device."""
     said = [
         f"shape={buffer.shape}",
         f"dtype={buffer.dtype}",
@@ -62,8 +63,10 @@ def buffer_repr(buffer: _core.Buffer, is_emulated: bool) -> str:
 
 
 def buffer_str(buffer: _core.Buffer, described: str) -> str:
-    """The values of an open buffer as NumPy shows them. Where they cannot be read, this
-    says why, after what `repr` says.
+    """Return the values of an open buffer as NumPy shows them.
+
+    If they cannot be read, return `described`, which is the buffer's `repr`, and the
+    reason.
     """
     try:
         if not is_on_device(buffer.kind):
@@ -77,13 +80,15 @@ def buffer_str(buffer: _core.Buffer, described: str) -> str:
 
 
 def _shown(buffer: _core.Buffer) -> str:
-    """Of device memory: only the elements that NumPy shows are copied."""
+    """Return the values of device memory; only those that NumPy shows are copied."""
     options = np.get_printoptions()
     edge, threshold = options["edgeitems"], options["threshold"]
     if buffer.size <= max(threshold, 1) or edge < 1:
         return str(buffer.to_numpy())
-    # the corners, and between them what NumPy leaves out: so much that it does. Another
-    # threshold would be that of arrays in the elements too.
+    # NumPy shows `edge` elements at both ends of each axis and dots between them. So an
+    # array is made that has the buffer's corners and zeros between them, and is just large
+    # enough for NumPy to leave the zeros out. A lower threshold would need no zeros, but
+    # would also shorten arrays inside the elements.
     ends = [
         [slice(None)] if length <= 2 * edge else [slice(None, edge), slice(-edge, None)]
         for length in buffer.shape
@@ -100,7 +105,7 @@ def _shown(buffer: _core.Buffer) -> str:
 
 
 def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:
-    """Of a stream, which is closed where the handle is 0."""
+    """Return `repr` of a stream. It is closed if the handle is 0."""
     if handle == 0:
         return "<cumem.Stream, closed>"
     names = {1: "legacy default", 2: "per-thread default"}
@@ -110,7 +115,7 @@ def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:
 
 
 def event_repr(event: _core.Event, is_closed: int, is_emulated: bool) -> str:
-    """Of an event, in whatever state."""
+    """Return `repr` of an event, open or closed."""
     if is_closed:
         return "<cumem.Event, closed>"
     timing = "" if event._timing else " without timing"
@@ -129,7 +134,7 @@ def buffer_flags(
     writeable: bool,
     aligned: bool,
 ) -> Flags:
-    """What `Buffer.flags` is."""
+    """Make the `Flags` that `Buffer.flags` returns."""
     return Flags(
         flag_names(kind, flags, is_registered, has_pool),
         c_contiguous=c_contiguous,
@@ -143,7 +148,7 @@ def buffer_flags(
 def transfer_repr(
     transfer: _core.Transfer, done: int, good: int, is_emulated: bool
 ) -> str:
-    """Of a transfer, in whatever state."""
+    """Return `repr` of a transfer, which may be running, done, failed or cancelled."""
     state = "cancelled" if transfer.cancelled else "done" if good else "failed"
     if not done and not transfer.cancelled:
         state = "running"
@@ -154,7 +159,7 @@ def transfer_repr(
 def flag_names(
     kind: str, flags: int, is_registered: bool, has_pool: bool
 ) -> tuple[str, ...]:
-    """How the memory was made: names of the flags that apply to its kind."""
+    """Return how the memory was made: the names of the flags that its kind has."""
     if is_registered:
         is_read_only = flags & REGISTER_READ_ONLY
         return ("registered", "read_only") if is_read_only else ("registered",)
@@ -166,7 +171,11 @@ def flag_names(
 
 
 def name_pair(error: BaseException, index: int) -> BaseException:
-    """Of `copy_many`: in the message where that is ours, else as a note."""
+    """Say in an error of `copy_many` which pair it is about.
+
+    The text of a TypeError or ValueError is cumem's own, so the pair goes in front of it.
+    To other errors it is added as a note.
+    """
     if type(error) in (TypeError, ValueError):
         return type(error)(f"copy_many: pair {index}: {error}")
     error.add_note(f"in pair {index} of copy_many")
@@ -174,7 +183,7 @@ def name_pair(error: BaseException, index: int) -> BaseException:
 
 
 def refuse_exported(what: str, count: int) -> NoReturn:
-    """BufferError: memory that others use would go."""
+    """Raise BufferError because freeing would take memory from under `count` exports."""
     exports = "export" if count == 1 else "exports"
     raise BufferError(
         f"cannot {what} with {count} live {exports}: drop the arrays, memoryviews and "
@@ -183,7 +192,7 @@ def refuse_exported(what: str, count: int) -> NoReturn:
 
 
 def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
-    """BufferError: memory that others may use would go."""
+    """Raise BufferError because `shutdown` would free memory that others may still use."""
     why = (
         "is exported; drop the arrays, memoryviews and tensors over it first"
         if is_exported

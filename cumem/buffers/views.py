@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What buffers refuse, in words: indices, axes and reads that are not for their memory."""
+"""Errors of views: bad indices and axes, and reads that the kind of memory forbids."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_NDIM = 64
 
 
 def refuse_axis(function: str, axis: int, ndim: int) -> NoReturn:
-    """Raise that a buffer has no such axis, as NumPy does."""
+    """Raise NumPy's AxisError because the buffer does not have this axis."""
     raise np.exceptions.AxisError(axis, ndim, function)
 
 
 def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
-    """Raise why this is not a basic index of the buffer."""
+    """Raise the IndexError that says why `index` is not a basic index of the buffer."""
     items = index if isinstance(index, tuple) else (index,)
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index holds at most one Ellipsis")
@@ -54,7 +54,7 @@ def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
 
 
 def refuse_array(buffer: _core.Buffer) -> NoReturn:
-    """TypeError, of `Buffer.__array__` on a device."""
+    """Raise the TypeError of `Buffer.__array__` for device memory."""
     raise TypeError(
         "the host cannot read device memory; copy it first, with buf.to_numpy() or "
         f"cumem.asnumpy(buf); to compute, {compute_hint(buffer)}"
@@ -62,7 +62,7 @@ def refuse_array(buffer: _core.Buffer) -> NoReturn:
 
 
 def refuse_host(buffer: _core.Buffer) -> NoReturn:
-    """TypeError, of `Buffer.numpy` on a device."""
+    """Raise the TypeError of `Buffer.numpy` for device memory."""
     raise TypeError(
         "numpy(): the host cannot read device memory; copy it first, with "
         "buf.to_numpy() or cumem.asnumpy(buf), or use a managed buffer"
@@ -70,7 +70,7 @@ def refuse_host(buffer: _core.Buffer) -> NoReturn:
 
 
 def refuse_search(buffer: _core.Buffer) -> NoReturn:
-    """Raise what to do in place of `value in buffer`."""
+    """Raise TypeError for `value in buffer`, and say what to write instead."""
     hint = "use `value in buf.numpy()`"
     if is_on_device(buffer.kind):
         hint = (
@@ -83,5 +83,5 @@ def refuse_search(buffer: _core.Buffer) -> NoReturn:
 def _is_integer(value: Any) -> bool:
     try:
         return not isinstance(value, bool) and operator.index(value) is not None
-    except TypeError:  # an array of two elements, for one, has an index and no value
+    except TypeError:  # an array of two elements has __index__, and it raises
         return False
