@@ -1968,15 +1968,15 @@ def empty(
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
 
     Returns
     -------
@@ -1986,16 +1986,17 @@ def empty(
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, kind, order or device
-        is none of those that exist, or `stream` is of another device.
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -2053,11 +2054,12 @@ def empty_pinned(
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -2116,11 +2118,12 @@ def empty_mapped(
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -2174,11 +2177,12 @@ def empty_managed(
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -2233,11 +2237,12 @@ def empty_device(
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----

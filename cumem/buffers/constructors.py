@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New buffers with values in them, or like others."""
+"""Constructors of buffers that have values, or that are like other arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from cumem.buffers.filling import (
 if TYPE_CHECKING:
     from cumem.pools.pool import Pool
 
-# Reads as "device", but tells those who give no kind, whose pool may say it, apart.
+# The default of `kind`. It shows as "device" in signatures, but is another object than the
+# literal, so that `_place` sees whether the caller left `kind` out for the pool to
+# determine.
 _DEVICE: Any = str(b"device", "ascii")
 
 
@@ -49,19 +51,19 @@ def zeros(
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     kind : str
-        What memory, as in `empty`; default device memory.
+        The kind of memory, as in `empty`; default: device memory.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
 
     Returns
     -------
@@ -71,21 +73,22 @@ def zeros(
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, kind, order or device
-        is none of those that exist, or `stream` is of another device.
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
-    Blocks: for memory the host can read, until it is zero; device memory, and mapped
-    and managed memory with `stream`, is set on the stream.
+    Blocks: until the memory is zero if the host can read it. Device memory is set on the
+    stream, later, and so is mapped and managed memory if `stream` is given.
     Ordered after: work on `stream`.
 
     Examples
@@ -120,26 +123,27 @@ def full(
     shape : int or sequence of int
         Lengths in elements.
     fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
-        A scalar, or an array that broadcasts to the shape; also on a device.
+        A scalar, or an array that broadcasts to the shape and may be on a device.
     dtype : dtype_like, optional
-        Default: the dtype that `fill_value` has or NumPy gives it.
+        Default: the dtype of `fill_value`, or the one that NumPy gives it.
     kind : str
-        What memory, as in `empty`; default device memory.
+        The kind of memory, as in `empty`; default: device memory.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Whether the dtype of an array may become `dtype`, as ``numpy.can_cast`` has it;
-        default: ``"same_kind"``. For scalars that do not fit, too.
+        Which dtypes of an array may be converted to `dtype`, as in ``numpy.can_cast``;
+        default: ``"same_kind"``. If it is given it also covers scalars, which otherwise
+        must fit into `dtype`.
 
     Returns
     -------
@@ -149,21 +153,22 @@ def full(
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, kind, order or device
-        is none of those that exist, or `stream` is of another device.
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
-    Blocks: for memory the host can read, until it is filled; device memory, and mapped
-    and managed memory with `stream`, is filled on the stream.
+    Blocks: until the memory is filled if the host can read it. Device memory is filled on
+    the stream, later, and so is mapped and managed memory if `stream` is given.
     Ordered after: work on `stream`.
 
     Examples
@@ -197,26 +202,27 @@ def empty_like(
     Parameters
     ----------
     prototype : Buffer or array_like
-        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
     dtype : dtype_like, optional
-        Instead of the prototype's.
+        A dtype to use instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is not a buffer and for ordinary
-        memory.
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
-        'K' keeps the order of its strides.
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
 
     Returns
     -------
@@ -226,16 +232,17 @@ def empty_like(
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, kind, order or device
-        is none of those that exist, or `stream` is of another device.
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -270,30 +277,31 @@ def array(
     obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         Where the values come from.
     dtype : dtype_like, optional
-        Default: the dtype of `obj`. What has another one is converted as `casting` says.
-        Python's numbers, NumPy's scalars and lists of them stay the same kind and come
-        back equal, floats rounded; else it is a TypeError (reals for integers) or an
-        OverflowError (300 in ``uint8``).
+        Default: the dtype of `obj`. An array of another dtype is converted as `casting`
+        says. Python's numbers, NumPy's scalars and lists of them must keep their kind and
+        their value, except that floats are rounded; otherwise TypeError is raised (reals
+        for integers) or OverflowError (300 in ``uint8``).
     kind : str
-        What memory, as in `empty`; default device memory.
+        The kind of memory, as in `empty`; default: device memory.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
-        'K' keeps the order of its strides.
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which dtypes of `obj` may become `dtype`, as ``numpy.can_cast`` has it; default:
-        ``"same_kind"``. The copy threads convert; from device memory to device memory by
-        way of the host. For values that do not fit, too.
+        Which dtypes of `obj` may be converted to `dtype`, as in ``numpy.can_cast``;
+        default: ``"same_kind"``. The copy threads of the host convert, so elements that
+        come from device memory and go to device memory pass the host. If it is given it
+        also covers numbers and lists, which otherwise must fit into `dtype`.
 
     Returns
     -------
@@ -303,21 +311,22 @@ def array(
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, kind, order or device
-        is none of those that exist, or `stream` is of another device.
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
     Blocks: until the values are there (GIL released).
-    Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+    Ordered after: work on `stream`, and work that the exporter of `obj` says is pending.
 
     Examples
     --------
@@ -363,26 +372,27 @@ def zeros_like(
     Parameters
     ----------
     prototype : Buffer or array_like
-        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
     dtype : dtype_like, optional
-        Instead of the prototype's.
+        A dtype to use instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is not a buffer and for ordinary
-        memory.
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
-        'K' keeps the order of its strides.
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        that of the prototype or cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
 
     Returns
     -------
@@ -392,16 +402,16 @@ def zeros_like(
     Raises
     ------
     ValueError
-        kind, order or device is none of those that exist, or `stream` is of another
-        device.
+        There is no such kind, order or device, or `stream` belongs to another device.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -444,31 +454,33 @@ def full_like(
     Parameters
     ----------
     prototype : Buffer or array_like
-        Gives shape, dtype and, if it is a buffer, kind, flags and device.
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
     fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
-        A scalar, or an array that broadcasts to the shape; also on a device.
+        A scalar, or an array that broadcasts to the shape and may be on a device.
     dtype : dtype_like, optional
-        Instead of the prototype's.
+        A dtype to use instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        Instead of the prototype's; device memory for what is not a buffer and for ordinary
-        memory.
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
-        'K' keeps the order of its strides.
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        that of the prototype or cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Whether the dtype of an array may become this one, as ``numpy.can_cast`` has it;
-        default: ``"same_kind"``. For scalars that do not fit, too.
+        Which dtypes of an array may be converted to the buffer's, as in
+        ``numpy.can_cast``; default: ``"same_kind"``. If it is given it also covers
+        scalars, which otherwise must fit into the dtype.
 
     Returns
     -------
@@ -478,16 +490,17 @@ def full_like(
     Raises
     ------
     ValueError
-        kind, order or device is none of those that exist, or `stream` is of another
-        device, or `fill_value` does not broadcast.
+        There is no such kind, order or device, `stream` belongs to another device, or
+        `fill_value` does not broadcast.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
@@ -524,58 +537,60 @@ def asarray(
     pool: Pool | None = None,
     copy: bool | None = None,
 ) -> _core.Buffer:
-    """A buffer of what is given: the same memory where it will do, else a copy.
+    """Return a buffer of an object's memory if that fits what is asked for, else of a copy.
 
     Parameters
     ----------
     obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         Where the values come from.
     dtype : dtype_like, optional
-        Default: the dtype of `obj`; another one as for `array`.
+        Default: the dtype of `obj`. Another one needs a copy, which converts as `array`
+        does.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        What memory the buffer must be; default: the kind of memory that `obj` is, and
-        device memory for what is ordinary memory or a value.
+        The kind of memory that the buffer must have; default: the kind of `obj`, or
+        device memory if `obj` is ordinary memory or a value.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' is 'F' if the original is Fortran-contiguous only, else 'C', and
-        'K' takes memory as it is.
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' accepts memory in the order that it has.
     device : Device, int or str, optional
-        Whose memory, or whose context page-locks it, as ``0`` or ``"cuda:0"``; default:
-        that of `obj`, of a copy cumem's current one.
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: that of `obj`, or for a copy cumem's current device.
     stream : Stream or other stream object, optional
-        The stream to use it on first, for device memory one of `device`; default:
-        the current stream.
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `kind` and `device` it says
-        these as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
     copy : bool, optional
-        True always copies, False never does and raises instead.
+        True always copies. False never copies, and raises ValueError instead.
 
     Returns
     -------
     Buffer
-        `obj` itself if it is a buffer that fits, a view of its memory if another
-        exporter's does (as from `asbuffer`), else a new buffer (as from `array`).
+        `obj` itself if it is a buffer that fits, a view of its memory (as from `asbuffer`)
+        if it is another exporter whose memory fits, else a new buffer (as from `array`).
 
     Raises
     ------
     ValueError
-        kind, order or device is none of those that exist, or `stream` is of another
-        device, or `copy` is False and a copy is needed.
+        There is no such kind, order or device, `stream` belongs to another device, or
+        `copy` is False and a copy is needed.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        There is no room, also after waiting for freed memory and trimming pools.
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
     CudaError
         A call to CUDA failed.
     RuntimeError
-        In a child made by ``fork``.
+        The process is a child made by ``fork``.
 
     Notes
     -----
-    Blocks: a copy until the values are there (GIL released), else no.
-    Ordered after: work on `stream`, and what the exporter of `obj` says is pending.
+    Blocks: if it copies, until the values are there (GIL released).
+    Ordered after: work on `stream`, and work that the exporter of `obj` says is pending.
 
     Examples
     --------
@@ -601,7 +616,9 @@ def asarray(
         if found is not None and found.kind != "pageable":
             kind = found.kind
             device = found.device if device is None else device
-    if pool is None:  # for a tensor, which `source` is no more
+    if pool is None:
+        # `obj` is asked, since it may be a tensor, of which `source` does not know any
+        # more.
         device = _core._device(device, "device", obj)
     place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
     if kind is not None:
@@ -621,7 +638,7 @@ def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> N
 
 
 def _has_dtype(source: object) -> bool:
-    """Is it memory, whose dtype a rule of casting is about, and no value?"""
+    """Return True for memory, whose dtype needs a rule of casting, and False for a value."""
     is_plain = isinstance(source, (bytes, str, list, tuple))
     return is_memory(source) or (not is_plain and _core._is_memory(source))
 
@@ -629,15 +646,15 @@ def _has_dtype(source: object) -> bool:
 def _memory(
     obj: Any, kind: str | None, device: object, stream: object, pool: Any
 ) -> _core.Buffer | None:
-    """The memory of an exporter, or of an array, as it is; None: a value."""
+    """Return a buffer over the memory of an exporter or array, or None for a value."""
     if isinstance(obj, _core.Buffer):
-        _ = obj.ptr  # a closed one says so
+        _ = obj.ptr  # raises ValueError if the buffer is closed
         return obj
     if not _core._is_memory(obj) or isinstance(obj, (bytes, bytearray, memoryview)):
         return None
     try:
         return _core.asbuffer(obj, stream=stream)
-    except TypeError:  # of a dtype that no buffer can have: as a value it says so
+    except TypeError:  # no buffer can have its dtype; reading it as a value says so
         return None
 
 
@@ -660,7 +677,10 @@ def _is_laid_out(found: _core.Buffer, order: Any) -> bool:
 def _place(
     kind: Any, device: object, stream: object, pool: Any, source: object = None
 ) -> dict[str, Any]:
-    """Where memory comes from, as keywords of `empty`; that of values of `source`."""
+    """Return the keywords of `empty` that say where memory comes from.
+
+    If `source` is a tensor and no device is named, the device is PyTorch's current one.
+    """
     if source is not None and pool is None:
         device = _core._device(device, "device", source)
     place = {"device": device, "stream": stream, "pool": pool}
@@ -668,7 +688,7 @@ def _place(
 
 
 def _apart(place: dict[str, Any]) -> dict[str, Any]:
-    """The same for `empty_like`, which else takes kind and device of the prototype."""
+    """Return keywords for `make_like` that replace the prototype's kind and device."""
     if place["pool"] is not None:
         return place
     device = _core.current_device() if place["device"] is None else place["device"]
@@ -676,7 +696,7 @@ def _apart(place: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_stream(place: dict[str, Any]) -> object:
-    """What values that an exporter has are wanted on; None: wherever they are."""
+    """Return the stream that will read an exporter's values; None if any stream may."""
     pool = place["pool"]
     kind = place.get("kind", getattr(pool, "kind", "device"))
     if place["stream"] is not None or not is_on_device(kind):
@@ -688,7 +708,7 @@ def _first_stream(place: dict[str, Any]) -> object:
 
 
 def _usable(dtype: DTypeLike) -> np.dtype[Any]:
-    """A dtype that elements of a buffer can have."""
+    """Read a dtype, and raise TypeError if a buffer cannot have elements of it."""
     found = read_dtype(dtype)
     if found.hasobject or found.subdtype is not None or found.itemsize == 0:
         refuse_dtype(found)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# What type checkers know of constructors: the kind says what they give. The signatures with
-# their defaults, and the docstrings, are in constructors.py, whose code mypy checks without
-# this file (pyproject.toml); tests/house/test_stubs.py compares the two.
+# Overloads of the constructors for type checkers, which see from the kind or the pool what
+# type of buffer a call returns. constructors.py has the signatures with their defaults and
+# the docstrings. mypy checks its code without this file (pyproject.toml), and
+# tests/house/test_stubs.py compares the two.
 from typing import Literal, TypedDict, TypeVar, Unpack, overload
 
 from numpy.typing import DTypeLike
@@ -13,7 +14,7 @@ from cumem.pools.pool import Pool
 _B = TypeVar("_B", bound=_core.Buffer)
 
 class _Place(TypedDict, total=False):
-    """What all constructors take by name beside a kind and a pool."""
+    """The keywords that all constructors take, beside a kind and a pool."""
 
     device: object
     stream: object
