@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pinned, mapped, managed and device memory for Python, and copies between them.
 
-Importing makes no CUDA call; the driver is opened at first use.
+Importing cumem makes no CUDA call: the driver is opened when a call first needs it.
 """
+
+# This file is the face of the package. It names no function itself: `__init__.pyi` lists
+# the public names with the modules that have them, for type checkers and for this file,
+# which loads a module when somebody first uses one of its names. So ``import cumem`` is
+# quick, and a public name is written down once.
 
 import atexit
 import sys
@@ -19,9 +24,9 @@ if hasattr(sys, "_is_gil_enabled") and not sys._is_gil_enabled():  # from 3.13 o
         "switches the GIL on when cumem is imported"
     )
 
-#: The tools that show objects, by the way in which they do: `cumem.base.displays`.
+#: The module to load when an object is first shown in one of these ways, which registers
+#: its displays with `cumem.base.displays`.
 _DISPLAYS = {"html": "tools.notebook.objects", "plot": "tools.plots"}
-
 
 #: The stubs that list public names, by the module in which users find those names.
 _STUBS = {"cumem": "__init__.pyi", "cumem.types": "types.pyi"}
@@ -29,14 +34,15 @@ _STUBS = {"cumem": "__init__.pyi", "cumem.types": "types.pyi"}
 
 @cache
 def _homes(face: str = "cumem") -> dict[str, str]:
-    """Each public name with the module that has it, as the stub tells type checkers.
+    """Read from the stub of `face` each public name and the module that has it.
 
-    Modules such as `doctor` and `units` are names of the package itself, ``""``.
+    A name that is a module of the package, such as `doctor` or `units`, has ``""`` there.
     """
     with open(f"{__path__[0]}/{_STUBS[face]}", encoding="utf-8") as file:
         imports = file.read().split("\nfrom cumem")[1:]
     homes = {}
-    for each in imports:  # ".files.raw import fromfile as fromfile, tofile as tofile"
+    # An import is such as ".files.raw import fromfile as fromfile, tofile as tofile".
+    for each in imports:
         module, _, names = each.partition(" import ")
         for name in names.split(","):
             public, _, again = name.partition(" as ")
@@ -47,9 +53,9 @@ def _homes(face: str = "cumem") -> dict[str, str]:
 
 @cache
 def _load(module: str) -> ModuleType:
-    """Load a module of the package, whose public names users then find.
+    """Load a module of the package, and put its public names where users find them.
 
-    The extension calls this as well, for what it asks of Python.
+    The extension calls this as well, to load the functions that it calls.
     """
     if module != "base.displays":
         _load("base.displays").load_with(_load_display)
@@ -59,14 +65,17 @@ def _load(module: str) -> ModuleType:
             if home == module:
                 value = getattr(loaded, name)
                 if getattr(value, "__module__", "cumem") not in _STUBS:
-                    value.__module__ = "cumem"  # what help() and a pickle name
+                    value.__module__ = "cumem"  # help() and pickles show this name
                 if face in sys.modules:
                     setattr(sys.modules[face], name, value)
     return loaded
 
 
 def _find(face: str, name: str) -> object:
-    """Load what has a public name, which is then an attribute of its public module."""
+    """Return the object or module that has a public name, and load it if need be.
+
+    `face` is "cumem" or "cumem.types". Raises AttributeError, with a hint if there is one.
+    """
     homes = _homes(face)
     if name == "__all__":
         return sorted(public for public, module in homes.items() if module)
@@ -87,38 +96,40 @@ def _load_display(way: str) -> None:
 
 
 def __getattr__(name: str) -> object:
-    """Load what has a public name, at the first use of one."""
+    """Load the object that has a public name, at the first use of the name."""
     return _find("cumem", name)
 
 
 def __dir__() -> list[str]:
-    """What completion shows: the public names and modules, and no import of this file."""
+    """List the public names and modules for completion, without what this file imports."""
     own = (name for name in globals() if name.startswith("__"))
     return sorted({*own, *_homes(), "__all__"})
 
 
 def load_ipython_extension(shell: object) -> None:
-    """By ``%load_ext cumem`` in a notebook: see docs/notebooks.md."""
+    """Add cumem's magics to IPython, for ``%load_ext cumem``: see docs/notebooks.md."""
     from cumem.tools.notebook.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: object) -> None:
-    """By ``%unload_ext cumem``."""
+    """Take the magics away again, for ``%unload_ext cumem``."""
     from cumem.tools.notebook.magics import unload
 
     unload(shell)
 
 
 def _watch() -> None:
-    """Watch forks, after which the parent's threads and its driver are not in the child,
-    and what the environment asks for. That ends after `_at_exit`, whose transfers it sees.
+    """Register what happens at forks, and begin what the environment asks for.
+
+    A child has neither the parent's threads nor its driver, so the core has to know. The
+    recordings end after `_at_exit`, so that they contain the transfers that it waits for.
     """
     import os
 
-    # The module is loaded by the first fork, since most programs never do; before the
-    # fork, so that the child need not.
+    # The first fork loads the module that handles forks, since most programs never fork. It
+    # does so before the fork, so that the child need not import anything.
     def before() -> None:
         import_module("cumem.base.forking").before_fork(_load)
 
@@ -142,8 +153,12 @@ def _watch() -> None:
 
 
 def _at_exit() -> None:
-    """After the handlers of those who import cumem, and before finalisation, when threads
-    could not be joined any more. Daemon threads are not joined."""
+    """Wait for transfers and end the worker threads, before the interpreter is finalised.
+
+    This is registered when cumem is imported, so it runs after the handlers that its users
+    registered later, and while threads can still be joined. `others_run` tells the core
+    that daemon threads, which nobody joins, may still be inside it.
+    """
     others_run = True
     try:
         import threading

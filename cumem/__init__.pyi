@@ -2,8 +2,8 @@
 """The names of ``cumem``, each with the module that has it.
 
 Type checkers read this file, and so does ``__init__.py``, which loads a module at the first
-use of one of its names: a name that is added here is there. What is imported from ``cumem``
-itself is a module.
+use of one of its names. So to add a public name, add it here and nowhere else. The names
+that are imported from ``cumem`` itself are modules.
 """
 
 # isort: off

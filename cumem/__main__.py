@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry of ``python -m cumem``."""
+"""``python -m cumem`` runs this module, which calls the command line."""
 
 import sys
 

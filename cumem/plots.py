@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name by which users import `cumem.tools.plots`, which takes this module's place."""
+"""Users import `cumem.tools.plots` by this shorter name; it takes this module's place."""
 
 import sys
 

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of what cumem answers: programs name them in annotations and never make them.
+"""The classes of cumem's results, which programs name in annotations and never make.
 
-``cumem.stats()`` answers a `Stats`, ``cumem.register(array)`` a `Registration`, and so on:
-each class says which call answers it. What programs make or test for, such as `cumem.Pool`,
-and the errors that they catch, are in `cumem` itself.
+``cumem.stats()`` returns a `Stats`, ``cumem.register(array)`` a `Registration`, and so on:
+each class says which call returns it. Classes that programs make or test for, such as
+`cumem.Pool`, and the errors that they catch, are in `cumem` itself.
 
-As those of `cumem`, the names stand once, in the stub beside this file, and each class is
-loaded at its first use.
+Like those of `cumem`, the names are written down once, in the stub beside this file, and
+each class is loaded at its first use.
 """
 
 import cumem
 
 
 def __getattr__(name: str) -> object:
-    """Load the class that has a public name, at the first use of it."""
+    """Load the class that has a public name, at the first use of the name."""
     return cumem._find(__name__, name)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name by which users import `cumem.base.units`, which takes this module's place."""
+"""Users import `cumem.base.units` by this shorter name; it takes this module's place."""
 
 import sys
 

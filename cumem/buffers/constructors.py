@@ -638,7 +638,7 @@ def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> N
 
 
 def _has_dtype(source: object) -> bool:
-    """Return True for memory, whose dtype needs a rule of casting, and False for a value."""
+    """Return True for memory, whose dtype needs a rule of casting; False for a value."""
     is_plain = isinstance(source, (bytes, str, list, tuple))
     return is_memory(source) or (not is_plain and _core._is_memory(source))
 
