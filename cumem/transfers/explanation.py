@@ -163,7 +163,7 @@ def explain(
 
 
 def _reason(facts: _core._CopyFacts, blocking: bool) -> str:
-    reason = _REASONS.get(facts.route, _anyway)(facts, blocking)
+    reason = _REASONS.get(facts.route, _unknown)(facts, blocking)
     if facts.overlaps:
         reason += "; the ends may overlap, so the source is read whole first"
     if facts.casts and facts.route != "several":
@@ -190,10 +190,10 @@ def _nothing(facts: _core._CopyFacts, blocking: bool) -> str:
 
 def _host(facts: _core._CopyFacts, blocking: bool) -> str:
     ends = f"{_memory(facts.src)} to {_memory(facts.dst)}"
+    who = "the calling thread copies" if blocking else "a thread of the host copies"
     if facts.threads > 1:
-        return f"from {ends}, which the host reaches: {facts.threads} threads copy"
-    who = "the calling thread" if blocking else "a thread of the host"
-    return f"from {ends}, which {who} reaches by itself"
+        who = f"{facts.threads} threads copy"
+    return f"the host reaches both ends: {who} from {ends}"
 
 
 def _direct(facts: _core._CopyFacts, blocking: bool) -> str:
@@ -202,39 +202,37 @@ def _direct(facts: _core._CopyFacts, blocking: bool) -> str:
     if is_on_device(dst.kind) and is_on_device(src.kind):
         return f"both ends lie on device {facts.device}, each in one run"
     host = src if is_on_device(dst.kind) else dst
-    if facts.is_bounced:
-        return (
-            f"{size} in one run each: so few that the calling thread copies them at once, "
-            "through a page-locked block of its own"
-        )
-    if facts.is_quick:
-        return f"{size} in one run each: so few that the calling thread copies them at once"
+    if facts.is_bounced or facts.is_quick:
+        reason = f"each end is one run of only {size}"
+        reason += ", which the calling thread copies at once"
+        if facts.is_bounced:
+            reason += ", through a page-locked block of its own"
+        return reason
     if host.is_locked:
         return f"each end is one run, and the device reaches {_memory(host)}"
     up = is_on_device(dst.kind)
     least = facts.staged_up_nbytes if up else facts.staged_down_nbytes
     limit = "at any size" if least >= 1 << 40 else f"below {format_nbytes(least)}"
-    return (
-        f"{size} of {_memory(host)} in one run: the driver by itself is faster {limit}"
-    )
+    reason = f"{size} of {_memory(host)} are one run"
+    return f"{reason}, and the driver by itself is faster {limit}"
 
 
 def _rows_reason(facts: _core._CopyFacts, blocking: bool) -> str:
     run = format_nbytes(facts.run_nbytes)
-    return f"rows of {run} at equal distances, and the device reaches both ends"
+    return f"rows of {run} lie at equal distances, and the device reaches both ends"
 
 
 def _peer(facts: _core._CopyFacts, blocking: bool) -> str:
-    reason = f"from device {facts.src_device} to device {facts.device}"
+    reason = f"device {facts.src_device} sends to device {facts.device}"
     if facts.loops > 0:
-        reason += ", gathered on the one and scattered on the other"
+        reason += ": the first gathers the elements, and the second scatters them"
     return reason
 
 
 def _peer_staged(facts: _core._CopyFacts, blocking: bool) -> str:
     return (
         f"device {facts.src_device} and device {facts.device} do not reach each "
-        "other: both links work at once"
+        "other, so the bytes pass through the host, on both links at once"
     )
 
 
@@ -255,7 +253,7 @@ def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
     device = f"device {facts.device}"
     least = facts.staged_down_nbytes if down else facts.staged_up_nbytes
     if not is_on_device(other.kind):
-        reason = f"in the order of the stream {device} reaches {_memory(other)} alone"
+        reason = f"only {device} reaches {_memory(other)} in the order of the stream"
     elif facts.widens:
         reason = f"the link carries the shorter elements of {_memory(host)}"
     elif facts.from_dtype is not None or facts.casts:
@@ -267,9 +265,9 @@ def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
         if is_on_device(dst.kind) and facts.is_broadcast:
             reason = f"elements of {_memory(host)} are repeated"
     elif not blocking:
-        reason = f"the driver takes {_memory(host)} only while the caller waits"
+        reason = f"the driver copies {_memory(host)} only while the caller waits"
     elif facts.is_fresh:
-        reason = f"pages of {_memory(host)} come into being, by several threads at once"
+        reason = f"new pages of {_memory(host)} are made by several threads at once"
     else:
         reason = f"{_memory(host)} from {format_nbytes(least)} on is faster in pieces"
     many = "a thread" if facts.threads == 1 else f"{facts.threads} threads"
@@ -277,22 +275,23 @@ def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
     what = "each piece while others are on their way" if facts.pieces > 1 else "it"
     reason += f": {many} {move} {what}"
     if facts.is_turned:
-        reason += f", and {device} turns it, since neighbours lie along another axis"
+        reason += f", and {device} transposes it"
+        reason += ", since neighbours lie along another axis"
     elif facts.route == "staged-kernel" and not facts.widens:
         verb = "gathers" if down else "repeats" if facts.is_broadcast else "scatters"
         reason += f", and {device} {verb} the elements"
     return reason
 
 
-def _far(facts: _core._CopyFacts, blocking: bool) -> str:
+def _several(facts: _core._CopyFacts, blocking: bool) -> str:
     return (
         f"from device {facts.src_device} to device {facts.device}, neither of which "
-        "converts the elements: they come to the host, which does, and go on from there"
+        "converts the elements: they go to the host, which converts them, and on from there"
     )
 
 
-def _anyway(facts: _core._CopyFacts, blocking: bool) -> str:
-    return f"{facts.route} is the first way that suits both ends"
+def _unknown(facts: _core._CopyFacts, blocking: bool) -> str:
+    return f"{facts.route} is the first route that is possible for both ends"
 
 
 _HOW = {
@@ -315,7 +314,7 @@ _REASONS = {
     "peer": _peer,
     "peer-staged": _peer_staged,
     "kernel": _kernel,
-    "several": _far,
+    "several": _several,
     "staged": _staged,
     "staged-kernel": _staged,
 }

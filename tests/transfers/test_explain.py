@@ -315,7 +315,7 @@ def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
         told = check(target, src, blocking=True)
         assert (told.route, told.piece_nbytes) == ("staged", 2 << 20)
-        assert "pages of ordinary memory come into being" in told.why
+        assert "new pages of ordinary memory are made" in told.why
         assert (target == 7).all()
         told = check(target, src, blocking=True)
         assert told.route == "direct"
@@ -354,5 +354,5 @@ def test_explain_of_a_way_that_it_has_no_reason_for(monkeypatch):
     monkeypatch.setattr(_core, "_explain", lambda *ends: told)
     said = cumem.explain(None, None)
     assert (said.route, said.how) == ("new", "new")
-    assert said.why == "new is the first way that suits both ends"
+    assert said.why == "new is the first route that is possible for both ends"
     assert "route     new" in repr(said)
