@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "'dtype' stands twice",
     ),
     "half a surrogate pair": (blob(GOOD.replace('"a"', '"\\ud800"'), b"1"), "UTF-8"),
-    "texts that are a list": (blob({"__metadata__": []}), "no JSON object"),
+    "texts that are a list": (blob({"__metadata__": []}), "not a JSON object"),
     "a text that is a number": (blob({"__metadata__": {"k": 1}}), "no text for 'k'"),
     "half a pair in a text": (blob('{"__metadata__":{"k":"\\udc00"}}'), "UTF-8"),
     "a tensor that is a list": (blob({"a": ["U8", [1], [0, 1]]}, b"1"), "tensor 'a'"),
@@ -447,7 +447,7 @@ def test_index_names_the_files_beside_it_and_below(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("", "not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{}", "weight_map"),
         ('{"weight_map":[]}', "weight_map"),
         ('{"weight_map":{"a":1}}', "'a'.*no text"),
