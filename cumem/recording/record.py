@@ -416,7 +416,7 @@ class Record:
         except OSError:
             raise
         except Exception as error:  # a damaged archive may raise nearly anything
-            raise ValueError(f"{where}: no record of cumem: {error}") from None
+            raise ValueError(f"{where}: not a record of cumem: {error}") from None
         self = cls()
         self._log = log
         return self

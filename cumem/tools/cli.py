@@ -272,8 +272,8 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--late-on",
         choices=("side", "own"),
         default="side",
-        help="whose work is late: a stream's that used each block too (side), or the "
-        "trace's own streams'",
+        help="whose work is late: that of another stream which used each block too "
+        "(side), or that of the trace's own streams (own)",
     )
     add(
         "--compare",
@@ -297,7 +297,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--trace-device",
         type=int,
         metavar="N",
-        help="whose events of a PyTorch snapshot of several devices",
+        help="the device whose events to take from a PyTorch snapshot of several devices",
     )
 
 

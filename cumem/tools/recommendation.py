@@ -252,28 +252,28 @@ def _for_device(question: _Question) -> Recommendation:
         return _of(
             "managed",
             f"{format_nbytes(question.nbytes)} are more than device "
-            f"{question.device.index} has free: pages come as kernels touch them; prefetch "
-            "what is next",
+            f"{question.device.index} has free; pages of managed memory move to the device "
+            "when kernels touch them, and prefetch_pages() moves the next ones ahead of time",
             ("pageable", _BY_CHUNKS),
         )
     if question.sharing == "processes":
         return _of(
             "device",
-            "kernels alone touch it, and other processes open it through cudaIpc, which "
+            "only kernels touch it, and other processes open it through cudaIpc, which "
             "needs memory from one allocation of the driver",
             call='cumem.Pool("device", segments="malloc").allocate(nbytes)',
         )
     if question.sharing == "devices":
         return _of(
             "device",
-            "kernels are fastest on memory of their own device: give each a copy",
+            "kernels are fastest on memory of their own device, so each should have a copy",
             ("managed", "if the devices write it in turn"),
             call="cumem.broadcast([a buffer of each device], array)",
         )
     return _of(
         "device",
-        "kernels alone touch it, and nothing is faster for them",
-        ("managed", "if it does not fit beside all else on the device"),
+        "only kernels touch it, and no other memory is faster for them",
+        ("managed", "if it does not fit on the device with everything else"),
     )
 
 
@@ -289,32 +289,32 @@ def _for_both(question: _Question) -> Recommendation:
         return _of(
             "registered",
             f"{whose}, and page-locking them in place gives kernels an address",
-            ("managed", "where a copy into memory of our own does no harm"),
+            ("managed", "if a copy into memory of cumem's own does no harm"),
             call="cumem.register(array, mapped=True)",
         )
     if few:
         return _of(
             "mapped",
-            "a few bytes: a kernel reads and writes them across the link, and nothing is "
-            "copied",
+            "it is only a few bytes, which a kernel reads and writes across the link, so "
+            "that nothing needs to be copied",
         )
     if _attribute(device, "integrated"):
         return _of(
             "mapped",
-            "device and processor have the same memory here: nothing crosses a link",
+            "device and processor share one memory here, so that nothing crosses a link",
             ("managed", "if it may be swapped"),
         )
     if once and _fits_page_locked(question):
         return _of(
             "mapped",
-            "a kernel touches each byte once, which crosses the link once, as a copy would",
+            "a kernel touches each byte once, so each crosses the link once, as in a copy",
             ("managed", "if it touches some bytes more often"),
         )
     if not _attribute(device, "concurrent_managed_access"):
         return _of(
             "pinned",
-            "here the processor must not touch managed memory while a kernel runs: keep a "
-            "buffer on each side and copy",
+            "the processor must not touch managed memory here while a kernel runs, so each "
+            "side should have a buffer of its own, with copies between them",
             ("managed", "if the processor always waits for the device first"),
         )
     return _of(
@@ -339,13 +339,13 @@ def _for_copies(
         if not often:
             return _of(
                 "pageable",
-                f"{whose}, copied as it is: page-locking costs more than that saves",
+                f"{whose} is best copied as it is: page-locking costs more than it saves",
                 ("registered", f"from {_MANY} copies on"),
                 call="cumem.copy(device_buffer, array)",
             )
         return _of(
             "registered",
-            f"{whose}, page-locked in place once, is copied at the speed of the link",
+            f"{whose} is copied at the speed of the link once it is page-locked in place",
             ("pageable", f"for fewer than {_MANY} copies"),
         )
     if not _fits_page_locked(question):
@@ -362,13 +362,13 @@ def _for_copies(
     if not often:
         return _of(
             "pageable",
-            "copied so few times, page-locking costs more than it saves",
+            "page-locking costs more than it saves for so few copies",
             ("pinned", "if the copy must overlap with other work"),
         )
     found = _of(
         "pinned",
-        "filled and copied again and again: the device fetches it at the speed of the "
-        "link, and allocating it is paid once",
+        "it is filled and copied again and again: the device fetches it at the speed of "
+        "the link, and its allocation is paid for only once",
         ("pageable", f"for fewer than {_MANY} copies"),
     )
     if question.access == "host-writes":

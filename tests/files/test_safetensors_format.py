@@ -450,7 +450,7 @@ def test_index_names_the_files_beside_it_and_below(tmp_path: Path) -> None:
         ("[]", "not a JSON object"),
         ("{}", "weight_map"),
         ('{"weight_map":[]}', "weight_map"),
-        ('{"weight_map":{"a":1}}', "'a'.*no text"),
+        ('{"weight_map":{"a":1}}', "'a'.*not a text"),
         ('{"weight_map":{"a":"x","a":"y"}}', "'a' stands twice"),
         ('{"weight_map":{},"weight_map":{}}', "'weight_map' stands twice"),
         ('{"weight_map":{"a":"\\ud800"}}', "UTF-8"),

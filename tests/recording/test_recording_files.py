@@ -146,7 +146,7 @@ def test_damaged_record_is_refused_where_it_is_loaded(
     DAMAGES[damage](arrays, tables)
     arrays["tables"] = np.frombuffer(json.dumps(tables).encode(), np.uint8)
     np.savez(tmp_path / "damaged.npz", **arrays)
-    with pytest.raises(ValueError, match="no record of cumem"):
+    with pytest.raises(ValueError, match="not a record of cumem"):
         cumem.Record.load(tmp_path / "damaged.npz")
 
 
@@ -174,7 +174,7 @@ def test_file_that_is_no_archive_is_told_so_and_not_how_to_load_pickles(
 ) -> None:
     path = tmp_path / "record.html"
     path.write_text("<html></html>")
-    with pytest.raises(ValueError, match=r"no record of cumem: it is not an \.npz$"):
+    with pytest.raises(ValueError, match=r"not a record of cumem: it is not an \.npz$"):
         cumem.Record.load(path)
 
 

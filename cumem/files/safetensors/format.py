@@ -547,7 +547,7 @@ def _header_text(file: BinaryIO, size: int) -> tuple[str, int]:
         _refuse_other_file(start + rest)
         text = text_of(start + rest)
         if text is not None:
-            raise ValueError(f"no safetensors file, but a text that begins {text}")
+            raise ValueError(f"not a safetensors file but a text that begins {text}")
         raise ValueError(
             f"the header would have {length} bytes, more than {MAX_HEADER_NBYTES}: "
             "not a safetensors file?"
@@ -568,7 +568,7 @@ def _refuse_other_file(head: bytes) -> None:
         raise ValueError(lfs_text("it"))
     known = what_it_is(head)
     if known is not None and "safetensors" not in known:
-        raise ValueError(f"no safetensors file, but {known}")
+        raise ValueError(f"not a safetensors file but {known}")
 
 
 def _header(
@@ -961,7 +961,7 @@ def _places(scan: _Scan, folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     if not scan.at_object():
         scan.value()  # raises an error of its own if it is not JSON at all
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     for key in scan.names():
         if key != "weight_map" or not scan.at_object():
             scan.value()
@@ -970,7 +970,7 @@ def _places(scan: _Scan, folder: Path) -> dict[str, Path]:
         for name in scan.names():
             file = scan.value()
             if not isinstance(file, str):
-                raise ValueError(f"tensor {name!r}: its file is {file!r}, no text")
+                raise ValueError(f"tensor {name!r}: its file is {file!r}, not a text")
             check_text(name)
             if file not in files:
                 files[file] = _shard(folder, name, file)
