@@ -253,7 +253,8 @@ def _for_device(question: _Question) -> Recommendation:
             "managed",
             f"{format_nbytes(question.nbytes)} are more than device "
             f"{question.device.index} has free; pages of managed memory move to the device "
-            "when kernels touch them, and prefetch_pages() moves the next ones ahead of time",
+            "when kernels touch them, and prefetch_pages() moves the next ones ahead of "
+            "time",
             ("pageable", _BY_CHUNKS),
         )
     if question.sharing == "processes":
