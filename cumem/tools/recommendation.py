@@ -173,7 +173,7 @@ def recommend(
     >>> cumem.recommend("64 MiB", reuse="many", access="host-reads").kind
     'pinned'
     >>> print(cumem.recommend(8, access="both").reason)
-    a few bytes: a kernel reads and writes them across the link, and nothing is copied
+    it is only a few bytes, which a kernel reads and writes across the link
     """
     question = _Question(
         read_size(nbytes, "nbytes", False, None),
@@ -296,8 +296,7 @@ def _for_both(question: _Question) -> Recommendation:
     if few:
         return _of(
             "mapped",
-            "it is only a few bytes, which a kernel reads and writes across the link, so "
-            "that nothing needs to be copied",
+            "it is only a few bytes, which a kernel reads and writes across the link",
         )
     if _attribute(device, "integrated"):
         return _of(
