@@ -446,18 +446,18 @@ def _uuid_text(uuid: bytes) -> str:
 
 
 #: The variables that a warning has named, so that each is named once per process.
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_of_variables() -> None:
     """Warn about variables that resemble cumem's and that nothing reads, once for each."""
-    found = {name: near for name, near in misspelt().items() if name not in _told}
+    found = {name: near for name, near in misspelt().items() if name not in _warned}
     if found:
         warn_caller(
             f"cumem reads no such variable of the environment: {advice(found)}",
             UserWarning,
         )
-        _told.update(found)  # this is not reached if the warning is made an error
+        _warned.update(found)  # this is not reached if the warning is made an error
 
 
 def warn_of_emulation(reason: str) -> None:

@@ -302,7 +302,9 @@ class _Mover:
         self._lane: Any = None  # a stream of PyTorch, for parts that move themselves
         self._work: Any = None  # PyTorch's event after the work that is queued so far
         self._taken: list[Any] = []
-        self._is_told = False  # whether the warning about parts on the host was given
+        self._has_warned = (
+            False  # whether the warning about parts on the host was given
+        )
 
     def take(self) -> bool:
         assert self._batches is not None
@@ -362,9 +364,9 @@ class _Mover:
             return move_whole(value, device, False)
 
     def _tell(self, left: list[str]) -> None:
-        if not left or self._is_told:
+        if not left or self._has_warned:
             return
-        self._is_told = True
+        self._has_warned = True
         names = ", ".join(sorted(set(left)))
         warn_caller(
             f"prefetch() leaves on the host what it cannot take apart: {names}. Give "

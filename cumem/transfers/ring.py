@@ -52,7 +52,7 @@ class Shortage:
     def __init__(self, what: str) -> None:
         self._what = what
         self._left_out = 0
-        self._was_told = False
+        self._has_warned = False
 
     def attempt(self, take: Callable[[], _T]) -> _T | None:
         """Return the answer of `take`, or None if no memory can be page-locked.
@@ -71,8 +71,8 @@ class Shortage:
             if not (isinstance(error, OutOfMemoryError) or is_refused(error)):
                 raise
             self._left_out = self._LEFT_OUT
-            if not self._was_told:
-                self._was_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 warn_caller(
                     f"{self._what}, from where copies are slower, since no more can be "
                     f"page-locked: {_reason(error)}",
@@ -148,7 +148,7 @@ class Ring:
         self._shortage = Shortage(
             "cumem.PinnedCollate: slots of the ring stay ordinary memory"
         )
-        self._left: collections.deque[int] = collections.deque()
+        self._dead: collections.deque[int] = collections.deque()
         self._in_use: collections.deque[tuple[list[int], list[_core.Event]]]
         self._in_use = collections.deque()
 
@@ -165,10 +165,10 @@ class Ring:
             return None
         with _lock:
             try:
-                self._close_door()
+                self._lock_ring()
                 return self._take()
             finally:
-                self._open_door()
+                self._unlock_ring()
 
     def _take(self) -> tuple[int, int] | None:
         states = (self._words % _STATES).tolist()
@@ -206,11 +206,11 @@ class Ring:
         """
         memory = self.view(slot, nbytes)
         # The finalizer keeps the ring alive, and so its pages locked.
-        end = weakref.finalize(memory, self._leave, slot, os.getpid())
+        end = weakref.finalize(memory, self._note_death, slot, os.getpid())
         end.atexit = False
         with _lock:
             try:
-                self._close_door()
+                self._lock_ring()
                 if self._words[slot] != turn * _STATES + _TAKEN:
                     end.detach()
                     raise RuntimeError(
@@ -219,7 +219,7 @@ class Ring:
                     )
                 self._words[slot] += _HELD - _TAKEN
             finally:
-                self._open_door()
+                self._unlock_ring()
             try:
                 if self.is_maker:
                     self._lock_pages(slot, nbytes)
@@ -236,10 +236,10 @@ class Ring:
     def settle(self) -> None:
         """Free slots whose memory has died and that no stream uses any longer."""
         with _lock:
-            count = len(self._left)
+            count = len(self._dead)
             if count:
                 events = [stream.record() for stream in self._streams()]
-                left = [self._left.popleft() for _ in range(count)]
+                left = [self._dead.popleft() for _ in range(count)]
                 self._in_use.append((left, events))
             while self._in_use and all(map(_is_done, self._in_use[0][1])):
                 for slot in self._in_use.popleft()[0]:
@@ -256,11 +256,11 @@ class Ring:
                     event.synchronize()
             self.settle()
             try:
-                self._close_door()
+                self._lock_ring()
                 for slot, word in enumerate(self._words.tolist()):
                     self._trim(slot, word % _STATES)
             finally:
-                self._open_door()
+                self._unlock_ring()
 
     def _trim(self, slot: int, state: int) -> None:
         if state == _HELD or not (state == _FREE or self._try_byte(slot)):
@@ -272,12 +272,12 @@ class Ring:
             self.give(slot)
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
 
-    def _leave(self, slot: int, pid: int) -> None:
+    def _note_death(self, slot: int, pid: int) -> None:
         """Note that claimed memory died, perhaps in the collector or a forked child."""
         if pid != os.getpid():
             return
         if self.is_maker:
-            self._left.append(slot)
+            self._dead.append(slot)
         else:
             self.give(slot)
 
@@ -301,14 +301,15 @@ class Ring:
     def _begin(self, slot: int) -> int:
         return self._head_nbytes + slot * self.slot_nbytes
 
-    def _close_door(self) -> None:
+    def _lock_ring(self) -> None:
         """Let only this process take or claim slots; if it dies, the kernel ends this.
 
-        Call it within the ``try`` that opens the door, so that no signal leaves it closed.
+        Call it within the ``try`` that unlocks the ring, so that no signal leaves it
+        locked.
         """
         fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, self.slots)
 
-    def _open_door(self) -> None:
+    def _unlock_ring(self) -> None:
         fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, self.slots)
 
     def _try_byte(self, slot: int) -> bool:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def clean(monkeypatch) -> pytest.MonkeyPatch:
     """Nothing is told of yet."""
-    monkeypatch.setattr(device_module, "_told", set())
+    monkeypatch.setattr(device_module, "_warned", set())
     return monkeypatch
 
 

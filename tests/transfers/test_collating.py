@@ -75,7 +75,7 @@ def is_locked(array: Any) -> bool:
     return cumem.asbuffer(array).kind == "pinned"
 
 
-HOLD = "hold the door"
+HOLD = "hold the lock"
 
 
 class Worker:
@@ -128,7 +128,7 @@ class Worker:
 
 def answer(collate: Any, samples: list[Any]) -> bytes:
     if isinstance(samples[0], str):  # HOLD
-        collate._close_door()
+        collate._lock_ring()
         return b"held"
     try:
         return pickle.dumps(
@@ -401,7 +401,7 @@ def test_process_that_takes_a_slot_waits_for_one_that_does(emulated) -> None:
         thread.start()
         session.wait_until_waiting(thread)
         assert not found
-        worker.kill()  # which opens the door
+        worker.kill()  # which unlocks the ring
         thread.join()
         assert found == [(0, 1)]
 
@@ -570,7 +570,7 @@ def test_child_that_drops_a_batch_leaves_its_slot_alone(emulated) -> None:
         def check() -> None:
             found.clear()
             gc.collect()
-            collate._ring._left.clear()
+            collate._ring._dead.clear()
 
         fork_and_run(check)
         assert taken(collate._ring) == 1
