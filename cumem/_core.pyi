@@ -1722,12 +1722,12 @@ class Transfer:
     def __await__(self) -> Generator[Any]: ...
 
 class _DeviceBlocks:
-    """What a `Device` has in C: its ``with`` blocks."""
+    """The part of `Device` that is C: its ``with`` blocks."""
 
     def __enter__(self) -> Self:
         """Make it the current device of this thread or task."""
     def __exit__(self, *raised: object) -> None:
-        """Make current what was so before."""
+        """Make the device current again that was so before."""
 
 class _Pool(Generic[_B_co]):
     """What a Pool has in C; `cumem.pools.pool.Pool` is the type of all of them."""
@@ -2743,21 +2743,25 @@ def set_current_device(device: object, /) -> None:
     """
 
 def _shutdown(reset_devices: bool, /) -> None:
-    """See `cumem.shutdown`."""
+    """Do the work of `cumem.shutdown`."""
 
 def _device(object: object, name: str, about: object = None, /) -> Device:
-    """The Device that an argument called `name` means. For None, and for "cuda", where
-    cumem's own was not chosen, it is PyTorch's if `about` is a tensor, or True."""
+    """Return the Device that the argument called `name` means.
+
+    If cumem's current device was not chosen, None and "cuda" mean PyTorch's current device
+    for a tensor in `about`, or if `about` is True.
+    """
 
 def _is_host_only() -> bool:
-    """Is this a forked child of a process that used the driver, which works on the host
-    alone?"""
+    """Return True in a forked child of a process that used the driver, where only work on
+    the host goes on.
+    """
 
 def _is_emulated() -> bool:
-    """True when emulated devices are open; opens nothing."""
+    """Return True if emulated devices are open. This opens nothing."""
 
 def _hold_stream(stream: object, /) -> None:
-    """Hold an emulated stream shut: what is queued on it waits.
+    """Hold an emulated stream shut: everything that is queued on it waits.
 
     Raises
     ------
@@ -2766,7 +2770,7 @@ def _hold_stream(stream: object, /) -> None:
     """
 
 def _release_stream(stream: object, /) -> None:
-    """Let an emulated stream that was held shut go on.
+    """Let an emulated stream go on that was held shut.
 
     Raises
     ------
@@ -2775,38 +2779,40 @@ def _release_stream(stream: object, /) -> None:
     """
 
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
-    """What is open, and why it is emulated."""
+    """Return which backend is open, and why it is emulated if it is."""
 
 def _wrap_stream(obj: object, device: int, lasts: bool, /) -> Stream:
-    """That of another library; `device` as for default streams, -1: not known; `lasts`:
-    only the end of the object destroys it.
+    """Make a Stream of another library's stream.
+
+    `device` is the device of a default stream, or -1 if it is not known. With `lasts` only
+    the end of the object destroys the stream.
     """
 
 def _driver_device_count() -> int:
-    """The number of devices that the driver tells now."""
+    """Ask the driver how many devices there are now."""
 
 def _driver_version() -> int:
-    """The newest version of CUDA that the driver serves, as 12080 for 12.8."""
+    """Return the newest version of CUDA that the driver serves, such as 12080 for 12.8."""
 
 def _runtime_version() -> int:
-    """The version of the CUDA runtime that is linked, as 12090 for 12.9."""
+    """Return the version of the linked CUDA runtime, such as 12090 for 12.9."""
 
 def _oldest_drivers() -> dict[str, int]:
-    """By the name of each call of CUDA that the core makes, the oldest driver that has
-    it, as 12020 for 12.2.
+    """Return, for the name of each CUDA call that the core makes, the oldest driver that
+    has it, such as 12020 for 12.2.
     """
 
 def _device_attribute_names() -> tuple[str, ...]:
-    """The names that `_device_attribute` knows."""
+    """Return the names that `_device_attribute` knows."""
 
 def _device_attribute(device: int, name: str, /) -> int | None:
-    """An attribute of a device; None where the driver does not know it."""
+    """Ask for an attribute of a device. None if the driver does not know it."""
 
 def _can_access_peer(device: int, peer: int, /) -> bool:
-    """Whether one device reaches the memory of another one."""
+    """Return True if one device can reach the memory of the other."""
 
 def _device_memory(device: int, /) -> tuple[int, int]:
-    """Free and total bytes of a device."""
+    """Return how many bytes of a device are free, and how many there are in all."""
 
 @final
 class _DeviceFacts(structseq[Any]):
@@ -2922,44 +2928,67 @@ def _is_memory_in_flight(device: int, nbytes: int, /) -> bool:
     """
 
 def _default_pool(kind: str, device: int, /) -> Pool:
-    """A new Pool around the default pool of a device."""
+    """Make a Pool object of the default pool of a device."""
 
 def _set_pool_type(cls: type[Pool], /) -> None:
-    """What all Pools are from now on."""
+    """Set the type that all Pool objects have from now on."""
 
 def _trim(
     pool: _Pool | None, kind: str | None, device: int, keep: int, wait: bool, /
 ) -> int:
-    """Trim a pool, or all of a kind and of a device (-1: of all)."""
+    """Trim a pool, or all pools of a kind and of a device (-1 for all devices).
+
+    Up to `keep` bytes of free memory stay. Returns how many bytes were given back.
+    """
 
 def _numpy_handler(min_nbytes: int, pool: Pool | None, /) -> CapsuleType:
-    """Make a memory handler of NumPy's, which takes arrays of at least so many bytes from
-    a pool; without a pool it takes them from where NumPy does.
+    """Make a memory handler for NumPy's arrays.
+
+    Arrays of at least `min_nbytes` get memory of the pool. If that is None, all arrays get
+    memory from NumPy's own allocator.
     """
 
 def _numpy_enter(handler: CapsuleType, /) -> None:
-    """Make it NumPy's handler in this context; RuntimeError the second time."""
+    """Make this NumPy's handler in this context.
+
+    Raises
+    ------
+    RuntimeError
+        If it was entered before.
+    """
 
 def _numpy_leave(handler: CapsuleType, /, *exc: object) -> None:
-    """End its block, in every context: the one around it is the handler here."""
+    """End the block of a handler in every context.
+
+    Where it was NumPy's handler, the innermost one around it that has not ended is.
+    """
 
 def _numpy_enable(handler: CapsuleType | None, /) -> None:
-    """Serve arrays of NumPy's default handler as it says; None: as NumPy does."""
+    """Have NumPy's default handler allocate as this one does, in every thread.
+
+    With None it allocates as NumPy does.
+    """
 
 def _lend(pool: _Pool, /) -> None:
     """Lend a pool of device memory to functions that others call."""
 
 def _retry(attempt: object, callback: object, /) -> bool:
-    """Call back, unless that is None, and allocate: True when nothing is left to try."""
+    """Allocate once more, after calling `callback` unless that is None.
+
+    Returns True if nothing is left to try.
+    """
 
 def _processors() -> tuple[int, int]:
-    """Threads that can run at once in this process, and the NUMA nodes that have memory,
-    one bit for each.
+    """Return how many threads of this process can run at once, and which NUMA nodes have
+    memory, as one bit for each.
     """
 
 def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
-    """The limit in force, once `new` was put where it is given; None: there is none. What
-    `cumem.pools.limits` takes for a share stays one until the driver is started."""
+    """Return the limit of a kind on a device, after setting it to `new` if that is given.
+
+    None means that there is no limit. A share of a device's memory stays a share until the
+    driver is started.
+    """
 
 @final
 class _EndFacts(structseq[Any]):
@@ -3192,11 +3221,13 @@ def _register(
     lock_read_only: bool,
     /,
 ) -> _LockedPages:
-    """Page-lock an array or buffer in place."""
+    """Page-lock the memory of an array or buffer in place."""
 
 def _unregister(buffer: Buffer, defers: bool, /) -> None:
-    """What Registration.close() does; `defers`: while it is exported, with the last
-    export. Of other memory, closed before: wait until no transfer uses it.
+    """Do what Registration.close() does.
+
+    With `defers`, memory that is exported is unlocked with the last export. For a buffer
+    that was closed before, this only waits until no transfer uses it.
     """
 
 def _is_memory(obj: object, /) -> bool:
@@ -3264,17 +3295,18 @@ def _copy_part(
     """
 
 def _prefetch_rows(tile: ManagedBuffer, device: int | None, stream: object, /) -> None:
-    """Prefetch the parts of a tile that have nothing of others between their elements, to
-    a device or, with None, to the host.
+    """Prefetch the parts of a tile that have no other memory between their elements.
+
+    They go to a device or, if that is None, to the host.
     """
 
 def _at_exit(others_run: bool, /) -> None:
-    """Wait for unfinished transfers and, where no other thread may be inside the engine
-    right now, end the worker threads.
+    """Wait for unfinished transfers, and end the worker threads if no other thread may be
+    using the engine.
     """
 
 def _after_fork() -> None:
-    """In a forked child: leave what the parent has opened, and open what works here."""
+    """Leave what the parent had opened, in a forked child, and open what works there."""
 
 def _allocate(
     shape: object,
@@ -3288,27 +3320,32 @@ def _allocate(
     pool: object,
     /,
 ) -> Buffer:
-    """Allocate a buffer with that shape, or with the layout of `like`. `flags` may be a
-    Buffer, whose flags are then taken.
+    """Allocate a buffer with that shape, or with the layout of `like`.
+
+    `flags` may be a Buffer, whose flags are then taken.
     """
 
 def _nvtx_listens() -> bool:
-    """Whether a tool that sees ranges is attached."""
+    """Return True if a tool that sees ranges is attached."""
 
 def _recorder_open(capacity: int, least_nbytes: int, tags: object, /) -> None:
-    """Note what happens to memory from now on, in room for so many rows at least; with
-    stacks from so many bytes on. `tags`: None, or the ContextVar of their numbers.
+    """Begin to note what happens to memory, with room for at least `capacity` rows.
+
+    Events of at least `least_nbytes` are noted with their stacks. `tags` is None, or the
+    ContextVar that has the number of the current tag.
     """
 
 def _recorder_close() -> None:
-    """Note nothing any more, and forget what is noted."""
+    """Stop noting, and forget what was noted."""
 
 def _recorder_count() -> int:
-    """Rows noted so far, over all times that it was open."""
+    """Return how many rows were noted so far, in all recordings together."""
 
 def _recorder_read(begin: int, end: int, /) -> tuple[int, bytes]:
-    """Rows up to `end`, as EVENT of cumem/recording/events.py, where the first is row
-    `begin`; and the first that is still there: what is before is of no meaning.
+    """Read the rows from number `begin` up to `end`.
+
+    They have the layout of EVENT in cumem/recording/events.py. Returns the number of the
+    first row that still exists, and the rows; those before it mean nothing.
     """
 
 @final
@@ -3335,11 +3372,12 @@ class _LivingBlock(structseq[Any]):
         """The index of the device."""
 
 def _living() -> list[_LivingBlock]:
-    """List what all pools have handed out, and pages of others that are locked."""
+    """List the blocks that all pools have handed out, and foreign memory that is locked."""
 
 def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
-    """All stacks from that number on: code objects and places in their bytes, the
-    innermost first.
+    """Return all stacks from that number on.
+
+    A stack is a list of code objects and places in their bytecode, the innermost first.
     """
 
 @final
@@ -3357,7 +3395,7 @@ class _MemoryPlace(structseq[Any]):
         """The number of bytes that it had."""
 
 def _freeze(buffer: Buffer, /) -> None:
-    """Have a buffer that nobody else has seen yet be read-only."""
+    """Make a buffer read-only that nobody else has seen yet."""
 
 def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
     """An array of `dtype` that holds the same as a value.
@@ -3378,11 +3416,11 @@ def _read_array(value: object, /) -> NDArray[Any]:
     """
 
 def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
-    """The dtype of NumPy's that something stands for; for what is another library's,
-    TypeError says what to type.
+    """Return the numpy.dtype that something stands for.
 
-    NumPy knows "bfloat16" once somebody has imported ml_dtypes. The name means the same
-    before, and a program does not depend on who imports what first.
+    For a dtype of another library TypeError says what to type instead. NumPy knows
+    "bfloat16" only once somebody has imported ml_dtypes. Here the name always means the
+    same, so a program does not depend on who imports what first.
     """
 
 def _check_casting(
