@@ -106,9 +106,9 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return self;
 }
 
-/* A Stream around one of another library, with `device` as for
- * cm_stream_from_argument(). `lasts`: only the end of the object destroys the stream.
- * NULL with an exception. */
+/* Make a Stream of another library's stream, with `device` as for
+ * cm_stream_from_argument(). With `lasts` only the end of the object destroys the
+ * stream. NULL with an exception. */
 static PyObject *
 wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
 {

@@ -3,11 +3,13 @@
  * forked child.
  *
  * The package reads the settings and decides; the driver is loaded and asked here. CUDA
- * is tried unless emulation was asked for. If it does not open, the package says
- * whether the emulated device may stand in, which is then opened with a warning, or
- * raises what is wrong (fall_back()). The GIL is released while the driver starts,
- * which takes long. Other threads that need the runtime meanwhile wait for the one that
- * opens it; so after each such gap this file looks whether somebody else was faster. */
+ * is tried unless emulation was asked for. If CUDA does not open, the package says what
+ * happens instead (fall_back()): either the emulated device is opened, with a warning,
+ * or an error says what keeps the GPU from being used.
+ *
+ * The GIL is released while the driver starts, which takes long. Other threads that
+ * need the runtime meanwhile wait for the one that opens it. So after each such gap
+ * this file looks whether another thread was faster. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,8 +41,8 @@ typedef struct opening {
     cm_emulated_config emulated;
 } opening;
 
-/* Read which of the emulated machine's devices each is: one more than its number, in
- * the order of the devices. 0, or -1 with an exception. */
+/* Read the number that each emulated device has in its machine. It is stored plus 1,
+ * since 0 means that the number is the device's index. 0, or -1 with an exception. */
 static int
 read_numbers(PyObject *settings, cm_emulated_config *config)
 {

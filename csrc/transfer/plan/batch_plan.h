@@ -75,7 +75,7 @@ cm_many_way cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst,
                                 cm_end_facts src, bool on_stream, int *device,
                                 int *src_device);
 
-/* Make a cm_many of those pieces for which groups[i] is `which`. Neighbours within one
+/* Make a cm_many of the pieces i for which groups[i] is `which`. Neighbours within one
  * allocation are joined. Of `shape` only the way and the devices are set.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *groups,
