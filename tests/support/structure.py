@@ -652,8 +652,8 @@ def raw_addresses_in_the_package() -> list[str]:
 def tuples_that_c_reads() -> list[str]:
     """Places where C takes a tuple apart by position that is not its own arguments.
 
-    Three of them are DLPack's: the version that is asked for, the device that is asked
-    for, and the device of somebody's memory.
+    Two of them are DLPack's: the version that somebody asks for, and the device that an
+    object says its memory is on.
     """
     read = re.compile(r"\bPyArg_ParseTuple\(\s*(?!args\b)")
     return [
