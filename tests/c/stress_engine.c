@@ -129,6 +129,9 @@ typedef struct copy {
     atomic_int drops;
     /* How often the engine may still ask whether to go on before it is interrupted. */
     int asks;
+    /* The request, if the ends are kept only when the engine asks for that, until it
+     * has done so. */
+    cm_copy_request *unkept;
 } copy;
 
 static unsigned char
@@ -189,6 +192,20 @@ is_interrupted(void *argument)
 {
     copy *c = argument;
     return c->asks-- <= 0;
+}
+
+/* Now and then there is no memory for the keep, and the engine waits for the end. */
+static bool
+take_keep(void *argument)
+{
+    copy *c = argument;
+    if (dice(4) == 0) {
+        return false;
+    }
+    c->unkept->keep[0] = (cm_keep){&c->drops, count_drop};
+    c->unkept->keep_count = 1;
+    c->unkept = NULL;
+    return true;
 }
 
 static void
@@ -281,9 +298,17 @@ make_copy(copy *c, uint32_t index)
         .interrupted_argument = c,
     };
     c->asks = (int)dice(3);
+    c->unkept = how == 2 && dice(2) == 0 ? &request : NULL;
+    if (c->unkept != NULL) {
+        request.keep_count = 0;
+        request.take_keeps = take_keep;
+    }
     fill_ends(c);
     cm_ticket *ticket;
     cm_status status = cm_engine_copy(w.engine, &request, &ticket);
+    if (c->unkept != NULL) { /* nothing is under way, and the ends are the caller's */
+        count_drop(&c->drops);
+    }
     if (cm_is_ok(status)) {
         follow(c, ticket);
         return;
