@@ -33,7 +33,10 @@ typedef struct many_storage {
     bool written;
 } many_storage;
 
-/* One call. */
+/* Most batches lie in no more storages than this. */
+enum { MANY_STORAGES = 4 };
+
+/* One call, which is not moved: `storages` may point into it. */
 typedef struct many_call {
     cm_call call;
     cm_many_request request;
@@ -46,7 +49,7 @@ typedef struct many_call {
     cm_piece_regions *others;
     uint32_t other_count;
     uint32_t other_room;
-    many_storage *storages;
+    many_storage *storages; /* the first few are in first_storages */
     uint32_t storage_count;
     uint32_t storage_room;
     bool asks;            /* the driver must be asked what memory some arrays have */
@@ -61,6 +64,7 @@ typedef struct many_call {
     cm_convert convert;  /* how those of the pair being read are */
     cm_operand dst;      /* the ends of the pair being read */
     cm_operand src;
+    many_storage first_storages[MANY_STORAGES];
 } many_call;
 
 /* -- growing ------------------------------------------------------------------------------ */
@@ -70,8 +74,8 @@ static int
 add_storage(many_call *self, cm_storage *storage, bool written)
 {
     if (storage->many_call != self->number) {
-        if (cm_reserve(&self->storages, sizeof(*self->storages), NULL, 0,
-                       self->storage_count, &self->storage_room)
+        if (cm_reserve(&self->storages, sizeof(*self->storages), self->first_storages,
+                       MANY_STORAGES, self->storage_count, &self->storage_room)
             < 0) {
             return -1;
         }
@@ -563,7 +567,9 @@ fini_call(many_call *self)
     }
     PyMem_Free(self->pieces);
     free(self->others);
-    free(self->storages);
+    if (self->storages != self->first_storages) {
+        free(self->storages);
+    }
     Py_XDECREF(self->pairs);
     Py_XDECREF(self->kept);
     Py_XDECREF(self->dtypes[0]);
