@@ -487,9 +487,11 @@ def load(
                 else wanted.check_out(array, out, kind)
             )
             if target.dtype != array.dtype:
-                with Parts(progress, array.nbytes, "read") as told:
+                with Parts(progress, array.nbytes, "read") as progress_parts:
                     turned = target.T if array.fortran else target
-                    _read_as(source, array, turned, wanted.rule, options, told)
+                    _read_as(
+                        source, array, turned, wanted.rule, options, progress_parts
+                    )
                 source.seek(array.offset + array.nbytes)
                 return target if out is None else out
             ranges = [(array.offset, target.T if array.fortran else target)]
@@ -695,12 +697,12 @@ def _read_as(
     target: Any,
     rule: Casting,
     options: dict[str, Any],
-    told: Parts,
+    progress_parts: Parts,
 ) -> None:
     """Read an array and convert it into `target`, whose axes are in the file's order."""
 
     def read(ranges: list[tuple[int, Any]]) -> None:
-        part = told.next(sum(view.nbytes for _, view in ranges))
+        part = progress_parts.next(sum(view.nbytes for _, view in ranges))
         read_ranges(file, ranges, progress=part, direct=options["direct"])
 
     item = Item(array.offset, array.dtype, target)
@@ -727,7 +729,7 @@ def _load_members(
         ]
         total = sum(member.array.nbytes for member in members.values())
         try:
-            with Parts(progress, total, "read") as told:
+            with Parts(progress, total, "read") as progress_parts:
                 for name, (array, _) in members.items():
                     loaded[name] = wanted.make(array, memory)
                 targets = {
@@ -739,14 +741,16 @@ def _load_members(
                     for name, (array, packed) in members.items()
                     if packed is None and not wanted.converts(array)
                 ]
-                part = told.next(sum(member.array.nbytes for member in whole))
+                part = progress_parts.next(sum(member.array.nbytes for member in whole))
                 read_ranges(file, ranges, progress=part, **options)
                 for name, (array, packed) in members.items():
                     target = targets[name]
                     if packed is None and wanted.converts(array):
-                        _read_as(file, array, target, wanted.rule, options, told)
+                        _read_as(
+                            file, array, target, wanted.rule, options, progress_parts
+                        )
                     elif packed is not None:
-                        part = told.next(array.nbytes)
+                        part = progress_parts.next(array.nbytes)
                         rule = wanted.rule if wanted.converts(array) else None
                         _unpack(archive, packed, array, target, rule, options, part)
         except BaseException:  # its traceback may keep this frame, not the memory
@@ -842,7 +846,7 @@ def _unpack(
     target: _core.Buffer,
     rule: Casting | None,
     options: dict[str, Any],
-    told: Any,
+    progress: Any,
 ) -> None:
     """Unpack a member piece by piece into `target`.
 
@@ -860,8 +864,8 @@ def _unpack(
             data = np.frombuffer(piece, array.dtype)
             part = flat[at // itemsize :][: data.size]  # type: ignore[index]
             copy_as(part, data, options["stream"], rule)
-            if told is not None:
-                told(at + len(piece), array.nbytes)
+            if progress is not None:
+                progress(at + len(piece), array.nbytes)
         if member.read(1):  # reading to the end makes zipfile verify the checksum
             raise ValueError(f"{array.name} is not as long as the archive says")
 

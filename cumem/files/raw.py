@@ -277,10 +277,10 @@ def _move_as(
     if size is not None and item.offset + nbytes > size:
         raise _failure(0, opened.name, size, item.offset, nbytes, writes)
     if not _core._maps_file(opened.descriptor, item.offset, item.memory):
-        with Parts(progress, nbytes, "write" if writes else "read") as told:
+        with Parts(progress, nbytes, "write" if writes else "read") as progress_parts:
 
             def move(ranges: list[tuple[int, Any]]) -> None:
-                part = told.next(sum(view.nbytes for _, view in ranges))
+                part = progress_parts.next(sum(view.nbytes for _, view in ranges))
                 _move(opened, ranges, writes, None, direct, part)
 
             if writes:

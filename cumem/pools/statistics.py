@@ -554,6 +554,6 @@ def _table(rows: list[tuple[str, Counters]], more: str = "") -> str:
 
 def _lines(pool: PoolStats) -> str:
     """Return all counters that the table leaves out and that are not 0."""
-    told = {*COLUMNS.values(), "allocation_count", "hit_count"}
-    rest = {n: getattr(pool, n) for n in _COUNTERS if n not in told}
+    listed = {*COLUMNS.values(), "allocation_count", "hit_count"}
+    rest = {n: getattr(pool, n) for n in _COUNTERS if n not in listed}
     return "".join(f"\n  {name} {value}" for name, value in rest.items() if value)

@@ -198,8 +198,8 @@ def commit() -> str | None:
 
     An installed wheel does not know its commit; the variable `CUMEM_COMMIT` can supply it.
     """
-    if told := os.environ.get("CUMEM_COMMIT"):
-        return told
+    if given := os.environ.get("CUMEM_COMMIT"):
+        return given
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None  # another project's checkout may contain the installed package

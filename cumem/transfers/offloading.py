@@ -8,7 +8,7 @@ of each tensor. Three things make it more than two copies:
 
 - PyTorch reuses device memory in the order of its streams. So a copy must keep the memory's
   owner alive until the stream that uses the memory waits for the copy (`_Memory`).
-- The host may run far ahead of the device. `_leave` limits how many tensors are being
+- The host may run far ahead of the device. `_copy_down` limits how many tensors are being
   copied at a time, or the device would need more memory than without offloading.
 - PyTorch detects when a saved tensor was changed in place. So must this, although it copies
   the bytes (`_Packed.check`).
@@ -201,11 +201,11 @@ class _Saved:
         self.up: _core.Transfer | None = None  #: copies the bytes back
         self.up_end: Any = None  #: the device end of that copy, which owns `back`
         self.count = 0  #: the number of saved tensors with these bytes
-        self.left = 0  #: how many of them backward has not asked for yet
+        self.pending = 0  #: how many of them backward has not asked for yet
         self.stream = link.current()
         self.previous = _ref(previous)  #: what was saved before, which is needed next
 
-    def leave(self) -> None:
+    def copy_down(self) -> None:
         """Begin to copy the bytes to the host."""
         self.host = _pinned(self.nbytes, self.kept.device)
         address = self.kept.data_ptr() + self.begin
@@ -213,14 +213,14 @@ class _Saved:
         self.down_end.owner = self.kept
         self.down = self.link.take(self.host, self.down_end, self.stream)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let PyTorch reuse the device's memory in the order of the stream."""
         assert self.down is not None
         if not self.down.done:
             self.link.order(self.down, self.stream)
         self.kept = self.down_end.owner = None
 
-    def come(self, torch: Any, device: Any) -> None:
+    def copy_up(self, torch: Any, device: Any) -> None:
         """Begin to bring the bytes back, unless they are on the device."""
         if self.kept is None and self.back is None:
             flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
@@ -237,9 +237,9 @@ class _Saved:
             storage, begin = self.back, 0
             if self.up is not None:
                 self.link.order(self.up, self.link.current())
-        self.left -= 1
-        if self.left <= 0:
-            self.left = self.count
+        self.pending -= 1
+        if self.pending <= 0:
+            self.pending = self.count
             if self.up_end is not None:
                 self.up_end.owner = None
             self.back = self.up = self.up_end = None
@@ -427,7 +427,7 @@ class ActivationOffload:
         if saved is None or not _count_together(torch, alias, saved.alias):
             last = self._last.get(device, _nothing)()
             if last is not None and last.down is None:
-                self._leave(last)
+                self._copy_down(last)
             saved = _Saved(
                 _link_of(torch, device),
                 tensor.untyped_storage(),
@@ -441,18 +441,18 @@ class ActivationOffload:
             self._known[key] = saved
             self._last[device] = weakref.ref(saved)
         saved.count += 1
-        saved.left += 1
+        saved.pending += 1
         self.tensor_count += 1
         alias.data = torch.empty(0, dtype=dtype, device=device)
         return _Packed(saved, layout, dtype, device, alias, version)
 
-    def _leave(self, saved: _Saved) -> None:
+    def _copy_down(self, saved: _Saved) -> None:
         """Begin to copy it to the host, and release the memory of older ones.
 
         Only the last few copies may be unfinished. So the device needs no more memory,
         however far the host runs ahead of it.
         """
-        saved.leave()
+        saved.copy_down()
         self.offloaded_nbytes += saved.nbytes
         self._leaving.append(weakref.ref(saved))
         while self._leaving:
@@ -461,7 +461,7 @@ class ActivationOffload:
                 assert oldest.down is not None
                 if len(self._leaving) <= self._depth and not oldest.down.done:
                     break
-                oldest.let_go()
+                oldest.release()
             self._leaving.popleft()
 
     def _unpack(self, packed: Any) -> Any:
@@ -470,13 +470,13 @@ class ActivationOffload:
         packed.check()
         torch, saved = self._torch, packed.saved
         with self._lock, torch.no_grad():
-            saved.come(torch, packed.device)
+            saved.copy_up(torch, packed.device)
             before = saved
             for _ in range(self._depth):
                 following = None if before.previous is None else before.previous()
                 if following is None:
                     break
-                following.come(torch, packed.device)
+                following.copy_up(torch, packed.device)
                 before = following
             tensor = torch.empty(0, dtype=packed.dtype, device=packed.device)
             storage, begin = saved.take()

@@ -337,12 +337,12 @@ def load_safetensors(
         casts = _casts(loaded.infos, dtype, rule, framework)
         try:
             total = sum(info.nbytes for info in loaded.infos.values())
-            with Parts(progress, total, "read") as told:
+            with Parts(progress, total, "read") as progress_parts:
                 for name, info in loaded.infos.items():
                     cast = casts.get(name)
                     buffers[name] = make(info, None if cast is None else cast.target)
                 for part in parts:
-                    _read(part, casts, buffers, ranges, rule, stream, told)
+                    _read(part, casts, buffers, ranges, rule, stream, progress_parts)
             for name, info in loaded.infos.items():
                 if name in casts:
                     loaded[name] = value = casts[name].finish(
@@ -437,7 +437,7 @@ def _read(
     ranges: list[tuple[int, _core.Buffer]],
     rule: Casting,
     stream: object,
-    told: Parts,
+    progress_parts: Parts,
 ) -> None:
     """Read the tensors of one file, in one call but for those that are converted."""
     header, members, file = part
@@ -445,11 +445,11 @@ def _read(
     whole = [name for name in members if name not in casts]
     ranges[:] = [(at[name].offset, buffers[name]) for name in whole]
     if ranges or not casts:
-        progress = told.next(sum(at[name].nbytes for name in whole))
+        progress = progress_parts.next(sum(at[name].nbytes for name in whole))
         read_ranges(file, ranges, stream=stream, progress=progress)
 
     def read(pieces: list[tuple[int, Any]]) -> None:
-        progress = told.next(sum(view.nbytes for _, view in pieces))
+        progress = progress_parts.next(sum(view.nbytes for _, view in pieces))
         read_ranges(file, pieces, progress=progress)
 
     items = (

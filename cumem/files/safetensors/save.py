@@ -188,11 +188,11 @@ def save_safetensors(
     total = sum(source.data.nbytes for source in sources)
     with contextlib.ExitStack() as stack:
         written = []
-        with Parts(progress, total, "write") as told:
+        with Parts(progress, total, "write") as progress_parts:
             for part, members in zip(parts, shards, strict=True):
                 new = stack.enter_context(replacing(part))
                 nbytes = sum(source.data.nbytes for source in members)
-                _write(new, members, metadata, told.next(nbytes), fsync)
+                _write(new, members, metadata, progress_parts.next(nbytes), fsync)
                 written.append(new)
         if len(shards) > 1:
             new = stack.enter_context(replacing(index))

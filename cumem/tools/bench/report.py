@@ -355,12 +355,12 @@ class Report:
             ("the host", "host", lambda kind, _: self.advise_host(kind), "avoid"),
         ):
             for nbytes in self.sizes(group)[-1:]:
-                told = {
+                advice = {
                     kind: text
                     for kind in ALLOCATE_KINDS
                     if (text := advise(kind, nbytes)).startswith(start)
                 }
-                lines += self._name_kinds(name, told)
+                lines += self._name_kinds(name, advice)
         return [*lines, ""]
 
     def _advise_direction(self, what: str) -> str:
@@ -395,14 +395,14 @@ class Report:
         return f" ({gain:.1f} times as fast{where})"
 
     @staticmethod
-    def _name_kinds(name: str, told: dict[str, str]) -> list[str]:
+    def _name_kinds(name: str, advice: dict[str, str]) -> list[str]:
         """Return one line for all kinds with the same advice, without their figures."""
-        if not told:
+        if not advice:
             return []
         if name == "the host":
-            return [f"{kind}: {text}" for kind, text in told.items()]
-        verb = next(iter(told.values())).partition(":")[0]
-        return [f"{name}: {verb}, for {', '.join(told)}"]
+            return [f"{kind}: {text}" for kind, text in advice.items()]
+        verb = next(iter(advice.values())).partition(":")[0]
+        return [f"{name}: {verb}, for {', '.join(advice)}"]
 
     def _copy_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
         result = self.find(group, what, kind, nbytes)

@@ -364,7 +364,7 @@ def check_emulated(facts: Facts) -> Findings:
 def check_link(facts: Facts) -> Findings:
     """Check that each GPU's link runs with all its lanes at full speed."""
     for device in _real(facts):
-        link, index = told_link(device), device["index"]
+        link, index = reported_link(device), device["index"]
         now, most = (
             (link[f"{when}_gtps"], link[f"{when}_lanes"]) for when in ("current", "max")
         )
@@ -412,7 +412,7 @@ def _link(gtps: float, lanes: int) -> str:
     return f"{name} x{lanes}"
 
 
-def told_link(device: Mapping[str, Any]) -> Mapping[str, Any]:
+def reported_link(device: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the link as the kernel reports it, or no numbers if copies are faster."""
     link: Mapping[str, Any] = device["link"]
     measured, expected = device["bandwidth"], expected_gbps(link)
@@ -449,7 +449,7 @@ def check_bandwidth(facts: Facts) -> Findings:
 
 def _judge_rates(device: Mapping[str, Any], measured: Mapping[str, float]) -> Finding:
     up, down = measured["up_gbps"], measured["down_gbps"]
-    expected = expected_gbps(told_link(device))
+    expected = expected_gbps(reported_link(device))
     text = f"device {device['index']}: {up:.1f} GB/s to the device, {down:.1f} back"
     source = "its link should give"
     if expected is None:  # compare with the fastest full link that this may be
@@ -488,7 +488,7 @@ def check_numa(facts: Facts) -> Findings:
     """Check that the process runs near each GPU."""
     nodes = {node["index"]: node for node in facts["machine"]["numa_nodes"]}
     if not nodes and not facts["container"]["shows_nodes"]:
-        yield _untold(
+        yield _unreadable(
             "numa", "what NUMA nodes there are", "numactl --hardware shows them"
         )
         return
@@ -533,7 +533,7 @@ def check_numa(facts: Facts) -> Findings:
         yield Finding("host", "numa", "ok", f"{len(nodes)} NUMA nodes: {layout}")
 
 
-def _untold(check: str, what: str, cure: str) -> Finding:
+def _unreadable(check: str, what: str, cure: str) -> Finding:
     """Make a finding about the host for files of the kernel that cannot be read."""
     text = f"{what} is unknown here: the kernel's files are out of reach"
     return Finding("host", check, "note", text, f"outside of the container {cure}")
@@ -703,7 +703,7 @@ def check_cgroup(facts: Facts) -> Findings:
     values = {"limit_nbytes": limit, "used_nbytes": used}
     if limit is None and not facts["container"]["shows_cgroups"]:
         cure = "docker inspect or kubectl describe shows it"
-        yield _untold("cgroup", "whether a control group limits the memory", cure)
+        yield _unreadable("cgroup", "whether a control group limits the memory", cure)
         return
     if limit is None:
         text = "no control group limits the memory"
@@ -771,7 +771,9 @@ def check_huge_pages(facts: Facts) -> Findings:
         return
     if mode is None:
         cure = "cat /sys/kernel/mm/transparent_hugepage/enabled shows it, if it exists"
-        yield _untold("huge pages", "whether there are transparent huge pages", cure)
+        yield _unreadable(
+            "huge pages", "whether there are transparent huge pages", cure
+        )
         return
     yield Finding(
         "host",

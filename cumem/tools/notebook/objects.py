@@ -336,8 +336,8 @@ def memory(info: DeviceMemory) -> str:
 def out_of_memory(error: OutOfMemoryError) -> str:
     """Show what was asked for, what there is, and what to do."""
     if error.requested is None:  # the error is of a copy, which has no such numbers
-        told = {k: v for k, v in error.to_dict().items() if v and k != "message"}
-        return page(type(error).__name__, alert(error.message), data(told))
+        shown = {k: v for k, v in error.to_dict().items() if v and k != "message"}
+        return page(type(error).__name__, alert(error.message), data(shown))
     parts = parts_of(error.live or 0, error.in_flight or 0, error.cached or 0)
     parts.append(Part("other pools", error.others or 0, KIND_COLOURS["managed"]))
     if error.outside is not None:
@@ -355,14 +355,14 @@ def out_of_memory(error: OutOfMemoryError) -> str:
         *("requested_nbytes", "kind", "device", "limit_nbytes", "largest_free_nbytes"),
         *("fragmentation", "driver_total_nbytes", "available_nbytes"),
     )
-    told = {name: values[name] for name in names if values[name] is not None}
+    shown = {name: values[name] for name in names if values[name] is not None}
     return page(
         f"Out of {error.kind} memory: {format_nbytes(error.requested)} asked for",
         alert(error.advice),
         bar(parts, whole, 480),
         bar(asked, whole, 480),
         legend([*parts, *asked]),
-        data(told),
+        data(shown),
         details("what was tried", facts(_numbered(error.tried or ()))),
     )
 
