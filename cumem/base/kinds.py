@@ -13,7 +13,7 @@ from cumem import _core
 Kind = Literal["pinned", "mapped", "managed", "device"]
 
 
-#: What each of them is; ordinary memory is in no pool.
+#: The properties of each kind. Ordinary memory is left out, since no pool has it.
 KINDS = {kind: facts for kind, facts in _core._KINDS.items() if kind != "pageable"}
 #: The kinds in the order of tables.
 DEVICE_FIRST = tuple(sorted(KINDS, key=lambda kind: not KINDS[kind].on_device))

@@ -7,7 +7,7 @@ from cumem.base.errors import warn_caller
 
 
 def warn_of_tool(path: str, reason: str) -> None:
-    """Give a RuntimeWarning that a tool cannot be used, and why."""
+    """Give a RuntimeWarning that says why a tool cannot be used."""
     warn_caller(
         "CUMEM_NVTX: the tool that NVTX_INJECTION64_PATH names, "
         f"{path}, sees no ranges: {reason}",

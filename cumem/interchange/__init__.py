@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of other libraries: DLPack, the array interfaces, nested data, and pickles."""
+"""Memory and streams of other libraries, structures of arrays, and pickles of buffers."""

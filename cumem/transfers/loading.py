@@ -302,9 +302,7 @@ class _Mover:
         self._lane: Any = None  # a stream of PyTorch, for parts that move themselves
         self._work: Any = None  # PyTorch's event after the work that is queued so far
         self._taken: list[Any] = []
-        self._has_warned = (
-            False  # whether the warning about parts on the host was given
-        )
+        self._has_warned = False  # about parts that stay on the host
 
     def take(self) -> bool:
         assert self._batches is not None

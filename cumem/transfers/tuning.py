@@ -172,7 +172,7 @@ def _install(new: list[dict[str, int]]) -> None:
 
 
 def _values_of(new: list[dict[str, int]]) -> dict[str, int]:
-    """Return what the extension is to set where these layers hold."""
+    """Return the values that the extension should use, according to these layers."""
     values = new[_ENVIRONMENT] | new[CHOSEN]
     if "thread_count" in values:  # the limit applies to copies into new pages as well
         values["fresh_thread_count"] = values["thread_count"]
@@ -209,7 +209,7 @@ def _in_range(
 
 
 def begin(now: Mapping[str, _core._TuningValue]) -> dict[str, int]:
-    """Read the environment, and return what is to be set.
+    """Read the environment, and return the values to set.
 
     The extension calls this when it opens, with the values that it has by itself.
     """
