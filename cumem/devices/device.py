@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type `Device`, functions about all devices, and the settings that open them."""
+"""The type `Device`, functions about all devices, and the settings that open them.
+
+Devices are opened by the first use of anything that needs them, and anew after a shutdown
+and in a forked child. The extension opens them (csrc/python/module/open.c), and asks the
+package for every decision. `read_settings` reads from the environment whether to try CUDA,
+and what emulated devices are like. `count_devices` of the module ``counting`` counts GPUs
+without starting the driver. If CUDA does not open, `judge_failure` of the module ``gpus``
+decides whether that is an error or the device is emulated, and `warn_of_emulation` warns
+of the latter.
+"""
 
 from __future__ import annotations
 
