@@ -125,9 +125,9 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
     chosen = _served[index] if is_known else _check(pool, index)
     if not chosen.device.attributes().get("virtual_memory_management"):
         raise RuntimeError(
-            f"device {index} cannot map memory piece by piece, and of cudaMalloc's "
-            "PyTorch would send other processes the wrong address: replace_allocator() "
-            "serves it"
+            f"device {index} cannot map memory piece by piece, and for memory of "
+            "cudaMalloc PyTorch would send other processes the wrong address: use "
+            "replace_allocator()"
         )
     with _lock:
         _lend(torch, index, chosen)
@@ -424,8 +424,8 @@ def _check(pool: Any, index: int) -> Pool:
         )
     if chosen.segments != "auto":
         raise ValueError(
-            "pool must have segments='auto': of cudaMalloc's, PyTorch would send other "
-            "processes the address of the whole where it means a part"
+            "pool must have segments='auto': for segments of cudaMalloc, PyTorch would "
+            "send other processes the address of the whole where it means a part"
         )
     return chosen
 

@@ -432,7 +432,7 @@ def _read_report(data: Mapping[str, Any], name: str) -> tuple[Report, str]:
         raise ValueError(f"{name} has no results of python -m cumem bench") from None
     if emulated:
         raise ValueError(
-            f"{name} has figures of an emulated device, which say nothing of a GPU"
+            f"{name} has figures of an emulated device, which say nothing about a GPU"
         )
     return Report(results), source
 

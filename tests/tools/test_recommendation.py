@@ -281,7 +281,7 @@ def test_kept_figures_of_others_are_passed_over(kept: Path, change: dict) -> Non
 
 def test_bench_keeps_nothing_of_the_emulated_device(kept: Path, capsys) -> None:
     assert cli.main(["bench", "--quick", "--max-size", "4KiB", "--keep"]) == 2
-    assert "say nothing of a GPU" in capsys.readouterr().err
+    assert "say nothing about a GPU" in capsys.readouterr().err
     assert not kept.exists()
 
 

@@ -200,7 +200,9 @@ def _check(options: Options) -> None:
             raise UsageError(f"{options.plot}: --json and --plot name the same file")
     device = Device(options.device)
     if options.keep and device.emulated:
-        raise UsageError("--keep: figures of the emulated device say nothing of a GPU")
+        raise UsageError(
+            "--keep: figures of the emulated device say nothing about a GPU"
+        )
     keep_at = _kept_path(device) if options.keep else None
     for path in (options.json, options.plot, keep_at):
         if path is not None:
