@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Types and docstrings of the extension: the build puts these docstrings into it
-# (csrc/headers.py).
+# The types and the docstrings of the extension. Its C sources have no docstrings of their
+# own: the build makes a header of these (csrc/headers.py).
 import contextlib
 from collections.abc import (
     Callable,
@@ -36,7 +36,8 @@ from cumem.transfers.managed import Residency
 
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=Buffer)
-#: Of a pool, whose buffers all have one type; `Pool` alone may be of any.
+#: The type of a pool's buffers, which all have the same one; a plain `Pool` is one of any
+#: type.
 _B_co = TypeVar("_B_co", bound=Buffer, default=Buffer, covariant=True)
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
@@ -49,14 +50,15 @@ _Progress = bool | Callable[[int, int], object] | None
 class Buffer:
     """Memory with a shape and a dtype, on the host or on a device.
 
-    Base of the types that say by their name what the memory is. Made by
-    `empty`, `zeros`, `full`, `array` and so on, never by calling the type.
+    This is the base of the types whose names say what the memory is. Buffers are made by
+    `empty`, `zeros`, `full`, `array` and so on, never by calling a type.
     Indexing with integers, slices, Ellipsis and None gives views that keep the
     memory alive; ``buf[index] = value`` copies. Iterating gives the views
     ``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that
-    buffers can be keys; compare values with ``numpy()``. ``print`` shows values, which
-    of device memory it copies; ``repr`` shows none and never waits. Dropping a buffer
-    never waits: its memory is reused when all work that cumem knows of is done with it.
+    buffers can be keys; compare values with ``numpy()``. ``print`` shows the values, and
+    copies them first if the memory is a device's; ``repr`` shows none and never waits.
+    Dropping a buffer never waits: its memory is reused when all work that cumem knows of
+    is done with it.
 
     Examples
     --------
@@ -69,8 +71,9 @@ class Buffer:
 
     @property
     def ptr(self) -> int:
-        """Address of element 0 as an int: the host's, on device memory the device's;
-        0 if there are no bytes. ValueError if the buffer is closed.
+        """Address of element 0 as an int, which is the device's address for device memory
+        and else the host's. It is 0 if the buffer has no bytes. Raises ValueError if the
+        buffer is closed.
         """
     @property
     def nbytes(self) -> int:
@@ -100,9 +103,9 @@ class Buffer:
         """
     @property
     def residency(self) -> _Kind | Literal["pageable"]:
-        """Where copies take the bytes to be, as a name of `kind`; differs from
-        `kind` after ``as_device()``. Where the pages of managed memory are is
-        answered by `ManagedBuffer.page_residency`.
+        """The kind of memory that copies treat the bytes as. It differs from `kind` after
+        ``as_device()``. `ManagedBuffer.page_residency` says where the pages of managed
+        memory are.
         """
     @property
     def device(self) -> Device | None:
@@ -115,25 +118,28 @@ class Buffer:
         """The buffer that this one is a view of, or None."""
     @property
     def flags(self) -> Flags:
-        """How the memory was made, and NumPy's flags: a tuple of those of
-        ``'portable'``, ``'mapped'``, ``'write_combined'``, ``'global'``, ``'host'``,
-        ``'registered'``, ``'read_only'`` that apply, with ``flags.c_contiguous``,
-        ``flags["F_CONTIGUOUS"]`` and so on as they are now.
+        """How the memory was made, and NumPy's flags.
+
+        It is a tuple that has those of ``'portable'``, ``'mapped'``, ``'write_combined'``,
+        ``'global'``, ``'host'``, ``'registered'`` and ``'read_only'`` that apply. NumPy's
+        flags are its attributes and keys, such as ``flags.c_contiguous`` and
+        ``flags["F_CONTIGUOUS"]``, as they are now.
         """
     @property
     def closed(self) -> bool:
-        """Whether `free`, the end of a with block or ``shutdown()`` closed it."""
+        """Whether `free`, the end of a with block or ``shutdown()`` has closed it."""
     @property
     def T(self) -> Self:
-        """View with the axes reversed; see `transpose`."""
+        """A view with the axes reversed; see `transpose`."""
     def numpy(self) -> NDArray[Any]:
         """View the buffer as a NumPy array, without a copy.
 
         Returns
         -------
         numpy.ndarray
-            Same shape, strides and dtype, read-only if the buffer is. The array keeps
-            the memory alive, and `free` is refused while it lives.
+            An array of the same shape, strides and dtype, which is read-only if the
+            buffer is. The array keeps the memory alive, and `free` is refused while it
+            lives.
 
         Raises
         ------
@@ -145,18 +151,22 @@ class Buffer:
         CudaError
             A transfer into the buffer failed.
         RuntimeError
-            In a child made by ``fork``: of managed memory, where a transfer was
-            writing, or where there was no room for a copy.
+            The process is a child made by ``fork``, and the memory is managed, or a
+            transfer was writing to it, or there was not enough memory for a copy of it.
 
         Notes
         -----
         Blocks: until unfinished transfers into the memory are done (GIL released,
-        Ctrl-C works). Ordered after: those transfers; not after kernels of other
-        libraries on managed or mapped memory, for which a stream must be synchronised.
+        Ctrl-C works). Ordered after: those transfers. It does not wait for kernels of
+        other libraries that work on managed or mapped memory: synchronise their stream
+        first.
         """
     def _read_by(self, function: Callable[[NDArray[Any]], _T], /) -> _T:
-        """Of the package: what `function` answers to `numpy`. The memory does not count as
-        exported by that, unless it kept the array."""
+        """Return what `function` returns for the array of `numpy`.
+
+        The package uses this to read memory. It does not count as exported afterwards,
+        unless the function kept the array.
+        """
     def to_numpy(
         self, *, stream: object = None, progress: _Progress = None
     ) -> NDArray[Any]:
@@ -165,49 +175,50 @@ class Buffer:
         Parameters
         ----------
         stream : stream, optional
-            Where to copy device memory, of its device; by default the current stream.
+            The stream that copies device memory, which must be one of its device;
+            default: the current stream.
         progress : bool or callable, optional
             As for `copy`.
 
         Returns
         -------
         numpy.ndarray
-            Of the same shape and dtype, C-contiguous, writable, in ordinary memory of
-            its own.
+            A new array of the same shape and dtype. It is C-contiguous, writable, and
+            in ordinary memory.
 
         Raises
         ------
         ValueError
-            The buffer is closed, or `stream` is of another device.
+            The buffer is closed, or `stream` belongs to another device.
         MemoryError
-            There is no room for the array.
+            There is not enough memory for the array.
         ImportError
-            `progress` is True and there is no tqdm.
+            `progress` is True and tqdm is not installed.
         CudaError
             The copy failed, or `stream` is being captured.
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it
-        does `copy`. Ordered after: work that cumem knows of on the memory, and `stream`
-        or the current stream of its device.
+        Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it ends
+        `copy`. Ordered after: work that cumem knows of on the memory, and work on
+        `stream` or the current stream of its device.
         """
     def as_device(self) -> DeviceBuffer:
         """View mapped or managed memory as a plain device buffer.
 
-        For consumers that refuse the other kinds: torch and JAX refuse managed memory,
-        CuPy refuses page-locked memory.
+        This is for consumers that refuse the other kinds: torch and JAX refuse managed
+        memory, and CuPy refuses page-locked memory.
 
         Returns
         -------
         DeviceBuffer
-            The same bytes at their device address; it keeps the memory alive. A device
-            buffer answers itself.
+            A buffer of the same bytes at their device address, which keeps the memory
+            alive. For a device buffer it is the buffer itself.
 
         Raises
         ------
         TypeError
-            The memory is pinned or ordinary, so no device address is promised.
+            The memory is pinned or ordinary, so it may have no device address.
         ValueError
             The buffer is closed.
         """
@@ -219,16 +230,16 @@ class Buffer:
         Parameters
         ----------
         *shape : int or sequence of int
-            New lengths in elements; one of them may be -1 and is worked out.
+            The new lengths in elements; one of them may be -1 and is then computed.
         order : {'C', 'F', 'A'}
-            Which index runs fastest where elements are read and laid out: the last, the
-            first, or (``'A'``) the first of a buffer that is in Fortran's order alone,
-            else the last.
+            Which index runs fastest when elements are read and laid out: the last for
+            ``'C'``, the first for ``'F'``. ``'A'`` means ``'F'`` if the buffer is
+            Fortran-contiguous and not C-contiguous, else ``'C'``.
 
         Returns
         -------
         Buffer
-            A view of the same type; it keeps the memory alive. Never a copy.
+            A view of the same type, never a copy; it keeps the memory alive.
 
         Raises
         ------
@@ -247,35 +258,34 @@ class Buffer:
         (20,)
         """
     def ravel(self, order: _LikeOrder = "C") -> Self:
-        """All elements in one row: a view where the strides allow it, else a copy.
+        """Return all elements in one row: a view if the strides allow it, else a copy.
 
         Parameters
         ----------
         order : {'C', 'F', 'A', 'K'}
-            In which order elements are read, as in NumPy.
+            The order in which elements are read, as in NumPy.
 
         Returns
         -------
         Buffer
-            A view that keeps the memory alive, or a buffer of its own, of the same kind,
-            flags and device (of ordinary memory for a `HostBuffer`); ``.base`` tells.
+            A view that keeps the memory alive, or a new buffer of the same kind, flags
+            and device (in ordinary memory for a `HostBuffer`). A view has a ``.base``.
 
         Raises
         ------
         ValueError
-            The buffer is closed, or `order` is none of those.
+            The buffer is closed, or `order` is not one of these.
         TypeError
             `order` is not a string.
         OutOfMemoryError
-            There is no room for a copy.
+            There is not enough memory for a copy.
         CudaError
             The copy failed.
 
         Notes
         -----
-        Blocks: a view never, a copy until the bytes are there (GIL released).
-        Ordered after: of a copy, work that cumem knows of on this buffer, and the
-        current stream.
+        Blocks: if it copies, until the bytes are there (GIL released). Ordered after:
+        if it copies, work that cumem knows of on this buffer, and the current stream.
         """
     def flatten(self, order: _LikeOrder = "C") -> Self:
         """Copy all elements into a new buffer in one row; see `ravel`.
@@ -283,21 +293,21 @@ class Buffer:
         Parameters
         ----------
         order : {'C', 'F', 'A', 'K'}
-            In which order elements are read, as in NumPy.
+            The order in which elements are read, as in NumPy.
 
         Returns
         -------
         Buffer
-            Of the same kind, flags and device; never a view.
+            A new buffer of the same kind, flags and device, never a view.
 
         Raises
         ------
         ValueError
-            The buffer is closed, or `order` is none of those.
+            The buffer is closed, or `order` is not one of these.
         TypeError
             `order` is not a string.
         OutOfMemoryError
-            There is no room for the copy.
+            There is not enough memory for the copy.
         CudaError
             The copy failed.
 
@@ -314,7 +324,8 @@ class Buffer:
         Parameters
         ----------
         axis : int or sequence of int, optional
-            Which; all of them by default. Negative numbers count from the end.
+            The axes to remove; default: all of length 1. Negative numbers count from
+            the end.
 
         Returns
         -------
@@ -325,29 +336,29 @@ class Buffer:
         ------
         ValueError
             An axis is longer or is named twice, or the buffer is closed. For an axis that
-            does not exist it is NumPy's AxisError, which is an IndexError too.
+            does not exist NumPy's AxisError is raised, which is an IndexError too.
         TypeError
             An axis is not an integer.
         """
     def item(self, *index: SupportsIndex | Sequence[SupportsIndex]) -> Any:
-        """Copy one element out as an object of Python's, from memory of any kind.
+        """Copy one element out as a Python object, from memory of any kind.
 
         Parameters
         ----------
         *index : int or tuple of int, optional
-            As in NumPy: an index for each axis, or one of the elements in C order;
-            needed unless there is one element.
+            An index for each axis, or the number of the element in C order, as in
+            NumPy. It may be left out if there is only one element.
 
         Returns
         -------
         bool, int, float, complex, bytes, str, tuple or other
-            What NumPy's ``item`` gives of the dtype.
+            The object that NumPy's ``item`` gives for the dtype.
 
         Raises
         ------
         ValueError
-            There is no index and not one element, there are too few, or the buffer is
-            closed.
+            The index is missing although there is not exactly one element, it has too
+            few numbers, or the buffer is closed.
         IndexError
             The index is out of bounds or has too many numbers.
         TypeError
@@ -357,17 +368,18 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the element is there (GIL released): device memory by a copy of
-        that element. Ordered after: of device memory, work that cumem knows of on it and
-        the current stream; of other memory, unfinished transfers into it.
+        Blocks: until the element is there (GIL released). Of device memory only that
+        element is copied. Ordered after: for device memory, work that cumem knows of on
+        it and the current stream; for other memory, unfinished transfers into it.
         """
     def tolist(self) -> Any:
-        """Copy into nested lists of Python's objects, from memory of any kind.
+        """Copy into nested lists of Python objects, from memory of any kind.
 
         Returns
         -------
         list or object
-            As NumPy's ``tolist``: without dimensions the element itself.
+            The lists, as from NumPy's ``tolist``. A buffer without dimensions gives its
+            element itself.
 
         Raises
         ------
@@ -382,7 +394,7 @@ class Buffer:
         Ordered after: as `item`.
         """
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex] | None) -> Self:
-        """View with the axes in another order; without arguments reversed.
+        """View with the axes in another order, reversed if there are no arguments.
 
         Parameters
         ----------
@@ -398,7 +410,7 @@ class Buffer:
         ------
         ValueError
             `axes` is not a permutation, or the buffer is closed. For an axis that does
-            not exist it is NumPy's AxisError, which is an IndexError too.
+            not exist NumPy's AxisError is raised, which is an IndexError too.
         TypeError
             An axis is not an integer.
         """
@@ -408,9 +420,8 @@ class Buffer:
         Parameters
         ----------
         dtype : dtype_like, optional
-            Any dtype without Python objects; by default the one that the buffer has.
-            Where its itemsize differs, the last axis is lengthened or shortened and must
-            be contiguous.
+            Any dtype without Python objects; default: the buffer's own. If its itemsize
+            differs, the last axis gets longer or shorter, and must be contiguous.
 
         Returns
         -------
@@ -434,21 +445,21 @@ class Buffer:
         ----------
         value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
             A scalar or list, or an array that broadcasts to the shape. Scalars and
-            lists take the dtype where they stay the same kind and come back equal,
-            floats rounded; where NumPy would cut them (1.5 in ``int32``) it is an
-            error. An array has the buffer's dtype.
+            lists must keep their kind and their value in the buffer's dtype, except that
+            floats are rounded; where NumPy would cut them (1.5 in ``int32``) an error is
+            raised. An array must have the buffer's dtype.
         stream : Stream or other stream object, optional
-            Default: the current stream.
+            The stream to fill on; default: the current stream.
         casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-            Which other dtype `value` may have, and what may be cut, as in `copy`;
-            values on a device for device memory go by way of the host.
+            Which other dtypes `value` may have, as in `copy`, and so which values may be
+            cut. Values that are on a device pass the host on their way to device memory.
 
         Raises
         ------
         ValueError
             The buffer is read-only or closed, `value` does not broadcast, text or a
-            time in it does not fit, or `stream` is of another device than the device
-            memory to fill.
+            time in it does not fit, or the buffer is device memory and `stream` belongs
+            to another device.
         TypeError
             `value` is of another kind than the dtype (reals for integers, numbers for
             text), or an array of another dtype that `casting` does not allow.
@@ -459,16 +470,16 @@ class Buffer:
 
         Notes
         -----
-        Blocks: for an array or device memory as `value`, until it is copied; else
-        until unfinished background transfers of the memory are done, then, for memory
-        the host can read, until it is filled (GIL released). Device memory of a pool,
-        and with `stream` also mapped and managed memory, is filled later, by the device
-        on the stream; `numpy` and other reads by way of the buffer wait for that.
-        Without `stream` managed memory is filled by the device that it was prefetched
-        to, else by the host. Pinned memory is always written by the host, which waits
-        for the buffer's streams and for `stream`, with all that those were made to wait
-        for. Ctrl-C ends that wait. Ordered after: work that cumem knows of on this
-        buffer, and on `stream`.
+        Blocks (GIL released): if `value` is an array or device memory, until it is
+        copied. Otherwise it first waits for unfinished background transfers of the
+        memory, and then, if the host can read the memory, until it is filled. Device
+        memory of a pool is filled later, by the device on the stream, and so is mapped
+        and managed memory if `stream` is given; `numpy` and other reads through the
+        buffer wait for that. Without `stream`, managed memory is filled by the device
+        that it was prefetched to, or else by the host. Pinned memory is always filled by
+        the host, which waits for the buffer's streams, for `stream`, and for everything
+        that those streams were made to wait for. Ctrl-C ends that wait.
+        Ordered after: work that cumem knows of on this buffer, and work on `stream`.
         """
     def astype(
         self,
@@ -482,36 +493,37 @@ class Buffer:
         Parameters
         ----------
         dtype : dtype_like
-            Any that NumPy converts to.
+            Any dtype that NumPy can convert to.
         order : {'C', 'F', 'A', 'K'}
-            Of the new elements, as for `copy`.
+            The order of the new elements, as for `copy`.
         casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}
-            What may be converted, as in `numpy.can_cast`.
+            Which conversions are allowed, as in `numpy.can_cast`.
         copy : bool
-            False: this buffer itself, where the dtype is its own and `order` is 'K'.
+            False returns this buffer itself if it has that dtype already and `order` is
+            'K'.
 
         Returns
         -------
         Buffer
-            Of this kind.
+            A buffer of the same kind.
 
         Raises
         ------
         TypeError
             `casting` does not allow it, or `dtype` is not a dtype.
         ValueError
-            The buffer is closed, or `casting` or `order` is none of those.
+            The buffer is closed, or `casting` or `order` is not one of these.
         OutOfMemoryError
-            There is no room.
+            There is not enough memory.
         CudaError
             A copy failed.
 
         Notes
         -----
         Blocks: until the values are there (GIL released). Ordered after: work that
-        cumem knows of on this buffer, and the current stream. Values are those of
-        `cumem.copy` with `casting`; device memory is converted on the way through the
-        host, which takes the link twice.
+        cumem knows of on this buffer, and the current stream. The values are those of
+        `cumem.copy` with `casting`. Device memory is converted on the host, so it crosses
+        the link twice.
 
         Examples
         --------
@@ -524,15 +536,17 @@ class Buffer:
         Parameters
         ----------
         order : {'C', 'F', 'A', 'K'}
-            Of the copy's elements, as in NumPy: 'A' is 'F' if this buffer is
-            Fortran-contiguous only, else 'C'; 'K' keeps the order of its strides.
+            The order of the copy's elements, as in NumPy: 'A' means 'F' if this buffer is
+            Fortran-contiguous and not C-contiguous, else 'C'; 'K' keeps the order of its
+            strides.
 
         Returns
         -------
         Buffer
-            Of the same type, kind, flags and device; writable, also if this one is
-            not. It is not a view and shares nothing. Of ordinary memory
-            it is what NumPy allocates: page-locked memory inside `numpy_pinned`.
+            A new buffer of the same type, kind, flags and device, which shares nothing
+            with this one. It is writable even if this one is not. A copy of ordinary
+            memory is in memory that NumPy allocates, which is page-locked inside
+            `numpy_pinned`.
 
         Raises
         ------
@@ -541,7 +555,7 @@ class Buffer:
         ValueError
             The buffer is closed.
         OutOfMemoryError
-            There is no room for the copy.
+            There is not enough memory for the copy.
         CudaError
             The copy failed.
 
@@ -551,20 +565,20 @@ class Buffer:
         Ordered after: work that cumem knows of on this buffer, and the current stream.
         """
     def __copy__(self) -> Self:
-        """``copy.copy``: as NumPy's arrays do, ``buf.copy(order='K')``.
+        """Make the copy of ``copy.copy``: as in NumPy it is ``buf.copy(order='K')``.
 
         Returns
         -------
         Buffer
-            Of the same type, kind, flags and device; writable, also if this one is
-            not. It is not a view and shares nothing.
+            A new buffer of the same type, kind, flags and device, which shares nothing
+            with this one. It is writable even if this one is not.
 
         Raises
         ------
         ValueError
             The buffer is closed.
         OutOfMemoryError
-            There is no room for the copy.
+            There is not enough memory for the copy.
         CudaError
             The copy failed.
 
@@ -574,20 +588,20 @@ class Buffer:
         Ordered after: work that cumem knows of on this buffer, and the current stream.
         """
     def __deepcopy__(self, memo: object, /) -> Self:
-        """``copy.deepcopy``: ``buf.copy(order='K')``.
+        """Make the copy of ``copy.deepcopy``, which is ``buf.copy(order='K')``.
 
         Returns
         -------
         Buffer
-            Of the same type, kind, flags and device; writable, also if this one is
-            not. It is not a view and shares nothing.
+            A new buffer of the same type, kind, flags and device, which shares nothing
+            with this one. It is writable even if this one is not.
 
         Raises
         ------
         ValueError
             The buffer is closed.
         OutOfMemoryError
-            There is no room for the copy.
+            There is not enough memory for the copy.
         CudaError
             The copy failed.
 
@@ -600,8 +614,8 @@ class Buffer:
         """Say that a stream works on the memory, which cumem cannot see by itself.
 
         After the buffer is dropped its memory is reused only when the work that the
-        stream had queued by then is done. If the stream is being captured now the
-        memory belongs to the graph, and is not reused before `shutdown`.
+        stream had queued by then is done. If the stream is being captured now, the memory
+        belongs to the graph from then on, and is not reused before `shutdown`.
 
         Parameters
         ----------
@@ -621,10 +635,10 @@ class Buffer:
         """Give the memory back now instead of when the last reference goes.
 
         All buffers that share the memory are closed. The pool reuses it when the work
-        that streams had queued on it is done. Where a transfer of the buffer is
-        unfinished the memory goes when that is done. Where the buffer ever went through
-        the buffer protocol it goes with the last reference: ``torch.frombuffer`` keeps
-        no more than the object. Freeing twice does nothing.
+        that streams had queued on it is done. If a transfer of the buffer is unfinished,
+        the memory goes back when that is done. If the buffer was ever exported through
+        the buffer protocol, the memory goes back with the last reference to the buffer,
+        because ``torch.frombuffer`` keeps only the object. Freeing twice does nothing.
 
         Raises
         ------
@@ -638,30 +652,30 @@ class Buffer:
     def __setitem__(self, index: _Index, value: object, /) -> None: ...
     def __len__(self) -> int: ...
     def __format__(self, spec: str, /) -> str:
-        """What ``f"{buf}"`` is: ``str(buf)``, and with a format that of the element.
+        """Return ``str(buf)`` for ``f"{buf}"``. A format applies to the only element.
 
         Raises
         ------
         TypeError
-            There is a format and the buffer has dimensions.
+            A format is given and the buffer has dimensions.
 
         Notes
         -----
         Blocks: until the values are there. Ordered after: as `item`.
         """
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now."""
+        """List the names of the members that can be read now."""
     def _repr_html_(self) -> str:
-        """What a notebook shows: all but the values, which it never reads."""
+        """Return what a notebook shows, which is everything but the values."""
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
     def __complex__(self) -> complex:
-        """The only element, for ``complex(buf)``; of device memory by a blocking copy.
+        """Return the only element, for ``complex(buf)``. Device memory is copied.
 
         Raises
         ------
         TypeError
-            There is not one element, or it is not a number.
+            There is not exactly one element, or it is not a number.
         CudaError
             The copy failed.
 
@@ -682,7 +696,7 @@ class Buffer:
             The buffer is closed.
         """
     def __bytes__(self) -> bytes:
-        """The values in C order, as ``ndarray.tobytes()``; device memory is copied.
+        """Return the values in C order, as ``ndarray.tobytes()``. Device memory is copied.
 
         Raises
         ------
@@ -697,7 +711,7 @@ class Buffer:
         b'\\x01\\x02'
         """
     def __round__(self, ndigits: object = None, /) -> Never:
-        """TypeError that says where to compute.
+        """Raise TypeError that says where to compute.
 
         Raises
         ------
@@ -723,15 +737,15 @@ class Buffer:
     ) -> None:
         """Close the buffer and views of it; the memory goes back once nothing uses it.
 
-        Unlike `free` it never fails: arrays and tensors made inside the block stay
-        valid, and the memory goes back with the last of them, or when the last transfer
-        of the buffer is done: at once where there are none. Where the buffer went
-        through the buffer protocol or ``__cuda_array_interface__``, whose users may
-        have kept no more than the object, it goes with the last reference. For a view
-        only the view is closed, and the memory is its buffer's.
+        Unlike `free` this never fails: arrays and tensors that were made inside the block
+        stay valid. The memory goes back with the last of them, or when the last transfer
+        of the buffer is done, or at once if there are none. If the buffer was exported
+        through the buffer protocol or ``__cuda_array_interface__``, whose users may have
+        kept only the object, the memory goes back with the last reference to the buffer.
+        If this is a view, only the view is closed, and the memory stays with its buffer.
         """
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
-        """Pickle: kind, dtype, shape, flags, whether it is read-only, and bytes.
+        """Pickle the kind, dtype, shape, flags, whether it is read-only, and the bytes.
 
         With protocol 5 the bytes are a ``pickle.PickleBuffer`` over this memory, so that
         a ``buffer_callback`` gets them without a copy; otherwise they are in the stream.
@@ -757,24 +771,25 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """DLPack: a capsule by which another library takes the memory over.
+        """Make a DLPack capsule, with which another library shares the memory.
 
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream: work on it is ordered after ours and remembered.
-            -1 orders nothing.
+            The consumer's stream. Its later work is ordered after ours, and the memory is
+            not reused before that work is done. -1 orders nothing.
         max_version : tuple of int, optional
-            Newest version the consumer reads; without it the old capsule is made.
+            The newest version that the consumer reads. Without it the capsule is made as
+            before version 1.0.
         dl_device : tuple of int, optional
-            Device type and index to export to; ``(1, 0)`` is the CPU.
+            The type and index of the device to export to; ``(1, 0)`` is the CPU.
         copy : bool, optional
-            True always copies, False never does.
+            True always copies, False never copies.
 
         Raises
         ------
         BufferError
-            The export that was asked for is not possible.
+            The memory cannot be exported in this way.
         ValueError
             An argument is wrong, or the buffer is closed.
 
@@ -784,28 +799,31 @@ class Buffer:
         Ordered after: work that cumem knows of on this buffer.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack: device type and index, ``(3, 0)`` for pinned and mapped, ``(13, 0)``
-        for managed, ``(2, index)`` for device and ``(1, 0)`` for ordinary memory and
-        on the emulated device.
+        """Return DLPack's device type and index.
+
+        They are ``(3, 0)`` for pinned and mapped memory, ``(13, 0)`` for managed memory,
+        ``(2, index)`` for device memory, and ``(1, 0)`` for ordinary memory and for all
+        memory of the emulated device.
         """
     def __array__(
         self, dtype: DTypeLike | None = None, *, copy: bool | None = None
     ) -> NDArray[Any]:
-        """NumPy's protocol: the array of `numpy`, or a copy of it.
+        """Return the array of `numpy` or a copy of it, by NumPy's protocol.
 
         Parameters
         ----------
         dtype : dtype_like, optional
-            Converts, which copies, if it differs.
+            The dtype of the array. If the buffer has another one, the array is a
+            converted copy.
         copy : bool, optional
-            True always copies, False never does.
+            True always copies, False never copies.
 
         Raises
         ------
         ValueError
             A copy is needed and `copy` is False, or the buffer is closed.
         TypeError
-            The memory is a device's: NumPy cannot read it in place.
+            The memory is on a device, where NumPy cannot read it.
 
         Notes
         -----
@@ -815,7 +833,7 @@ class Buffer:
 
 class _HostUsable(
     Buffer
-):  # not at run time: the four types that have the buffer protocol
+):  # for type checkers alone: the four types that have the buffer protocol
     __dlpack_c_exchange_api__: ClassVar[object]
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, view: memoryview, /) -> None: ...
@@ -824,7 +842,7 @@ class _HostUsable(
 class PinnedBuffer(_HostUsable):
     """Page-locked host memory: the fast end of copies to and from devices.
 
-    Has the buffer protocol, so that NumPy, torch and MPI read and write it
+    It has the buffer protocol, so that NumPy, torch and MPI read and write it
     without a copy.
 
     Examples
@@ -844,7 +862,7 @@ class PinnedBuffer(_HostUsable):
 class MappedBuffer(_HostUsable):
     """Page-locked host memory that devices also read and write over the bus.
 
-    Has the buffer protocol for the host and the CUDA array interface for
+    It has the buffer protocol for the host and the CUDA array interface for
     devices.
 
     Examples
@@ -861,21 +879,21 @@ class MappedBuffer(_HostUsable):
     def device(self) -> Device: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
-        take the memory over without a copy. AttributeError on the emulated device,
-        for negative strides, and for dtypes of other packages (DLPack has their types).
+        """CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
+        use the memory without a copy. Raises AttributeError on the emulated device, for
+        negative strides, and for dtypes of other packages (DLPack has their types).
         """
     @property
     def device_ptr(self) -> int:
-        """Address of element 0 for the device, as an int; 0 if there are no
-        bytes. ValueError if the buffer is closed.
+        """Address of element 0 for the device, as an int, which is 0 if there are no
+        bytes. Raises ValueError if the buffer is closed.
         """
 
 @final
 class ManagedBuffer(_HostUsable):
-    """Unified memory: one address for host and devices, pages move on use.
+    """Unified memory: host and devices use one address, and pages move when they are used.
 
-    Has the buffer protocol for the host and the CUDA array interface for
+    It has the buffer protocol for the host and the CUDA array interface for
     devices.
 
     Examples
@@ -894,9 +912,9 @@ class ManagedBuffer(_HostUsable):
     def device(self) -> Device: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
-        take the memory over without a copy. AttributeError on the emulated device,
-        for negative strides, and for dtypes of other packages (DLPack has their types).
+        """CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
+        use the memory without a copy. Raises AttributeError on the emulated device, for
+        negative strides, and for dtypes of other packages (DLPack has their types).
         """
     def prefetch_pages(self, to: object = None, stream: object = None) -> None:
         """Move the pages to a device or to the host ahead of use.
@@ -904,22 +922,22 @@ class ManagedBuffer(_HostUsable):
         Parameters
         ----------
         to : Device, int or str, optional
-            A device, ``"cpu"`` (``"host"`` is the same) or ``"numa:1"``, a NUMA node
-            of the host; default: cumem's current device.
+            A device, ``"cpu"`` (or ``"host"``, which is the same), or a NUMA node of the
+            host, such as ``"numa:1"``; default: cumem's current device.
         stream : Stream or other stream object, optional
-            Default: the current stream of that device, for the host that of the
-            buffer's.
+            The stream that the move is queued on; default: the current stream of that
+            device, or of the buffer's device if the pages go to the host.
 
         Raises
         ------
         ValueError
             There is no such device, or the buffer is closed.
         TypeError
-            `to` or `stream` is of another type.
+            `to` or `stream` has the wrong type.
         CudaError
-            The driver refused: a device has no concurrent managed access, `stream`
-            is being captured, there is no such node, or the driver is older than
-            CUDA 12.2 and knows no nodes.
+            The driver refused, because a device has no concurrent managed access,
+            `stream` is being captured, the node does not exist, or the driver is older
+            than CUDA 12.2 and does not know nodes.
 
         Warns
         -----
@@ -929,13 +947,13 @@ class ManagedBuffer(_HostUsable):
         Notes
         -----
         Blocks: no, the move is queued. Ordered after: work on `stream`. Whole pages
-        move, from that of the lowest element to that of the highest, with whatever
+        move, from the page of the lowest element to that of the highest, with whatever
         else lies on them. The data may be used meanwhile.
         """
     @property
     def prefetch_location(self) -> Device | str | None:
-        """Where the memory was last prefetched to: a `Device`, ``'host'``,
-        ``'numa:1'``, or None if nowhere or to several places.
+        """Where the memory was last prefetched to: a `Device`, ``'host'`` or a node such as
+        ``'numa:1'``. It is None if it never was, or if its parts went to several places.
         """
     def advise(
         self,
@@ -944,58 +962,58 @@ class ManagedBuffer(_HostUsable):
         preferred_location: object = ...,
         accessed_by: object = None,
     ) -> None:
-        """Tell the driver how the memory will be used. What is left out stays.
+        """Tell the driver how the memory will be used. Advice that is left out stays.
 
         Parameters
         ----------
         read_mostly : bool, optional
-            Whether each side that reads is to get a copy of its own; a write drops
-            the others.
+            Whether the host and each device that read are to get copies of their own. A
+            write drops all copies but one.
         preferred_location : Device, int, str or None, optional
-            Where pages are to stay if they can: a device, ``"cpu"`` or ``"numa:1"``;
-            None: nowhere in particular.
+            Where pages are to stay if they can: a device, ``"cpu"`` or a node such as
+            ``"numa:1"``. None takes this advice back.
         accessed_by : sequence of Device, int or str, optional
-            Exactly those, devices and ``"cpu"``, that are to have the memory mapped
-            wherever it is, so that they need no page fault; ``()``: nobody.
+            All devices, and ``"cpu"``, that are to have the memory mapped wherever it is,
+            so that they use it without a page fault. ``()`` means none of them.
 
         Raises
         ------
         TypeError, ValueError
-            An argument is none of these, or the buffer is closed.
+            An argument is not one of these, or the buffer is closed.
         CudaError
-            The driver refused: a device has no concurrent managed access, or a NUMA
-            node needs a driver of CUDA 12.2.
+            The driver refused, because a device has no concurrent managed access, or
+            because a NUMA node needs a driver of CUDA 12.2.
 
         Notes
         -----
-        Blocks: no. Ordered after: nothing, it holds at once. It is for whole pages,
-        from that of the lowest element to that of the highest, with whatever else
-        lies on them: buffers of less than 1 MiB may share a page. Memory goes back
-        to its pool without it.
+        Blocks: no. Ordered after: nothing, since advice takes effect at once. It applies
+        to whole pages, from the page of the lowest element to that of the highest, with
+        whatever else lies on them: buffers of less than 1 MiB may share a page. When the
+        memory goes back to its pool the advice is taken back.
         """
     @property
     def read_mostly(self) -> bool:
-        """Whether each side that reads gets a copy of its own, as set for all pages
-        of the buffer; see `advise`.
+        """Whether the host and each device that read get copies of their own, which is True
+        only if it was advised for all pages of the buffer; see `advise`.
         """
     @read_mostly.setter
     def read_mostly(self, value: bool) -> None: ...
     @property
     def preferred_location(self) -> Device | str | None:
-        """Where pages are to stay: a `Device`, ``'host'``, ``'numa:1'``, or None if
-        nowhere or not all pages are told the same; see `advise`.
+        """Where pages are to stay: a `Device`, ``'host'`` or a node such as ``'numa:1'``.
+        It is None if there is no such advice or pages have different ones; see `advise`.
         """
     @preferred_location.setter
     def preferred_location(self, value: object) -> None: ...
     @property
     def accessed_by(self) -> tuple[Device | str, ...]:
-        """Devices, and ``'host'``, that have all pages mapped wherever they are; see
-        `advise`.
+        """The devices, and ``'host'``, that have all pages mapped wherever the pages are;
+        see `advise`.
         """
     @accessed_by.setter
     def accessed_by(self, value: object) -> None: ...
     def page_residency(self) -> Residency:
-        """What is known of where the pages are.
+        """Find out what is known of where the pages are.
 
         Returns
         -------
@@ -1010,10 +1028,10 @@ class ManagedBuffer(_HostUsable):
 
         Notes
         -----
-        Blocks: no. Ordered after: nothing; moves that are queued are not waited for.
-        A driver tells where memory was last sent, not where it is; the host's page
-        tables tell what the host can touch without a fault. The attribute `residency`
-        is the kind of memory, as it is of every buffer.
+        Blocks: no. Ordered after: nothing; it does not wait for moves that are queued.
+        The driver knows where memory was last sent, not where it is. The host's page
+        tables know which pages the host can touch without a fault. The attribute
+        `residency` is another thing: the kind of memory, which every buffer has.
         """
     def discard(self, stream: object = None) -> None:
         """Give up the contents: pages need not be moved or kept any more.
@@ -1021,26 +1039,26 @@ class ManagedBuffer(_HostUsable):
         Parameters
         ----------
         stream : Stream or other stream object, optional
-            Default: the current stream of the buffer's device.
+            The stream that this is queued on; default: the current stream of the
+            buffer's device.
 
         Raises
         ------
         ValueError
             The buffer is not contiguous, or is closed.
         TypeError
-            `stream` is of another type.
+            `stream` has the wrong type.
         CudaError
             The driver is older than CUDA 13.0, a device has no concurrent managed
             access, or `stream` is being captured.
 
         Notes
         -----
-        Blocks: until the last piece of an unfinished background copy of the buffer is
-        submitted; else no, it is queued. Ordered after: work on `stream`, and all work
-        on the buffer that cumem knows of, as a write; what is given to `stream` later
-        comes after it. The bytes are undefined until they are written.
-        Only pages that lie in the buffer as a whole are given up: bytes beside it are
-        never lost.
+        Blocks: only if a background copy of the buffer is unfinished, until its last
+        piece is submitted. Ordered after: work on `stream`, and all work on the buffer
+        that cumem knows of, as a write would be. Work that `stream` is given later comes
+        after it. The bytes are undefined until they are written. Only pages that lie
+        entirely in the buffer are given up, so bytes beside it are never lost.
         """
     def on(
         self, device: object = None, *, stream: object = None
@@ -1050,33 +1068,32 @@ class ManagedBuffer(_HostUsable):
         Parameters
         ----------
         device : Device, int or str, optional
-            As in `prefetch_pages`.
+            Where to, as in `prefetch_pages`.
         stream : Stream or other stream object, optional
-            For both moves; default: the current stream at the begin, and that at the
-            end of the block.
+            The stream for both moves; default: for each the stream that is current then.
 
         Returns
         -------
         context manager
-            Its value is the buffer. It can be entered once.
+            A context manager whose value is the buffer. It can be entered once.
 
         Raises
         ------
         ValueError, TypeError, CudaError
-            As by `prefetch_pages`, when the block begins or ends.
+            The same as from `prefetch_pages`, when the block begins or ends.
 
         Notes
         -----
-        Blocks: no. The begin is ``prefetch_pages(device, stream)``. The end prefetches the
-        pages to where they had last been prefetched to before, or to the host where
-        that is not known, ordered after the work that the block gave to the stream.
+        Blocks: no. The block begins with ``prefetch_pages(device, stream)``. It ends by
+        prefetching the pages to where they had last been prefetched before, or to the
+        host if that is not known, after the work that the block gave to the stream.
         """
 
 @final
 class DeviceBuffer(Buffer):
     """Memory of a device, which the host cannot touch.
 
-    Has the CUDA array interface and no buffer protocol.
+    It has the CUDA array interface and no buffer protocol.
 
     Examples
     --------
@@ -1089,16 +1106,17 @@ class DeviceBuffer(Buffer):
     def kind(self) -> Literal["device"]: ...
     @property
     def device(self) -> Device: ...
-    # The host has no view of it: the call always raises, and type checkers refuse it.
+    # NumPy cannot view device memory, so the call always raises. The type of `self` makes
+    # type checkers refuse it.
     def numpy(self: _HostUsable) -> NDArray[Any]: ...  # type: ignore[misc]
 
     __dlpack_c_exchange_api__: ClassVar[object]
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3: a dict by which CuPy, Numba, torch and JAX
-        take the memory over without a copy. AttributeError on the emulated device,
-        for negative strides, and for dtypes of other packages (DLPack has their types).
+        """CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
+        use the memory without a copy. Raises AttributeError on the emulated device, for
+        negative strides, and for dtypes of other packages (DLPack has their types).
         """
 
 @final
@@ -1122,17 +1140,19 @@ class HostBuffer(_HostUsable):
 class Stream:
     """A queue of device work: what is queued on one stream runs in order.
 
-    In a ``with`` block it is the current stream of its device, in this thread or task
-    only. Leaving the block neither waits nor closes.
+    In a ``with`` block it is the current stream of its device, for this thread or task
+    only. Leaving the block neither waits for the work nor closes the stream.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        Where the work runs; cumem's current device by default.
+        The device that does the work; default: cumem's current device.
     priority : int
-        0 is the lowest; negative numbers come first, as far as the device goes.
+        0 is the lowest priority. Streams with negative numbers come first, down to the
+        least number that the device has.
     non_blocking : bool
-        False orders it with the legacy default stream, as CUDA's blocking streams are.
+        False makes it a blocking stream of CUDA's, which is ordered with the legacy
+        default stream.
 
     Raises
     ------
@@ -1143,8 +1163,8 @@ class Stream:
 
     Notes
     -----
-    Two Streams are equal when they stand for the same CUDA stream. Everything that was
-    queued keeps the stream alive.
+    Two Streams are equal if they stand for the same CUDA stream. The work that is queued
+    on a stream keeps it alive.
 
     Examples
     --------
@@ -1165,7 +1185,9 @@ class Stream:
     ) -> Self: ...
     @classmethod
     def from_external(cls, obj: object, /, *, device: object = None) -> Self:
-        """Stream made by another library; it is kept alive, and stays its owner's.
+        """Make a Stream of another library's stream, which stays that library's.
+
+        The object is kept alive as long as the Stream.
 
         Parameters
         ----------
@@ -1174,8 +1196,8 @@ class Stream:
             (CuPy) or ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy
             default stream, 2 is the calling thread's.
         device : Device, int or str, optional
-            Whose default stream is meant, where neither `obj` nor the driver can say
-            it.
+            The device whose default stream is meant, if neither `obj` nor the driver
+            can say that.
 
         Returns
         -------
@@ -1186,31 +1208,29 @@ class Stream:
         TypeError
             If `obj` is not a stream.
         ValueError
-            If a handle is negative, ``__cuda_stream__`` answers a version that is not
-            known, or the stream belongs to another device than `device`.
+            If a handle is negative, ``__cuda_stream__`` returns an unknown version, or
+            the stream belongs to another device than `device`.
         CudaError
             If the driver does not know the handle.
         """
     @property
     def handle(self) -> int:
-        """cudaStream_t as an int; 1 is the legacy default stream."""
+        """The cudaStream_t as an int; 1 is the legacy default stream."""
     @property
     def id(self) -> int:
-        """Number that, unlike the handle, no later stream of the process gets again."""
+        """A number that, unlike the handle, no later stream of the process gets again."""
     @property
     def device(self) -> Device:
-        """Device the stream belongs to."""
+        """The device that the stream belongs to."""
     @property
     def priority(self) -> int:
-        """0 for the lowest; negative numbers come first."""
+        """The priority: 0 is the lowest, and negative numbers come first."""
     @property
     def done(self) -> bool:
-        """True when nothing that was queued is left to do. Never blocks; raises CudaError
-        when work failed.
-        """
+        """True if all queued work is done. Never blocks; raises CudaError if it failed."""
     @property
     def is_capturing(self) -> bool:
-        """True while work queued on the stream goes into a graph instead of running."""
+        """True while queued work goes into a graph instead of running."""
     def synchronize(self) -> None:
         """Wait until everything queued so far is done.
 
@@ -1227,18 +1247,18 @@ class Stream:
         in the main thread.
         """
     def wait(self, other: object, /) -> None:
-        """Let work queued from now on start only after `other`.
+        """Make work that is queued from now on wait for `other`.
 
         Parameters
         ----------
         other : Event, Transfer or stream
-            An event as recorded last, a transfer, or all that is queued on a stream so
-            far.
+            An event, as it was recorded last; a transfer; or a stream, for all that is
+            queued on it so far.
 
         Raises
         ------
         TypeError
-            If `other` is none of these.
+            If `other` is not one of these.
         ValueError
             If one of them is closed.
         CudaError
@@ -1246,21 +1266,21 @@ class Stream:
 
         Notes
         -----
-        **Blocks** only for a Transfer, until its last piece is submitted; for one
-        that ends on the host, until it is done. **Ordered after** `other`.
+        **Blocks** only for a Transfer: until its last piece is submitted, or, if the host
+        has the last step, until it is done. **Ordered after** `other`.
         """
     def wait_event(self, event: Event, /) -> None:
-        """Let work queued from now on start only after an event, as `wait` does.
+        """Make work that is queued from now on wait for an event, as `wait` does.
 
         Parameters
         ----------
         event : Event
-            As it was recorded last.
+            The event, as it was recorded last.
 
         Raises
         ------
         TypeError
-            If `event` is nothing that can be waited for.
+            If `event` is not something that can be waited for.
         ValueError
             If one of them is closed.
         CudaError
@@ -1268,7 +1288,7 @@ class Stream:
 
         Notes
         -----
-        PyTorch and CuPy have this name. Never blocks. **Ordered after** `event`.
+        PyTorch and CuPy have this name for it. Never blocks. **Ordered after** `event`.
         """
     def record(self, event: Event | None = None, /) -> Event:
         """Mark this point of the stream.
@@ -1276,7 +1296,7 @@ class Stream:
         Parameters
         ----------
         event : Event, optional
-            Moved to this point; a new one is made by default.
+            The event to move to this point; default: a new one.
 
         Returns
         -------
@@ -1299,23 +1319,23 @@ class Stream:
 
         Notes
         -----
-        Never waits for that work. Buffers and transfers that used the stream keep
-        it until they are done with it. Does nothing for ``current_stream()`` where that
-        is a device's default stream.
+        It never waits for that work. Buffers and transfers that used the stream keep it
+        until they are done with it. Closing a device's default stream, which
+        ``current_stream()`` may return, does nothing.
         """
     @property
     def closed(self) -> bool:
-        """Whether `close` or ``shutdown()`` closed it."""
+        """Whether `close` or ``shutdown()`` has closed it."""
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now."""
+        """List the names of the members that can be read now."""
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Protocol of other libraries: ``(0, handle)``."""
+        """Return ``(0, handle)``, by the protocol that other libraries use."""
     def __enter__(self) -> Self:
         """Make it the current stream of its device in this thread or task.
 
-        Blocks may end in any order, as those of generators do: the innermost of those
-        still open is current. Tasks started inside and contexts copied inside keep it
-        after the block.
+        Blocks may end in any order, as those of generators do: the innermost block that
+        is still open determines the current stream. Tasks that are started and contexts
+        that are copied inside a block keep its stream after the block.
 
         Raises
         ------
@@ -1329,30 +1349,31 @@ class Stream:
         tb: TracebackType | None,
         /,
     ) -> None:
-        """End the block that was entered here; the others stay as they are.
+        """End the block that was entered here. Other blocks stay as they are.
 
         Raises
         ------
         RuntimeError
-            If the block was entered in another thread or context, as that of a
-            generator may be that another thread closes: it is over there and here; or
-            if it was not entered.
+            If the block was not entered, or was entered in another thread or context, as
+            happens with a generator that another thread closes. Then it ends both there
+            and here.
         """
     def __hash__(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Event:
-    """A point in a stream, to wait for or to measure from.
+    """A point in a stream that can be waited for and that time is measured between.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        Whose streams it is recorded on; cumem's current device by default.
+        The device whose streams it is recorded on; default: cumem's current device.
     timing : bool
-        Take the time when the point is reached; without it an event is cheaper.
+        Whether the time is taken when the point is reached. An event without it is
+        cheaper.
     blocking : bool
-        Let `synchronize` sleep instead of spinning on a core.
+        Whether `synchronize` sleeps, instead of spinning on a core.
 
     Raises
     ------
@@ -1381,14 +1402,14 @@ class Event:
     ) -> Self: ...
     @property
     def handle(self) -> int:
-        """cudaEvent_t as an int."""
+        """The cudaEvent_t as an int."""
     @property
     def device(self) -> Device:
-        """Device whose streams it is recorded on."""
+        """The device whose streams it is recorded on."""
     @property
     def done(self) -> bool:
-        """True when the point recorded last is reached. Never blocks; raises CudaError
-        when work failed.
+        """True if the point that was recorded last is reached. Never blocks; raises
+        CudaError if work failed.
         """
     def record(self, stream: object = None, /) -> Self:
         """Move the event to the end of what is queued on a stream.
@@ -1396,7 +1417,7 @@ class Event:
         Parameters
         ----------
         stream : object, optional
-            Anything `Stream.from_external` takes; the current stream by default.
+            Anything that `Stream.from_external` takes; default: the current stream.
 
         Returns
         -------
@@ -1417,7 +1438,7 @@ class Event:
         Never blocks. **Ordered after** all that is queued on the stream.
         """
     def synchronize(self) -> None:
-        """Wait until the point recorded last is reached.
+        """Wait until the point that was recorded last is reached.
 
         Raises
         ------
@@ -1431,7 +1452,7 @@ class Event:
         **Blocks** until then, GIL released; Ctrl-C interrupts it in the main thread.
         """
     def seconds_since(self, start: Event, /) -> float:
-        """Time from another event to this one on the device's clock.
+        """Measure the time from another event to this one by the device's clock.
 
         Parameters
         ----------
@@ -1446,7 +1467,7 @@ class Event:
         Raises
         ------
         TypeError
-            If `start` is no Event.
+            If `start` is not an Event.
         ValueError
             If one of them is closed, was never recorded or was made without ``timing``,
             or if they belong to different devices.
@@ -1456,11 +1477,12 @@ class Event:
         Notes
         -----
         **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
-        the main thread. Resolution: CUDA Runtime API, ``cudaEventElapsedTime``.
+        the main thread. CUDA's documentation of ``cudaEventElapsedTime`` tells the
+        resolution.
         """
     _timing: Final[bool]
     def query(self) -> bool:
-        """The same as `done`, by the name that PyTorch and Numba have for it.
+        """Return `done`, by the name that PyTorch and Numba have for it.
 
         Returns
         -------
@@ -1474,13 +1496,13 @@ class Event:
             If work before it failed.
         """
     def wait(self, stream: object = None) -> None:
-        """Let a stream wait for the event, as ``stream.wait(event)`` does.
+        """Make a stream wait for the event, as ``stream.wait(event)`` does.
 
         Parameters
         ----------
         stream : object, optional
-            Anything `Stream.from_external` takes; the current stream of the event's
-            device by default.
+            Anything that `Stream.from_external` takes; default: the current stream of
+            the event's device.
 
         Raises
         ------
@@ -1493,11 +1515,12 @@ class Event:
 
         Notes
         -----
-        PyTorch and Numba have this name. Never blocks the host, which `synchronize`
-        does. What is queued on `stream` later is **ordered after** the event.
+        PyTorch and Numba have this name for it. It never blocks the host, which
+        `synchronize` does. Work that is queued on `stream` later is **ordered after** the
+        event.
         """
     def elapsed_time(self, end: Event, /) -> float:
-        """Milliseconds from this event to a later one, as PyTorch and Numba have it.
+        """Measure the milliseconds from this event to a later one, as PyTorch and Numba do.
 
         Parameters
         ----------
@@ -1512,36 +1535,37 @@ class Event:
         Raises
         ------
         TypeError, ValueError, CudaError
-            As by `seconds_since`.
+            The same as from `seconds_since`.
 
         Notes
         -----
         **Blocks** until both are reached, GIL released.
         """
     def close(self) -> None:
-        """Release the event; streams that wait for it still do."""
+        """Release the event. Streams that wait for it go on waiting."""
     @property
     def closed(self) -> bool:
-        """Whether `close` or ``shutdown()`` closed it."""
+        """Whether `close` or ``shutdown()`` has closed it."""
     def __dir__(self) -> list[str]:
-        """Names of members that can be read now."""
+        """List the names of the members that can be read now."""
     def __await__(self) -> Generator[Any]: ...
 
 @final
 class Transfer:
     """A copy that may still be running, made by `copy_async`.
 
-    It keeps both ends alive. Dropping it neither blocks nor cancels: the ends then live
-    until the copy is done, and a failure that is never read goes to
+    It keeps both ends alive. Dropping it neither blocks nor cancels the copy: the ends
+    then live until the copy is done, and a failure that nobody has seen goes to
     `sys.unraisablehook`. `await` it in a coroutine, or call `wait`. It is not a
-    coroutine: ``asyncio.ensure_future`` makes a task of it, ``create_task`` does not.
+    coroutine itself: ``asyncio.ensure_future`` makes a task of it, ``create_task`` does
+    not.
 
     Raises
     ------
     CudaError
-        By `wait`, `order` and `await`: the copy failed.
+        From `wait`, `order` and `await`, if the copy failed.
     CancelledError
-        By the same: it was cancelled.
+        From the same, if the copy was cancelled.
 
     Examples
     --------
@@ -1554,46 +1578,48 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """True when the copy is over, also when it failed. Never blocks. RuntimeError in a
-        child made by ``fork`` if it was not over by then.
+        """True if the copy is over, even if it failed. Never blocks. Raises RuntimeError
+        in a child made by ``fork`` if the copy was not over when the process forked.
         """
     @property
     def nbytes(self) -> int:
-        """Payload in bytes; a source that is repeated to fit counts once."""
+        """How many bytes are copied. A source that is repeated to fit counts once."""
     @property
     def seconds(self) -> float:
-        """Time from start to end, in seconds: by the device's clock for what a stream did
-        alone, else by the host's; 0.0 while it is not done.
+        """The seconds from the start to the end of the copy, or 0.0 while it is not done.
+        They are measured by the device's clock if a stream made the copy alone, else by the
+        host's.
         """
     @property
     def gbps(self) -> float:
-        """Payload per time, in 1e9 bytes a second; 0.0 while it is not done."""
+        """The rate in 1e9 bytes a second, or 0.0 while the copy is not done."""
     @property
     def route(self) -> str:
-        """How the bytes went, by the name of the route, such as "direct" or "staged"; the
-        list is in docs/copies.md. "several" of many at once, whose parts went their own
-        ways.
+        """The name of the route that the bytes took, such as "direct" or "staged";
+        docs/copies.md lists them. It is "several" for many copies at once whose parts took
+        different routes.
         """
     @property
     def progress(self) -> int:
-        """Bytes of `nbytes` that have arrived, in whole pieces; it never falls, and is
-        `nbytes` just when all is done without a failure. What one call of the driver
-        moves is nothing until then. Never blocks.
+        """How many of the `nbytes` have arrived, in whole pieces. It never falls, and is
+        `nbytes` if and only if the copy is done and has not failed. A piece that one call
+        of the driver moves counts only when it is complete. Never blocks.
         """
     @property
     def cancelled(self) -> bool:
-        """True when `cancel` has cancelled it. Never blocks."""
+        """True if `cancel` has cancelled the copy. Never blocks."""
     def wait(self, timeout: float | None = None, *, progress: _Progress = None) -> None:
         """Wait until the data is there.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds; None waits as long as it takes.
+            How many seconds to wait at most; None waits as long as it takes.
         progress : bool or callable, optional
-            True shows a bar if it takes long (tqdm, of the extra ``cumem[progress]``).
-            A callable is called now and then, and once more when all is done, with the
-            bytes that have arrived and those in all; what it raises ends the waiting.
+            True shows a bar if the copy takes long (with tqdm, which the extra
+            ``cumem[progress]`` installs). A callable is called now and then, and once more
+            when all is done, with the number of bytes that have arrived and the number of
+            all bytes. An exception that it raises ends the waiting.
 
         Raises
         ------
@@ -1607,48 +1633,48 @@ class Transfer:
             If the owner of an end's memory moved it (``share_memory_()`` of a PyTorch
             tensor) before anybody saw the end of the copy.
         ImportError
-            If `progress` is True and there is no tqdm.
+            If `progress` is True and tqdm is not installed.
         CancelledError
             If the copy was cancelled.
         CudaError
             If the copy failed.
         OSError
-            If an end is a mapped file that was cut short or cannot be read.
+            If an end is a mapped file that has become shorter or cannot be read.
 
         Notes
         -----
-        **Blocks** until then, GIL released; Ctrl-C interrupts the waiting, not
-        the copy.
+        **Blocks** until the copy is done or `timeout` has passed, GIL released. Ctrl-C
+        interrupts the waiting, not the copy.
         """
     def cancel(self) -> bool:
         """Cancel the copy if it has not begun.
 
-        Only a copy in the background can still be cancelled (one made without
-        `stream=`), and only while it waits for a thread or for what has to come before
-        it. What the driver has been given cannot be called back.
+        Only a copy in the background (one that was made without `stream=`) can be
+        cancelled, and only while it waits for a thread or for work that comes before it.
+        A copy that the driver was given cannot be called back.
 
         Returns
         -------
         bool
-            True if the copy is cancelled, now or by an earlier call: nothing was or
+            True if this call or an earlier one has cancelled the copy: nothing was or
             will be read or written, the transfer is done, both ends are released, and
-            `wait`, `order` and `await` raise `CancelledError`. False if it has begun or
-            is done: nothing changes.
+            `wait`, `order` and `await` raise `CancelledError`. False if the copy has begun
+            or is done; then nothing changes.
 
         Notes
         -----
-        Copies that were to come after it go ahead. Cancelling a task that awaits
-        a transfer does not cancel the transfer. It returns within a moment, GIL
-        released.
+        Copies that waited for this one go ahead. Cancelling a task that awaits a transfer
+        does not cancel the transfer. The call returns within a moment, GIL released.
         """
     def order(self, stream: object, /) -> None:
-        """Let a stream wait for the copy.
+        """Make a stream wait for the copy.
 
         Parameters
         ----------
         stream : stream
-            Anything `Stream.from_external` takes. None is the current stream, and 0 or 1
-            the default stream, of the device of the target, or else of the source.
+            Anything that `Stream.from_external` takes. None means the current stream, and
+            0 or 1 the default stream, of the target's device, or of the source's if the
+            target has no device.
 
         Raises
         ------
@@ -1661,12 +1687,12 @@ class Transfer:
 
         Notes
         -----
-        **Blocks**, GIL released, until the last piece is queued (for a target
-        that the host has to write, until it is written). Work queued on `stream`
-        afterwards is **ordered after** the copy.
+        **Blocks**, GIL released, until the last piece is queued or, if the host has to
+        write the target, until it is written. Work that is queued on `stream` afterwards
+        is **ordered after** the copy.
         """
     def to_dict(self) -> dict[str, Any]:
-        """What its properties tell now, as plain data that ``json.dumps`` writes.
+        """Return its properties as they are now, as plain data for ``json.dumps``.
 
         Returns
         -------
@@ -1675,38 +1701,39 @@ class Transfer:
             ``gbps`` and ``route``. Never blocks.
         """
     def _repr_html_(self) -> str:
-        """What a notebook shows: progress, route and rate."""
+        """Return what a notebook shows: progress, route and rate."""
     def add_done_callback(self, fn: Callable[[Transfer], object], /) -> None:
-        """Have ``fn(transfer)`` called when the transfer is over: done, failed or
-        cancelled.
+        """Have ``fn(transfer)`` called when the transfer is done, failed or cancelled.
 
         Parameters
         ----------
         fn : callable
-            Called once, with the transfer, which then is `done`: its `wait` returns at
-            once, or raises why it failed. Each call of this method adds one more.
+            The function to call, once, with the transfer. The transfer is `done` by then,
+            so its `wait` returns at once or raises the reason of the failure. Each call of
+            this method adds one more function.
 
         Raises
         ------
         TypeError
             If `fn` cannot be called.
         RuntimeError
-            If the interpreter ends and no thread can be started any more.
+            If the interpreter is ending and no thread can be started any more.
         CudaError
-            In a forked child, where the parent's transfers never end.
+            If this is a forked child, where the parent's transfers never end.
 
         See Also
         --------
-        wait : block until it is done. ``await transfer`` : let an event loop go on.
+        wait : blocks until it is done. ``await transfer`` : lets an event loop go on.
 
         Notes
         -----
-        Blocks: no. What is done already calls `fn` here and now, in this thread. Else a
-        thread named ``cumem-done-callbacks`` calls it, one after the other with all
-        others and never out of a callback of CUDA's: what takes long there holds up the
-        rest. An exception of `fn` goes to `sys.unraisablehook`. The interpreter ends
-        after the callbacks that are still to come, as it does for threads of
-        `concurrent.futures`. Until then the transfer is kept.
+        Blocks: no. If the transfer is done already, this call calls `fn` itself, in this
+        thread. Otherwise a thread named ``cumem-done-callbacks`` calls it later. That
+        thread calls one function after the other, so one that takes long delays the rest;
+        no function is called from a callback of CUDA's. An exception that `fn` raises goes
+        to `sys.unraisablehook`. The interpreter waits for all callbacks before it ends, as
+        it does for threads of `concurrent.futures`. The transfer is kept until `fn` was
+        called.
 
         Examples
         --------
@@ -1730,7 +1757,7 @@ class _DeviceBlocks:
         """Make the device current again that was so before."""
 
 class _Pool(Generic[_B_co]):
-    """What a Pool has in C; `cumem.pools.pool.Pool` is the type of all of them."""
+    """The part of `Pool` that is C. Every pool is of the type `cumem.pools.pool.Pool`."""
 
     @classmethod
     def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
@@ -1748,59 +1775,60 @@ class _Pool(Generic[_B_co]):
     ) -> Self: ...
     @property
     def _config(self) -> _PoolConfig:
-        """How the pool was made, which can be read after its end as well."""
+        """How the pool was made. It can be read after the pool is closed, too."""
     def allocate(self, nbytes: int, stream: object = None) -> _B_co:
         """Allocate a one-dimensional buffer of bytes.
 
         Parameters
         ----------
         nbytes : int
-            Its length in bytes; 0 is fine.
+            The length of the buffer in bytes, which may be 0.
         stream : Stream or other stream object, optional
-            The stream to use it on first; default: the current one for device memory,
-            none for the other kinds.
+            The stream that will use the memory first; default: the current stream for
+            device memory, and none for the other kinds.
 
         Returns
         -------
         Buffer
-            Of dtype uint8 and of the pool's kind. Its bytes are not set.
+            A buffer of dtype uint8 and of the pool's kind, whose bytes are not set.
 
         Raises
         ------
         TypeError
             If an argument has the wrong type.
         ValueError
-            If `nbytes` is negative or does not fit in 63 bits, `stream` is of another
-            device, or the pool is closed.
+            If `nbytes` is negative or does not fit in 63 bits, `stream` belongs to
+            another device, or the pool is closed.
         OutOfMemoryError
-            If there is no room, also after waiting for freed memory and trimming pools.
+            If there is not enough memory, even after waiting for freed memory and
+            trimming pools.
         CudaError
             If a call to CUDA failed.
 
         Notes
         -----
         **Blocks** only when the pool has nothing that fits, GIL released.
-        **Ordered after**: device memory may be used at once on `stream`; on another
-        stream the user orders it.
+        **Ordered after**: device memory may be used at once on `stream`; for another
+        stream the user has to order it.
         """
     def _describe(self) -> _PoolFacts:
-        """Read what the pool is and holds; ValueError if it is closed."""
+        """Read what the pool is and holds. Raises ValueError if it is closed."""
     def _list_blocks(self) -> list[_PoolBlock]:
-        """List its blocks by segment and address; ValueError if it is closed."""
+        """List its blocks by segment and address. Raises ValueError if it is closed."""
     def _reset_peaks(self) -> None:
-        """Let the peaks of the counters start again; ValueError if it is closed."""
+        """Start the peaks of the counters again. Raises ValueError if it is closed."""
     def _set_idle_trim(self, ns: int, /) -> None:
-        """0: never."""
+        """Set after how many nanoseconds unused memory goes back; 0 means never."""
     def _set_limit(self, limit: int | None, /) -> None:
-        """Bytes or None."""
+        """Set the limit in bytes; None means that there is none."""
     def _close(self) -> None:
-        """What close() does of a pool that is not a default pool."""
+        """Close the pool, which is not a default pool."""
     def __enter__(self) -> Self:
-        """Make it current for its kind and device in this thread or task.
+        """Make it the current pool of its kind and device in this thread or task.
 
-        Blocks may end in any order, as those of generators do: the innermost of those
-        still open is current. Tasks started inside and contexts copied inside keep it
-        after the block.
+        Blocks may end in any order, as those of generators do: the innermost block that
+        is still open determines the current pool. Tasks that are started and contexts
+        that are copied inside a block keep its pool after the block.
 
         Raises
         ------
@@ -1814,15 +1842,15 @@ class _Pool(Generic[_B_co]):
         tb: TracebackType | None,
         /,
     ) -> None:
-        """End the block that was entered here: the others stay as they are, and the pool
+        """End the block that was entered here. Other blocks stay as they are, and the pool
         stays open.
 
         Raises
         ------
         RuntimeError
-            If the block was entered in another thread or context, as that of a
-            generator may be that another thread closes: it is over there and here; or
-            if it was not entered.
+            If the block was not entered, or was entered in another thread or context, as
+            happens with a generator that another thread closes. Then it ends both there
+            and here.
         """
 
 @overload
@@ -1960,11 +1988,11 @@ def empty(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements; 0 and ``()`` are fine.
+        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     kind : {'device', 'pinned', 'mapped', 'managed'}
-        What memory; default device memory.
+        The kind of memory; default: device memory.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
@@ -2001,8 +2029,8 @@ def empty(
     Notes
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: device memory may be used at once on `stream`; on another stream the
-    user orders it.
+    Ordered after: device memory may be used at once on `stream`; for another stream the
+    user has to order it.
 
     Examples
     --------
@@ -2025,32 +2053,33 @@ def empty_pinned(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements; 0 and ``()`` are fine.
+        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     portable : bool
-        Page-locked for every device, not only for `device`.
+        Whether the memory is page-locked for every device, not only for `device`.
     write_combined : bool
-        Uncached: fast for devices to read and for the host to write in order, very
-        slow for the host to read.
+        Whether the memory is uncached, which makes it fast for devices to read and for
+        the host to write in order, but very slow for the host to read.
     device : Device, int or str, optional
-        Whose context page-locks it; default: cumem's current one.
+        The device whose context page-locks it; default: cumem's current device.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `device` it says that as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `device` is not given, the pool
+        determines it as well.
 
     Returns
     -------
     PinnedBuffer
-        Its bytes are not set.
+        A buffer whose bytes are not set.
 
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, or an argument is none
-        of its choices.
+        A length is negative, the size does not fit in 63 bits, or an argument is not
+        one of its choices.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
@@ -2064,7 +2093,7 @@ def empty_pinned(
     Notes
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: nothing; memory is handed out when no device uses it.
+    Ordered after: nothing, since memory is handed out only when no device uses it.
 
     Examples
     --------
@@ -2089,32 +2118,33 @@ def empty_mapped(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements; 0 and ``()`` are fine.
+        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     portable : bool
-        Page-locked for every device, not only for `device`.
+        Whether the memory is page-locked for every device, not only for `device`.
     write_combined : bool
-        Uncached: fast for devices to read and for the host to write in order, very
-        slow for the host to read.
+        Whether the memory is uncached, which makes it fast for devices to read and for
+        the host to write in order, but very slow for the host to read.
     device : Device, int or str, optional
-        Whose context page-locks it; default: cumem's current one.
+        The device whose context page-locks it; default: cumem's current device.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `device` it says that as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `device` is not given, the pool
+        determines it as well.
 
     Returns
     -------
     MappedBuffer
-        Its bytes are not set; `device_ptr` is its address for devices.
+        A buffer whose bytes are not set; `device_ptr` is its address for devices.
 
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, or an argument is none
-        of its choices.
+        A length is negative, the size does not fit in 63 bits, or an argument is not
+        one of its choices.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
@@ -2128,7 +2158,7 @@ def empty_mapped(
     Notes
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: nothing; memory is handed out when no device uses it.
+    Ordered after: nothing, since memory is handed out only when no device uses it.
 
     Examples
     --------
@@ -2151,29 +2181,31 @@ def empty_managed(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements; 0 and ``()`` are fine.
+        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     attach : {'global', 'host'}
-        Who may use it at first: any stream of any device, or no device.
+        Which devices may use it at first: with ``'global'`` any stream of any device,
+        with ``'host'`` no device.
     device : Device, int or str, optional
-        Whose context allocates it; default: cumem's current one.
+        The device whose context allocates it; default: cumem's current device.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `device` it says that as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `device` is not given, the pool
+        determines it as well.
 
     Returns
     -------
     ManagedBuffer
-        Its bytes are not set.
+        A buffer whose bytes are not set.
 
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, or an argument is none
-        of its choices.
+        A length is negative, the size does not fit in 63 bits, or an argument is not
+        one of its choices.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
@@ -2187,7 +2219,7 @@ def empty_managed(
     Notes
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: nothing; memory is handed out when no device uses it.
+    Ordered after: nothing, since memory is handed out only when no device uses it.
 
     Examples
     --------
@@ -2211,29 +2243,31 @@ def empty_device(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements; 0 and ``()`` are fine.
+        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
-        Which; default: cumem's current one.
+        The device that has the memory; default: cumem's current device.
     stream : Stream or other stream object, optional
-        The stream of that device to use it on first; default: the current one.
+        The stream of that device that will use the memory first; default: its current
+        stream.
     pool : Pool, optional
-        Where to take it from; default: the pool of the innermost ``with pool:`` block
-        that fits, else the kind's default pool. Without `device` it says that as well.
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `device` is not given, the pool
+        determines it as well.
 
     Returns
     -------
     DeviceBuffer
-        Its bytes are not set.
+        A buffer whose bytes are not set.
 
     Raises
     ------
     ValueError
-        A length is negative, the size does not fit in 63 bits, or an argument is none
-        of its choices.
+        A length is negative, the size does not fit in 63 bits, or an argument is not
+        one of its choices.
     TypeError
         An argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
@@ -2247,8 +2281,8 @@ def empty_device(
     Notes
     -----
     Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: it may be used at once on `stream`; on another stream the user
-    orders it.
+    Ordered after: the memory may be used at once on `stream`; for another stream the
+    user has to order it.
 
     Examples
     --------
@@ -2263,30 +2297,31 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
     Parameters
     ----------
     obj : object
-        A Buffer (returned as it is), a NumPy array, a DLPack exporter or capsule,
+        A Buffer, which is returned as it is, a NumPy array, a DLPack exporter or capsule,
         an object with ``__cuda_array_interface__``, or anything with the buffer
-        protocol; tried in this order.
+        protocol. These are tried in this order.
     stream : stream, optional
-        Where device memory will be used first; default: the current stream of
+        The stream that will use device memory first; default: the current stream of
         its device.
 
     Returns
     -------
     Buffer
-        Of the type that tells where the memory is: HostBuffer for ordinary memory,
-        PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or what
-        `obj` handed out, alive; of a tensor of PyTorch's its storage, which cannot be
-        resized from then on. Where the owner moved the bytes all the same, as
+        A buffer whose type says where the memory is: HostBuffer for ordinary memory,
+        PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or the object
+        that `obj` exported, alive. Of a PyTorch tensor it keeps the storage, which
+        cannot be resized from then on. If the owner moves the bytes nevertheless, as
         ``tensor.share_memory_()`` does, each use of the buffer raises BufferError.
 
     Raises
     ------
     TypeError
-        `obj` exports no memory, or elements that are Python objects.
+        `obj` does not export memory, or its elements are Python objects.
     ValueError
-        The description contradicts itself or what the driver knows of the address.
+        The description of the memory contradicts itself, or contradicts what the driver
+        knows of the address.
     BufferError
-        A DLPack version, device or element type that cumem cannot use.
+        `obj` exports a DLPack version, device or element type that cumem cannot use.
 
     **Ordered after** the exporter's pending work: `stream` waits for it.
 
@@ -2304,44 +2339,45 @@ def asnumpy(
 ) -> NDArray[Any]:
     """Copy anything into a new NumPy array.
 
-    Several threads make and fill the pages of long ones.
+    Several threads make and fill the pages of long arrays.
 
     Parameters
     ----------
     obj : Buffer, array, exporter or value
-        Memory of any kind and strides, as `copy` reads it: buffers, tensors of PyTorch,
-        arrays of CuPy, JAX or NumPy; or what ``numpy.asarray`` takes.
+        Memory of any kind and strides that `copy` reads, such as buffers, PyTorch tensors
+        and arrays of CuPy, JAX or NumPy, or a value that ``numpy.asarray`` takes.
     stream : stream, optional
-        Where to copy device memory, of its device; by default the current stream.
+        The stream that copies device memory, which must be one of its device; default:
+        the current stream.
     progress : bool or callable, optional
         As for `copy`.
 
     Returns
     -------
     numpy.ndarray
-        Of the same shape and dtype, C-contiguous, writable, in ordinary memory of
-        its own.
+        A new array of the same shape and dtype. It is C-contiguous, writable, and in
+        ordinary memory.
 
     Raises
     ------
     TypeError
-        NumPy would make it an array of objects.
+        NumPy would make an array of objects of it.
     ValueError
         The buffer is closed, or `stream` is of another device.
     MemoryError
-        There is no room for the array.
+        There is not enough memory for the array.
     ImportError
-        `progress` is True and there is no tqdm.
+        `progress` is True and tqdm is not installed.
     CudaError
         The copy failed, or `stream` is being captured.
     OSError
-        `obj` is a mapped file that is shorter by now, or cannot be read.
+        `obj` is a mapped file that has become shorter or cannot be read.
 
     Notes
     -----
-    Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it does `copy`.
-    Ordered after: work that cumem knows of on the memory, and `stream` or the current
-    stream of its device.
+    Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it ends `copy`.
+    Ordered after: work that cumem knows of on the memory, and work on `stream` or the
+    current stream of its device.
 
     Examples
     --------
@@ -2367,52 +2403,54 @@ def copy(
         Writable memory: a Buffer, a NumPy array of any strides, or anything with
         DLPack, ``__cuda_array_interface__`` or the buffer protocol.
     src : Buffer, array, exporter or scalar
-        The same, or a scalar or list, whose values `dst` must hold unchanged. Its shape
-        must be that of `dst` or broadcast to it as in NumPy.
+        The same, or a scalar or list whose values must fit into the dtype of `dst`
+        unchanged. Its shape must be that of `dst` or broadcast to it as in NumPy.
     stream : stream, optional
-        Where to copy, of a device that is an end; by default its current stream.
+        The stream to copy on, of a device whose memory is an end; default: that device's
+        current stream.
     progress : bool or callable, optional
-        As for `Transfer.wait`; what a callable raises ends the copy as Ctrl-C does.
+        As for `Transfer.wait`. An exception that a callable raises ends the copy as Ctrl-C
+        does.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which other dtype `dst` may have, as in `numpy.can_cast`; by default none.
+        Which other dtypes `dst` may have, as in `numpy.can_cast`; default: none.
         Numbers (bool, integers, float16, bfloat16, float32, float64) are converted by
-        the host's copy threads as they pack or unpack, so that between host and device
-        the link carries the device's dtype; what has 8 or 16 bits and becomes float32,
-        1 MiB of it or more, grows on the device. Floats become what NumPy makes of
-        them; those that an integer dtype cannot hold become its nearest value, NaN 0.
-        All other dtypes are converted by NumPy, in the same threads. Between memory of
-        devices the elements come to the host and go on from there, but for those of 8
-        or 16 bits that become float32 within a device.
+        the host's copy threads while they pack or unpack, so that between host and device
+        the link carries the device's dtype. Only 1 MiB or more of numbers of 8 or 16 bits
+        that become float32 are converted on the device. Floats become what NumPy makes of
+        them, except that those which an integer dtype cannot hold become its nearest
+        value, and NaN becomes 0. All other dtypes are converted by NumPy, in the same
+        threads. If both ends are device memory, the elements come to the host and go on
+        from there, unless they have 8 or 16 bits and become float32 within one device.
     scale, offset : float, optional
-        With `casting`, each value becomes ``value * scale + offset``: in float64 where
-        that is the dtype of an end, else in float32.
+        With `casting`, each value becomes ``value * scale + offset``. This is computed in
+        float64 if that is the dtype of an end, else in float32.
 
     Raises
     ------
     TypeError
         If an end is not memory or has masked elements, the dtypes differ and `casting`
-        does not allow it, NumPy has no way from the one to the other, or `scale` and
-        `offset` are not for them.
+        does not allow it, NumPy cannot convert one to the other, or `scale` and
+        `offset` are not possible for them.
     ValueError
         If the shapes do not fit, `dst` is read-only or elements of it share memory, a
-        buffer is closed, `stream` is of another device or `casting` is not a rule; if
-        an element cannot be converted, as a text that is not a number (OverflowError
+        buffer is closed, `stream` belongs to another device, `casting` is not a rule, or
+        an element cannot be converted, such as a text that is not a number (OverflowError
         where NumPy raises that).
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     CudaError
         If the copy failed, or `stream` is being captured.
     OSError
-        If an end is a mapped file that is shorter by now, or cannot be read.
+        If an end is a mapped file that has become shorter or cannot be read.
 
     Notes
     -----
-    **Blocks** until done, GIL released. Ctrl-C ends it within a few pieces, and
-    nothing is read or written afterwards. It waits a second at most for what the driver
-    already has; where that takes longer, the copy goes on and both ends are kept alive.
-    **Ordered after** all work that cumem knows of on either end, except background
-    copies of other bytes of it. Overlapping ends behave as if `src` were read whole
-    first; bytes between the elements of a strided target are never written.
+    **Blocks** until the copy is done, GIL released. Ctrl-C ends it within a few pieces,
+    and nothing is read or written afterwards. It then waits at most a second for pieces
+    that the driver already has; if they take longer, they go on and both ends are kept
+    alive. **Ordered after** all work that cumem knows of on either end, except background
+    copies of other bytes of it. Overlapping ends behave as if all of `src` were read
+    first. Bytes between the elements of a strided target are never written.
 
     Examples
     --------
@@ -2441,20 +2479,21 @@ def copy_async(
     dst, src : Buffer, array, exporter
         As for `copy`.
     stream : stream, optional
-        Copy in the order of this stream: once the stream is done, the bytes are at
-        `dst`. Where device memory is an end, a stream of a device of either end.
-        Without one the copy runs in the background: only its handle says when it is
-        complete, and no stream, event or device.
+        The stream in whose order the copy is made: once the stream is done, the bytes are
+        at `dst`. If an end is device memory, it must be a stream of the device of either
+        end. Without a stream the copy runs in the background, and only its handle says
+        when it is complete: no stream, event or device does.
     after : stream, or tuple or list of streams, optional
-        What these streams were given so far comes first as well. With it, and without
-        `stream`, a copy of ordinary memory is in order and the call does not wait.
+        The copy also comes after the work that these streams were given so far. With
+        `after` and without `stream`, a copy of ordinary memory is ordered and the call
+        does not wait.
     casting, scale, offset : optional
         As for `copy`.
 
     Returns
     -------
     Transfer
-        Its handle; it keeps both ends alive.
+        The handle of the copy, which keeps both ends alive.
 
     Raises
     ------
@@ -2463,29 +2502,28 @@ def copy_async(
         does not allow it, as for `copy`.
     ValueError
         If the shapes do not fit, `dst` is read-only or elements of it share memory, a
-        buffer is closed or `stream` is of another device.
+        buffer is closed or `stream` belongs to another device.
     OSError
-        If an end is a mapped file that is cut short, or cannot be read.
+        If an end is a mapped file that has become shorter or cannot be read.
     CudaError
-        If the copy failed before the call returned, or `stream` is being captured and
-        the copy is not one that a graph can hold: a graph holds nothing that the host
-        does.
+        If the copy failed before the call returned, or `stream` is being captured and the
+        host has a part in the copy, which a graph cannot hold.
 
     Notes
     -----
-    Without a stream it never waits for other work, and the source, ordinary memory too,
-    must not be changed before the copy is done. With one it **blocks**, GIL released,
-    where the processor takes part in the copy: until an ordinary source has been read,
-    so that it may be changed, and until an ordinary target has been written (also
-    page-locked memory whose elements lie apart, where no kernel reaches it, or are
-    converted). So it waits for the stream's earlier work where the target is ordinary
-    memory, and where an ordinary source is longer than its page-locked pieces hold.
-    Ctrl-C ends the waiting; what is queued by then still runs. Page-locked and device
-    memory must not be changed before the copy is done. **Ordered after** `after`, and
-    all work that cumem knows of on either end, except background copies of other bytes
-    of it. A conversion that NumPy makes (to and from times and text)
-    takes the GIL in a thread of the engine: code that holds the GIL while it waits for
-    the copy other than by a call of cumem waits for ever.
+    Without a stream the call never waits for other work, and the source must not be
+    changed before the copy is done, even if it is ordinary memory. With a stream the call
+    **blocks**, GIL released, if the processor takes part in the copy: until an ordinary
+    source has been read, so that it may be changed, and until an ordinary target has been
+    written. (Page-locked memory counts as ordinary here if its elements are converted, or
+    if they lie apart and no kernel reaches them.) So the call waits for the stream's
+    earlier work if the target is ordinary memory, or if an ordinary source is longer than
+    its page-locked pieces hold. Ctrl-C ends the waiting; what is queued by then still
+    runs. Page-locked and device memory must not be changed before the copy is done.
+    **Ordered after** `after`, and all work that cumem knows of on either end, except
+    background copies of other bytes of it. A conversion that NumPy makes (to and from
+    times and text) takes the GIL in a thread of the engine, so code that holds the GIL
+    while it waits for the copy, other than in a call of cumem, waits for ever.
 
     Examples
     --------
@@ -2506,41 +2544,43 @@ def copy_many(
 ) -> None:
     """Make many copies with one call, and wait until all the data is there.
 
-    Small copies cost far less so than one by one: those between page-locked and device
-    memory are made by one kernel, ordinary memory is gathered and sent in large pieces.
+    Many small copies cost far less than in calls of their own: those between page-locked
+    and device memory are made by one kernel, and ordinary memory is gathered and sent in
+    large pieces.
 
     Parameters
     ----------
     pairs : iterable of (dst, src)
-        Tuples or lists of two; each end is what `copy` takes. All are read and checked
+        Tuples or lists of two ends that `copy` takes. All pairs are read and checked
         before anything is copied.
     stream : stream, optional
-        Where to copy, of a device whose memory is an end; by default the current stream
-        of the first such device.
+        The stream to copy on, of a device whose memory is an end; default: the current
+        stream of the first such device.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, of each pair; by default the dtypes of a pair must be equal.
+        As for `copy`, for each pair; default: the dtypes of a pair must be equal.
     progress : bool or callable, optional
-        As for `copy`, of the bytes of all pairs.
+        As for `copy`, for the bytes of all pairs.
 
     Raises
     ------
     ImportError
-        If `progress` is True and there is no tqdm.
+        If `progress` is True and tqdm is not installed.
     TypeError
         If an item is not a pair, an end is not memory or the dtypes differ.
     ValueError
         If shapes do not fit, a target is read-only or elements of it share memory, a
-        buffer is closed or `stream` is of another device. Both name the index of the pair.
+        buffer is closed or `stream` belongs to another device. The text of this and of
+        TypeError has the index of the pair.
     CudaError
         If a copy failed, or `stream` is being captured. Some of the others may have
         been made.
 
     Notes
     -----
-    **Blocks** until done, GIL released; Ctrl-C interrupts it. **Ordered after**
-    all work that cumem knows of on any end. The outcome is that of copying one pair
-    after the other. Where a target overlaps any other end they are made like that;
-    otherwise all may be in flight at the same time.
+    **Blocks** until all copies are done, GIL released; Ctrl-C interrupts it. **Ordered
+    after** all work that cumem knows of on any end. The outcome is that of copying one
+    pair after the other. If a target overlaps any other end the copies are indeed made
+    one after the other; otherwise all may be in flight at the same time.
 
     Examples
     --------
@@ -2564,16 +2604,17 @@ def copy_many_async(
     pairs : iterable of (dst, src)
         As for `copy_many`.
     stream : stream, optional
-        Copy in the order of this stream, of a device whose memory is an end: once the
-        stream is done, the bytes are at all targets. Without one the copies run in the
-        background, and only their handle says when they are complete.
+        The stream in whose order the copies are made, of a device whose memory is an end:
+        once the stream is done, the bytes are at all targets. Without a stream the copies
+        run in the background, and only their handle says when they are complete.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         As for `copy_many`.
 
     Returns
     -------
     Transfer
-        One handle for all: done when the last of them is. It keeps all ends alive.
+        One handle for all copies, which is done when the last of them is. It keeps all
+        ends alive.
 
     Raises
     ------
@@ -2581,17 +2622,17 @@ def copy_many_async(
         If an item is not a pair, an end is not memory or the dtypes differ.
     ValueError
         If shapes do not fit, a target is read-only or elements of it share memory, a
-        buffer is closed or `stream` is of another device. Both name the index of the pair.
+        buffer is closed or `stream` belongs to another device. The text of this and of
+        TypeError has the index of the pair.
     CudaError
-        If the copies could not be started, or `stream` is being captured and they are
-        not of a kind that a graph can hold. Those that were started still run, or are
-        in the graph.
+        If the copies could not be started, or `stream` is being captured and the host has
+        a part in a copy, which a graph cannot hold. Copies that were started still run, or
+        are in the graph.
 
     Notes
     -----
-    **Blocks** as `copy_async` does, where it would for any of the pairs.
-    **Ordered after** all work that cumem knows of on any end. Overlapping ends are
-    treated as by `copy_many`.
+    **Blocks** if `copy_async` would block for any of the pairs. **Ordered after** all
+    work that cumem knows of on any end. Overlapping ends are treated as by `copy_many`.
 
     Examples
     --------
@@ -2612,28 +2653,28 @@ def prefetch_pages(
     Parameters
     ----------
     buffers : iterable of ManagedBuffer
-        Slices of one buffer too.
+        The buffers, among which may be slices of one buffer.
     to : Device, int or str, optional
         As for `ManagedBuffer.prefetch_pages`; default: cumem's current device.
     stream : Stream or other stream object, optional
-        Default: the current stream of that device, for the host that of the first
-        buffer's.
+        The stream that the moves are queued on; default: the current stream of that
+        device, or of the first buffer's device if the pages go to the host.
 
     Raises
     ------
     TypeError
-        If one of them is no `ManagedBuffer`, or `to` or `stream` is of another type.
+        If one of them is not a `ManagedBuffer`, or `to` or `stream` has the wrong type.
     ValueError
         If there is no such device, or a buffer is closed.
     CudaError
-        If the driver refuses, as `ManagedBuffer.prefetch_pages` says. Some may be moving by
-        then.
+        If the driver refuses, as `ManagedBuffer.prefetch_pages` says. Some pages may be
+        moving by then.
 
     Notes
     -----
-    Never **blocks**: the moves are queued. **Ordered after** work on `stream`, in any order
-    among themselves. From CUDA 13.0 on it is one call of the driver, but on the legacy
-    default stream; else one for each buffer.
+    Never **blocks**: the moves are queued. They are **ordered after** work on `stream`, but
+    not among each other. From CUDA 13.0 on, one call of the driver moves them all, unless
+    `stream` is the legacy default stream; otherwise there is one call for each buffer.
 
     Examples
     --------
@@ -2644,19 +2685,19 @@ def prefetch_pages(
     """
 
 def current_stream(device: object = None) -> Stream:
-    """Stream that functions use when none is given.
+    """Return the stream that functions use when none is given.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        cumem's current device by default.
+        The device whose stream it is; default: cumem's current device.
 
     Returns
     -------
     Stream
-        The innermost ``with stream:`` block of this thread or task whose stream belongs
-        to the device, else the device's legacy default stream, with which the default
-        streams of PyTorch and CuPy are ordered.
+        The stream of the innermost ``with stream:`` block of this thread or task whose
+        stream belongs to the device. If there is none, it is the device's legacy default
+        stream, with which the default streams of PyTorch and CuPy are ordered.
 
     Raises
     ------
@@ -2673,7 +2714,7 @@ def current_stream(device: object = None) -> Stream:
     """
 
 def current_device() -> Device:
-    """Device that functions use when none is given.
+    """Return the device that functions use when none is given.
 
     Returns
     -------
@@ -2686,26 +2727,27 @@ def current_device() -> Device:
 
     Notes
     -----
-    It is the first of these that there is:
+    It is the first of these that exists:
 
-    1. that of the innermost ``with device:`` block of this thread or task;
-    2. what `set_current_device` chose in this thread;
+    1. the device of the innermost ``with device:`` block of this thread or task;
+    2. the device that `set_current_device` chose in this thread;
     3. for tensors of PyTorch, PyTorch's current device, if PyTorch has begun to use CUDA:
-       in calls that are given a tensor (`array`, `register`, `chunks`, ...) or make some
+       in calls that are given a tensor (`array`, `register`, `chunks`, ...) or make tensors
        (``load_safetensors(framework="torch")``), in `prefetch`, `to_device`,
        `PinnedCollate` and `cumem.integrations.torch`;
-    4. CUDA's current device of this thread, which PyTorch, CuPy and Numba set: 0 in a
-       thread that has not used CUDA.
+    4. CUDA's current device of this thread, which PyTorch, CuPy and Numba set, and which is
+       0 in a thread that has not used CUDA.
 
-    So each thread has its own, as in CUDA, and a new one begins with CUDA's: what its
-    parent chose is not inherited, unless it runs in a copy of the parent's context
-    (``contextvars.copy_context().run``), which carries the blocks. Threads that cumem
-    starts itself work for the device that was current as they were started. It is settled
-    as a call is made: an iterator of `chunks` or `prefetch` keeps it.
+    So each thread has a current device of its own, as in CUDA. A new thread begins with
+    CUDA's, and does not inherit what its parent chose, unless it runs in a copy of the
+    parent's context (``contextvars.copy_context().run``), which has the parent's blocks.
+    Threads that cumem starts itself work for the device that was current when they were
+    started. The device is determined when a call is made: an iterator of `chunks` or
+    `prefetch` keeps it.
 
-    Asking creates no context. With one visible device nothing is asked; with several, step
-    4 is a call of the driver, about as long as a call of an empty Python function, in each
-    call that names no device.
+    Asking creates no context. If one device is visible, nothing is asked. If there are
+    several, each call that names no device makes one call of the driver in step 4, which
+    takes about as long as calling an empty Python function.
 
     Examples
     --------
@@ -2719,12 +2761,13 @@ def set_current_device(device: object, /) -> None:
     Parameters
     ----------
     device : Device, int, str or None
-        None: none is chosen any more, so that it is again as `current_device` says.
+        The device. None takes the choice back, so that the other rules of
+        `current_device` hold again.
 
     Raises
     ------
     TypeError
-        If `device` is none of these.
+        If `device` is not one of these.
     ValueError
         If the device does not exist.
     CudaError
@@ -2732,8 +2775,8 @@ def set_current_device(device: object, /) -> None:
 
     Notes
     -----
-    Holds for the calling thread alone, until `shutdown`, but inside of ``with device:``
-    blocks. Neither changes CUDA's current device nor creates a context.
+    The choice holds for the calling thread alone, until `shutdown`, except inside ``with
+    device:`` blocks. It neither changes CUDA's current device nor creates a context.
 
     Examples
     --------
