@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans, the bins that find them by size, and the READY spans; heap.h tells the idea.
- */
+/* Spans, the bins that find them by size, and the READY spans. heap.h explains all
+ * three, and what makes a span clean or late. */
 #include "pool/heap.h"
 
 #include <stdlib.h>
@@ -33,7 +33,8 @@ add_slab(cm_heap *heap)
     return true;
 }
 
-/* See to it that there are nodes for two cuts. False: no memory. */
+/* Make sure that there are spare nodes for two cuts. Returns false if there is no
+ * memory for more nodes. */
 static bool
 have_nodes(cm_heap *heap)
 {
@@ -89,7 +90,8 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
     if (span->late_nbytes == span->block.nbytes) {
         rest->late_nbytes = rest->block.nbytes;
     }
-    /* Nobody knows which of its bytes are late, so both parts get their proportion. */
+    /* Nobody knows which of its bytes are late, so they are divided in proportion to
+     * the lengths of the two parts. */
     else {
         double share = (double)rest->block.nbytes / (double)span->block.nbytes;
         rest->late_nbytes = (uint64_t)(share * (double)span->late_nbytes);
@@ -107,21 +109,21 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 
 /* -- bins ----------------------------------------------------------------------------- */
 
-/* Bins are 3 % apart, a bitmap tells which have spans, and a few spans of a bin are
- * looked at. So the answer is the best fit or within 3 % of it, and the time does not
- * grow with the number of spans. */
+/* The sizes of two neighbouring bins differ by about 3 %, and a bitmap tells which bins
+ * have spans. A search looks at only a few spans of each bin, so its time does not grow
+ * with the number of spans. */
 enum {
     UNIT_SHIFT = 6,    /* sizes are counted in units of 64 bytes */
     MANTISSA_BITS = 5, /* 32 bins for each power of two */
-    /* Spans looked at in the bin of the size, some of which are too short. */
+    /* Spans looked at in the bin of the size itself, where some may be too short. */
     LOOK_OWN_BIN = 24,
     LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
-    /* Longer bins tried before giving up on spans that are not usable. */
+    /* Bins looked at before the search gives up because no span in them is usable. */
     LOOK_BINS = 8,
-    /* Spans that fit and are compared by the granules that they touch. */
+    /* The search stops after this many spans that fit and takes the best of them. */
     LOOK_FITS = 12,
-    TIDY_NBYTES = 1000000, /* only blocks of this size and above go into holes */
-    TIDY_MISSING = 4       /* granules that a hole may lack for that */
+    TIDY_NBYTES = 1000000, /* is_better_in_hole() is false for shorter blocks */
+    TIDY_MISSING = 4       /* the most granules that such a hole may lack */
 };
 
 static uint32_t
@@ -166,7 +168,7 @@ unbin_span(cm_heap *heap, cm_heap_span *span)
 void
 cm_heap_init(cm_heap *heap)
 {
-    /* Not by a literal, which may be built on the stack: 26 KB. */
+    /* A compound literal of 26 KB might be built on the stack first. */
     memset(heap, 0, sizeof(*heap));
     cm_list_init(&heap->arenas);
     cm_list_init(&heap->gaps);
@@ -272,8 +274,9 @@ late_nbytes(const cm_heap_span *span, const cm_heap_view *view)
 }
 
 /* True if two FREE neighbours may become one. Pending work of one stream must not hold
- * up much more memory than it covers, so a clean span joins a late one only if at least
- * half of both was given back by that stream. */
+ * up much more memory than it covers. So a clean span joins a late one only if at least
+ * half of their bytes together are late, or if no other stream could want them
+ * (view->alone). */
 static bool
 may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
@@ -310,8 +313,8 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     a->block.nbytes += b->block.nbytes;
 }
 
-/* Join two neighbours, of which only `binned` is in a bin. False: they stay apart for
- * what still runs on them. */
+/* Join two neighbours, of which only `binned` is in a bin. Returns false if the work
+ * that still runs on them keeps them apart. */
 static bool
 try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
          const cm_heap_view *view)
@@ -442,7 +445,8 @@ cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address, uint64_t nb
 
 /* -- finding -------------------------------------------------------------------------- */
 
-/* The first bin from `bin` on that has spans; CM_HEAP_BIN_COUNT: there is none. */
+/* Return the first bin from `bin` on that has spans, or CM_HEAP_BIN_COUNT if there is
+ * none. */
 static uint32_t
 next_bin(const cm_heap *heap, uint32_t bin)
 {
@@ -489,8 +493,8 @@ is_gap(const cm_heap_span *span)
     return span != NULL && span->state == CM_SPAN_GAP;
 }
 
-/* True if `a` is a better place than `b` (see cm_hole). `grows`: memory has to be
- * brought there. */
+/* True if `a` is a better place than `b` (see cm_hole). `grows` says that the place
+ * will be filled up with memory, so the granules that it lacks matter most. */
 static bool
 is_better(const cm_hole *a, const cm_hole *b, bool grows)
 {
@@ -504,9 +508,9 @@ is_better(const cm_hole *a, const cm_hole *b, bool grows)
                                           : a->missing < b->missing;
 }
 
-/* Let the better end of a free span beat `best`, if it does. The better end touches
- * fewer granules; of two equal ends it is the lower one, unless there is a gap below
- * and none above. */
+/* Replace `best` by the better end of a free span if that is a better place. The better
+ * end touches fewer granules; of two equal ends it is the lower one, unless there is a
+ * gap below and none above. */
 static void
 try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
 {
@@ -531,7 +535,8 @@ try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
     }
 }
 
-/* Look at the first `look` spans of a bin. Each that fits is taken off `wanted`. */
+/* Look at the first `look` spans of a bin, and lower *wanted by one for each that
+ * fits. */
 static void
 look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
             const cm_heap_view *view, uint32_t *wanted, cm_hole *best)
@@ -550,8 +555,8 @@ look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
     }
 }
 
-/* Let the place at `begin` beat `best`, if it does. It lies in the run of spans from
- * `first` to the address `end`. */
+/* Replace `best` by the place at `begin` if that is better. The place lies in the run
+ * of spans from `first` to the address `end`. */
 static void
 try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
          bool grows, cm_hole *best)
@@ -593,7 +598,8 @@ is_in_run(const cm_heap_span *span, const cm_heap_view *view)
                && cm_span_is_usable(span, view));
 }
 
-/* Tries both ends of each run, where a place may share a granule with a neighbour. */
+/* A run is free spans and gaps side by side. This tries both ends of each, where a
+ * place may share a granule with a neighbour of the run. */
 void
 cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, bool grows, cm_hole *best)
@@ -624,9 +630,10 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
     }
 }
 
-/* Soon after memory had to be made, a long block prefers a place to which a few
- * granules must be moved first over a fit where it has more granules to itself: those
- * could not be moved any more to where memory is needed next. */
+/* True if a long block should not take the free span `fit`, but a hole that touches
+ * fewer granules, although a few granules must be moved there first. A granule that a
+ * block touches cannot be moved to where memory is needed next, which matters soon
+ * after the pool had to grow (tidy_count). */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
@@ -636,7 +643,7 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     }
     heap->tidy_count--;
     cm_hole best = *fit;
-    best.run_nbytes = 0; /* so that any hole wins that touches fewer granules */
+    best.run_nbytes = 0; /* so that a hole wins only if it touches fewer granules */
     best.missing = 0;
     if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
         cm_heap_find_hole(heap, nbytes, align, view, false, &best);
@@ -810,7 +817,7 @@ cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
     }
 }
 
-/* -- what there is, as joining would leave it ----------------------------------------- */
+/* -- counting the pieces that joining would leave ------------------------------------- */
 
 /* A copy of the span as it would be if it were not READY. */
 static cm_heap_span
@@ -842,9 +849,10 @@ cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
     return last;
 }
 
-/* Count the pieces from `first` on to the next span that is not free; none where
- * another free span precedes `first`, which is counted from that one. Of many spans
- * (`is_many`) only `first` is counted, as it lies. */
+/* Count the pieces that the free spans from `first` to the next span that is not free
+ * would join to. If `first` itself follows a free span, do nothing: it is counted with
+ * the first free span of its row. With `is_many` count just the span `first`, as if it
+ * joined nothing. */
 static void
 count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
            cm_heap_runs *out)
@@ -863,7 +871,7 @@ count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
     } while (at != NULL && cm_span_is_free(at));
 }
 
-/* The bin of the longest free spans; CM_HEAP_BIN_COUNT: there is none. */
+/* Return the bin of the longest FREE spans, or CM_HEAP_BIN_COUNT if there are none. */
 static uint32_t
 last_bin(const cm_heap *heap)
 {
@@ -881,8 +889,8 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
 {
     cm_heap_runs runs = {0, 0, 0};
     uint64_t left = CM_RUN_LOOKS;
-    /* Of many spans only the longest bin is looked at, none of whose spans is much
-     * longer than another. */
+    /* If there are many spans, only the bin of the longest ones is looked at, since
+     * their lengths hardly differ. */
     bool is_many = heap->free_count > CM_RUN_LOOKS;
     uint32_t bin = is_many ? last_bin(heap) : next_bin(heap, 0);
     for (; bin < CM_HEAP_BIN_COUNT; bin = next_bin(heap, bin + 1)) {
