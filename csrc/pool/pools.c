@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on all pools of a runtime, one after another: memory that they give back
- * for each other, limits, and idle trims. */
+/* Operations on all pools of a runtime, one after another: they make pools give memory
+ * back for the sake of another pool, obey lowered limits, and trim idle memory. */
 #include "pool/private.h"
 
 void
@@ -13,10 +13,12 @@ cm_pool_forsake(cm_pool *pool)
     pool->budget.parent = NULL;
 }
 
+/* True if the request means a pool with this config. */
 static bool
 is_asked(const cm_trim_request *r, const cm_pool_config *config)
 {
-    /* Pools that take memory from the same place, or count against the same limit. */
+    /* Memory helps the pool in need only if it comes from the same place, or counts
+     * against the same limit. */
     if (r->other != NULL) {
         const cm_pool_config *own = cm_pool_get_config(r->other);
         bool locked = cm_kind_is_page_locked(own->kind);
@@ -61,7 +63,7 @@ cm_pool_trim_others(cm_pool *pool, cm_status status, const cm_wait_hooks *hooks,
                     cm_trim_request *r)
 {
     if (status.code == CM_ELIMIT && cm_budget_left(&pool->budget) < status.arg) {
-        /* The pool's own limit is what it met, so memory of others would not help. */
+        /* The pool met its own limit, so memory from other pools would not help. */
         return cm_ok();
     }
     r->other = pool;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of kernels, and the single parameter of each, which the PTX text, its
- * emulation in C and the code that launches it all read. It is plain data of the same
- * layout everywhere, which tests/c/test_emulated_kernel.c asserts. */
+/* The one list of kernels, and the struct that is the single parameter of each. A
+ * kernel exists as a PTX text and as an emulation in C. Both read the struct that the
+ * launching code fills in, so it is plain data whose layout is the same for all three,
+ * as tests/c/test_emulated_kernel.c asserts. */
 #pragma once
 
 #include <stdint.h>
@@ -9,7 +10,7 @@
 #include "base/convert.h"
 #include "runtime/runtime.h"
 
-/* X(name, the kernel's name in its text, the text) */
+/* X(name, the kernel's name in its PTX text, that text) */
 #define CM_KERNELS(X)                                                                  \
     X(STRIDED, "cm_strided_copy", strided)                                             \
     X(TABLE, "cm_table_copy", table)
@@ -32,9 +33,10 @@ typedef struct cm_strided_job {
     uint64_t count;    /* elements */
     uint32_t ndim;     /* 0 … CM_STRIDED_MAX_NDIM */
     uint32_t itemsize; /* 1, 2, 4, 8 or 16 bytes; both ends are aligned to it */
-    /* If not NONE, each element is a number of this type, of `itemsize` bytes, and
-     * becomes a float32, which with `scales` is multiplied by `scale` and added to
-     * `offset`. The conversion is one for which cm_convert_widens() is true. */
+    /* CM_NUMBER_NONE: the elements are copied as they are. Otherwise each element of
+     * the source is a number of this type, of `itemsize` bytes, and becomes a float32.
+     * If `scales` is not 0, that is then multiplied by `scale`, and `offset` is added.
+     * cm_convert_widens() is true for the conversion. */
     uint32_t from;
     uint32_t scales;
     uint64_t shape[CM_STRIDED_MAX_NDIM];
@@ -45,8 +47,8 @@ typedef struct cm_strided_job {
 } cm_strided_job;
 
 /* The table kernel copies pieces of memory, each of which is one run of bytes. The
- * table is as large as the parameter of a kernel may be on every device, so that no
- * memory has to outlive the launch. */
+ * table travels as the kernel's parameter, so no memory has to outlive the launch. It
+ * is as large as every device allows a parameter to be. */
 enum {
     CM_TABLE_MAX_COUNT = 204,
     CM_TABLE_MAX_NBYTES = 1 << 20, /* bytes of a piece, at most */
@@ -55,8 +57,8 @@ enum {
 };
 
 /* The parameter of the table kernel. Piece i, 0 <= i < count, is nbytes[i] bytes from
- * src[i] to dst[i], at any alignment, and is copied by the threads of the grid from i
- * << team_shift on. Pieces must not overlap. */
+ * src[i] to dst[i], at any alignment. The threads of the grid from number
+ * (i << team_shift) on copy it. Pieces must not overlap. */
 typedef struct cm_table_job {
     uint32_t count;
     uint32_t team_shift; /* 1 << team_shift threads share a piece */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine itself: its making, its calls, the pools that it stages through, and what
- * it finds out about the ends of a copy. run/job_threads.c closes it. */
+/* The engine itself: how it is created, the bracket around each call of it, the pools
+ * that it stages through, and what it finds out about the ends of a copy.
+ * run/job_threads.c closes it. */
 #include <stdlib.h>
 
 #include "base/machine.h"
@@ -100,10 +101,10 @@ cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender
     cm_mutex_unlock(&engine->lock);
 }
 
-/* Pass on `status`, with which an allocation in a caller's thread ended. If that says
- * that there was no room, and there is a relief, return what the relief answers
- * instead. The relief may make another device current in this thread, so the one that
- * was current before is set again. */
+/* Handle the `status` of an allocation that was made in a caller's thread. If it is a
+ * lack of memory and the engine has a relief callback, let that allocate again and
+ * return its outcome; otherwise return `status`. The callback may make another device
+ * current in this thread, so the previous one is set again. */
 static cm_status
 relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         cm_status status, cm_block **out)
@@ -162,7 +163,7 @@ cm_engine_deny_peers(cm_engine *engine, bool denied)
     atomic_store(&engine->peers.denied, denied);
 }
 
-/* The facts of host memory from `host` on. */
+/* Return the facts about the `nbytes` of host memory that begin at `host`. */
 static cm_end_facts
 facts_of_host(cm_engine *engine, const char *host, cm_kind kind, uint64_t nbytes)
 {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
-/* A value of staged_up_nbytes and staged_down_nbytes. */
+/* As staged_up_nbytes or staged_down_nbytes: no run is long enough to be staged. */
 #define CM_TUNING_NEVER (UINT64_C(1) << 40)
 
 /* X(name, default, least, most). The defaults suit an H200 with 16 cores. */
@@ -17,21 +17,22 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* How many threads pack and unpack, the one that runs the copy included; 0 for as   \
      * many as the process may use, up to 8. */                                          \
     X(thread_count, 0, 0, CM_THREAD_MAX)                                                 \
-    /* The same for a copy that makes the pages of its target, where 0 means             \
-     * thread_count if that is set, and otherwise as many as the process may use. */     \
+    /* The same for copies that memory does not limit: the pages of the target do not    \
+     * exist yet, or its elements are scattered. 0 means thread_count if that is set,    \
+     * and otherwise as many as the process may use. */                                  \
     X(fresh_thread_count, 0, 0, CM_THREAD_MAX)                                           \
-    /* A copy through page-locked blocks goes in pieces. A piece has one                 \
-     * chunk_share-th of the copy, so that the first is on its way early, but at most    \
-     * chunk_nbytes and at least chunk_min_nbytes: smaller ones cost more in calls       \
-     * than they gain by overlapping. */                                                 \
+    /* A copy through page-locked blocks goes in pieces. Each is 1 / chunk_share of the  \
+     * copy, so that the first is on its way early, but at most chunk_nbytes and at      \
+     * least chunk_min_nbytes, since smaller pieces cost more in calls than they gain    \
+     * by overlapping. */                                                                \
     X(chunk_nbytes, 8 << 20, 64 << 10, 1 << 30)                                          \
     X(chunk_min_nbytes, 512 << 10, 4 << 10, 1 << 30)                                     \
     X(chunk_share, 8, 1, 64)                                                             \
     /* An upload of at least cached_nbytes, packed by at least cached_thread_count       \
      * threads, uses ordinary stores and blocks of cached_ring_nbytes together. From     \
      * the second round on the blocks are in the caches, where the device reads them,    \
-     * so memory is read once and never written. With fewer threads the threads are      \
-     * the limit, and stores past the caches cost them less. */                          \
+     * so memory is read once and never written. With fewer threads it is not memory     \
+     * that limits the packing, and stores past the caches cost them less. */            \
     X(cached_nbytes, 128 << 20, 0, INT64_C(1) << 40)                                     \
     X(cached_thread_count, 8, 1, CM_THREAD_MAX)                                          \
     X(cached_ring_nbytes, 32 << 20, 1 << 20, 1 << 30)                                    \
@@ -53,11 +54,12 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
      * in short copies. It goes in a few pieces of at least quick_piece_nbytes. */       \
     X(quick_nbytes, 16 << 20, 0, 256 << 20)                                              \
     X(quick_piece_nbytes, 128 << 10, 4 << 10, 256 << 20)                                 \
-    /* Shorter uploads from ordinary memory go in the runtime's own command. */          \
+    /* Shorter uploads from ordinary memory are left to the runtime, which is no slower  \
+     * than a page-locked block of ours. */                                              \
     X(bounce_nbytes, 64 << 10, 0, 1 << 30)                                               \
-    /* How many threads besides the caller's help with these copies; more get in each    \
-     * other's way. A copy of less than wake_nbytes wakes none, since it is over         \
-     * before a sleeping thread is awake. */                                             \
+    /* How many threads besides the caller's help with a copy without a job; more get    \
+     * in each other's way. A copy of less than wake_nbytes wakes none, since it is      \
+     * over before a sleeping thread is awake. */                                        \
     X(quick_thread_count, 7, 0, CM_THREAD_MAX - 1)                                       \
     X(wake_nbytes, 256 << 10, 0, 1 << 30)                                                \
     /* Shorter rows cost the copy engine more than they cost the kernel. */              \
@@ -75,7 +77,8 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* How long an idle thread looks for work before it sleeps: about as long as it      \
      * takes to wake a thread. */                                                        \
     X(spin_ns, 50 * 1000, 0, 1000 * 1000)                                                \
-    /* How long the wait for the last parts spins; parts are short. */                   \
+    /* How long a thread that waits for the last parts spins before it sleeps: parts     \
+     * are short. */                                                                     \
     X(wait_spin_ns, 200 * 1000, 0, 1000 * 1000)
 /* clang-format on */
 
@@ -87,7 +90,7 @@ typedef struct cm_tuning {
 
 enum { CM_TUNING_COUNT = sizeof(cm_tuning) / sizeof(uint64_t) };
 
-/* One row of the list, by its place there. */
+/* One row of CM_TUNING. cm_tuning_rows has them in the order of the list. */
 typedef struct cm_tuning_row {
     const char *name;
     uint64_t value; /* the default */
@@ -103,10 +106,12 @@ cm_tuning_at(cm_tuning *tuning, int index)
     return (uint64_t *)tuning + index;
 }
 
+/* Store the default of each row. */
 void cm_tuning_init(cm_tuning *tuning);
-/* The defaults for a process of which `cpu_count` threads can run at once. With fewer
- * than four, smaller pieces stay in the caches, and packing is slower than the
- * runtime's own copy. */
+/* Store the defaults for a process of which `cpu_count` threads can run at once. If
+ * those are fewer than four, pieces are smaller, since they then stay in the caches. If
+ * they are fewer than three, more runs are left to the runtime, since packing them
+ * would be slower than its own copy. */
 void cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count);
 
 /* Replace values that stand for "as many as there are" by numbers, where `cpu_count`

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between two devices. A copy that is not one run goes in pieces: each is
- * gathered on the source's device, sent, and scattered on the target's. If the devices
- * do not reach each other, pieces are sent through page-locked blocks, so that both
- * links work at the same time. No thread waits for anything: a slot is used again in
- * the order of the streams, behind its last use. */
+/* Copies between two devices. A copy that is not one contiguous run goes in pieces:
+ * each is gathered on the source's device, sent, and scattered on the target's. If the
+ * devices do not reach each other, pieces are sent through page-locked blocks, so that
+ * both links work at the same time. Each piece uses the next slot of a ring (ring.h),
+ * and the streams order a slot's uses one behind the other, so no thread waits for any
+ * of them. */
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/ring.h"
@@ -30,8 +31,8 @@ copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
                                  job->plan.src_device, nbytes, job->stream->handle);
 }
 
-/* Allocate a block of a slot, unless it has one. Only the first slot may wait for
- * it. */
+/* Allocate a block of a slot, unless the slot has that block already. Only for the
+ * first slot may the allocation wait for memory, since the copy needs that slot. */
 static cm_status
 take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
 {
@@ -75,7 +76,7 @@ gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
     if (pack->ndim == 0 && s->pinned == NULL) {
         return cm_ok();
     }
-    if (job->ring->begun > job->ring->slot_count) { /* come after the slot's last use */
+    if (job->ring->begun > job->ring->slot_count) { /* the slot was used before */
         CM_TRY(cm_stream_wait_event(stream, s->event));
     }
     if (pack->ndim > 0) {
@@ -101,7 +102,7 @@ copy_whole(cm_job *job)
 }
 
 /* Queue everything that a piece needs: it is packed on the source's device, crosses,
- * and is unpacked on the target's. The slot's event comes behind all of it. */
+ * and is unpacked on the target's. The slot's event is recorded behind all of that. */
 static cm_status
 move_piece(cm_job *job, cm_slot *s)
 {
@@ -142,9 +143,9 @@ copy_many(cm_job *job)
     return cm_ok();
 }
 
-/* Take the first slot, which then stays until the end. Without page-locked memory for
- * it the copy is planned again, and the runtime finds a way across. In a capture all
- * goes as one run, which needs no slot. */
+/* Take the first slot, which the copy then keeps until its end. If there is no
+ * page-locked memory for the slot, plan the copy again as one that the runtime brings
+ * across. While the stream is captured, the copy goes as one run and needs no slot. */
 cm_status
 cm_peer_staged_settle(cm_job *job)
 {
