@@ -33,8 +33,8 @@ def buffer_text(
 ) -> str:
     """Return `repr` of a buffer, or `str` of it with `with_values`. It may be closed.
 
-    `is_lost` says that this is a child that was forked after its parent had begun to use a
-    device, so that the memory cannot be read any more.
+    `is_lost` says that this process was forked from one that already used a device, so the
+    memory cannot be read any more.
     """
     described = buffer_repr(buffer, is_emulated)
     if not with_values:
@@ -159,7 +159,7 @@ def transfer_repr(
 def flag_names(
     kind: str, flags: int, is_registered: bool, has_pool: bool
 ) -> tuple[str, ...]:
-    """Return how the memory was made: the names of the flags that its kind has."""
+    """Return how the memory was made, as the names that `Buffer.flags` shows."""
     if is_registered:
         is_read_only = flags & REGISTER_READ_ONLY
         return ("registered", "read_only") if is_read_only else ("registered",)
@@ -201,7 +201,7 @@ def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
     )
     if is_exported and nbytes == 0:
         why += (
-            ". One of no bytes may stand for memory that cumem.integrations has lent to "
-            "another library: disable() that, and drop the library's arrays"
+            ". A buffer of 0 bytes may stand for memory that cumem.integrations has lent "
+            "to another library: disable() that, and drop the library's arrays"
         )
     raise BufferError(f"shutdown: a {kind} buffer of {nbytes} bytes {why}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy's own files, ``.npy`` and ``.npz``, to and from memory of any kind.
 
-The elements do not pass through an array of NumPy's on the way. NumPy's public functions
-read and write the header only; `read_ranges` and `write_ranges` move the elements between
-the file and the memory. Compressed members of an archive are the exception: `zipfile`
-unpacks them on the host, and each piece is copied from there.
+The elements do not pass through a NumPy array. NumPy's public functions read and write the
+header only; `read_ranges` and `write_ranges` move the elements between the file and the
+memory. Compressed members of an archive are the exception: `zipfile` unpacks them on the
+host, and each piece is copied from there.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ if TYPE_CHECKING:
     #: The type of the buffers in an `NpzDict`; Any where an annotation does not give it.
     _V = typing_extensions.TypeVar("_V", default=Any)
 
-    # What `load` gives where only the file tells whether it is an array or an archive. To
-    # type checkers it is an array, which most files are, so that its attributes are known
-    # and mistakes in them found; beside it stands Any, so that isinstance() can still tell
-    # that it is an archive. Where the program declares which of the two it expects, or
-    # both, it is that.
+    # What `load` returns where only the file tells whether it is an array or an archive.
+    # By default type checkers see an array, which most files are, and so find misspelt
+    # attributes. The union with Any lets isinstance() narrow it to an archive. A program
+    # may also annotate the result as an array, an archive or either; that then counts.
     _OnDevice = typing_extensions.TypeVar(
         "_OnDevice",
         bound="_core.DeviceBuffer | NpzDict[_core.DeviceBuffer]",
@@ -104,7 +103,7 @@ if TYPE_CHECKING:
 else:
     _V = TypeVar("_V")
 
-#: Bytes that are unpacked, or that a checksum is made of, at a time.
+#: How many bytes are unpacked, or added to a checksum, at a time.
 _PIECE = 16 << 20
 _NO_PICKLES = (
     "object arrays are refused, since they are pickles: np.load(file, allow_pickle=True) "
@@ -172,7 +171,7 @@ class NpzDict(dict[str, _V]):
 
 
 class _From(TypedDict, total=False):
-    """What `load` takes by name beside names and the memory."""
+    """The keyword arguments of `load` that do not affect its return type."""
 
     dtype: DTypeLike | None
     casting: Casting | None
@@ -388,7 +387,7 @@ def load(
     ----------
     file : path, int or binary file
         A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is
-        read from its position on, and afterwards stands behind the array.
+        read from its position on, which is the end of the array afterwards.
     mmap_mode : None
         Refused: the error says how to map a file.
     allow_pickle : bool
@@ -497,7 +496,7 @@ def load(
             ranges = [(array.offset, target.T if array.fortran else target)]
             try:
                 read_ranges(source, ranges, progress=progress, **options)
-            except BaseException:  # its traceback may keep this frame, not the memory
+            except BaseException:  # a kept traceback must not keep the memory
                 ranges.clear()
                 target = None
                 raise
@@ -521,7 +520,7 @@ def load(
 
 
 def _open(stack: contextlib.ExitStack, file: Any) -> Any:
-    """Open `file` so that Python can read it, and the extension by its descriptor."""
+    """Return a file for Python to read, whose descriptor the extension can read as well."""
     if isinstance(file, int) and not isinstance(file, bool):
         file = f"/proc/self/fd/{file}"  # opened anew, it has a position of its own
     if isinstance(file, (str, bytes, os.PathLike)):
@@ -578,8 +577,8 @@ def read_header(
         if length > max_header_size:
             raise _WideHeaderError(
                 f"{name}: the header has {length} bytes, more than max_header_size="
-                f"{max_header_size}, since the parser may be slow or fail on a long one: "
-                f"if you trust the file, pass max_header_size={length}"
+                f"{max_header_size}; the parser may be slow or fail on a long header. If "
+                f"you trust the file, pass max_header_size={length}"
             )
         text = file.read(length)
         if len(text) < length:
@@ -680,7 +679,7 @@ class _Wanted(NamedTuple):
         return array._replace(dtype=self.dtype).make(memory)
 
     def check_out(self, array: _Array, out: Any, kind: str | None) -> Any:
-        """Return `out` as a buffer; only with casting= may its dtype be another."""
+        """Return `out` as a buffer, after checking that the array can go into it."""
         if self.casting is None and self.dtype is None:
             return array.check(out, kind)
         found = out if isinstance(out, np.ndarray) else _core.asbuffer(out)
@@ -753,7 +752,7 @@ def _load_members(
                         part = progress_parts.next(array.nbytes)
                         rule = wanted.rule if wanted.converts(array) else None
                         _unpack(archive, packed, array, target, rule, options, part)
-        except BaseException:  # its traceback may keep this frame, not the memory
+        except BaseException:  # a kept traceback must not keep the memory
             ranges.clear()
             targets = {}
             loaded.clear()
@@ -801,7 +800,7 @@ def _members(
         others = f"names={[*members]!r} loads the others" if members else ""
         if len(members) > _NAMED_COUNT:
             others = (
-                "names= loads the others: all names of the archive but for "
+                "names= loads the others: pass all names of the archive but for "
                 f"{[*refused][:_NAMED_COUNT]!r}"
             )
         raise ValueError(f"{text}; {others}" if others else text)
@@ -916,7 +915,7 @@ def save(
     Notes
     -----
     For a path, `save` writes a new file under a temporary name in the same folder, gives it
-    the rights of the file that is there, and then replaces that file as a whole, like
+    the permissions of the file that is there, and then replaces that file as a whole, like
     `save_safetensors`. If this fails, the old file stays. The bytes are those that
     ``numpy.save`` writes.
 
@@ -954,7 +953,7 @@ class _Exporter(Protocol):
 
 @overload
 def savez(file: File, /, *args: object, fsync: bool = ..., **named: object) -> None: ...
-@overload  # type checkers think that one of **arrays may be called fsync
+@overload  # without this, type checkers refuse **arrays, which may hold an "fsync"
 def savez(file: File, /, *args: object, **named: _Exporter) -> None: ...
 @hinting
 def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> None:
@@ -984,7 +983,7 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
     -----
     An ``.npz`` has checksums, which one thread of the host makes, so `save` and
     `save_safetensors` are faster. An array that is not contiguous is copied to the host
-    as a whole. The new file replaces an old one as `save` does it.
+    as a whole. The new file replaces an old one as with `save`.
 
     **Blocks** until everything is written. **Ordered after** all work on the arrays that
     cumem knows of, and after the current streams.
@@ -997,13 +996,13 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
     """
     if not isinstance(fsync, (bool, np.bool_)):
         raise TypeError(
-            "fsync is whether to wait for the disk, True or False, and cannot be an "
-            f"array's name; not {type(fsync).__name__}"
+            "fsync must be True or False (whether to wait for the disk), not "
+            f"{type(fsync).__name__}; it cannot be an array's name"
         )
     arrays = dict(named)
     for index, array in enumerate(args):
         if f"arr_{index}" in arrays:
-            raise ValueError(f"arr_{index} is the name of an array without one as well")
+            raise ValueError(f"arr_{index} is also the name of an unnamed array")
         arrays[f"arr_{index}"] = array
     saved = {name: _saved(array, None) for name, array in arrays.items()}
     with (
@@ -1118,8 +1117,9 @@ def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
 def _readable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype, with raw bytes for types that NumPy can write but not read back.
 
-    Some types of other packages are such types, in records too. NumPy writes ``<f1`` for
-    `float8_e5m2`, which names no dtype, so that no program could read the file any more.
+    Some packages register such types, and they occur in records too. For example, NumPy
+    writes ``<f1`` for `float8_e5m2`, which names no dtype, so no program could read the
+    file.
     """
     if dtype.names is not None:
         fields: Any = dtype.fields
@@ -1153,7 +1153,7 @@ def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> 
     flat = data.reshape(-1).view("u1")
     is_far = is_on_device(data.kind)
     stage = None
-    if is_far:  # the device that is copied from locks it, not the current device
+    if is_far:  # locked by the device of `data`, which may not be the current one
         stage = _core.empty_pinned(min(_PIECE, flat.size), "u1", device=data.device)
     for at in range(0, flat.size, _PIECE):
         part = flat[at : at + _PIECE]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens files for all formats: what is opened, what is refused, and how errors name it.
 
-Ctrl-C can come between any two steps of Python. A descriptor that `os.open` returned and
-that nothing owns yet would then stay open for good, so `open_owned` does both in one step.
+Ctrl-C can come between any two steps of Python. If it came after `os.open` had returned a
+descriptor and before a file object owned it, the descriptor would stay open for good. So
+`open_owned` opens and owns it in one step.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def check_regular(mode: int, name: object) -> None:
 def open_owned(path: Any, flags: int) -> io.FileIO:
     """Open a path as an unbuffered file.
 
-    `map` opens the descriptor and gives it an owner without running Python in between,
-    where Ctrl-C would leave the descriptor open for good.
+    `map` calls `os.open` and `io.FileIO` without a step of Python in between, at which
+    Ctrl-C could come.
     """
     opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
     file = next(map(io.FileIO, opened))
@@ -103,7 +104,7 @@ def unwrapped(file: Any) -> Any:
     )
     if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
         text += (
-            ": its bytes are in no file, or not as they are read; np.load(file) or "
+            ": its bytes are in no file, or are there in another form; np.load(file) or "
             "np.frombuffer(data, dtype) gives an array, which cumem.array() takes"
         )
     raise TypeError(text)
