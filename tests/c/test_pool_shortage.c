@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: growths that cannot succeed, with chunks that are put side by
- * side. */
+/* Tests of pool/: growths that fail, in a pool that maps chunks of physical memory side
+ * by side to make room for a block. */
 #include "place_world.h"
 
-/* Others have 100 MiB of the device's 256 MiB. */
+/* A pool of two chunks, one of them free, on a device of 256 MiB, of which another pool
+ * holds 100 MiB. */
 typedef struct crowd {
     cm_runtime *rt;
     cm_pool *others;
@@ -69,7 +70,7 @@ test_pool_growth_that_fails_gives_back_what_it_took(void)
     close_crowd(&w);
 }
 
-/* Chunks that were moved for the growth are as good at their new places. */
+/* A chunk that was moved for the growth is still free memory at its new place. */
 static void
 test_pool_growth_that_fails_once_keeps_what_it_moved(void)
 {

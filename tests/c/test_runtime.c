@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of names of operations, the device guard, the page that shows a fork, and
- * stream records. */
+/* Tests of the names of operations, the device guard, the page by which a child sees
+ * that it was forked, and stream records. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -396,7 +396,7 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
     cm_faults_plan(rt, CM_OP_stream_is_capturing, 1, 999, false);
     CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK(cm_stream_may_capture(streams[2]));
-    /* There is no reference to a capture to clear. */
+    /* The stream is known to be one that may capture, so it is not asked again. */
     CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);
     for (int i = 0; i < 3; i++) {
@@ -482,8 +482,8 @@ test_stream_create_failures_leak_nothing(void)
     close_emulated(rt);
 }
 
-/* The device has to be entered for this. If that fails once, the stream is still not
- * kept. */
+/* A stream can be destroyed only while its device is current. If that cannot be
+ * arranged at first, it is tried once more, so that the stream does not leak. */
 static void
 test_stream_release_tries_its_device_twice(void)
 {
