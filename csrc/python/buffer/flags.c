@@ -4,8 +4,8 @@
  * What the flags say fits into one number: five flags of NumPy's, and four facts about
  * the memory. The package makes the object that says it in words (a tuple of names with
  * attributes, cumem/buffers/flags.py). Such objects never change, and there are few
- * different numbers, so that each object is made once and kept: the getter is a look at
- * the strides and into a dictionary. */
+ * different numbers, so each object is made once and kept in a dictionary by its
+ * number. The getter then only has to look at the strides and into the dictionary. */
 #include "python/buffer/methods.h"
 
 /* The number has these bits, then the kind, and then the flags that the memory was made
@@ -35,7 +35,7 @@ is_aligned(const cm_buffer *self)
         }
     }
     if (!is_there) {
-        return true; /* only the steps are left to look at */
+        return true; /* there is no address, and the strides are aligned */
     }
     uint64_t place = cm_kind_is_on_device(cm_buffer_kind(self))
                          ? cm_buffer_address(self)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds what object foreign bytes are in, keeps it, and compares where it is. */
+/* Finds the object that foreign bytes are in, keeps it, and checks that its memory is
+ * still where it was. */
 #include "python/buffer/memory_watch.h"
 
 #include "python/core/errors.h"
@@ -7,8 +8,8 @@
 
 /* -- reading it --------------------------------------------------------------------------- */
 
-/* Read an attribute, or the answer of a method, as a number. 0, or -1 with an
- * exception. */
+/* Read a number that is an attribute or is returned by a method of that name. 0, or -1
+ * with an exception. */
 static int
 read_number(PyObject *object, PyObject *name, uint64_t *out)
 {
@@ -26,8 +27,9 @@ read_number(PyObject *object, PyObject *name, uint64_t *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Read the first byte and the size of a memory. An array has them in C, a storage of
- * PyTorch's has two methods, a buffer of pyarrow's two attributes. */
+/* Read the address and the size of the bytes in `memory`. An array has them in its C
+ * struct, a storage of PyTorch's has two methods, and a buffer of pyarrow's has two
+ * attributes. */
 static int
 read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t *nbytes)
 {
@@ -46,8 +48,9 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
-/* Forgive an Exception: what an object does not say about its memory is not known,
- * which is not a failure. 0, or -1 with anything else. */
+/* Clear an exception that says that an object does not tell where its memory is. That
+ * is no failure: such memory is not watched. 0, or -1 if the exception is not an
+ * Exception (a KeyboardInterrupt, for instance) and therefore stays. */
 static int
 forgive(void)
 {
@@ -58,7 +61,8 @@ forgive(void)
     return 0;
 }
 
-/* Keep the storage of a tensor. Wrappers have none, and raise. */
+/* Keep the storage of a tensor. A tensor that only wraps others has none, and raises.
+ */
 static int
 keep_storage_of(cm_storage *storage, PyObject *tensor)
 {
@@ -67,9 +71,9 @@ keep_storage_of(cm_storage *storage, PyObject *tensor)
     return storage->memory != NULL ? 0 : forgive();
 }
 
-/* The last owner of an array's memory. An array over a memoryview of another array
- * leads to the owner of that one, and so on. A new reference; an array, if that owns
- * the memory. */
+/* Return the object that owns an array's memory, as a new reference. If the array is
+ * over a memoryview of another array, this goes on with the owner of that one, and so
+ * on. The owner is an array if its memory belongs to no other object. */
 static PyObject *
 last_owner(PyObject *array)
 {
@@ -95,14 +99,14 @@ cm_memory_under(cm_state *state, PyObject *array)
     PyObject *found = NULL;
     if (owner != NULL && PyObject_HasAttr(owner, name)) {
         found = PyObject_CallMethodObjArgs(owner, name, NULL);
-        PyErr_Clear(); /* it is a wrapper, which has none */
+        PyErr_Clear(); /* a tensor that only wraps others has none */
     }
     Py_XDECREF(owner);
     return found;
 }
 
-/* Keep what an array is over: a tensor, a buffer that can be resized, or else the array
- * at its root, which can be resized. */
+/* Keep the owner of an array's memory if it may move that: the storage of a tensor, a
+ * buffer that can be resized, or an array, which can be resized too. */
 static int
 keep_owner_of(cm_storage *storage, PyObject *array)
 {
@@ -142,8 +146,8 @@ cm_memory_keep(cm_storage *storage, PyObject *object)
 
 /* -- watching it -------------------------------------------------------------------------- */
 
-/* True if the bytes lie in that memory. A wrapper may answer with a storage in which
- * they do not. */
+/* True if the bytes lie in that memory. A tensor that only wraps others may answer with
+ * a storage in which they do not. */
 static bool
 holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
 {
@@ -201,8 +205,8 @@ cm_memory_share(cm_storage *storage, const cm_storage *other)
     storage->is_watched = other->is_watched;
 }
 
-/* Check that `memory` is still where it was. 0, or -1 with BufferError; `in_copy`: a
- * copy has used it meanwhile. */
+/* Check that `memory` is still where it was. 0, or -1 with BufferError, whose text
+ * depends on `in_copy`: whether a copy has been using the memory in the meantime. */
 static int
 check_place(const cm_state *state, PyObject *memory, uint64_t was_address,
             uint64_t was_nbytes, bool in_copy)
@@ -234,8 +238,8 @@ cm_memory_check(const cm_storage *storage)
 
 /* -- for copies in the background --------------------------------------------------------- */
 
-/* Append where `memory` is. Handles share the list, so its items are objects that the
- * garbage collector sees once, and no rows of C. */
+/* Append `memory` and its place to the list. Several handles may share the list, so it
+ * is a Python list: the garbage collector then sees each reference in it only once. */
 static int
 note(const cm_state *state, PyObject *memory, uint64_t address, uint64_t nbytes,
      PyObject **list)
@@ -252,7 +256,7 @@ note(const cm_state *state, PyObject *memory, uint64_t address, uint64_t nbytes,
     return *list == NULL ? -1 : 0;
 }
 
-/* Check one of the items. */
+/* Check that the memory of one item of the list is still where it was. */
 static int
 check_noted(const cm_state *state, PyObject *place)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans of buffers, rows of them, and the calls of the driver for these. */
+/* The spans of buffers, which may be cut into one for each row, and the calls of the
+ * driver for them. */
 #include "python/buffer/page_calls.h"
 
 #include <stdlib.h>
@@ -85,8 +86,8 @@ keep_whole_pages(cm_address *address, uint64_t *nbytes)
 
 /* -- parts without gaps -------------------------------------------------------------------- */
 
-/* How a buffer divides into parts that have nothing of others between their elements.
- * All parts look the same, and there is one for each index of the first axes. */
+/* How a buffer is cut into parts between whose elements no other bytes lie. All parts
+ * look the same, and there is one for each index of the first axes. */
 typedef struct row_cut {
     /* How many of the first axes are stepped through; 0 if there is only one part. */
     int axis_count;
@@ -130,7 +131,7 @@ cut_into_rows(const cm_buffer *self)
     return cut;
 }
 
-/* Add the parts, in C's order. */
+/* Add the span of each part, in the order of C arrays. */
 static void
 add_rows(span_list *spans, const cm_buffer *self, const row_cut *cut)
 {
@@ -176,8 +177,8 @@ submit(cm_runtime *rt, const cm_page_call *call, const span_list *spans)
     return cm_ok();
 }
 
-/* Give the reason of a refusal, about which the driver's "invalid device" says
- * nothing. */
+/* Replace a refusal by CM_EMANAGED if the reason is that the device cannot share
+ * managed memory with the host. The driver only says "invalid device". */
 static cm_status
 explained(cm_runtime *rt, int device, cm_status status)
 {
