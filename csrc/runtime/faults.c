@@ -84,7 +84,7 @@ cm_faults_open(cm_runtime *inner, int (*is_held)(void), cm_runtime **out)
     CM_TRY(cm_allocated(faults != NULL, sizeof(*faults)));
     faults->is_held = is_held;
     cm_runtime *base = &faults->base;
-    *base = *inner; /* how far `inner` has come from sleep is asked of `inner` itself */
+    *base = *inner; /* this copy does not learn of it when `inner` wakes; ask `inner` */
     base->ops = &faults_ops;
     base->inner = inner;
     base->close = faults_close;

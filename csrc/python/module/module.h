@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The extension as a whole: how its devices are opened and closed, and the tables of
- * functions that the other folders have. The GIL is held. */
+/* The extension as a whole: how its devices are opened and closed, and what the files
+ * of this folder give to module.c, which puts the module together. The GIL is held. */
 #pragma once
 
 #include "python/core/state.h"
@@ -10,7 +10,7 @@ int cm_state_leave_parent(cm_state *state);
 int cm_state_open(cm_state *state);
 
 extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _after_fork */
-/* Called at the end of the module, by its m_free. */
+/* shutdown.c: close what is still open when the module is freed (m_free). */
 void cm_state_fini(cm_state *state);
 
 /* Make the types. 0, or -1 with an exception. */
@@ -20,6 +20,6 @@ extern PyMethodDef cm_dtype_methods[]; /* dtype_rows.c */
 /* Add the list of dtypes to the module. 0, or -1 with an exception. */
 int cm_add_dtypes(PyObject *module);
 
-/* testing.c: the hooks of the tests. Only the extension for tests is linked with that
- * file; in the wheel's the symbol is NULL. */
+/* testing.c: the hooks of the tests. Only the extension that is built for tests is
+ * linked with that file. In the one of the wheel this symbol is NULL. */
 extern PyMethodDef cm_testing_methods[] __attribute__((weak));

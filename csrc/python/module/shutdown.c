@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ends a generation, that is everything that was opened since the first use or since
+/* Ends a generation, that is, everything that was opened since the first use or since
  * the last shutdown. All of it is waited for, given back and closed.
  *
- * shutdown() goes in three phases. First it waits for work that can be waited for, in
- * slices, so that Ctrl-C can end it and nothing has changed then. Next it takes
- * everything out of the state with the GIL held (collect()). From that moment each
- * buffer, stream, event and pool of the generation is closed, and a thread that uses
- * cumem opens a new generation. At last it takes the old one apart, with the GIL
- * released: the engine, then memory, then streams and events, then the runtime. If a
- * call is under way or memory is exported it refuses, before anything was taken.
+ * shutdown() goes in three phases. First it waits, as far as it can, for work under
+ * way. It does so in short slices, between which Ctrl-C can end the wait with nothing
+ * changed yet. Next it takes everything out of the state with the GIL held (collect()).
+ * From that moment each buffer, stream, event and pool of the generation is closed, and
+ * a thread that uses cumem opens a new generation. Last it takes the old one apart,
+ * with the GIL released: the engine, then memory, then streams and events, then the
+ * runtime. If a call is under way or memory is exported, it refuses before anything has
+ * been taken.
  *
  * At exit only transfers are waited for, since the system frees everything else. In a
  * forked child nothing of the parent's is given back. */
@@ -30,8 +31,8 @@
 
 /* -- waits before anything is taken apart, so that Ctrl-C may end them ------------- */
 
-/* Wait for unfinished transfers, at most for `most_ns`. False if some are left. Called
- * without the GIL. */
+/* Wait for unfinished transfers, at most for `most_ns`. Returns false if some are left.
+ * Called without the GIL. */
 static bool
 transfers_end(cm_engine *engine, uint64_t most_ns)
 {
@@ -136,7 +137,7 @@ wait_for_exports(cm_state *state)
 /* Wait until nothing that shutdown() ends is at work any more, as far as that can be
  * asked without touching what others may have destroyed. Failures are left to
  * shutdown() itself. In a thread that sees no signals this does nothing. 0, or -1 with
- * the exception of a signal handler, and nothing has changed. */
+ * the exception that a signal handler raised; then nothing has changed. */
 static int
 wait_for_work(cm_state *state)
 {
@@ -357,7 +358,7 @@ wait_until_unused(cm_state *state)
         return -1;
     }
     while (!CM_WITHOUT_GIL(cm_lending_wait(CM_SIGNAL_SLICE_NS))) {
-        if (PyErr_CheckSignals() < 0) { /* some threads see no signals */
+        if (PyErr_CheckSignals() < 0) { /* only in a thread that sees signals */
             return -1;
         }
     }
@@ -457,8 +458,8 @@ after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* Close pools, streams and events that are still open. The interpreter's last
  * collection frees objects in any order, and these use the state when they die, so they
- * are closed while it is there. Afterwards they do not look for it. A registrar that
- * did not run has left its list as zeros. */
+ * are closed while it is there. Afterwards they do not look for it. A list is still all
+ * zero if the module failed before the list was set up. */
 static void
 close_objects(cm_state *state)
 {
