@@ -100,8 +100,8 @@ class Pool(_core._Pool[_B_co]):
         touches the memory is ended by a signal.
     idle_trim : float, optional
         The seconds, at most 1e9, after which cached memory that was not needed is given
-        back, even if nobody allocates; by default it never is. A thread that copies use
-        as well does this, at most 100 times a second.
+        back, even if nobody allocates; by default it never is. A background thread, which
+        also watches copies, does this at most 100 times a second.
     portable, write_combined : bool
         For pinned and mapped memory, as for `empty_pinned`.
     attach : {'global', 'host'}
@@ -602,7 +602,7 @@ _SHARED_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
 def _small_shared_pages() -> str | None:
-    """Return the setting that keeps shared memory from huge pages, or None without one."""
+    """Return the setting that denies shared memory huge pages, or None if none does."""
     try:
         with open(_SHARED_PAGES, encoding="ascii") as file:
             text = file.read()
@@ -631,7 +631,7 @@ def _node(kind: str, numa_node: Any) -> int:
 
 
 def _is_second(value: Any, name: str, first: str, second: str) -> bool:
-    """Return whether a word is the second of the two that exist."""
+    """Return whether `value` is `second`, and refuse anything but the two words."""
     if not isinstance(value, str):
         raise wrong_type(name, "a str", value)
     if value not in (first, second):
@@ -647,8 +647,8 @@ def refuse_block(kind: str, own_device: int, device: int) -> NoReturn:
     """Raise a ValueError, because no constructor in the block would use the pool."""
     raise ValueError(
         f"the {kind} pool is of device {own_device}, but device {device} is current, so "
-        f"that constructors in the block would not use it: write with "
-        f"cumem.Device({own_device}), pool: or pass pool=pool to each"
+        "constructors in the block would not use the pool: write "
+        f"'with cumem.Device({own_device}), pool:', or pass pool=pool to each of them"
     )
 
 
@@ -661,6 +661,6 @@ def refuse_request(own: str, kind: str, own_device: int, device: int) -> NoRetur
     else:
         why = (
             "pool was made with other values of portable, write_combined or attach: "
-            "leave them out beside pool="
+            "leave them out when pool= is given"
         )
     raise ValueError(why)
