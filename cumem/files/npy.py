@@ -685,8 +685,7 @@ class _Wanted(NamedTuple):
         found = out if isinstance(out, np.ndarray) else _core.asbuffer(out)
         if self.dtype is not None and self.dtype != found.dtype:
             raise ValueError(f"dtype {self.dtype} is given, but out has {found.dtype}")
-        rule: Casting = "equiv" if self.casting is None else self.casting
-        check_casting(f"{array.name}: ", array.dtype, found.dtype, rule)
+        check_casting(f"{array.name}: ", array.dtype, found.dtype, self.rule)
         return array._replace(dtype=found.dtype).check(out, kind)
 
 

@@ -588,11 +588,10 @@ def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:
         raise ValueError(
             f"fork='share' needs memory that cumem maps itself: leave out {other}"
         )
-    if fork == "share" and (setting := _small_shared_pages()) is not None:
+    if fork == "share" and (reason := _why_shared_pages_are_small()) is not None:
         warn_caller(
             "fork='share' has pages of 4 KiB on this system, where copies and page-locking "
-            f"take longer: {_SHARED_PAGES} says '{setting}'; "
-            f"echo advise | sudo tee {_SHARED_PAGES} gives it huge ones",
+            f"take longer: {reason}",
             RuntimeWarning,
         )
     return _FORKS.index(fork)
@@ -601,15 +600,22 @@ def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:
 _SHARED_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
-def _small_shared_pages() -> str | None:
-    """Return the setting that denies shared memory huge pages, or None if none does."""
+def _why_shared_pages_are_small() -> str | None:
+    """Return what denies shared memory huge pages, or None if it may have them."""
     try:
         with open(_SHARED_PAGES, encoding="ascii") as file:
             text = file.read()
-    except OSError:
-        return "nothing"
+    except FileNotFoundError:
+        return f"its kernel gives shared memory no huge ones ({_SHARED_PAGES} is not there)"
+    except OSError as error:
+        return f"{_SHARED_PAGES} cannot be read ({error.strerror}), so it may have no others"
     chosen = text.partition("[")[2].partition("]")[0]
-    return None if chosen in ("always", "within_size", "advise", "force") else chosen
+    if chosen in ("always", "within_size", "advise", "force"):
+        return None
+    return (
+        f"{_SHARED_PAGES} says '{chosen}'; echo advise | sudo tee {_SHARED_PAGES} gives it "
+        "huge ones"
+    )
 
 
 def _node(kind: str, numa_node: Any) -> int:

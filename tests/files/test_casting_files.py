@@ -88,6 +88,16 @@ def test_file_that_is_too_short_is_found_before_anything_is_written(
     assert not out.any()
 
 
+def test_dtype_beside_out_converts_as_it_does_alone(runtime, tmp_path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(6, dtype="f8"))
+    out = np.zeros(6, "f4")
+    assert cumem.load(path, dtype="f4", out=out) is out
+    assert out.tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(TypeError, match="same_kind"):
+        cumem.load(path, dtype="i4", out=np.zeros(6, "i4"))
+
+
 def test_casting_without_a_dtype_says_what_is_missing(runtime, tmp_path) -> None:
     path = tmp_path / "x.bin"
     with pytest.raises(ValueError, match="pass dtype="):
