@@ -2,9 +2,10 @@
 /* The values of a buffer as Python objects: one element as a number, or all elements as
  * a list, as bytes or as an array. NumPy makes the objects.
  *
- * A single element is first copied into an array of its own. So the memory of the
- * buffer is never exported for this, and the object that NumPy makes of the element may
- * refer to the array for as long as it likes.
+ * A number that the host can read becomes a number of Python's at once. Any other
+ * single element is first copied into an array of its own. So the memory of the buffer
+ * is never exported for this, and the object that NumPy makes of the element may refer
+ * to the array for as long as it likes.
  *
  * Memory that the host can read is read in place, once the work on it that cumem knows
  * of is done. Device memory is copied first, on the current stream. */
@@ -14,6 +15,7 @@
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
+#include "python/core/values.h"
 
 static bool
 is_on_device(const cm_buffer *self)
@@ -69,6 +71,31 @@ copy_element(cm_buffer *self, int64_t offset, int ndim)
     return array;
 }
 
+/* Which number the elements are, if they are read without an array of NumPy's: those of
+ * its own dtypes, in the processor's byte order, in memory that the host can read. NONE
+ * for the others. */
+static cm_number
+number_at_once(const cm_buffer *self)
+{
+    bool swapped;
+    cm_number number = cm_numpy_number(self->dtype, &swapped);
+    bool is_plain = !swapped && cm_dtypes[number].kind != 0;
+    return is_plain && !is_on_device(self) ? number : CM_NUMBER_NONE;
+}
+
+/* Read the number that lies `offset` bytes after the first element. A new reference, or
+ * NULL with an exception. */
+static PyObject *
+read_number(cm_buffer *self, cm_number number, int64_t offset)
+{
+    unsigned char element[CM_ELEMENT_NBYTES];
+    if (settle(self) < 0) {
+        return NULL;
+    }
+    memcpy(element, (char *)cm_buffer_host(self) + offset, (size_t)self->itemsize);
+    return cm_value_from_element(number, element);
+}
+
 /* Convert a buffer of one element to a number, by calling `type` with an array of
  * it. */
 static PyObject *
@@ -82,9 +109,16 @@ to_number(PyObject *object, PyTypeObject *type)
                      (long long)size);
         return NULL;
     }
-    PyObject *array = copy_element(self, 0, self->ndim > 0 ? 1 : 0);
-    if (array == NULL) {
-        return NULL;
+    cm_number known = number_at_once(self);
+    bool is_real =
+        known != CM_NUMBER_NONE && cm_number_class_of(known) <= CM_CLASS_FLOAT;
+    /* NumPy warns of a number that has axes, and of one that loses its imaginary part.
+     */
+    bool at_once = is_real && self->ndim == 0;
+    PyObject *array = at_once ? read_number(self, known, 0)
+                              : copy_element(self, 0, self->ndim > 0 ? 1 : 0);
+    if (array == NULL || Py_TYPE(array) == type) {
+        return array;
     }
     PyObject *number =
         PyObject_CallFunctionObjArgs((PyObject *)(void *)type, array, NULL);
@@ -225,6 +259,10 @@ cm_buffer_item(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     if (cm_buffer_check_open(self) < 0
         || find_element(self, args, nargs, &offset) < 0) {
         return NULL;
+    }
+    cm_number number = number_at_once(self);
+    if (number != CM_NUMBER_NONE) {
+        return read_number(self, number, offset);
     }
     PyObject *array = copy_element(self, offset, 0);
     if (array == NULL) {

@@ -164,11 +164,44 @@ cm_value_write_number(PyObject *object, PyObject *dtype,
     return true;
 }
 
+PyObject *
+cm_value_from_element(cm_number number, const void *element)
+{
+    cm_convert widen = {.from = number};
+    if (number == CM_BOOL) {
+        return PyBool_FromLong(*(const unsigned char *)element != 0);
+    }
+    if (number == CM_UINT64) {
+        uint64_t large;
+        memcpy(&large, element, sizeof(large));
+        return PyLong_FromUnsignedLongLong(large);
+    }
+    if (cm_number_class_of(number) == CM_CLASS_INTEGER) {
+        int64_t integer;
+        widen.to = CM_INT64;
+        cm_convert_run(&widen, &integer, 0, element, 0, 1);
+        return PyLong_FromLongLong(integer);
+    }
+    if (cm_number_class_of(number) == CM_CLASS_FLOAT) {
+        double real;
+        widen.to = CM_FLOAT64;
+        cm_convert_run(&widen, &real, 0, element, 0, 1);
+        return PyFloat_FromDouble(real);
+    }
+    double parts[2];
+    widen.to = CM_COMPLEX128;
+    cm_convert_run(&widen, parts, 0, element, 0, 1);
+    return PyComplex_FromDoubles(parts[0], parts[1]);
+}
+
 bool
 cm_value_is_array(PyObject *object)
 {
     if (cm_numpy_is_array(object)) {
         return true;
+    }
+    if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
+        return false; /* to look for what is not there takes longer */
     }
     return !cm_numpy_is_scalar(object) && PyObject_HasAttrString(object, "__array__");
 }
