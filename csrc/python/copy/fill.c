@@ -276,12 +276,14 @@ static bool
 is_exporter(const cm_buffer *self, PyObject *value)
 {
     if (cm_buffer_check(self->state, value) || cm_numpy_is_array(value)
-        || cm_numpy_is_scalar(value)) {
+        || cm_numpy_is_scalar(value) || PyList_CheckExact(value)
+        || PyTuple_CheckExact(value)) {
         return false;
     }
     PyObject *type = (PyObject *)Py_TYPE(value);
-    return PyObject_HasAttrString(type, "__dlpack__")
-           || PyObject_HasAttrString(type, "__cuda_array_interface__");
+    PyObject *const *words = self->state->words;
+    return PyObject_HasAttr(type, words[CM_WORD___dlpack__])
+           || PyObject_HasAttr(type, words[CM_WORD___cuda_array_interface__]);
 }
 
 /* Is it a buffer that NumPy cannot read? */

@@ -11,7 +11,16 @@
 int
 cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out)
 {
-    *out = PyObject_GetAttrString(object, name);
+    PyObject *word = PyUnicode_FromString(name);
+    int found = word == NULL ? -1 : cm_arg_find_word(object, word, out);
+    Py_XDECREF(word);
+    return found;
+}
+
+int
+cm_arg_find_word(PyObject *object, PyObject *word, PyObject **out)
+{
+    *out = PyObject_GetAttr(object, word);
     if (*out != NULL) {
         return 1;
     }

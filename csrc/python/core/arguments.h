@@ -31,6 +31,8 @@ cm_arg_is_given(const PyObject *object)
 /* Look up an attribute. Returns 1 and a new reference, 0 if there is no such attribute,
  * or -1 with an exception. */
 int cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out);
+/* As cm_arg_find_attribute(), by one of the state's words, which is quicker. */
+int cm_arg_find_word(PyObject *object, PyObject *word, PyObject **out);
 
 /* Set TypeError "{name} must be {expected}, not {type of object}". Always returns
  * -1. */

@@ -86,7 +86,10 @@ typedef struct cm_tuning_choice {
     X(nbytes)                                                                          \
     X(address)                                                                         \
     X(size)                                                                            \
-    X(resize)
+    X(resize)                                                                          \
+    X(__dlpack__)                                                                      \
+    X(__dlpack_device__)                                                               \
+    X(__cuda_array_interface__)
 
 enum {
 #define CM_WORD(word) CM_WORD_##word,

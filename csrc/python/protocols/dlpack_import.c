@@ -391,12 +391,14 @@ read_device(PyObject *answer, cm_dl_device *out)
 /* Find the two methods, and ask which device the memory is on. 1, 0 where the object
  * lacks a method, or -1 with an exception. */
 static int
-ask_device(exporter *self)
+ask_device(const cm_state *state, exporter *self)
 {
     PyObject *ask = NULL;
-    int found = cm_arg_find_attribute(self->object, "__dlpack__", &self->method);
+    int found =
+        cm_arg_find_word(self->object, state->words[CM_WORD___dlpack__], &self->method);
     if (found > 0) {
-        found = cm_arg_find_attribute(self->object, "__dlpack_device__", &ask);
+        found = cm_arg_find_word(self->object, state->words[CM_WORD___dlpack_device__],
+                                 &ask);
     }
     if (found <= 0) {
         return found;
@@ -695,7 +697,7 @@ cm_import_asked(cm_state *state, PyObject *object, cm_stream *stream, bool has_b
 {
     exporter self = {.object = object, .given = stream, .has_buffer = has_buffer};
     PyObject *buffer = NULL;
-    int found = ask_device(&self);
+    int found = ask_device(state, &self);
     if (found == 0) {
         buffer = Py_NewRef(Py_NotImplemented);
     }

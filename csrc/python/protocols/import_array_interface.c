@@ -386,7 +386,8 @@ PyObject *
 cm_import_entries(cm_state *state, PyObject *object, cm_stream *stream)
 {
     PyObject *entries;
-    int found = cm_arg_find_attribute(object, CAI, &entries);
+    int found = cm_arg_find_word(object, state->words[CM_WORD___cuda_array_interface__],
+                                 &entries);
     if (found <= 0) {
         return found < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
