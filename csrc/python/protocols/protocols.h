@@ -6,11 +6,11 @@
  * make a copy.
  *
  * In: cm_operand_init() and asbuffer() take any object (operand.c). Our own buffers and
- * NumPy's arrays are read as they are. Then DLPack's C functions are tried
- * (dlpack_import.c). Everything else is tried by the package
- * (cumem/interchange/importing.py), which comes back through the functions below. Each
- * importer describes the memory in a cm_import, and import.c checks it, asks the driver
- * what it is, and makes a buffer of it.
+ * NumPy's arrays are read as they are. Then DLPack is tried, by its C functions
+ * and by __dlpack__() (dlpack_import.c), then the CUDA array interface
+ * (import_array_interface.c), and last the buffer protocol (operand.c). Each importer
+ * describes the memory in a cm_import, and import.c checks it, asks the driver what it
+ * is, and makes a buffer of it.
  *
  * Descriptions that come in are not trusted: each size, stride, offset and pointer is
  * checked before it is used, and a false value that shows is a ValueError, TypeError or
