@@ -200,6 +200,7 @@ NAMES_OF_CUMEM: dict[str, str] = {
 #: Names that have moved to ``cumem.types`` need no row, since `cumem` finds them there.
 FORMER_NAMES: dict[str, str] = {
     "BUILT_RUNTIME": "use cumem.info.about().runtime_version",
+    "Calibration": "nothing is calibrated: use cumem.configure(threads=, ring_nbytes=)",
     "OLDEST_DRIVER": "use cumem.info.about().oldest_driver_version",
     "TRACEMALLOC_DOMAIN": "use cumem.info.about().tracemalloc_domain",
     "ascontiguousarray": 'use cumem.asarray(obj, order="C")',
