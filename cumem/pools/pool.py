@@ -608,7 +608,7 @@ def _why_shared_pages_are_small() -> str | None:
     except FileNotFoundError:
         return f"its kernel gives shared memory no huge ones ({_SHARED_PAGES} is not there)"
     except OSError as error:
-        return f"{_SHARED_PAGES} cannot be read ({error.strerror}), so it may have no others"
+        return f"{_SHARED_PAGES} cannot be read: {error.strerror}"
     chosen = text.partition("[")[2].partition("]")[0]
     if chosen in ("always", "within_size", "advise", "force"):
         return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that the tests must see, each with the tests that must fail.
+"""Faults that the tests must notice, each with the tests that must fail.
 
-`old` must be in the file exactly once; white space does not count. Choose as little text
-as names the place, so that changes around it leave the fault where it is. `how` is the way
-its tests end with the fault in: "fails", or where nothing better can be had "crashes" or
-"hangs". To find the tests of a new one:
+`old` must be in the file exactly once, where white space does not count. Choose the
+shortest text that is unique, so that changes around it leave the fault in its place.
+`how` says how the tests end with the fault: "fails", or "crashes" or "hangs" if nothing
+better is possible. To find the tests of a new fault:
 
     python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 """
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 class Fault(NamedTuple):
     name: str
-    file: str  # in csrc/
-    what: str  # goes wrong
+    file: str  # the file of csrc/ that the fault is put into
+    what: str  # what goes wrong then, as a sentence
     old: str
     new: str
     tests: list[str]
@@ -188,7 +188,7 @@ FAULTS = [
             continue;
         }
         if (used + nbytes <= atomic_load(&budget->limit_nbytes)) {""",
-        # Both places: where the first lets pass too much, the second takes it back.
+        # The fault is in both places, since the second takes back what the first lets pass.
         """if (nbytes > limit || used > limit) {
             return false;
         }

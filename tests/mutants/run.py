@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put the faults of faults.py into the C sources, one at a time: do the tests see them?
+"""Put the faults of faults.py into the C sources, one at a time, and see if tests fail.
 
     python tests/mutants/run.py [NAME ...] [--json FILE [--resume]]
     python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 
-A copy of the tree in a temporary folder is built once. All tests named in faults.py must
-pass there. Then, for each fault, its file alone (of a header all that includes it) is
-compiled again with the fault in it and each test named beside it must fail, not crash or
-hang unless the fault says so. `--find` runs other tests on a fault and says which fail:
-how the tests of a new one are chosen.
+A copy of the tree in a temporary folder is built once. All tests that faults.py names must
+pass there. Then, for each fault, its file (or, if that is a header, every file that
+includes it) is compiled again with the fault in it. Each test that the fault names must
+then fail, and may crash or hang only if the fault says so. `--find` runs other tests on a
+fault and says which of them fail, to choose the tests of a new fault.
 
 FILE is written after each fault, so that a run which was stopped can go on: `--resume`
-keeps what FILE says of faults that were killed at this commit, and tries only the others.
-A machine that does much besides needs `--limit SECONDS`, or its slow tests are taken for
-ones that hang.
+keeps the rows of faults that were killed at this commit, and tries only the others. On a
+busy machine use `--limit SECONDS`, or slow tests look as if they hang.
 
 It needs gcc, the packages of `pip install '.[test]'` and CUDA's headers and static
 library, which setup.py finds (`make mutants` fetches them).
@@ -45,26 +44,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import FAULTS, Fault  # noqa: E402
 
-LIMIT = 120.0  # seconds of one run of tests; what takes longer hangs
+LIMIT = 120.0  # seconds; a run of tests that takes longer counts as one that hangs
 ABOUT = ("csrc", "cumem", "tests", "benchmarks/*.py", "setup.py")
 LEFT_OUT = (".git", ".venv*", "build", "dist", "*.so", "__pycache__", ".*_cache")
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one named test: "passes", "fails", "crashes", "hangs", "missing"."""
+    """The outcome of one test: "passes", "fails", "crashes", "hangs" or "missing"."""
 
     how: str
     detail: str = ""
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
-    """`text` with any white space where it has some: formatting may change."""
+    """Return a pattern that matches `text` whatever its white space, which may change."""
     return re.compile(r"\s+".join(re.escape(word) for word in text.split()))
 
 
 def mutated(fault: Fault, source: str) -> str:
-    """The source with the fault in it; SystemExit if its place is not there just once."""
+    """Return the source with the fault, or raise SystemExit if its place is not unique."""
     found = list(pattern_of(fault.old).finditer(source))
     if len(found) != 1:
         raise SystemExit(
@@ -91,7 +90,7 @@ class Tree:
         self.programs: dict[str, Path] = {}
 
     def commands(self) -> tuple[list[str], list[str]]:
-        """How setup.py compiles and links, with invariant checks, quickly."""
+        """Return the commands of setup.py, for a quick build with invariant checks."""
         import numpy
         import setuptools
 
@@ -147,7 +146,7 @@ class Tree:
         os.replace(str(out) + ".new", out)
 
     def link_program(self, source: str) -> Path:
-        """A C test: with the core alone, as in tests/c/programs.mk."""
+        """Link a C test with the core alone, as tests/c/programs.mk does."""
         out = self.objects / Path(source).stem
         core = [
             str(self.object_of(each))
@@ -158,7 +157,7 @@ class Tree:
         return out
 
     def compile_changed(self, file: str) -> None:
-        """The file, or of a header the sources that include it, through others too."""
+        """Compile a file; of a header, all sources that include it, even through others."""
         changed, added = {file}, {file}
         while added:
             lines = [f'#include "{each.removeprefix("csrc/")}"' for each in added]
@@ -173,7 +172,7 @@ class Tree:
             list(pool.map(self.compile_one, sources))
 
     def put_in(self, fault: Fault) -> str:
-        """Compile the fault's file with it; returns the original text."""
+        """Compile the fault's file with the fault in it, and return the original text."""
         path = self.root / fault.file
         original = path.read_text()
         path.write_text(mutated(fault, original))
@@ -189,7 +188,7 @@ class Tree:
     def run_tests(
         self, names: list[str], stop_early: bool = True
     ) -> dict[str, Outcome]:
-        """The outcome of each; a name of pytest's without brackets is all its cases."""
+        """Return the outcome of each test; a name without brackets stands for all cases."""
         outcomes: dict[str, Outcome] = {}
         in_c = [name for name in names if name.startswith("tests/c/")]
         in_python = [name for name in names if name not in in_c]
@@ -206,7 +205,7 @@ class Tree:
         report.unlink(missing_ok=True)
         environment = os.environ | {
             "PYTHONPATH": f"{self.root}",
-            "CUMEM_TESTS_CORE": "package",  # it is linked with the hooks
+            "CUMEM_TESTS_CORE": "package",  # this core is linked with the hooks
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         environment.pop("CUMEM_BACKEND", None)
@@ -276,8 +275,11 @@ def git(*words: str) -> str:
 
 
 def describe_run() -> dict[str, Any]:
-    """The commit is "-dirty" where code or tests differ from it: the results themselves
-    do while they are written."""
+    """Describe the run for the file of results.
+
+    The commit gets "-dirty" if code or tests differ from it. Files of results may differ,
+    since they are being written.
+    """
     commit = git("describe", "--always", "--abbrev=12")
     if git("status", "--porcelain", "--", *ABOUT):
         commit += "-dirty"
@@ -291,7 +293,7 @@ def describe_run() -> dict[str, Any]:
 
 
 def check_unmutated(tree: Tree, faults: list[Fault]) -> None:
-    """SystemExit if a named test does not pass; one that is not there kills no fault."""
+    """Raise SystemExit if a named test fails without a fault. It may be missing, though."""
     names = sorted({name for fault in faults for name in fault.tests})
     bad = {
         name: outcome
@@ -305,7 +307,7 @@ def check_unmutated(tree: Tree, faults: list[Fault]) -> None:
 
 
 def judge(fault: Fault, outcomes: dict[str, Outcome]) -> str:
-    """ "killed" when each named test ends as the fault says, else what did not."""
+    """Return "killed" if each test ends as the fault says, else which test did not."""
     wrong = [
         f"{name} {outcome.how}"
         for name, outcome in outcomes.items()
@@ -315,7 +317,7 @@ def judge(fault: Fault, outcomes: dict[str, Outcome]) -> str:
 
 
 def rows_kept(file: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
-    """What an earlier run of the same commit found of the faults that were killed."""
+    """Return the rows of faults that an earlier run killed at the same commit."""
     if not file.exists():
         return []
     earlier = json.loads(file.read_text())
@@ -330,7 +332,7 @@ def rows_kept(file: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_rows(file: Path, run: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """What is known so far, in the order of faults.py."""
+    """Write what is known so far, in the order of faults.py."""
     places = {fault.name: place for place, fault in enumerate(FAULTS)}
     rows = sorted(rows, key=lambda row: places[row["name"]])
     killed = sum(row["result"] == "killed" for row in rows)
@@ -356,7 +358,7 @@ def main() -> int:
         type=float,
         default=LIMIT,
         metavar="SECONDS",
-        help="how long one run of tests may take; what takes longer hangs",
+        help="how long one run of tests may take; a longer one counts as hanging",
     )
     options = parser.parse_args()
     if options.resume and options.json is None:

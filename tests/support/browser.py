@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium, driven through its debugging pipe: nothing to install but itself."""
+"""A headless Chromium that tests drive through its debugging pipe, without other tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
     None,
 )
-#: Of the page of a record: wait until it is drawn, or says why not; wait for a frame.
+#: Expressions for the page of a record: DRAWN waits until the page is drawn or says why
+#: it is not, and FRAME waits for the next frame.
 DRAWN = """new Promise(resolve => {
   const look = () => performance.getEntriesByName("drawn").length
     || document.querySelector(".warning") ? resolve() : requestAnimationFrame(look);
@@ -29,7 +30,7 @@ FRAME = (
 
 
 class Browser:
-    """One page of a Chromium of its own; to be used as a context manager.
+    """One page in a Chromium of its own, which is a context manager.
 
     Everything waits for the browser's answer, and for nothing else.
     """
@@ -41,7 +42,7 @@ class Browser:
         os.set_inheritable(its_output, True)
         os.set_inheritable(its_input, True)
 
-        def place() -> None:  # the protocol's numbers: 3 is read, 4 is written
+        def place() -> None:  # Chromium reads from descriptor 3 and writes to 4
             first, second = os.dup(its_input), os.dup(its_output)
             os.dup2(first, 3)
             os.dup2(second, 4)
@@ -106,7 +107,7 @@ class Browser:
         return dict(json.loads(message))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol; events that come meanwhile are kept."""
+        """Call a method of the protocol, and keep the events that come meanwhile."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -128,7 +129,7 @@ class Browser:
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """Value of a JavaScript expression; a promise is waited for."""
+        """Return the value of a JavaScript expression; if it is a promise, wait for it."""
         result = self.call(
             "Runtime.evaluate",
             expression=expression,
@@ -139,20 +140,20 @@ class Browser:
         return result["result"].get("value")
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """A mouse event: mouseMoved, mousePressed, mouseReleased or mouseWheel."""
+        """Send a mouse event: mouseMoved, mousePressed, mouseReleased or mouseWheel."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def theme(self, name: str) -> None:
-        """Prefer "light" or "dark"."""
+        """Have the page prefer "light" or "dark"."""
         feature = {"name": "prefers-color-scheme", "value": name}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def complaints(self) -> list[str]:
-        """Exceptions, console errors and requests that failed or were refused."""
+        """List exceptions, console errors, and requests that failed or were refused."""
         wanted = ("Runtime.exceptionThrown", "Log.entryAdded")
         return [json.dumps(e) for e in self.events if e.get("method") in wanted]
 
     def screenshot(self, path: Path) -> None:
-        """Write a PNG of the page as far as the window shows it."""
+        """Write a PNG of the part of the page that the window shows."""
         shot = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(shot["data"]))

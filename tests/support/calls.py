@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions of the package a call passes: what users loop over is C."""
+"""Find the functions of the package that a call runs: calls in users' loops run none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = Path(cumem.__file__).parent
 
 
 def functions_of_the_package(run: Callable[[], object]) -> list[str]:
-    """The functions in Python that a call passes on its own thread, by file and name."""
+    """List the Python functions that a call runs in its own thread, by file and name."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -20,8 +20,10 @@ def every_half(dtype: np.dtype) -> np.ndarray:
 
 
 def both_parts(reals: np.ndarray) -> np.ndarray:
-    """Complex numbers with all of these as real and, in another order, as imaginary
-    parts, as bits: arithmetic would change NaN and the sign of zero."""
+    """Make complex numbers with these real parts and, in another order, imaginary parts.
+
+    They are put together as bits, since arithmetic would change NaN and the sign of zero.
+    """
     imaginary = np.random.default_rng(3).permutation(reals)
     imaginary[::5] = 0
     imaginary[1::5] = -0.0
@@ -32,7 +34,7 @@ def both_parts(reals: np.ndarray) -> np.ndarray:
 
 
 def interesting(dtype: np.dtype) -> np.ndarray:
-    """Every value of short types; of others random bits, and those near roundings."""
+    """Make all values of a short type, or random bits and values near roundings."""
     rng = np.random.default_rng(7)
     if dtype == "?":
         return rng.integers(0, 2, 3000).astype("?")
@@ -74,7 +76,7 @@ def assert_same(found: np.ndarray, expected: np.ndarray, was: np.ndarray) -> Non
     differ = np.ascontiguousarray(found).view(bits) != np.ascontiguousarray(
         expected
     ).view(bits)
-    if was.dtype == BF16 and found.dtype == F2:  # its NaN has other bits in ml_dtypes
+    if was.dtype == BF16 and found.dtype == F2:  # ml_dtypes gives NaN other bits
         differ &= ~(np.isnan(found) & np.isnan(expected))
     assert not differ.any(), (was[differ][:3], found[differ][:3], expected[differ][:3])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that take buffers: their entrances, and how to look at what comes out."""
+"""Libraries that take buffers: the functions that take them, and how to read the result."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Enter = Callable[[Any], Any]
 
 
 class Library:
-    """One library. A test that makes it is skipped where it is not installed.
+    """One library. A test that makes one of these is skipped if it is not installed.
 
     Parameters
     ----------
     modules : str
-        To be imported; the first is the library, whose version counts.
+        Names of modules to import. The first is the library, whose version counts.
     """
 
     modules: tuple[str, ...] = ()
-    #: Names of the dtypes that it knows, as NumPy and ml_dtypes have them.
+    #: The dtypes that it knows, by their names in NumPy and ml_dtypes.
     dtypes: tuple[str, ...] = ()
     needs_gpu = False
     can_write = True
@@ -40,14 +40,14 @@ class Library:
         raise NotImplementedError
 
     def raw(self, array: Any) -> bytes:
-        """The values, in C order."""
+        """Return the values in C order."""
         raise NotImplementedError
 
     def write(self, array: Any, values: np.ndarray) -> None:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Until all that it was given is done."""
+        """Wait until everything that it was given is done."""
 
     def shape(self, array: Any) -> tuple[int, ...]:
         return tuple(array.shape)
@@ -122,7 +122,7 @@ class Jax(Library):
 
 
 class TvmFfi(Library):
-    """By DLPack's C functions; its tensors have no values of their own to look at."""
+    """TVM-FFI, which imports by DLPack's C functions. NumPy reads its tensors for it."""
 
     modules = ("tvm_ffi",)
     dtypes = (*NUMBERS, "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -146,7 +146,7 @@ class CuPy(Library):
         return int(array.data.ptr)
 
     def raw(self, array: Any) -> bytes:
-        if not array.flags.c_contiguous:  # for which it would need a compiler
+        if not array.flags.c_contiguous:  # CuPy would need a compiler to gather them
             out = np.empty(array.shape, array.dtype)
             cumem.copy(out, array)
             return out.tobytes()
@@ -184,7 +184,7 @@ class Numba(Library):
 
 
 class CudaCore(Library):
-    """Views that have no values of their own to look at."""
+    """cuda.core, whose views cannot read their own values."""
 
     modules = ("cuda.core",)
     dtypes = NUMBERS
@@ -218,7 +218,7 @@ def _view(name: str) -> Callable[[Any, Any], Any]:
     return lambda lib, buf: getattr(lib.view, name)(buf, stream_ptr=-1)
 
 
-#: By the spelling of docs/interop.md: the library, and what is called.
+#: The library and the function to call, by the spelling of the call in docs/interop.md.
 ENTRANCES: dict[str, tuple[type[Library], Callable[[Any, Any], Any]]] = {
     "memoryview(buf)": _of(NumPy, lambda _, b: np.array(memoryview(b), copy=False)),
     "np.asarray(buf)": _of(NumPy, lambda _, b: np.asarray(b)),
@@ -256,12 +256,12 @@ ENTRANCES: dict[str, tuple[type[Library], Callable[[Any, Any], Any]]] = {
     ),
 }
 
-#: Arrays of `numpy.from_dlpack` are read-only in older versions.
+#: Whether `numpy.from_dlpack` makes arrays that are writable, as it does from 2.2.5 on.
 NUMPY_LETS_WRITE = np.lib.NumpyVersion(np.__version__) >= "2.2.5"
 
 
 def cupy_compiles() -> None:
-    """Skip the test where CuPy has no compiler, and so computes nothing."""
+    """Skip the test if CuPy has no compiler, without which it cannot compute."""
     cupy = pytest.importorskip("cupy")
     try:
         cupy.ones(1) * 2

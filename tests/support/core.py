@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which build of the core this process has.
+"""Choose which build of the core this process has.
 
-There are two, of the same objects. The wheel's has no hooks. The other is linked with
-csrc/python/module/testing.c as well and lies in tests/core/, where editable installs and
-CUMEM_TESTING=1 put it (setup.py). Importing this module, or `support.testing`, before
-cumem puts that one in the place of `cumem._core`, so that a process never has both. A
-program that needs no hook imports neither, and runs on the wheel's core.
+There are two builds, which are linked from the same objects. The wheel's has no hooks for
+tests. The other is also linked with csrc/python/module/testing.c, and lies in tests/core/,
+where editable installs and CUMEM_TESTING=1 put it (setup.py). If a program imports this
+module or `support.testing` before cumem, that one takes the place of `cumem._core`, so that
+a process never has both. A program that needs no hook imports neither module, and runs on
+the wheel's core.
 
-CUMEM_TESTS_CORE=package leaves the package its own core. It is for builds whose own core
-has the hooks (`make asan`, `make debug`), and for running the tests that need no hook on
-the wheel's core. There a test that calls a hook is skipped.
+With CUMEM_TESTS_CORE=package the package keeps its own core. That is for builds whose own
+core has the hooks (`make asan`, `make debug`), and for running the tests that need no hook
+on the wheel's core, where a test that calls a hook is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "core"
 
 
 class _Finder:
-    """Finds the core for tests where cumem asks for its own."""
+    """Finds the core for tests when cumem imports its own."""
 
     @staticmethod
     def find_spec(
@@ -38,7 +39,7 @@ class _Finder:
 
 
 def _put_in_place() -> None:
-    """Let cumem find the core for tests, if there is one for this Python."""
+    """Make cumem find the core for tests, if there is one for this Python."""
     if os.environ.get("CUMEM_TESTS_CORE") == "package":
         return
     if _Finder.find_spec(CORE) is None:

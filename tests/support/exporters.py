@@ -13,7 +13,7 @@ import numpy as np
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY, IS_COPIED = 1, 2
 
-#: (kind, itemsize) of a NumPy dtype -> DLPack code
+#: DLPack's type code of each kind of NumPy's dtypes.
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
@@ -72,7 +72,8 @@ new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-#: Of a capsule and its name. Not the function that others in the process set up.
+#: PyCapsule_GetPointer, with types of our own: ``ctypes.pythonapi`` is shared with the
+#: other libraries of the process, which set types of theirs.
 pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -84,7 +85,7 @@ NAMES = {False: b"dltensor", True: b"dltensor_versioned"}
 
 
 def capsule_name(capsule: object) -> str:
-    """The name of a capsule: dltensor, used_dltensor_versioned, ..."""
+    """Return the name of a capsule, such as dltensor or used_dltensor_versioned."""
     for name in (*NAMES.values(), *(b"used_" + n for n in NAMES.values())):
         if _is_valid(capsule, name):
             return name.decode()
@@ -92,20 +93,20 @@ def capsule_name(capsule: object) -> str:
 
 
 def read_capsule(capsule: object) -> Legacy | Versioned:
-    """The managed tensor in a fresh capsule, without consuming it."""
+    """Return the managed tensor in a fresh capsule, without consuming it."""
     name = capsule_name(capsule).encode()
     kind = Versioned if name == b"dltensor_versioned" else Legacy
     return kind.from_address(pointer_of(capsule, name))
 
 
-_given: list[Produced] = []  # once for each capsule whose deleter was not called
+_given: list[Produced] = []  # one entry for each capsule whose deleter was not called
 
 
 class Produced:
-    """A managed tensor over memory of ours, whose fields a test may change.
+    """A managed tensor over memory of the test's, whose fields the test may change.
 
-    `deleted` counts calls of its deleter. A capsule's destructor calls the deleter as
-    the standard says: only while the capsule is unused.
+    `deleted` counts the calls of its deleter. As the standard says, a capsule's destructor
+    calls the deleter only if nobody has used the capsule.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Produced:
 
     @classmethod
     def over(cls, array: np.ndarray[Any, Any], **options: Any) -> Produced:
-        """Over an array's memory, kept alive."""
+        """Make one over the memory of an array, which it keeps alive."""
         strides = tuple(s // array.itemsize for s in array.strides)
         return cls(
             array.ctypes.data, array.shape, strides, array.dtype, keep=array, **options
@@ -162,8 +163,9 @@ class Produced:
             self._delete(0)
 
     def capsule(self) -> object:
-        """A fresh capsule. `self` lives until its deleter was called, as an exporter's
-        tensor does."""
+        """Make a fresh capsule. `self` lives until its deleter was called, as an exporter's
+        tensor does.
+        """
         _given.append(self)
         destructor = (
             ctypes.cast(self._destructor, ctypes.c_void_p)
@@ -215,7 +217,7 @@ class FakeCAI:
 
 
 def interface_of(buffer: Any, **changes: Any) -> dict[str, Any]:
-    """A valid dictionary over one of our buffers, with changed entries."""
+    """Return the valid dictionary of a buffer, with some entries changed."""
     pointer = getattr(buffer, "device_ptr", None) or buffer.ptr
     entries = {
         "shape": buffer.shape,

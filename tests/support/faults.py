@@ -15,10 +15,11 @@ from support import session
 
 testing = session.testing
 
-UNKNOWN = 999  # cudaErrorUnknown: no retry anywhere hides it
+UNKNOWN = 999  # cudaErrorUnknown, which is never tried again and so is never hidden
 
-#: Polled as often as the machine's speed allows, and what is entered for each poll: of
-#: more calls than so many the first half fails, and as many of the others.
+#: How many calls of an operation fail in a sweep at most. These are operations that poll,
+#: and those that a poll needs, whose number depends on the speed of the machine. If there
+#: are more calls, the first half of this number fails, and as many of the later ones.
 MOST_CALLS = {
     "event_query": 6,
     "stream_query": 6,
@@ -26,12 +27,12 @@ MOST_CALLS = {
     "context_set": 24,
     "capture_mode_exchange": 24,
 }
-#: The same of all other operations. More calls than that come from a loop over chunks or
-#: pairs, and both its first rounds and its later ones are among those that fail.
+#: The same limit for every other operation. More calls than this come from a loop over
+#: chunks or pairs, and both its first rounds and later ones are among those that fail.
 MOST_OF_OTHERS = 20
 
-#: Operations whose failure is answered by a second way and need not reach the caller:
-#: what is done instead stands beside each.
+#: Operations whose failure need not reach the caller, because the core then does something
+#: else, which stands beside each.
 SECOND_WAY = {
     "event_create": "a block is fenced by a device-wide wait instead of by an event",
     "event_record": "the same",
@@ -73,7 +74,7 @@ SECOND_WAY = {
 
 @dataclasses.dataclass
 class Swept:
-    """What a sweep reached."""
+    """The operations that a sweep made fail, and what came of it."""
 
     succeeded: set[str]
     failed: set[str]
@@ -81,19 +82,19 @@ class Swept:
 
 
 def reached() -> set[str]:
-    """Names of the operations called since the last plan."""
+    """Return the names of the operations that were called since the last plan."""
     return {name for name, _, _ in testing.op_names() if testing.fault_count(name)}
 
 
 def settle() -> None:
-    """Drop what can be dropped, so that the next run starts from the same place."""
+    """Drop everything that can be dropped, so that the next run starts from there too."""
     gc.collect()
     testing.poll()
 
 
 @contextlib.contextmanager
 def unraised() -> Iterator[None]:
-    """Accept what goes to the unraisable hook if it is a failure of the runtime."""
+    """Accept exceptions in the unraisable hook if they are failures of the runtime."""
     others: list[object] = []
 
     def hook(unraisable: Any) -> None:
@@ -109,7 +110,7 @@ def unraised() -> Iterator[None]:
 
 
 def strike(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> None:
-    """Run `scenario` with the `nth` call of `op` failing and look at what came of it."""
+    """Run `scenario` while the `nth` call of `op` fails, and check what came of it."""
     testing.plan_fault(op, nth, UNKNOWN)
     error: cumem.CudaError | None = None
     with unraised():
@@ -133,26 +134,27 @@ def strike(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> No
 
 
 def sweep(scenario: Callable[[], None]) -> Swept:
-    """Run `scenario`, then once more for each of its runtime calls with that one failing.
+    """Run `scenario`, then once more for each of its runtime calls, with that one failing.
 
-    After each: the exception names the call that failed, nothing is live, the pools'
-    equations hold, and the scenario then succeeds. Calls are counted by operation: one that
-    fails may change how many others follow.
+    After each run the exception must name the call that failed, nothing may be live, the
+    pools' equations must hold, and the scenario must succeed again. Calls are counted for
+    each operation, because a call that fails may change how many others follow.
     """
-    scenario()  # once beforehand: lazily made things are made
+    scenario()  # once beforehand, so that everything that is made lazily exists
     settle()
-    gc.freeze()  # what was there before need not be looked at hundreds of times
+    gc.freeze()  # or each of hundreds of collections looks at all older objects
     return strike_all(scenario)
 
 
 def chosen(op: str, count: int) -> list[int]:
-    """Which of the `count` calls are to fail, from 1."""
+    """Choose which of the `count` calls of an operation fail. They are counted from 1."""
     return some_of(count, MOST_CALLS.get(op, MOST_OF_OTHERS))
 
 
 def some_of(count: int, most: int) -> list[int]:
-    """At most so many of the numbers from 1 to `count`: the first ones, and some of each
-    part of the rest, the last one among them.
+    """Choose at most `most` of the numbers from 1 to `count`.
+
+    They are the first ones and some from each part of the rest, among them the last one.
     """
     if count <= most:
         return list(range(1, count + 1))
@@ -172,7 +174,7 @@ def strike_all(scenario: Callable[[], None]) -> Swept:
         for nth in chosen(op, calls[op]):
             strike(scenario, op, nth, result)
             left = session.leftovers()
-            # pages whose unlocking failed stay locked until the next try
+            # Pages that could not be unlocked stay locked until the next try.
             left.pop("registrations", None)
             assert left == {}, (nth, op)
             assert testing.check_pools(), (nth, op)

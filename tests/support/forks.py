@@ -11,11 +11,11 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-FORK = threading.Lock()  # other packages' audit hooks refuse two forks at once
+FORK = threading.Lock()  # audit hooks of other packages refuse two forks at once
 
 
 def fork_and_run(check: Callable[[], object]) -> None:
-    """Run `check` in a forked child, which may not hang; what it prints comes through."""
+    """Run `check` in a forked child, which may not hang. Its output is shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -36,13 +36,15 @@ def fork_and_run(check: Callable[[], object]) -> None:
 
 
 def fork_and_die(check: Callable[[], object]) -> None:
-    """Run `check` in a forked child, which a signal must kill."""
+    """Run `check` in a forked child, which must be killed by a signal."""
     assert -fork_and_die_or_run(check) in (signal.SIGSEGV, signal.SIGBUS)
 
 
 def fork_and_die_or_run(check: Callable[[], object]) -> int:
-    """Run `check` in a forked child, which may die of touching memory; else it must
-    succeed. Its exit code."""
+    """Run `check` in a forked child, which may die of touching memory or must succeed.
+
+    Returns its exit code.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of records share: whose line it is, and that no record is left running."""
+"""Shared by tests of records: the number of a line, and no record that is left running."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def nothing_runs():
 
 
 def here() -> int:
-    """The caller's line."""
+    """Return the number of the caller's line."""
     return sys._getframe(1).f_lineno

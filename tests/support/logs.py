@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs made by hand, for what reads a record."""
+"""Logs made by hand, for tests of code that reads records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
 
 
 def rows(events: Iterable[dict[str, Any]]) -> np.ndarray:
-    """Of dicts of fields, with names for `op` and kinds; what is left out is 0."""
+    """Make rows of dicts, which have names for `op` and kinds. Fields left out are 0."""
     events = list(events)
     made = np.zeros(len(events), EVENT)
     for row, event in zip(made, events, strict=True):
@@ -34,7 +34,7 @@ def made(
     lost_count: int = 0,
     backend: str = "emulated",
 ) -> Log:
-    """A log of these."""
+    """Make a log of these events, living blocks and stacks."""
     return Log(
         events=rows(events),
         living=rows(living),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of managed memory share."""
+"""Shared by tests of managed memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support import session
 PAGE = mmap.PAGESIZE
 
 
-NBYTES = 1 << 20  # from here on a buffer has its pages for itself
+NBYTES = 1 << 20  # a buffer of this size or more shares no page with another one
 
 
 def managed(nbytes: int = NBYTES) -> cumem.ManagedBuffer:
@@ -28,7 +28,7 @@ def steers(runtime: session.Runtime) -> None:
 
 
 class Streams:
-    """The extension, as tiles() sees it: streams that it makes are shut."""
+    """Replaces the extension in tiles(), and shuts the streams that tiles() makes."""
 
     def __init__(self) -> None:
         self.made: list[cumem.Stream] = []

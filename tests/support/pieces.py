@@ -11,7 +11,7 @@ def numbers(size: int, seed: int = 0) -> np.ndarray:
 
 
 def shuffled(count: int, width: int, seed: int = 0) -> list[tuple[slice, slice]]:
-    """Where `count` pieces of `width` go and come from."""
+    """Return where `count` pieces of `width` go, and where they come from."""
     order = np.random.default_rng(seed).permutation(count)
     return [
         (slice(i * width, (i + 1) * width), slice(k * width, (k + 1) * width))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of pinned arrays of NumPy ask."""
+"""Questions that tests of NumPy's pinned arrays ask."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import cumem
 
 
 def is_pinned(array: np.ndarray) -> bool:
-    """What the driver says of its memory."""
+    """Ask the driver whether an array's memory is page-locked."""
     return cumem.asbuffer(array).kind == "pinned"
 
 
 def live() -> int:
-    """Bytes in arrays of the default pool of pinned memory."""
+    """Return how many bytes of the default pool of pinned memory are in arrays."""
     return cumem.default_pool("pinned").stats().live_nbytes
 
 
 def numpy_core() -> Any:
-    """NumPy's own modules, which 1.26 has under their old name, its `_core` empty."""
+    """Return `numpy._core`, or `numpy.core` in 1.26, whose `_core` is empty."""
     return np._core if int(np.__version__.partition(".")[0]) >= 2 else np.core
 
 
@@ -31,6 +31,6 @@ def handler_name(*array: np.ndarray) -> str:
 
 
 def at_address(address: int, nbytes: int) -> np.ndarray:
-    """The bytes there, of which nobody knows whose they are."""
+    """Return an array over the bytes at an address, which does not know whose they are."""
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     return np.frombuffer(memory, "u1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of records look at."""
+"""Parts of records that tests look at."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that no recorder made: one by hand, and large ones as of a training loop."""
+"""Records that no recorder made: one by hand, and large ones like a training loop's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MACHINE = {"backend": "emulated", "devices": ["cumem emulated device"]}
 
 
 def event(op: str, kind: str, time_ns: int, **fields: int) -> NDArray[Any]:
-    """An array of one event."""
+    """Make an array of one event."""
     row = np.zeros(1, EVENT)
     row["op"], row["kind"] = OPS.index(op), KINDS.index(kind)
     row["source_kind"], row["time_ns"] = row["kind"], time_ns
@@ -26,7 +26,7 @@ def event(op: str, kind: str, time_ns: int, **fields: int) -> NDArray[Any]:
 
 
 def log_of(*events: NDArray[Any], living: list[NDArray[Any]] | None = None) -> Log:
-    """A record of these events, with two stacks and two tags."""
+    """Make a record of these events, with two stacks and two tags."""
     none = np.zeros(0, EVENT)
     rows = np.concatenate([none, *events])
     return Log(
@@ -47,17 +47,19 @@ def log_of(*events: NDArray[Any], living: list[NDArray[Any]] | None = None) -> L
 
 
 def by_hand() -> Log:
-    """Worked out by hand: 1 MiB device from before; then, in µs,
+    """Make a record whose figures were worked out by hand.
+
+    1 MiB of device memory is live from before. Then, at these times in µs:
 
     - 10: a pool reserves 8 MiB on the device
     - 20: +2 MiB device, stack 1; 50: it is freed
-    - 30: +3 MiB pinned of which 2.5 were asked for, stack 2, tag 1: never freed
+    - 30: +3 MiB pinned, of which 2.5 were asked for, stack 2, tag 1: never freed
     - 40 to 44, and 42 to 46: two transfers from pinned to device, of 2 MiB each
     - 60: the MiB from before is freed
-    - 70: 1 GiB could not be had
+    - 70: an allocation of 1 GiB fails
     - 80: the pool gives 8 MiB back
 
-    The most, 6 MiB, live from 30 to 50; at the end 3 MiB.
+    The peak, 6 MiB, is live from 30 to 50, and 3 MiB are live at the end.
     """
     device, pinned = 0x7F00_0000_0000, 0x7E00_0000_0000
     copied = {"nbytes": 2 * MIB, "value": 4000, "thread": 2, "stack": 2, "tag": 2}
@@ -82,7 +84,7 @@ def by_hand() -> Log:
     )
 
 
-#: Kind, share of the allocations, mean MiB, slots, tags by index.
+#: Kind, share of the allocations, mean size in MiB, number of slots, and tags by index.
 _USES = (
     ("device", 0.5, 6.0, 900, (3, 4, 5)),
     ("pinned", 0.2, 4.0, 160, (1, 2)),
@@ -96,12 +98,12 @@ _WORDS = ("block", "attention", "mlp", "norm", "read", "decode", "augment", "col
 
 
 def random_log(count: int, seed: int = 0) -> Log:
-    """About `count` events of a training loop: stacks, tags, kinds, threads, transfers.
+    """Make about `count` events like a training loop's, with stacks, tags and transfers.
 
-    No two living allocations overlap; each lies in memory that a pool has grown by.
+    No two living allocations overlap, and each lies in memory that a pool has grown by.
     """
     random = np.random.default_rng(seed)
-    spacing = 60_000  # ns between events
+    spacing = 60_000  # between events, in nanoseconds
     duration = count * spacing
     step = duration / max(4, count // 8000)
     parts: list[NDArray[Any]] = []
@@ -152,7 +154,7 @@ def _uses(
     mib: float,
     use: tuple[int, str, tuple[int, ...]],
 ) -> list[NDArray[Any]]:
-    """Allocations that go through `slots` in turn, their frees, and the pool's growth."""
+    """Make allocations that use `slots` in turn, their frees, and the pool's growth."""
     index, kind, tags = use
     times = np.sort(random.integers(1000, duration, number + slots))
     born, next_born = times[:number], times[slots:]
@@ -166,7 +168,7 @@ def _uses(
     rows["stream"] = random.choice([0, 0x55AA10, 0x55AA20], number)
     rows["pool"] = index + 1
     rows["kind"] = rows["source_kind"] = KINDS.index(kind)
-    # Eight slots are a piece that the pool of a device has grown by.
+    # A pool of device memory grows by pieces of eight slots.
     on = np.arange(number) % slots // 8 % 2
     rows["device"] = on if kind == "device" else -1
     loader = kind in ("pinned", "staging", "registered")

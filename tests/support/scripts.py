@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts of the tree that are in no package, as modules."""
+"""Import scripts of the tree that are not in a package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open and close cumem's runtime for one test, and say what a test left behind."""
+"""Open and close cumem's runtime for one test, and find what a test left behind."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from support import testing  # before cumem: see core.py
 import cumem
 from cumem import _core
 
-#: Longest random delay before each piece of emulated work. Never 0: a suite that runs
-#: without late streams cannot see an ordering bug (test_emulation.py fails then).
+#: The longest random delay before each piece of emulated work. It must not be 0: a suite
+#: that runs without late streams cannot see an ordering bug (test_emulation.py fails
+#: then).
 MAX_DELAY_US = 150
 
 
-#: Runtime calls that may be made with the GIL held, for they end sooner than another
-#: thread would give it back: what the driver looks up in a table or notes of the thread,
-#: and a short copy on an idle stream. tests/devices/test_gil.py says who may make the
-#: latter.
+#: Runtime calls that may be made with the GIL held, because they end sooner than another
+#: thread would give it back: those for which the driver looks something up in a table or
+#: notes something of the thread, and a short copy on an idle stream.
+#: tests/devices/test_gil.py says who may make the latter.
 ANSWERED_AT_ONCE = {
     *("device_attribute", "pointer_attributes", "context_get", "context_set"),
     *("context_device", "context_is_active"),
@@ -39,19 +40,19 @@ ANSWERED_AT_ONCE = {
 }
 
 
-#: CUDA version of the emulated driver where CUMEM_EMULATED_DRIVER names no other.
+#: The CUDA version of the emulated driver, unless CUMEM_EMULATED_DRIVER names another one.
 DRIVER = "13.0"
 
 
 def emulated_driver() -> int:
-    """CUDA version of the emulated driver, e.g. 12040, from CUMEM_EMULATED_DRIVER."""
+    """Return the CUDA version of the emulated driver, such as 12040 for 12.4."""
     major, _, minor = os.environ.get("CUMEM_EMULATED_DRIVER", DRIVER).partition(".")
     return int(major) * 1000 + int(minor or 0) * 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What a test may ask about the runtime it runs on."""
+    """Facts about the runtime that a test runs on."""
 
     name: str
 
@@ -60,14 +61,14 @@ class Runtime:
         return self.name == "emulated"
 
     def has(self, op: str) -> bool:
-        """True when the driver (emulated or real) has the operation of ops.h."""
+        """Return True if the driver, emulated or real, has this operation of ops.h."""
         oldest = {name: driver for name, _, driver in testing.op_names()}[op]
         major, minor = cumem.info.about().driver_version
         return major * 1000 + minor * 10 >= oldest
 
 
-#: Seconds after which what a test waits for will not come. Nothing is measured by it:
-#: who needs a deadline takes this one.
+#: After so many seconds a test gives up waiting. It measures nothing, so every test that
+#: needs a deadline takes this one.
 PATIENCE = 60
 NAP = 0.0005
 
@@ -75,7 +76,7 @@ NAP = 0.0005
 def wait_until(condition: Callable[[], object], what: str = "") -> None:
     """Let other threads go on until `condition()` is true; fail if it never is.
 
-    Only for what no gate, event or barrier can tell of.
+    This is only for conditions that no gate, event or barrier can tell.
     """
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -85,7 +86,7 @@ def wait_until(condition: Callable[[], object], what: str = "") -> None:
 
 
 def _place_of(thread_id: int | None) -> tuple[int, int] | None:
-    """Which instruction of which frame a thread is at; None: of a helper, or it ended."""
+    """Return a thread's frame and instruction, None if it ended or is in a helper here."""
     frame = sys._current_frames().get(thread_id or 0)
     if frame is None:
         return None
@@ -102,8 +103,8 @@ def wait_until_waiting(
 ) -> None:
     """Return once `thread` is in a call in which it lets others run, or has ended.
 
-    While this thread naps, whoever asks for the GIL gets it: a thread that is at the same
-    instruction after many naps did not ask.
+    While this thread sleeps, any thread that asks for the GIL gets it. So a thread that
+    is at the same instruction after many short sleeps did not ask for it.
     """
     place, seen = None, 0
 
@@ -121,7 +122,7 @@ def wait_until_waiting(
 def when_waiting(act: Callable[[], object]) -> Iterator[Callable[[], None]]:
     """Call `act` in another thread once the block waits in a call.
 
-    Gives a function: to do it once more, in a later call.
+    The block's value is a function that arranges the same for a later call.
     """
     caller = threading.current_thread()
     over = threading.Event()
@@ -146,29 +147,34 @@ def when_waiting(act: Callable[[], object]) -> Iterator[Callable[[], None]]:
 
 
 def let_workers_pass() -> None:
-    """Return when a copy is made that was asked for after all others: those that could
-    have gone on by then have had their turn."""
+    """Make a copy after all others, and return when it is done.
+
+    By then all copies that could go on have had their turn.
+    """
     for _ in range(2):
         _core.copy_async(np.empty(1 << 16, "u1"), np.ones(1 << 16, "u1")).wait()
 
 
 def _drop_failure() -> None:
-    """What is kept of a failure for a debugger holds the frames of that test, and so its
-    buffers: no test after it could begin."""
+    """Drop the exception that is kept for a debugger after a failed test.
+
+    It holds the frames of that test and so its buffers, with which no later test could
+    begin.
+    """
     for name in ("last_exc", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
     gc.collect()
 
 
 def leftovers(held: int = 0) -> dict[str, int]:
-    """Count what should be zero once a test has dropped everything but `held` storages."""
+    """Count what must be zero once a test has dropped everything but `held` storages."""
     _drop_failure()
     if testing.opened():
         for index in range(cumem.device_count()):
             cumem.Device(index).synchronize()
-    while testing.pending_transfers():  # the watcher and the workers finish them
+    while testing.pending_transfers():  # which the watcher and the workers finish
         testing.poll()
-    # what a finished transfer kept is dropped by its thread a moment later
+    # The thread of a finished transfer drops its keeps a moment later.
     deadline = time.monotonic() + PATIENCE / 10
     while testing.live_storages() > held and time.monotonic() < deadline:
         testing.poll()
@@ -183,7 +189,7 @@ def leftovers(held: int = 0) -> dict[str, int]:
 
 @contextlib.contextmanager
 def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
-    """Run cumem on one backend; fail if anything is left at the end."""
+    """Run cumem on one backend, and fail if anything is left at the end."""
     _drop_failure()
     _core._shutdown(False)
     settings: dict[str, object] = {"backend": name, "faults": True}
@@ -219,15 +225,15 @@ _shut: list[object] = []
 def shut(stream: object) -> None:
     """Hold an emulated stream shut until `testing.gate_open`, or the end of the test."""
     testing.gate_close(stream)
-    _shut.append(getattr(stream, "handle", stream))  # keeps no stream alive
+    _shut.append(getattr(stream, "handle", stream))  # a handle keeps no stream alive
 
 
 def _open_gates() -> None:
-    """What a test that failed left shut would be waited for for ever."""
+    """Open the streams that a failed test left shut, or closing would wait for ever."""
     while _shut:
         stream = _shut.pop()
         if testing.opened():
-            with contextlib.suppress(Exception):  # the stream is gone, and its gate
+            with contextlib.suppress(Exception):  # the stream may be gone with its gate
                 testing.gate_open(stream)
 
 
@@ -242,10 +248,11 @@ def gate(stream: object) -> Iterator[None]:
 
 
 class AlarmError(Exception):
-    """Raised by the signal of `alarm`."""
+    """The handler of `alarm` raises this."""
 
 
-#: Nobody else's: SIGALRM and the timers belong to pytest-timeout, SIGINT to the user.
+#: A signal that nobody else uses: pytest-timeout has SIGALRM and the timers, the user
+#: SIGINT.
 SIGNAL = signal.SIGUSR1
 
 
@@ -253,7 +260,7 @@ SIGNAL = signal.SIGUSR1
 def on_alarm(handler: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Call `handler` for a signal that comes while the block waits in a call.
 
-    Gives a function: for another signal, in a later call.
+    The block's value is a function that arranges another signal, for a later call.
     """
     main = threading.main_thread().ident
     assert main == threading.get_ident()
@@ -267,7 +274,7 @@ def on_alarm(handler: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def rescued(stream: object) -> Iterator[None]:
-    """Open `stream` if the block waits for it for ever, and fail then."""
+    """Open `stream` if the block would wait for it for ever, and fail."""
     late = threading.Event()
 
     def rescue() -> None:
@@ -288,7 +295,7 @@ def rescued(stream: object) -> Iterator[None]:
 def alarm(stream: object) -> Iterator[Callable[[], None]]:
     """Hold `stream` shut inside the block, which a signal must end with AlarmError.
 
-    What cannot be interrupted ends all the same, for the stream then opens.
+    A call that cannot be interrupted ends nevertheless, because the stream then opens.
     """
 
     def ring() -> None:

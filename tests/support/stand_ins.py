@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy, Numba and cuda.core as far as cumem's integrations use them, over the emulated
-device: the names, the signatures and what the real ones check."""
+"""Stand-ins for CuPy, Numba and cuda.core on the emulated device.
+
+They have what cumem's integrations use: the names, the signatures and the checks of the
+real libraries.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ import cumem
 def install(
     monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, Any]], name: str
 ) -> Any:
-    """The integration of that name, loaded anew beside such modules."""
+    """Load the integration of that name anew, with `modules` in place of the libraries."""
     for place, names in modules.items():
         module = ModuleType(place)
         module.__path__ = []
@@ -107,7 +110,7 @@ def raw_pinned(size: int) -> PinnedMemoryPointer:
 
 
 class CupyStream:
-    """A stream of CuPy's own, or (with a handle) one of its default streams."""
+    """A stream that CuPy made, or with a handle one of its default streams."""
 
     def __init__(self, handle: int | None = None, device: int = 0) -> None:
         self.kept = cumem.Stream(device=device) if handle is None else None
@@ -129,7 +132,7 @@ class CupyStream:
 
 
 class Cupy:
-    """The module `cupy`, and what its user does with it."""
+    """The module `cupy`, and the calls that its user makes."""
 
     def __init__(self, device_count: int) -> None:
         self.state = threading.local()
@@ -215,7 +218,7 @@ class GetIpcHandleMixin:
 
 
 class NumbaPointer:
-    """Freed when the manager lets go of it."""
+    """A pointer whose memory is freed when the manager lets go of it."""
 
     def __init__(
         self,

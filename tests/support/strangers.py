@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another library, as far as cumem can tell: copies on a stream that it is not told of."""
+"""Copies that look to cumem like another library's, on a stream that it does not know."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from support import session  # isort: skip  # before cumem, for the core with ho
 import cumem
 from cumem import _core
 
-#: What keeps its stream busy on a GPU: so many bytes within the device, so many times.
+#: A copy within the device of so many bytes keeps its stream busy on a GPU, so many times.
 LATE_NBYTES, LATE_COUNT = 1 << 28, 1000
 
 
 def copy_by_driver(dst: int, src: int, nbytes: int, stream: cumem.Stream) -> None:
-    """As any program may, without a word to cumem."""
+    """Copy by the driver, as any program may, without telling cumem."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     index = stream.device.index
@@ -32,9 +32,11 @@ def copy_by_driver(dst: int, src: int, nbytes: int, stream: cumem.Stream) -> Non
 
 
 class Stranger:
-    """Within its ``with`` block the copies that it has started are late: on the emulated
-    device until the end of the block, on a GPU behind copies that take some 200 ms. At the
-    end they are done."""
+    """Starts copies that are late while its ``with`` block runs.
+
+    On the emulated device they wait until the end of the block, and on a GPU they come
+    after copies that take some 200 ms. When the block has ended they are done.
+    """
 
     def __init__(self, device: int = 0) -> None:
         self.stream = cumem.Stream(device=device)
@@ -53,7 +55,7 @@ class Stranger:
         return self
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
-        """Start a copy between addresses; returns once the driver has it."""
+        """Start a copy between addresses, and return when the driver has it."""
         if not self.is_emulated:
             copy_by_driver(dst, src, nbytes, self.stream)
             return

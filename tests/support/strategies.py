@@ -34,7 +34,7 @@ KINDS = ["pinned", "mapped", "managed", "device"]
 
 dtypes = st.sampled_from(DTYPES)
 kinds = st.sampled_from(KINDS)
-#: where a copy may start or end: our kinds and NumPy's own memory
+#: The places that a copy may start or end at: cumem's kinds and NumPy's own memory.
 places = st.sampled_from([*KINDS, "numpy"])
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=4).map(tuple)
 
@@ -48,7 +48,7 @@ def slices(draw: st.DrawFn, length: int) -> slice:
 
 @st.composite
 def basic_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """A tuple of ints, slices, None and at most one Ellipsis that fits `shape`."""
+    """Draw a tuple of ints, slices, None and at most one Ellipsis that fits `shape`."""
     index: list[object] = []
     used = draw(st.integers(0, len(shape)))
     for length in shape[:used]:
@@ -64,12 +64,12 @@ def basic_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]
 
 
 def as_view(index: tuple[object, ...]) -> tuple[object, ...]:
-    """The index with an Ellipsis, so that NumPy answers a view and never a scalar."""
+    """Add an Ellipsis to the index, with which NumPy returns a view and never a scalar."""
     return index if Ellipsis in index else (*index, Ellipsis)
 
 
 def random_array(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Random bytes as an array of any dtype."""
+    """Make an array of any dtype from random bytes."""
     rng = np.random.default_rng(seed)
     count = int(np.prod(shape, dtype=np.int64))
     if not count:
@@ -78,7 +78,7 @@ def random_array(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarr
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """True when both hold the same bytes (NaNs and NaTs included)."""
+    """Return True if both have the same bytes, including those of NaNs and NaTs."""
     return (
         a.shape == b.shape
         and a.dtype == b.dtype

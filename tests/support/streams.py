@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream objects as other libraries make them."""
+"""Stream objects like those of other libraries."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text of the sources says of their structure, one function a measure.
+"""Measures of the structure of the sources, which are read as text: a function for each.
 
-A measure answers with a line for each thing that it finds; the number of lines is its
-figure. ``tests/debts.toml`` has the figure that the tree has today and the one that it is
-to have, and ``tests/house/test_structure.py`` compares them. Run as a program this file
-prints all of them::
+A measure returns a line for each thing that it finds, and the number of lines is its
+figure. ``tests/debts.toml`` has today's figure of the tree and the one that is its goal,
+and ``tests/house/test_structure.py`` compares them. When this file is run as a program,
+it prints all measures::
 
     python tests/support/structure.py            # figure, debt and goal of each measure
     python tests/support/structure.py NAME       # what this measure finds, line by line
@@ -40,14 +40,14 @@ COMMENT_OR_TEXT = re.compile(
 
 
 def _blank(found: re.Match[str]) -> str:
-    """As many lines as before, and nothing in them that could be read as code."""
+    """Replace a comment or a text by as many lines, which cannot be read as code."""
     if found[0][0] in "\"'":
         return found[0][0] * 2
     return "\n" * found[0].count("\n") or " "
 
 
 def code_of(text: str, keep_texts: bool = False) -> str:
-    """C without comments, on the lines where it was; texts become empty ones."""
+    """Return C without comments, with each line where it was. Texts become empty ones."""
     if not keep_texts:
         return COMMENT_OR_TEXT.sub(_blank, text)
     return COMMENT_OR_TEXT.sub(
@@ -57,7 +57,7 @@ def code_of(text: str, keep_texts: bool = False) -> str:
 
 @cache
 def c_codes() -> dict[str, str]:
-    """The code of each C file below csrc/, by its path there."""
+    """Return the code of each C file below csrc/, by its path there."""
     return {
         path.relative_to(CSRC).as_posix(): code_of(path.read_text())
         for path in sorted(CSRC.rglob("*.[ch]"))
@@ -72,18 +72,18 @@ def line_at(text: str, place: int) -> int:
 
 
 class _Frame:
-    """What lies between two brackets, up to a comma or the end of a statement."""
+    """The tokens between two brackets, up to a comma or the end of a statement."""
 
     def __init__(self, start: int, inside: bool, grouped: bool) -> None:
         self.start = start
-        #: The bracket only groups, and what it groups belongs to a conditional outside.
+        #: The bracket only groups, and its contents belong to a conditional outside of it.
         self.inside = inside
-        #: The bracket only groups: it belongs to no call, index, body or keyword.
+        #: The bracket only groups: it does not belong to a call, index, body or keyword.
         self.grouped = grouped
         self.begin()
 
     def begin(self) -> None:
-        """Something else is said from here on, which is no operand of what came before."""
+        """Begin a new expression, which is not an operand of the one before."""
         self.has_conditional = False
         self.holds_grouped = False
 
@@ -95,11 +95,11 @@ HEADS = {"if", "while", "for", "switch", "sizeof", "_Generic"}
 
 
 def nested_conditionals(code: str) -> list[int]:
-    """The line of each `?` that belongs to an operand of another one.
+    """Return the line of each `?` that belongs to an operand of another one.
 
-    As clang-tidy's readability-avoid-nested-conditional-operator says it, but for operands
-    that only contain a conditional in brackets, as in ``x == (a ? b : c) ? d : e``, which
-    count as well. One that stands in an argument of a call or in an index does not.
+    These are the ones that clang-tidy's readability-avoid-nested-conditional-operator
+    finds, and also those in brackets within an operand, as in ``(a ? b : c) == x ? d : e``.
+    A conditional in an argument of a call or in an index does not count.
     """
     found: list[int] = []
     frames = [_Frame(0, inside=False, grouped=False)]
@@ -135,7 +135,7 @@ STATUS_OF_CHAIN = re.compile(r"\?\s*(?:-1\s*:\s*0|0\s*:\s*-1)\b")
 
 
 def chained_statuses(code: str) -> list[int]:
-    """The line of each statement that makes -1 or 0 of conditions joined by || or &&."""
+    """Return the line of each statement that makes -1 or 0 of conditions with || or &&."""
     lines = []
     for match in STATUS_OF_CHAIN.finditer(code):
         begin = max(code.rfind(mark, 0, match.start()) for mark in ";{}") + 1
@@ -158,7 +158,7 @@ DEFINE = re.compile(
 
 
 def macros_of(code: str) -> dict[str, Macro]:
-    """Its macros with parameters."""
+    """Return the macros with parameters that the code defines."""
     return {
         name: Macro(
             [each.strip() for each in parameters.split(",")],
@@ -169,7 +169,7 @@ def macros_of(code: str) -> dict[str, Macro]:
 
 
 def arguments_at(text: str, begin: int) -> tuple[list[str], int]:
-    """What stands between the bracket at `begin` and its end, parted at the commas."""
+    """Return the arguments in the bracket at `begin`, and the place after the bracket."""
     depth, place, last = 0, begin, begin + 1
     found: list[str] = []
     in_text = False
@@ -195,7 +195,7 @@ def arguments_at(text: str, begin: int) -> tuple[list[str], int]:
 
 
 def expand(text: str, macros: dict[str, Macro], hidden: frozenset[str]) -> str:
-    """The text with these macros put in, those too that they lead to."""
+    """Replace these macros in the text, and the macros that their bodies use."""
     names = [name for name in macros if name not in hidden]
     if not names:
         return text
@@ -229,16 +229,16 @@ LITERAL = re.compile(r'"([\w.]+)"')
 
 
 class Named(NamedTuple):
-    """A function of the package that C names, and the file that does."""
+    """A function of the package that C names, and the file that names it."""
 
     function: str
     place: str
 
 
 def named_functions() -> list[Named]:
-    """The functions of the package that C names by texts, each file once.
+    """Return the functions of the package that C names by texts, once for each file.
 
-    Of a module that C loads and looks through it is ``module.*``.
+    For a module that C loads to look for names in it, the function is ``module.*``.
     """
     texts = {
         path.relative_to(CSRC).as_posix(): code_of(path.read_text(), keep_texts=True)
@@ -264,7 +264,7 @@ def named_functions() -> list[Named]:
 
 
 def is_there(function: str) -> bool:
-    """Whether the package, or the extension, has a function of this name."""
+    """Return whether the package or the extension has a function of this name."""
     module, _, name = function.rpartition(".")
     if module == "_core":
         return f"def {name}(" in (PACKAGE / "_core.pyi").read_text(encoding="utf-8")
@@ -278,7 +278,7 @@ def names_in(text: str) -> Iterator[str]:
         given, _ = arguments_at(text, match.end() - 1)
         literals = [LITERAL.fullmatch(each) for each in given[:2]]
         if None in literals:
-            yield f"?.{', '.join(given[:2])}"  # which test_structure.py refuses
+            yield f"?.{', '.join(given[:2])}"  # test_structure.py refuses this
         else:
             yield ".".join(each[1] for each in literals if each is not None)
     for match in LOAD.finditer(text):
@@ -289,8 +289,9 @@ def names_in(text: str) -> Iterator[str]:
         yield "buffers.hints.refuse_attribute"
 
 
-#: Why C may call the package, and what it calls for that, by the last two parts of the
-#: name: docs/decisions/0019-words-not-work.md. Whatever else it calls is work.
+#: The reasons for which C may call the package, with the functions that each one covers, by
+#: the last two parts of their names: docs/decisions/0019-words-not-work.md. Every other
+#: function that it calls is work.
 WORDS: dict[str, tuple[str, ...]] = {
     "relief when memory is short, and what its error tells of the pools": (
         "out_of_memory.*",
@@ -328,12 +329,13 @@ WORDS: dict[str, tuple[str, ...]] = {
         *("progress.begin", "progress.end", "awaiting.*", "pickling.reduce"),
     ),
 }
-#: These look at pools and trim them, which is what they are called for.
+#: Functions that C calls for these reasons may call the core, since their purpose is to
+#: look at pools and to trim them.
 MAY_USE_CORE = ("relief when memory is short, and what its error tells of the pools",)
 
 
 def reason_of(function: str) -> str | None:
-    """Why C may call it; None where it is work."""
+    """Return the reason for which C may call a function, or None if it is work."""
     short = ".".join(function.split(".")[-2:])
     for reason, patterns in WORDS.items():
         if any(fnmatchcase(short, pattern) for pattern in patterns):
@@ -346,7 +348,7 @@ def reason_of(function: str) -> str | None:
 
 @cache
 def modules() -> dict[str, Path]:
-    """The modules of the package by name, without ``cumem.``; the package is ``""``."""
+    """Return the package's modules by name, without ``cumem.``; the package is ``""``."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -360,7 +362,7 @@ def tree_of(module: str) -> ast.Module:
 
 
 def running(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs: all nodes but those below ``if TYPE_CHECKING``."""
+    """Go through the nodes that run: all but those below ``if TYPE_CHECKING``."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
@@ -371,7 +373,7 @@ def running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Import(NamedTuple):
-    """A name of a file, and the module and the name there that it stands for."""
+    """A name in a file, and the module and the name there that it stands for."""
 
     name: str
     module: str
@@ -379,7 +381,7 @@ class Import(NamedTuple):
 
 
 def imports_of(module: str) -> Iterator[Import]:
-    """What it takes from modules of the package, at its top or within a function."""
+    """Go through a module's imports from the package, at its top and in its functions."""
     for node in running(tree_of(module)):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
@@ -407,25 +409,25 @@ def imports_of(module: str) -> Iterator[Import]:
 
 @cache
 def arrows() -> dict[str, set[str]]:
-    """Each module with those that it imports; the extension is not among them."""
+    """Return each module with the modules that it imports, without the extension."""
     return {
         module: {each.module for each in imports_of(module)} - {module, "_core"}
         for module in modules()
     }
 
 
-#: The rooms of the package: each imports from those before it, and from itself.
+#: The rooms of the package: each imports from the rooms before it, and from itself.
 ROOMS = (
     *("base", "buffers", "interchange", "devices", "pools", "files", "transfers"),
     *("recording", "integrations", "tools", "face"),
 )
-#: The names by which users import modules of the rooms; they stand beside the face.
+#: The names by which users import modules of the rooms. They lie beside the face.
 PUBLIC_NAMES = ("doctor", "info", "plots", "types", "units")
 
 
 @cache
 def room_of(module: str) -> str | None:
-    """The folder of a module; the face is what lies in none; None: no room of that name."""
+    """Return the room of a module, which is the face if it lies in no folder, or None."""
     if module in ("", "__main__", *PUBLIC_NAMES):
         return "face"
     first = module.split(".")[0]
@@ -433,7 +435,7 @@ def room_of(module: str) -> str | None:
 
 
 def components(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of nodes each of which reaches all the others of its set."""
+    """Return the sets of nodes in which each node reaches all others."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -464,7 +466,7 @@ class Function(NamedTuple):
 
 @cache
 def functions_of(module: str) -> dict[str, ast.AST]:
-    """Its functions and classes, methods as ``Class.method``."""
+    """Return the functions and classes of a module, with methods as ``Class.method``."""
     found: dict[str, ast.AST] = {}
     for node in tree_of(module).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -480,7 +482,7 @@ def functions_of(module: str) -> dict[str, ast.AST]:
 
 @cache
 def aliases_of(module: str) -> dict[str, str]:
-    """Names at its top that stand for a function, as in ``a, b = f, g``."""
+    """Return the names in a module that stand for other names, as in ``a, b = f, g``."""
     found: dict[str, str] = {}
     for node in tree_of(module).body:
         if isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -506,7 +508,7 @@ def names_of(module: str) -> dict[str, Import]:
 
 
 def called_by(function: Function) -> Iterator[Function]:
-    """Functions of the package that it calls by name, as far as the text tells."""
+    """Go through the functions of the package that a function calls by their names."""
     node = functions_of(function.module)[function.name]
     names = names_of(function.module)
     for each in ast.walk(node):
@@ -527,7 +529,7 @@ def called_by(function: Function) -> Iterator[Function]:
 
 
 def reached_from(starts: Iterable[Function]) -> set[Function]:
-    """These functions, and whatever they call in turn."""
+    """Return these functions, and all that they call in turn."""
     seen: set[Function] = set()
     todo = list(starts)
     while todo:
@@ -544,7 +546,7 @@ def reached_from(starts: Iterable[Function]) -> set[Function]:
 
 
 def core_calls(function: Function) -> list[str]:
-    """Its calls of private functions of the extension, but for one that is its answer."""
+    """Return a function's private calls of the extension, except one that it returns."""
     node = functions_of(function.module)[function.name]
     if isinstance(node, ast.ClassDef):
         return []  # its methods are functions of their own
@@ -568,12 +570,12 @@ def core_calls(function: Function) -> list[str]:
 
 #: NumPy's own types are written with Any, whatever their elements are.
 TYPE_OF_NUMPY = re.compile(r"\b(?:dtype|ndarray|NDArray)\[Any(?:, Any)?\]")
-#: A number by these names says which of several things a function is to do.
+#: An argument with one of these names, if it is a number, chooses what a function does.
 OPCODES = {"attribute", "code", "mode", "op", "opcode", "what", "which", "work"}
 
 
 def bare_reasons(function: ast.FunctionDef) -> list[str]:
-    """What a caller of it has to know by heart, since no type says it."""
+    """Return what a caller of the function has to know because no type says it."""
     every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     reasons = [
         f"{each.arg}= is a number that says what to do"
@@ -599,7 +601,7 @@ def bare_reasons(function: ast.FunctionDef) -> list[str]:
 
 
 def work_called_from_c() -> list[str]:
-    """Functions of the package that C calls for work, and not for words."""
+    """Find functions of the package that C calls for work, and not for words."""
     named: dict[str, list[str]] = {}
     for function, place in named_functions():
         named.setdefault(function, []).append(place)
@@ -611,7 +613,7 @@ def work_called_from_c() -> list[str]:
 
 
 def core_calls_of_what_c_calls() -> list[str]:
-    """Calls back into the extension, out of functions that C calls."""
+    """Find calls back into the extension from functions that C calls."""
     starts = {
         Function(*function.rpartition(".")[::2])
         for function, _ in named_functions()
@@ -621,8 +623,7 @@ def core_calls_of_what_c_calls() -> list[str]:
 
 
 def bare_functions_of_the_seam() -> list[str]:
-    """Private functions and methods of the extension that take opcodes, or answer without
-    names."""
+    """Find private functions and methods with opcodes, or with results without names."""
     stub = ast.parse((PACKAGE / "_core.pyi").read_text(encoding="utf-8"))
     return [
         f"{node.name}: {', '.join(reasons)}"
@@ -635,9 +636,9 @@ def bare_functions_of_the_seam() -> list[str]:
 
 
 def raw_addresses_in_the_package() -> list[str]:
-    """Places where the package takes addresses of the core, or writes through one.
+    """Find places where the package asks the core for addresses, or writes through one.
 
-    The integrations are left out: other libraries hand over addresses there.
+    The integrations are left out, because other libraries hand over addresses there.
     """
     use = re.compile(r"_core\._addresses\(|\.from_address\(|\baddressof\(|\bmemmove\(")
     return [
@@ -650,10 +651,10 @@ def raw_addresses_in_the_package() -> list[str]:
 
 
 def tuples_that_c_reads() -> list[str]:
-    """Places where C takes a tuple apart by position that is not its own arguments.
+    """Find places where C takes a tuple apart by position that is not its own arguments.
 
-    Two of them are DLPack's: the version that somebody asks for, and the device that an
-    object says its memory is on.
+    Two of them are DLPack's: the version that a consumer asks for, and the device of a
+    producer's memory.
     """
     read = re.compile(r"\bPyArg_ParseTuple\(\s*(?!args\b)")
     return [
@@ -664,7 +665,7 @@ def tuples_that_c_reads() -> list[str]:
 
 
 def arrows_up() -> list[str]:
-    """Imports of the package that point at a room above that of the file."""
+    """Find imports of the package that point at a room above that of the file."""
     return [
         f"{module or 'cumem'} ({room_of(module)}) -> {other or 'cumem'} "
         f"({room_of(other)})"
@@ -676,7 +677,7 @@ def arrows_up() -> list[str]:
 
 
 def modules_in_circles() -> list[str]:
-    """Modules of the package that import each other, be it by way of others."""
+    """Find modules of the package that import each other, directly or through others."""
     inner = {
         module: {each for each in others if each}
         for module, others in arrows().items()
@@ -686,7 +687,7 @@ def modules_in_circles() -> list[str]:
 
 
 def rooms_in_circles() -> list[str]:
-    """Rooms of the package that import each other, be it by way of others."""
+    """Find rooms of the package that import each other, directly or through others."""
     graph: dict[str, set[str]] = {room: set() for room in ROOMS}
     for module, others in arrows().items():
         for other in others:
@@ -695,10 +696,11 @@ def rooms_in_circles() -> list[str]:
     return sorted(room for circle in components(graph) for room in circle)
 
 
-#: What begins so and is the name of a macro that goes through the rows.
+#: The constants of routes. The names that are left out are macros over all rows.
 ROUTE = re.compile(r"\bCM_ROUTE_(?!NAME\b|ROW\b|FUNCTIONS\b)[A-Z]\w*")
-#: A row is asked for its facts (``plan->row->uses_ring``), and whether there is one. To
-#: compare it with a row, to index the table or to look at its text is to ask which it is.
+#: Code that asks which route a plan has: it names a route, compares the row with another
+#: one, indexes the table, or looks at the row's text. Reading a fact of the row, such as
+#: ``plan->row->uses_ring``, or asking whether there is a row, is allowed.
 ROUTE_ASKED = re.compile(
     rf"{ROUTE.pattern}|\bcm_routes\b|(?:->|\.)route\b|\brow->text\b"
     r"|(?:->|\.)row\s*[!=]=(?!\s*NULL\b)"
@@ -706,12 +708,12 @@ ROUTE_ASKED = re.compile(
 
 
 def files_that_name_routes() -> list[str]:
-    """C files that have CM_ROUTE_ in their code."""
+    """Find C files that have CM_ROUTE_ in their code."""
     return [f"csrc/{path}" for path, code in c_codes().items() if ROUTE.search(code)]
 
 
 def files_that_ask_the_route() -> list[str]:
-    """C files that look which route a job takes, by whatever spelling."""
+    """Find C files that ask which route a job takes, however that is spelled."""
     return [
         f"csrc/{path}" for path, code in c_codes().items() if ROUTE_ASKED.search(code)
     ]
@@ -721,7 +723,7 @@ ROWS = re.compile(r"X\((\w+),\s*\"\",\s*(\w+),")
 
 
 def rows_that_are_no_routes() -> list[str]:
-    """Rows of CM_ROUTES that suit no plan, so that something else chooses them."""
+    """Find rows of CM_ROUTES that suit no plan, so that other code must choose them."""
     table, _, _ = c_codes()["transfer/plan/route.h"].partition("CM_ROUTES_OF_MANY(X)")
     never = re.compile(r"\b(\w+)\([^;{}]*\)\s*\{\s*return false;\s*\}")
     never_suits = {name for code in c_codes().values() for name in never.findall(code)}
@@ -729,7 +731,7 @@ def rows_that_are_no_routes() -> list[str]:
 
 
 def conditionals_in_conditionals() -> list[str]:
-    """Conditional operators within the operands of another."""
+    """Find conditional operators in the operands of another one."""
     return [
         f"csrc/{path}:{line}"
         for path, code in c_codes().items()
@@ -738,7 +740,7 @@ def conditionals_in_conditionals() -> list[str]:
 
 
 def statuses_of_chains() -> list[str]:
-    """Statements of the form ``a || b ? -1 : 0``."""
+    """Find statements of the form ``a || b ? -1 : 0``."""
     return [
         f"csrc/{path}:{line}"
         for path, code in c_codes().items()
@@ -746,7 +748,7 @@ def statuses_of_chains() -> list[str]:
     ]
 
 
-#: What users import: the package, and what it does not load by itself.
+#: The modules that users import: the package, and those that it does not load by itself.
 PUBLIC_MODULES = (
     *("cumem", "cumem.tools.bench", "cumem.doctor", "cumem.info", "cumem.tools.replay"),
     *("cumem.plots", "cumem.recording", "cumem.recording.events", "cumem.types"),
@@ -756,21 +758,21 @@ PUBLIC_MODULES = (
 )
 
 
-#: The modules whose names lie in the rooms, and are listed in a stub.
+#: The modules whose names come from the rooms and are listed in a stub.
 FACES = ("cumem", "cumem.types")
 
 
 def names_at_the_top() -> list[str]:
-    """Public names of ``cumem``."""
+    """List the public names of ``cumem``."""
     return all_of("cumem")
 
 
 def all_of(module: str) -> list[str]:
-    """What its ``__all__`` says, read from the text: its library may be missing here."""
+    """Read a module's ``__all__`` from its text, since its library may not be installed."""
     if module in FACES:
         return list(importlib.import_module(module).__all__)
     inside = module.removeprefix("cumem").lstrip(".")
-    if inside in PUBLIC_NAMES:  # a name for the module that it imports
+    if inside in PUBLIC_NAMES:  # it stands for the module that it imports
         inside = next(each.module for each in imports_of(inside) if each.module)
     for node in tree_of(inside).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -779,7 +781,7 @@ def all_of(module: str) -> list[str]:
 
 
 def names_of_public_modules() -> list[str]:
-    """Public names of all modules that users import; each thing once."""
+    """List the public names of all modules that users import, each thing once."""
     top = names_at_the_top()
     return top + [
         f"{module}.{name}"
@@ -790,7 +792,7 @@ def names_of_public_modules() -> list[str]:
 
 
 def members_of_public_types() -> list[str]:
-    """Public attributes of the types of FACES, inherited ones too."""
+    """List the public attributes of the types of FACES, including inherited ones."""
     return [
         f"{name}.{member}"
         for face in FACES
@@ -802,17 +804,17 @@ def members_of_public_types() -> list[str]:
 
 
 def variables_of_users() -> list[str]:
-    """Variables of the environment, without those of the emulated device."""
+    """List the variables of the environment, without those of the emulated device."""
     read = importlib.import_module("cumem.base.variables").READ
     return sorted(name for name in read if not name.startswith("CUMEM_EMULATED_"))
 
 
-#: Settings of copies with the results file that shows what each gains; at most three.
+#: Settings of copies, with the results file that shows the gain of each; at most three.
 SHOWN_SETTINGS: dict[str, str] = {}
 
 
 def settings_of_copies() -> list[str]:
-    """Keywords of ``cumem.configure``, without those of SHOWN_SETTINGS."""
+    """List the keywords of ``cumem.configure``, without those of SHOWN_SETTINGS."""
     for module in modules():
         if "configure" in functions_of(module) and module.split(".")[-1] == "tuning":
             node = functions_of(module)["configure"]
@@ -827,7 +829,7 @@ CODE_FOLDERS = ("csrc", "cumem", "tests", "benchmarks")
 
 
 def files_too_long() -> list[str]:
-    """Files of C and Python of more than 1,200 lines; stubs are lists, and may be."""
+    """Find C and Python files of more than 1,200 lines. Stubs may be longer."""
     return [
         f"{path.relative_to(ROOT).as_posix()}: {count} lines"
         for folder in CODE_FOLDERS
@@ -862,8 +864,8 @@ MEASURES: dict[str, Callable[[], list[str]]] = {
     )
 }
 
-#: What benchmarks/trace_calls.py says of the build that it traces, which
-#: tests/house/test_trace.py reads.
+#: Measures of the results of benchmarks/trace_calls.py, which tests/house/test_trace.py
+#: compares.
 TRACED = (
     *("rooms_of_numpy_to_device_256", "rooms_of_pinned_to_pinned_256"),
     *("rooms_of_on_a_stream_256", "rooms_of_fill", "rooms_of_numpy_to_device_large"),
@@ -872,7 +874,7 @@ TRACED = (
 
 
 def traced(calls: dict[str, Any]) -> dict[str, list[str]]:
-    """What the measures of TRACED find in the results of a trace."""
+    """Return what the measures of TRACED find in the results of a trace."""
     found = {
         name: list(calls[name.removeprefix("rooms_of_")]["moves_into"])
         for name in TRACED
@@ -904,7 +906,7 @@ def read_debts(text: str) -> dict[str, Debt]:
 
 
 def rises(before: dict[str, Debt], after: dict[str, Debt]) -> list[tuple[str, int]]:
-    """The debts that have become more, with what they are now."""
+    """Return the debts that have risen, with their present figures."""
     return [
         (name, debt.today)
         for name, debt in after.items()
@@ -913,13 +915,13 @@ def rises(before: dict[str, Debt], after: dict[str, Debt]) -> list[tuple[str, in
 
 
 def read_reasons(text: str) -> set[tuple[str, int]]:
-    """The debts that were raised for a reason, with what they became."""
+    """Return the debts that were raised for a reason, with their figures then."""
     rows = tomllib.loads(text).get("raised", [])
     return {(row["name"], row["today"]) for row in rows if row["why"]}
 
 
 def judge(name: str, found: list[str], debt: Debt, by: str = "--lower") -> str | None:
-    """What is wrong with the figure of a measure, and what to type; None: nothing."""
+    """Return what is wrong with a measure's figure, and what to type, or None."""
     figure = len(found)
     if figure > debt.today:
         lines = by_file(found)
@@ -939,7 +941,7 @@ def judge(name: str, found: list[str], debt: Debt, by: str = "--lower") -> str |
 
 
 def by_file(found: list[str]) -> list[str]:
-    """Places as ``file:line`` joined into one line a file; other lines as they are."""
+    """Join places such as ``file:line`` to a line for each file, and keep other lines."""
     places: dict[str, list[str]] = {}
     lines: Counter[str] = Counter()
     for line in found:
@@ -955,7 +957,7 @@ def by_file(found: list[str]) -> list[str]:
 
 
 def lowered(text: str, figures: dict[str, int]) -> str:
-    """The text of the debts with the figures that have become lower."""
+    """Return the text of the debts with those figures lowered that have become lower."""
     debts = read_debts(text)
     for name, figure in figures.items():
         debt = debts[name]

@@ -2,8 +2,8 @@
 """The hooks of the core for tests; core.py says which core has them.
 
 Each function calls a typed function of the core, whose stub is
-csrc/python/module/testing.pyi. On the wheel's core it skips the test. A test whose own
-programs call hooks has the marker `hooks`, and is skipped there as well.
+csrc/python/module/testing.pyi. On the wheel's core, which lacks them, it skips the test. A
+test whose own programs call hooks has the marker `hooks`, and is skipped there as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def core_path() -> str:
 
 
 def _hook(name: str) -> Any:
-    """A function of the core for tests; without it the test is skipped."""
+    """Return a function of the core for tests, or skip the test if the core lacks it."""
     function = getattr(_core, f"_test_{name}", None)
     if function is None:
         import pytest
@@ -50,7 +50,7 @@ def _hook(name: str) -> Any:
 
 
 def configure(**settings: Any) -> None:
-    """What is opened at the next first use, of read_settings() in devices/device.py."""
+    """Set what the next first use opens; see read_settings() in devices/device.py."""
     if opened():
         raise RuntimeError("the runtime is open: shut it down first")
     devices.test_settings = settings
@@ -62,7 +62,7 @@ def configure(**settings: Any) -> None:
 
 
 def opened() -> bool:
-    """True while a runtime is open; without hooks nobody knows, and it is False."""
+    """Return True while a runtime is open. Without hooks nobody knows, and it is False."""
     return HAS_HOOKS and _hook("is_open")()
 
 
@@ -70,46 +70,46 @@ def opened() -> bool:
 
 
 def check_pools() -> bool:
-    """True when the equations of the default pools hold."""
+    """Return True if the equations of the default pools hold."""
     return _hook("check_pools")()
 
 
 def live_storages() -> int:
-    """Storages that are not given back."""
+    """Count the storages that are not given back."""
     return _hook("count_storages")()
 
 
 def registrations() -> int:
-    """Pieces that we page-locked."""
+    """Count the pieces of memory that cumem has page-locked."""
     return _hook("count_registrations")()
 
 
 def pending_transfers() -> int:
-    """Unfinished transfers."""
+    """Count the unfinished transfers."""
     return _hook("count_transfers")()
 
 
 def poll() -> None:
-    """Let go of what is done."""
+    """Let go of work that is done."""
     _hook("poll")()
 
 
 def defer(value: object) -> None:
-    """Drop a reference at the next use, as a finished copy does.
+    """Drop a reference at the next use of cumem, as a finished copy does.
 
-    As if the interpreter were to do it later: the main thread would do it whenever it
-    runs Python, and a test is about a call that does.
+    The interpreter is not asked to do it, as it usually is: the main thread would drop the
+    reference whenever it runs Python, and tests are about a call that drops it.
     """
     _hook("defer")(value)
 
 
 def copy_counts() -> dict[str, int]:
-    """Copies by route since the engine began; quick ones by themselves, and pieces."""
+    """Count copies by route since the engine began, with quick ones and pieces apart."""
     return _hook("copy_counts")()
 
 
 def deny_peers(denied: bool) -> None:
-    """Copy as if no device reached another, or not."""
+    """Copy as if no device could reach another, until this is called with False."""
     _hook("deny_peers")(denied)
 
 
@@ -117,37 +117,37 @@ def deny_peers(denied: bool) -> None:
 
 
 def op_names() -> list[tuple[str, str, int]]:
-    """(name, CUDA's name, oldest driver) of each."""
+    """Return the name, CUDA's name and the oldest driver of each operation."""
     return _hook("operations")()
 
 
 def plan_fault(
     op: str | None, nth: int, code: int = _OUT_OF_MEMORY, repeat: bool = False
 ) -> None:
-    """Let the `nth` call (1 is the next) of an operation fail; 0 ends it.
+    """Make the `nth` call of an operation fail, where 1 is the next call and 0 means none.
 
-    An operation has either of its names, and None is any. Resets the counts.
+    `op` is either of the operation's names, or None for any operation. Resets the counts.
     """
     _hook("plan_fault")(op, nth, code, repeat)
 
 
 def fault_count(op: str | None = None) -> int:
-    """Calls since the last plan_fault()."""
+    """Count the calls since the last plan_fault()."""
     return _hook("fault_count")(op)
 
 
 def fault_struck() -> str | None:
-    """The operation made to fail, or None."""
+    """Return the operation that was made to fail, or None."""
     return _hook("fault_struck")()
 
 
 def delay_op(op: str | None, us: int) -> None:
-    """Delay each call by so many microseconds."""
+    """Delay each call of an operation by so many microseconds."""
     _hook("delay_op")(op, us)
 
 
 def calls_with_gil() -> dict[str, int]:
-    """Runtime calls made with the GIL held, by operation."""
+    """Count the runtime calls that were made with the GIL held, by operation."""
     return _hook("calls_with_gil")()
 
 
@@ -160,7 +160,7 @@ def gate_close(stream: object) -> None:
 
 
 def gate_open(stream: object) -> None:
-    """Let it go on."""
+    """Let a stream go on that was held shut."""
     _core._release_stream(stream)
 
 
@@ -170,12 +170,12 @@ def set_capturing(stream: object, on: bool) -> None:
 
 
 def counts() -> dict[str, int]:
-    """Live objects of the emulated device."""
+    """Count the live objects of the emulated device."""
     return _hook("emulated_counts")()
 
 
 def contexts() -> int:
-    """The emulated devices that have had a context, as bits."""
+    """Return which emulated devices have had a context, one bit for each."""
     return _hook("contexts")()
 
 
@@ -188,26 +188,26 @@ def cuda_device(index: int) -> Any:
 
 
 def host_pages(buffer: _core.ManagedBuffer) -> int:
-    """Pages of a ManagedBuffer that are on the host."""
+    """Count the pages of a ManagedBuffer that are on the host."""
     if not isinstance(buffer, _core.ManagedBuffer):
         raise wrong_type("buffer", "a ManagedBuffer", buffer)
     return _hook("host_pages")(buffer.ptr, buffer.nbytes)
 
 
 def alias(address: int, nbytes: int) -> int:
-    """Where the host may touch the same bytes."""
+    """Return an address at which the host may touch the same bytes."""
     import numpy as np
 
     return np.frombuffer(_hook("host_bytes")(address, nbytes), "u1").ctypes.data
 
 
 def array_interface(buffer: _core.Buffer) -> dict[str, Any]:
-    """The __cuda_array_interface__ that the buffer would have on a GPU."""
+    """Return the __cuda_array_interface__ that the buffer would have on a GPU."""
     return _hook("array_interface")(buffer)
 
 
 def order_consumer(buffer: _core.Buffer, stream: object) -> None:
-    """Order a stream after the buffer's work, as DLPack does for a consumer's."""
+    """Order a stream after the buffer's work, as DLPack does for a consumer's stream."""
     _hook("order_consumer")(buffer, stream)
 
 
@@ -223,17 +223,18 @@ def file_plan(
     is_cold: bool = False,
     no_direct: bool = False,
 ) -> None:
-    """The nth read or write from now on fails with errno `error`.
+    """Make the nth read or write from now on fail with errno `error`.
 
-    `error` 0: it moves nothing. Each moves at most `most` bytes; from number `held` on
-    they wait.
+    If `error` is 0, that call moves nothing. Each call moves at most `most` bytes, and from
+    number `held` on they wait.
     """
     _hook("file_plan")(nth, most, held, error, repeat, is_cold, no_direct)
 
 
 def file_counts() -> tuple[int, int, int, int]:
-    """Reads and writes since the plan; those past the page cache; announcements; and
-    descriptors past the page cache that are open now."""
+    """Count reads and writes since the plan, those of them that bypass the page cache,
+    announcements, and the open descriptors that bypass the page cache.
+    """
     found = _hook("file_counts")()
     return found["count"], found["direct"], found["advised"], _count_direct()
 
@@ -248,7 +249,7 @@ def _count_direct() -> int:
 
 
 def file_await() -> None:
-    """Wait until the held call waits."""
+    """Wait until the call that is held is waiting."""
     from support import session
 
     def waits() -> bool:
@@ -259,5 +260,5 @@ def file_await() -> None:
 
 
 def file_open() -> None:
-    """Let it go on."""
+    """Let the calls on files go on that were held."""
     _hook("file_open")()

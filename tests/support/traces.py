@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace worked out by hand, for the tests of traces and of replaying."""
+"""A trace that was worked out by hand, for the tests of traces and of replaying."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cumem.tools.replay.trace import Trace, make_trace
 
 KIB = 1024
 
-# Worked out by hand: 8 KiB live after row 1, 4 after row 2, 16 after row 3, 4 after row 4,
-# 8 after row 6. A free is a row with the size of its block left out.
+# 8 KiB are live after row 1, 4 after row 2, 16 after row 3, 4 after row 4 and 8 after row
+# 6. A row that is a free leaves the size of its block out.
 OP = [1, 1, 0, 1, 0, 1, 0]
 BLOCK = [0, 1, 0, 2, 2, 3, 1]
 SIZE = [4 * KIB, 4 * KIB, 0, 12 * KIB, 0, 8 * KIB, 0]

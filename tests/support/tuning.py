@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of copies that users cannot set, for tests that need small pieces and few."""
+"""Set numbers of copies that users cannot set, for tests that need few and small pieces."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from contextlib import contextmanager
 from cumem.transfers import tuning
 from cumem.units import parse_nbytes
 
-#: By their names in the extension (`cm_tuning` in csrc/transfer/plan/tuning.h).
+#: The numbers, by their names in the extension (`cm_tuning` in
+#: csrc/transfer/plan/tuning.h).
 _FIELDS = {"threads": "thread_count", "depth": "slot_count"}
 
 
 def tune(**values: int | str | None) -> dict[str, int | None]:
-    """Have copies made so from now on; None for the default. Returns what held before.
+    """Set numbers for copies from now on, where None is the default. Returns those before.
 
     Parameters
     ----------
     threads, depth, chunk_nbytes, ring_nbytes, quick_nbytes, bounce_nbytes : optional
     staged_up_nbytes, staged_down_nbytes : optional
-        Numbers; bytes may be a text.
+        The numbers. Numbers of bytes may be texts.
     """
     fields = {
         _FIELDS.get(name, name): parse_nbytes(n) if isinstance(n, str) else n
@@ -33,7 +34,7 @@ def tune(**values: int | str | None) -> dict[str, int | None]:
 
 @contextmanager
 def tuned(**values: int | str | None) -> Iterator[None]:
-    """The same for a block."""
+    """Set numbers for copies inside a block."""
     before = tune(**values)
     try:
         yield

@@ -9,7 +9,7 @@ import cumem
 
 
 def put(array: np.ndarray, place: str, order: str = "C") -> object:
-    """`array`'s bytes in memory of `place`: a kind, or "numpy"."""
+    """Put an array's bytes into memory of `place`, which is a kind or "numpy"."""
     if place == "numpy":
         return np.array(array, order=order)  # type: ignore[call-overload]
     buffer = cumem.empty(array.shape, array.dtype, place, order=order)
@@ -18,9 +18,9 @@ def put(array: np.ndarray, place: str, order: str = "C") -> object:
 
 
 def get(obj: object) -> np.ndarray:
-    """The bytes back as a NumPy array of its own, read without the copy under test.
+    """Return the bytes as a new NumPy array, without using the copy under test.
 
-    Host memory is read through its own address; device memory through a contiguous copy.
+    Host memory is read at its own address, and device memory through a contiguous copy.
     """
     if isinstance(obj, np.ndarray):
         return obj.copy()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of tests/isolated/torture.py, which says what the torture is.
+"""The parts of tests/isolated/torture.py, whose docstring says what the torture is.
 
 ``settings``
-    Kinds, dtypes and sizes, on which all agree.
+    Kinds, dtypes and sizes that all parts use.
 ``boxes``
-    Memory with known contents, which is read at its address.
+    Memory with known contents, which tests read at its address.
 ``registry``, ``operations``
-    What a thread may do at random, a module for each room of the package.
+    The operations that a thread may do at random, in a module for each room of the package.
 ``world``, ``worker``, ``pending``, ``calm``
-    What the threads share, what each owns, the copies that it has begun, and what it does
-    while the main thread shuts cumem down.
+    The things that the threads share, those that each owns, the copies that it has begun,
+    and its operations while the main thread shuts cumem down.
 ``main_thread``
-    What only one thread does: limits, shutdowns, and copies under Ctrl-C.
+    Operations of one thread alone: limits, shutdowns, and copies under Ctrl-C.
 ``libraries``
     PyTorch, JAX and CuPy.
 ``watcher``, ``rounds``
-    What would be a hang or a leak, and the run from its first round to what it tells.
+    How hangs and leaks are found, and the run from its first round to its report.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of every kind with what must be in it, and how it is looked at.
+"""Memory of every kind with the contents that it must have, and how it is read.
 
-A `Box` is memory as bytes beside the array of the bytes that it has to hold. `Raw` reads
-those bytes at their address, so that no copy of cumem's vouches for another.
+A `Box` has memory as bytes, and an array of the bytes that must be in it. `Raw` reads those
+bytes at their address, so that no copy of cumem's is checked by another one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from support import testing
 
 import cumem
 
-Make = Callable[[Any], Any]  # from the bytes of a box, array or buffer, to a view
+Make = Callable[[Any], Any]  # makes a view of the bytes of a box, array or buffer
 
 
 def in_own_pages(content: np.ndarray) -> np.ndarray:
-    """A copy that shares no page. The driver itself refuses to copy to and from memory
-    over the edge of a registration, so other libraries meet none on a GPU."""
+    """Make a copy that shares no page with other memory.
+
+    The driver refuses to copy memory across the edge of a registration. In pages of its own
+    memory has no such edge, so other libraries on a GPU can copy it.
+    """
     if content.size == 0:
         return content.copy()
     memory = np.frombuffer(mmap.mmap(-1, content.size), "u1")
@@ -34,7 +37,7 @@ def in_own_pages(content: np.ndarray) -> np.ndarray:
 
 
 class Raw:
-    """Bytes at an address, read by no copy of cumem's."""
+    """Bytes at an address, which are read without a copy of cumem's."""
 
     def __init__(self, emulated: bool) -> None:
         self.emulated = emulated
@@ -81,13 +84,13 @@ class Raw:
         return out
 
     def synchronize(self, stream: cumem.Stream) -> None:
-        """As any other user of the driver waits for a stream."""
+        """Wait for a stream as any other user of the driver does."""
         with self.entered(stream.device.index):
             self.check(self.lib.cuStreamSynchronize(ctypes.c_void_p(stream.handle)))
 
 
 class Box:
-    """Memory of one kind, as bytes, and what must be in it."""
+    """Memory of one kind, as bytes, and the contents that it must have."""
 
     def __init__(
         self, memory: Any, kind: str, device: int, expect: np.ndarray, keep: Any = None
@@ -105,7 +108,7 @@ class Box:
 def layout(
     rng: random.Random, dtype: np.dtype, shape: tuple[int, ...], nbytes: int
 ) -> Make:
-    """A view of that shape and dtype: turned, reversed, with gaps, or plain."""
+    """Choose a view of that shape and dtype: turned, reversed, with gaps, or plain."""
     axes = list(range(len(shape)))
     steps, pads = [1] * len(shape), [0] * len(shape)
     if rng.random() < 0.5:
@@ -139,7 +142,7 @@ def layout(
 def registered(
     memory: np.ndarray, device: int, mapped: bool
 ) -> cumem.types.Registration:
-    """Mapped where its pages are not page-locked already, as a neighbour's."""
+    """Register memory, mapped unless a neighbour has page-locked its pages already."""
     try:
         return cumem.register(memory, mapped=mapped, device=device)
     except cumem.CudaError as error:
@@ -149,5 +152,5 @@ def registered(
 
 
 def bytes_of(values: np.ndarray) -> np.ndarray:
-    """In C order, as bytes."""
+    """Return the values in C order as bytes."""
     return np.frombuffer(values.tobytes(), "u1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is quiet enough to let shutdown() through."""
+"""Operations that leave nothing exported, so that shutdown() can succeed beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def step(worker: Worker) -> int:
-    """Operations without an export; 1 when nothing came between."""
+    """Do operations without an export. Returns 1 if no shutdown() came between them."""
     world, rng = worker.world, worker.rng
     epoch = world.epoch
     content = world.content(rng, rng.randrange(1, 100_000))
@@ -59,7 +59,8 @@ def step(worker: Worker) -> int:
         worker.raised[f"calm: {type(error).__name__}"] += 1
         if isinstance(error, MemoryError) or world.planned(error):
             return 0
-        # In this order: a shutdown() that ends meanwhile counts before it says so.
+        # The order matters: a shutdown() that ends meanwhile counts itself before it says
+        # so.
         if not world.shutting and world.epoch == epoch:
             told = "".join(traceback.format_exception(error))
             world.fail(f"{worker.name}, calm {what}, but no shutdown(): {told}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries that are given memory of cumem's and give theirs."""
+"""Other libraries, which are given memory of cumem's and give memory of their own."""
 
 from __future__ import annotations
 

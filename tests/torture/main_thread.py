@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main thread: what only one thread does, and copies that Ctrl-C ends anywhere."""
+"""The main thread: operations of one thread alone, and copies that Ctrl-C may end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torture.settings import FAULT, FAULTY
 from torture.worker import Worker
 from torture.world import World
 
-#: Where Ctrl-C is heard: in this package and in cumem.
+#: Ctrl-C is raised in code of these folders, this package and cumem, and nowhere else.
 OURS = (str(Path(__file__).parent), str(Path(cumem.__file__).parent))
 
 
 class Main(Worker):
-    """What only one thread does, and copies that Ctrl-C ends anywhere."""
+    """Does what only one thread may do, and copies that Ctrl-C may end anywhere."""
 
     is_main = True
     most_boxes = 4
@@ -31,10 +31,13 @@ class Main(Worker):
     others: list[Worker]
 
     def hear(self, number: int, frame: object) -> None:
-        """Not amid an import or a lock of Python's own, which may then stay locked."""
+        """Raise KeyboardInterrupt, but only in code of `OURS`.
+
+        Amid an import, or in Python's own code, it might leave a lock locked.
+        """
         where = getattr(frame, "f_code").co_filename  # noqa: B009
         if self.armed and where.startswith(OURS):
-            self.armed = False  # once for each operation
+            self.armed = False  # each operation is interrupted once
             raise KeyboardInterrupt
 
     def attempt(self, chosen: Operation) -> None:
@@ -75,7 +78,7 @@ class Main(Worker):
             cumem.set_limit(kind, before, device)
 
     def refused_shutdown(self) -> None:
-        """Somebody looks at pinned memory, so nothing may happen."""
+        """Call shutdown() while somebody uses pinned memory, which it must refuse."""
         self.note("shutdown, refused")
         try:
             anchor = cumem.empty_pinned(100, "u1", device=0)
@@ -119,7 +122,7 @@ class Main(Worker):
 
 
 def interrupt(main: Main, world: World, seed: int) -> None:
-    """Press Ctrl-C now and then."""
+    """Send Ctrl-C now and then."""
     rng = random.Random(seed)
     while time.monotonic() < world.deadline:
         time.sleep(rng.random() * 0.1)

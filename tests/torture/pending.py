@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that were begun, and the ways to wait for one."""
+"""Copies that were begun, and the ways to wait for them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def finish_one(worker: Worker, begun: Pending) -> None:
 
 
 def follow(worker: Worker, transfer: Any) -> bool:
-    """Wait for the handle; False when that was cancelled."""
+    """Wait for the handle. Returns False if the copy was cancelled."""
     how = worker.rng.randrange(7)
     if how == 0 and transfer.cancel():
         if not (transfer.done and transfer.cancelled and transfer.progress == 0):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operations there are, how often each is chosen, and what it may raise."""
+"""The list of operations: how often each is chosen, and which errors it may raise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import cumem
 
 Raises = tuple[type[BaseException], str]
-#: Any call may, while another thread's limit is in force.
+#: Errors that any call may raise while another thread's limit is in force.
 SHORT: Raises = (cumem.OutOfMemoryError, "")
 OPERATIONS: list[Operation] = []
 
@@ -33,10 +33,10 @@ def operation(
     Parameters
     ----------
     weight : float
-        How often it is chosen, beside the weights of the others.
+        How often it is chosen, relative to the weights of the others.
     *raises : tuple
-        Exceptions that it may raise besides those for want of memory, each with a pattern
-        that its text must have.
+        Exceptions that it may raise, besides those of a lack of memory, each with a pattern
+        that its text must match.
     main : bool, optional
         Whether the main thread calls it as well, where Ctrl-C may end it anywhere.
     """
@@ -52,6 +52,6 @@ def operation(
 
 @functools.cache
 def weighted(for_main: bool) -> tuple[list[Operation], list[float]]:
-    """What the main thread or another one chooses among, and the weight of each."""
+    """Return the operations of the main thread or of the others, and their weights."""
     found = [one for one in OPERATIONS if one.main or not for_main]
     return found, [one.weight for one in found]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of the torture: their threads, what is left after each, and what all tell."""
+"""Rounds of the torture: their threads, the leftovers of each, and the report of all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torture.world import World
 
 
 def settle(world: World) -> None:
-    """Everything ended and given back."""
+    """Wait until everything has ended and was given back."""
     world.shared = []
     gc.collect()
     cumem.configure(threads="auto", ring_nbytes="auto")
@@ -153,9 +153,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def set_hooks(world: World, unread: list[str]) -> None:
-    """Note what nobody could be told of, but for Ctrl-C in a finaliser.
+    """Note the errors that could not be raised, except a Ctrl-C in a finaliser.
 
-    A copy whose handle nobody kept may fail as any call may, and is counted for
+    A copy whose handle nobody kept may fail as any call may. Such failures are counted for
     `World.balance`.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of the torture agree on: kinds, dtypes, sizes, and what goes wrong."""
+"""Shared by the parts of the torture: kinds, dtypes, sizes and errors."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CUDA_ENVIRONMENT = {
 
 
 class WrongError(Exception):
-    """Not what it should be."""
+    """Something is not what it should be."""
 
 
 class StopRunError(Exception):
-    """Raised by a callback of the caller's."""
+    """A callback of the caller raises this."""

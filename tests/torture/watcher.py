@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is watched: an operation that never ends, and what grows from round to round."""
+"""Finds operations that never end, and figures that grow from round to round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torture.world import World
 
 
 def status(name: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
+    """Read a figure of /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * KIB
@@ -40,7 +40,7 @@ class Mallinfo(ctypes.Structure):
 
 @functools.cache
 def heap_reader() -> Callable[[], int]:
-    """Bytes that malloc has given out, all threads."""
+    """Return a function that says how many bytes malloc has given out to all threads."""
     process = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):
         sanitizer = process.__sanitizer_get_current_allocated_bytes
@@ -59,15 +59,18 @@ def heap_reader() -> Callable[[], int]:
 
 
 def have_malloc_give_back() -> None:
-    """malloc would keep what is freed, up to 64 MiB for each of eight threads a core: a
-    process that loses memory would not stand out."""
+    """Have malloc give freed memory back to the system.
+
+    It would keep up to 64 MiB for each of eight threads a core, so that a process which
+    loses memory would not stand out.
+    """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for name, value in ((-8, 2), (-3, 64 * KIB), (-1, 64 * KIB)):
             mallopt(name, value)  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
 
 
-#: By how much the later rounds may have more than the earlier ones.
+#: By how much each figure of the later rounds may be larger than in the earlier ones.
 TOLERATED = {
     "rss": (512 if SANITIZED else 64) * MIB,  # the sanitizer keeps what is freed
     "rss anonymous": (512 if SANITIZED else 64) * MIB,
@@ -83,7 +86,7 @@ TOLERATED = {
 
 
 def open_files() -> Counter[str]:
-    """How many descriptors there are of each file, numbers left out."""
+    """Count the open descriptors of each file, with numbers left out of the names."""
     names: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing
@@ -113,11 +116,11 @@ def measure(open_runtime: bool = True) -> dict[str, int]:
 
 
 def watch(world: World, workers: list[Worker], over: threading.Event) -> None:
-    """The end of the process where one operation does not end; peaks by the way."""
+    """End the process if an operation does not end, and note peaks meanwhile."""
     patience = world.options.patience
     while not over.wait(0.25):
-        # Should somebody keep the GIL for ever, this still ends the process. A thread of
-        # faulthandler's would do so too, but a forked child waits for it at its end.
+        # This ends the process even if somebody keeps the GIL for ever. A thread of
+        # faulthandler would do so too, but a forked child would wait for it at its end.
         signal.alarm(2 * int(patience))
         world.peaks["rss"] = max(world.peaks["rss"], status("VmRSS"))
         for name, folder in (("fds", "fd"), ("threads", "task")):
@@ -138,7 +141,7 @@ def watch(world: World, workers: list[Worker], over: threading.Event) -> None:
 
 
 def grown(rounds: list[dict[str, int]]) -> list[str]:
-    """What the later half of the rounds has more of than the earlier one ever had."""
+    """List the figures that were larger in the later half of the rounds than before."""
     half = len(rounds) // 2
     found = []
     for name in rounds[0]:

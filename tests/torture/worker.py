@@ -24,13 +24,13 @@ from torture.registry import SHORT, Operation, Raises, weighted
 from torture.settings import DTYPES, KINDS, POOLED, WrongError
 from torture.world import World
 
-#: Numbers cannot keep a stream alive.
+#: Types of streams of other libraries, without plain numbers, which cannot keep one alive.
 FOREIGN_STREAMS = [one for one in foreign_streams.FOREIGN if not issubclass(one, int)]
 FOREIGN_STREAMS.remove(np.uint64)
 
 
 class Worker(threading.Thread):
-    """Random operations until the deadline."""
+    """A thread that does random operations until the deadline."""
 
     is_main = False
     most_boxes = 8
@@ -107,7 +107,7 @@ class Worker(threading.Thread):
     def judge(
         self, name: str, error: BaseException, raises: tuple[Raises, ...]
     ) -> None:
-        """Whether it may be, and else the end of the run."""
+        """Return if the operation may raise this error, else end the run."""
         self.raised[f"{name}: {type(error).__name__}"] += 1
         text = str(error)
         for kind, pattern in raises:
@@ -124,7 +124,7 @@ class Worker(threading.Thread):
         self.streams.clear()
 
     def end(self) -> None:
-        """All that is under way arrives, and nobody has touched what was left alone."""
+        """Check that all copies arrive, and that nobody has changed the other memory."""
         while self.pending and not self.world.failures:
             try:
                 finish_one(self, self.pending.pop())
@@ -153,12 +153,12 @@ class Worker(threading.Thread):
         return self.rng.choice(POOLED)
 
     def make(self, kind: str | None = None, nbytes: int | None = None) -> Box:
-        """New memory with random contents."""
+        """Make new memory with random contents."""
         rng = self.rng
         kind = rng.choice(KINDS) if kind is None else kind
         nbytes = self.size() if nbytes is None else nbytes
         if kind == "registered" and nbytes == 0:
-            nbytes = 1  # there is nothing to page-lock
+            nbytes = 1  # no bytes could not be page-locked
         device = self.device()
         content = self.world.content(rng, nbytes)
         how = rng.randrange(6)
@@ -196,7 +196,7 @@ class Worker(threading.Thread):
         return Box(memory, kind, device, content.copy(), keep)
 
     def take(self, kind: str | tuple[str, ...] | None = None) -> Box:
-        """One of mine, out of the list until `give`."""
+        """Take a box of this thread's, which is out of the list until `give`."""
         kinds = (kind,) if isinstance(kind, str) else kind
         fits = [i for i, b in enumerate(self.boxes) if kinds is None or b.kind in kinds]
         if fits and self.rng.random() < 0.8:
@@ -210,7 +210,7 @@ class Worker(threading.Thread):
             self.verify(box, "dropped")
 
     def source(self) -> Box:
-        """One of mine, or one that all threads read."""
+        """Choose a box of this thread's, or one that all threads read."""
         if self.rng.random() < 0.3:
             return self.rng.choice(self.world.shared)
         return self.take()
@@ -236,14 +236,15 @@ class Worker(threading.Thread):
     def arrived(
         self, found: np.ndarray, target: Box, written: np.ndarray, where: str
     ) -> bool:
-        """Whether a copy whose handle nobody kept has written what it had to.
+        """Return whether a copy without a handle has written the bytes that it should.
 
-        Such a copy can fail without a word to this thread: only the unraisable hook is
-        told, and maybe later. An array knows of no transfer, and a copy from the target
-        comes after the failed one without asking how that ended. The failed one may have
-        written a part by then, so that each byte is what it was or what it had to become.
-        Any other byte is wrong, whatever the hook was told. The copy counts among those
-        whose failures must have been told by the end of the round.
+        If nobody kept its handle, a copy can fail without this thread being told: only
+        the unraisable hook hears of it, maybe later. An array does not know its transfers,
+        and a copy from the target comes after the failed one without asking how that ended.
+        The failed one may have written a part by then, so each byte is either the old one
+        or the new one. Any other byte is wrong, whether or not the hook was called. The
+        copy is counted, since its failure must have been reported by the end of the
+        round.
         """
         self.nbytes += written.size
         if np.array_equal(found, written):
@@ -268,7 +269,7 @@ class Worker(threading.Thread):
     def ends(
         self, target: int, source: int, dtypes: tuple[str, ...] = DTYPES
     ) -> tuple[Make, Make]:
-        """Views of two boxes that may be copied, the one broadcast now and then."""
+        """Choose views of two boxes that can be copied; one is broadcast now and then."""
         dtype = np.dtype(self.rng.choice(dtypes))
         shape = self.shape(dtype, min(target, source))
         given = shape
@@ -282,7 +283,7 @@ class Worker(threading.Thread):
     # -- streams
 
     def stream_of(self, *boxes: Box, new: bool = False) -> Any:
-        """One that may work on them, or that of this thread alone."""
+        """Choose a stream that may work on these boxes, or this thread's own stream."""
         devices = [box.device for box in boxes if box.kind == "device"]
         device = self.rng.choice(devices) if devices else self.device()
         if new:
@@ -293,7 +294,7 @@ class Worker(threading.Thread):
         return cumem.Stream.from_external(2, device=device)
 
     def spelled(self, stream: cumem.Stream) -> Any:
-        """The same stream as another library would name it, and keep it."""
+        """Return the stream as another library would pass it, and keep the object alive."""
         if self.rng.random() < 0.5:
             return stream
         foreign = self.rng.choice(FOREIGN_STREAMS)(stream.handle)
@@ -301,7 +302,7 @@ class Worker(threading.Thread):
         return cumem.Stream.from_external(foreign, device=stream.device)
 
     def wait_for(self, stream: cumem.Stream) -> None:
-        """In one of the ways that do not know of cumem's handles."""
+        """Wait for a stream in one of the ways that do not know cumem's handles."""
         how = self.rng.randrange(7)
         if how == 0:
             cumem.Event(device=stream.device).record(stream).synchronize()

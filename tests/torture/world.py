@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the threads share: options, the noise that contents are cut from, and failures."""
+"""Shared by the threads: options, the noise that contents are cut from, and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    """What the threads share."""
+    """Everything that the threads share."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
@@ -56,15 +56,15 @@ class World:
         self.deadline = 0.0
 
     def may_fail(self, error: BaseException | None) -> bool:
-        """Whether any copy may fail so: for want of memory, or by a planned fault."""
+        """Return True for errors of any copy: a lack of memory, or a planned fault."""
         return isinstance(error, cumem.OutOfMemoryError) or self.planned(error)
 
     def balance(self) -> None:
-        """Fail if more copies without a handle did not arrive than failures were told.
+        """Fail if more copies without a handle did not arrive than failures were reported.
 
-        The hook is told which type a handle was of, and not which handle. So a failure does
-        not excuse a copy, but the numbers have to agree at the end of a round, when every
-        failure has been told.
+        The hook learns the type of the handle, but not which handle it was. So a failure
+        cannot excuse a certain copy, but the numbers have to agree at the end of a round,
+        when every failure has been reported.
         """
         if len(self.unwritten) > len(self.untold):
             copies = "; ".join(self.unwritten)
@@ -77,7 +77,7 @@ class World:
         self.untold.clear()
 
     def planned(self, error: BaseException | None) -> bool:
-        """Whether it is a fault that was put into a call of the driver."""
+        """Return True if the error is a fault that was put into a call of the driver."""
         return (
             self.options.faults
             and isinstance(error, cumem.CudaError)
@@ -89,7 +89,7 @@ class World:
         return self.noise[begin : begin + nbytes]
 
     def share(self) -> None:
-        """Sources that all threads read and none writes."""
+        """Make the sources that all threads read and none writes."""
         rng = random.Random(self.options.seed)
         shared = []
         for kind in KINDS:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What threads do at random, by the rooms of the package.
+"""The operations that threads do at random, in a module for each room of the package.
 
 Each module adds its functions to `torture.registry.OPERATIONS`. A seed chooses an operation
-by its position there, so the modules are imported in an order of their own: another order
-would make other runs of the seeds that are written down.
+by its position there, so the order of these imports must stay: another order would make
+other runs of the seeds that are written down.
 """
 
 from __future__ import annotations

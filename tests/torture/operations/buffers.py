@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values: filled, assigned, copied to new memory, read and written by the host, viewed."""
+"""Values that are filled, assigned, copied, read and written by the host, and viewed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def to_host(worker: Worker) -> None:
 
 @operation(2)
 def host_writes(worker: Worker) -> None:
-    """By the program itself, no call of cumem's."""
+    """Write by the program itself, without a call of cumem's."""
     box = worker.take(("pinned", "mapped", "managed", "host", "registered"))
     content = worker.world.content(worker.rng, box.nbytes)
     view = box.memory.numpy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events: their ends, their order, which is current, and awaiting."""
+"""Streams and events: how they end, their order, which is current, and awaiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @operation(2)
 def stream_ends(worker: Worker) -> None:
-    """The object goes while its work is under way."""
+    """Drop a stream object while its work is under way."""
     begun = launch(worker, "new")
     stream = begun.stream
     begun.stream = None
@@ -78,7 +78,7 @@ def awaited(worker: Worker) -> None:
 
 @operation(1)
 def in_context(worker: Worker) -> None:
-    """A stream and a pool that are current in another context alone."""
+    """Make a stream and a pool current in another context alone."""
     stream = worker.rng.choice(worker.streams)
     before = cumem.current_stream(stream.device)
     seen = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: whole, in ranges, mapped, and of safetensors."""
+"""Files that are read and written whole or in ranges, mapped files, and safetensors."""
 
 from __future__ import annotations
 

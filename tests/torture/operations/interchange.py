@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of others: as ends of copies, through protocols, pickled, in libraries."""
+"""Foreign objects as ends of copies, exports by protocols, pickles, and libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Lasting(Produced):
-    """Lives until the consumer of its capsule has called the deleter."""
+    """An exporter that lives until the consumer of its capsule has called the deleter."""
 
     living: ClassVar[set[Lasting]] = set()
 
@@ -38,7 +38,7 @@ class Lasting(Produced):
 
 
 class Held:
-    """A capsule for whoever asks first."""
+    """An exporter of one capsule, which it gives to whoever asks first."""
 
     def __init__(self, capsule: object, place: tuple[int, int]) -> None:
         self.capsule, self.place = capsule, place
@@ -53,7 +53,7 @@ class Held:
 def foreign(
     worker: Worker, content: np.ndarray, writable: bool
 ) -> tuple[Any, np.ndarray]:
-    """An object with a copy of these bytes, and an array over its memory."""
+    """Make a foreign object with a copy of these bytes, and an array over its memory."""
     rng = worker.rng
     under = content.copy()
     n = content.size
@@ -145,7 +145,7 @@ def to_foreign(worker: Worker) -> None:
 
 @operation(3)
 def exchange(worker: Worker) -> None:
-    """DLPack and the CUDA array interface, out and in again."""
+    """Export by DLPack or the CUDA array interface, and import again."""
     box = worker.take(POOLED)
     memory = box.memory
     if worker.rng.random() < 0.5 and box.nbytes > 0 and box.kind != "pinned":
@@ -166,7 +166,7 @@ def exchange(worker: Worker) -> None:
 
 @operation(0.5)
 def capsule_for_all(worker: Worker) -> None:
-    """One capsule, many takers: one of them gets it."""
+    """Give one capsule to many consumers, of which exactly one gets it."""
     box = worker.take("pinned")
     held = Held(box.memory.__dlpack__(), box.memory.__dlpack_device__())
     taken: list[object] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of memory: freed, in flight or not, closed by a block, unregistered."""
+"""How memory ends: it is freed, in flight or not, closed by a block, or unregistered."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def closed_by_block(worker: Worker) -> None:
 
 @operation(2)
 def registration_ends(worker: Worker) -> None:
-    """Copies of the same array, or of its neighbour, while a registration ends."""
+    """Copy an array, or its neighbour, while its registration ends."""
     rng = worker.rng
     size = rng.randrange(1, 200_000)
     content = worker.world.content(rng, size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools, limits and what is told of them, and the settings of copies."""
+"""Pools, limits, their statistics, and the settings of copies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def own_pool(worker: Worker) -> None:
         pool.close()
 
 
-@operation(1, main=False)  # a block that Ctrl-C keeps from beginning never ends
+@operation(1, main=False)  # Ctrl-C could keep a block from beginning, and it never ends
 def with_limit(worker: Worker) -> None:
     nbytes = worker.rng.choice(("2MiB", "30%", None))
     kind = worker.kind()
@@ -66,7 +66,7 @@ def trim(worker: Worker) -> None:
 
 @operation(1)
 def short_of_memory(worker: Worker) -> None:
-    """A callback that makes room, or fails, while everything is held."""
+    """Allocate too much, with a callback that frees memory of this thread."""
     called = []
 
     def make_room(kind: str, device: int, nbytes: int) -> None:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @operation(0.4, main=False)
 def forks(worker: Worker) -> None:
-    """The child reads the memory of this thread, which nobody is writing."""
+    """Fork a child that reads this thread's memory, which nobody is writing."""
     boxes = [b for b in worker.boxes if b.kind in HOST_KINDS]
     views = [np.asarray(box.memory) for box in boxes]
     ends_normally = worker.rng.random() < 0.5 and not LIBRARIES
-    # CPython 3.13 dies of it in a thread that forked, without cumem as well.
+    # CPython 3.13 crashes there in a thread that forked, even without cumem.
     ends_normally = ends_normally and sys.version_info < (3, 13)
     with worker.world.fork_lock:
         child = os.fork()
@@ -39,7 +39,7 @@ def forks(worker: Worker) -> None:
         in_child(worker, boxes, views, ends_normally)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == -signal.SIGALRM and SANITIZED:
-        # Before GCC 14 AddressSanitizer takes no locks of its allocator at a fork.
+        # Before GCC 14 AddressSanitizer does not take its allocator's locks at a fork.
         worker.world.stuck_children += 1
     elif code != 0:
         raise WrongError(f"a forked child ended with {code}")
@@ -92,7 +92,7 @@ def in_child(
             again = np.asarray(box.memory)
             worker.compare(again, box.expect, f"{box!r} in a child, a new view")
         copied = np.empty(3)
-        cumem.copy(copied, np.arange(3.0))  # on the host a child goes on
+        cumem.copy(copied, np.arange(3.0))  # a child can still copy on the host
         worker.compare(copied, np.arange(3.0), "a copy in a child")
         for call in (lambda: cumem.empty_pinned(100), cumem.Stream):
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: blocking, on a stream, in the background, dropped, many and several at once."""
+"""Copies: blocking, on a stream, in the background, without a handle, and many at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tracked(np.ndarray):
-    """An array that can be seen to be let go."""
+    """An array that shows when it is let go."""
 
 
 @operation(6)
@@ -91,7 +91,7 @@ def finish(worker: Worker) -> None:
 
 @operation(3)
 def copy_dropped(worker: Worker) -> None:
-    """Nobody keeps the handle: the buffer itself knows what is under way."""
+    """Drop the handle of a copy, which the buffer itself then knows to be under way."""
     begun = launch(worker, None)
     begun.transfer = None
     target = begun.target
@@ -110,7 +110,11 @@ def copy_dropped(worker: Worker) -> None:
 
 
 def wait_until_let_go(worker: Worker, target: Box) -> None:
-    """An array remembers nothing, so a second one is watched."""
+    """Wait until copies without a handle have let an array go.
+
+    An array does not know its transfers. So a view of it is copied after them, and it is
+    watched when that view is let go and who else still refers to the array.
+    """
     while testing.pending_transfers() and not worker.world.failures:
         gone = target.memory.view(Tracked)
         kept = weakref.ref(gone)
