@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every tool runs from the active environment: PYTHON=... picks another. What is longer than a
-# few commands is a script in .ci/.
+# Every tool runs from the active environment; PYTHON=... picks another one. Steps that are
+# longer than a few commands are scripts in .ci/.
 PYTHON ?= python3
 CC := gcc
 SAN ?= address,undefined
-# One for each set of operations that a driver may have, less that of the suite's own runs.
+# One driver for each set of operations that drivers have, except the one that `make test` uses.
 DRIVERS ?= 12.0 12.6 12.8
 PYTEST_ARGS ?=
 PYTEST := $(PYTHON) -m pytest
@@ -42,12 +42,12 @@ check: lint types examples warnings check-cuda test ## all that a change must pa
 	$(MAKE) check-c SAN=address,undefined
 	$(MAKE) check-c SAN=thread
 
-# ---- tests; what a marker means, pyproject.toml says ------------------------------------
+# ---- tests; pyproject.toml says what each marker means ----------------------------------
 
 test: ## run the suite on the emulated device
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-all: $(DRIVERS:%=driver-%) ## run what depends on it with the emulated driver at each of DRIVERS
+test-all: $(DRIVERS:%=driver-%) ## run tests that depend on the driver, with each of DRIVERS emulated
 
 driver-%:
 	CUMEM_EMULATED_DRIVER=$* $(PYTEST) -q -m by_driver $(PYTEST_ARGS)
@@ -81,7 +81,7 @@ check-aarch64: ## compile all C for aarch64, warnings as errors; its C tests und
 
 lint: style tidy ## clang-format, ruff, mypy and clang-tidy; changes nothing
 
-style: clang-format ruff mypy # which need no build; `make -k` tells what each of them finds
+style: clang-format ruff mypy # these need no build; `make -k` runs all of them in any case
 
 clang-format:
 	clang-format --dry-run --Werror $(C_TEXTS)
@@ -92,7 +92,8 @@ ruff:
 mypy:
 	$(PYTHON) -m mypy
 
-# Paths of more nodes than that take ten times as long and find what cannot be.
+# With more than max-nodes the analysis takes ten times as long, and finds only paths that
+# cannot happen.
 tidy: build/cuda12/.stamp $(MADE)
 	@printf '%s\n' $(SOURCES) | xargs -P 2 -n 8 sh -c 'clang-tidy --quiet \
 	--warnings-as-errors="*" "$$@" -- $(C_FLAGS) $(CUDA12) $(PYTHON_FLAGS) $(LIMITED) \
@@ -134,19 +135,19 @@ build/cuda%/.stamp:
 stale: ## list figures of the docs that are older than the code that they are about
 	$(PYTHON) benchmarks/results.py
 
-# The variable: Material says at each build that MkDocs 2 will be another program. With -q
-# warnings would be no errors.
+# The variable stops a message of Material, at each build, that MkDocs 2 will be another
+# program. Do not add -q, with which warnings would not be errors.
 docs: ## build the documentation site into build/site, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
-# TRACE_ARGS="--call fill" lists the functions of one, TRACE_ARGS="--json FILE" keeps them.
-trace: build/cuda12/.stamp ## count the files that calls of users pass, on an own build
+# TRACE_ARGS="--call fill" lists the functions of one call, TRACE_ARGS="--json FILE" keeps all.
+trace: build/cuda12/.stamp ## count the files that users' calls go through, on an own build
 	$(PYTHON) benchmarks/trace_calls.py $(TRACE_ARGS)
 
 bench: ## measure this machine
 	$(PYTHON) -m cumem bench
 
-# OLD="COMMIT ...": wheels of those, too, for `benchmarks/gpu_run.sh versions`.
+# OLD="COMMIT ..." also builds wheels of those commits, for `benchmarks/gpu_run.sh versions`.
 gpu: ## build the wheel that benchmarks/gpu_run.sh installs, into .gpu/
 	PYTHON='$(PYTHON)' .ci/gpu-wheels .gpu $(OLD)
 

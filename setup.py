@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds cumem._core; everything else stands in pyproject.toml.
+"""Builds cumem._core. Everything else about the package is in pyproject.toml.
 
-Of the same objects and one more it links a core with hooks for the tests, tests/core/,
-where that is asked for or a developer builds in place. No wheel has it. A build with a
-folder of its own (.ci/beside) is for tests alone, so that its core has the hooks itself.
+If it is asked to, or if a developer builds in place, this links a second core from the same
+objects and csrc/python/module/testing.c: the core for tests, which has their hooks and lies
+in tests/core/. No wheel contains it. A build with a folder of its own (.ci/beside) is for
+tests alone, so its only core has the hooks.
+
+These variables change how it is built:
 
 CUMEM_TESTING=1             link the core for the tests in any case
 CUMEM_CUDA_HOME=/path       take the headers and libcudart_static.a of this toolkit
-CUMEM_DEBUG=1               invariant checks, no optimisation, symbols kept, -Werror
-CUMEM_SANITIZE=address,undefined (or thread)
-CUMEM_TRACE=1               no optimisation, functions tell that they run (make trace)
-CUMEM_LIMITED_API=0         build for this Python version alone
+CUMEM_DEBUG=1               check invariants, do not optimise, keep symbols, use -Werror
+CUMEM_SANITIZE=address,undefined (or thread)  build with these sanitizers
+CUMEM_TRACE=1               do not optimise; functions report that they run (make trace)
+CUMEM_LIMITED_API=0         build for this version of Python alone
 """
 
 import os
@@ -27,17 +30,17 @@ from setuptools.command.build_ext import build_ext
 FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
 DEBUG = os.environ.get("CUMEM_DEBUG", "0") != "0"
 TRACE = os.environ.get("CUMEM_TRACE", "0") != "0"
-#: Beside the tests, for it is no part of the package. The objects of testing.c are in it.
+#: The folder of the core for tests. It is not in the package, so that no wheel contains it.
 TEST_CORE = Path("tests/core")
 LIMITED = os.environ.get("CUMEM_LIMITED_API", "1") != "0"
 LIMITED &= not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def cuda_places():
-    """Return {name: roots} in order of preference; a root has include/ and lib/."""
+    """Return {name: roots} of CUDA in order of preference; a root has include/ and lib/."""
     spec = find_spec("nvidia")
     trees = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
-    # CUDA 12's own headers first: only crt/ is to come from the CUDA 13 tree.
+    # CUDA 12's own headers come first: only crt/ may come from the CUDA 13 tree.
     wheels = [t / "cuda_runtime" for t in trees] + [t / "cu13" for t in trees]
     places = {"CUMEM_CUDA_HOME": None, "the build requirements": wheels}
     places |= {"CUDA_HOME": None, "CUDA_PATH": None}
@@ -47,7 +50,7 @@ def cuda_places():
 
 
 def find_cuda():
-    """Return (include folders, static library) of the first place that has all."""
+    """Return (include folders, static library) of the first place that has all files."""
     report = "cumem: a file of CUDA is missing. Looked in"
     for name, roots in cuda_places().items():
         tried = [root / sub for root in roots for sub in ("include", "lib64", "lib")]
@@ -62,7 +65,7 @@ def find_cuda():
 
 class BuildExt(build_ext):
     def run(self):
-        # setuptools clears `inplace` while it builds, and copies what it built.
+        # setuptools clears `inplace` while it builds, and copies the result afterwards.
         self.is_in_place = self.inplace or getattr(self, "editable_mode", False)
         super().run()
 
@@ -74,7 +77,8 @@ class BuildExt(build_ext):
         compile_all, link = self.compiler.compile, self.compiler.link_shared_object
         own_folder = self.build_lib != self.get_finalized_command("build").build_lib
         test_core = TEST_CORE / Path(self.get_ext_filename("cumem._core")).name
-        # One that is there already would be of other sources than the package's.
+        # If a core for tests exists it is always linked anew, or it would be older than the
+        # package's.
         has_test_core = not own_folder and (
             self.is_in_place or "CUMEM_TESTING" in os.environ or test_core.exists()
         )
@@ -94,8 +98,9 @@ class BuildExt(build_ext):
         self.compiler.compile = compile_each
         self.compiler.link_shared_object = link_each
         super().build_extensions()
-        # `python -m cumem` in the checkout finds the checkout's package: let it be whole.
-        # A build with a folder of its own leaves the tree's as it is.
+        # `python -m cumem` in the checkout runs the checkout's package, which therefore
+        # needs the extension too. A build with a folder of its own leaves the package as
+        # it is.
         if not own_folder and not self.is_in_place:
             self.copy_file(self.get_ext_fullpath("cumem._core"), "cumem")
 
@@ -106,8 +111,9 @@ macros |= {"Py_LIMITED_API": "0x030B0000"} if LIMITED else {}
 macros |= {"CM_DEBUG": "1"} if DEBUG else {}
 flags = ["-std=c17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow", "-Wundef"]
 flags += ["-Wstrict-prototypes", "-Wmissing-prototypes", "-Wconversion"]
-# Vectors for neighbouring counters stall where one of them was written just before, in
-# each allocation. What is to be vectors says so.
+# If the compiler reads neighbouring counters as one vector, the load stalls when one of
+# them was written just before, as happens in each allocation. Code that needs vectors
+# says so.
 fast = [
     "-O2",
     "-fno-tree-vectorize",
@@ -132,5 +138,6 @@ core.include_dirs, core.define_macros = ["csrc", "build"], list(macros.items())
 core.extra_compile_args, core.extra_link_args = flags + sanitize, link + sanitize
 core.libraries, core.py_limited_api = ["dl", "rt", "pthread"], LIMITED
 options = {"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {}
-options["build_ext"] = {"force": True}  # the switches leave no trace in file times
+# File times do not show that a switch has changed, so everything is always built.
+options["build_ext"] = {"force": True}
 setup(ext_modules=[core], cmdclass={"build_ext": BuildExt}, options=options)

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write headers of texts that have files of their own: `python csrc/headers.py build`.
+"""Make the C headers that the build generates: `python csrc/headers.py build`.
 
-docstrings.h is made of the stubs, which hold the docstrings of the extension too, so that
-editors show them; testing.pyi has those of the hooks of tests. It defines a macro
-CM_DOC_Type_method for each, with the signature that `inspect.signature` reads.
-structseqs.h lists the struct sequences of the stub and their fields: the types of
-answers whose members have names. ptx.h is made of the kernels: a macro CM_PTX_name for
-each name.ptx, without comments, and with the numbers of dtypes in place of their names.
-gil_checks.h is made of the sources: a macro for each function of Python's that they call,
-which ends the process where the caller does not have the GIL; debug builds include it.
+docstrings.h has the docstrings of the extension. They are written in the stubs, where
+editors find them: cumem/_core.pyi, and testing.pyi for the hooks of the tests. Each one
+becomes a macro CM_DOC_Type_method, which begins with the signature that `inspect.signature`
+reads.
+
+structseqs.h lists the struct sequences of the stub and their fields. They are the types of
+results whose members have names.
+
+ptx.h has the kernels: a macro CM_PTX_name for each name.ptx, without its comments, and with
+the numbers of dtypes in place of their names.
+
+gil_checks.h has a macro for each function of Python that the sources call. It ends the
+process if the caller does not have the GIL. Only debug builds include it.
 """
 
 import ast
@@ -23,7 +28,7 @@ Function = ast.FunctionDef
 
 
 def signature(node: Function, first: str | None) -> str:
-    """As ``__text_signature__`` wants it; `first` stands for ``self``."""
+    """Return a signature as ``__text_signature__`` needs it, with `first` for ``self``."""
     given = node.args.posonlyargs + node.args.args
     defaults = [None] * (len(given) - len(node.args.defaults)) + node.args.defaults
     words = []
@@ -57,7 +62,7 @@ def method_text(node: Function) -> str:
 
 
 def class_text(node: ast.ClassDef) -> str:
-    """How it is called, if it can be."""
+    """Return the signature of a class that can be called, else an empty text."""
     for each in node.body:
         if isinstance(each, Function) and each.name == "__new__":
             each.args.args = each.args.args[1:]
@@ -86,7 +91,7 @@ def docstrings(stub: str) -> dict[str, str]:
 
 
 def structseqs(stub: str) -> dict[str, list[str]]:
-    """The struct sequences of the stub, by name without the underscore: their fields."""
+    """Return the fields of each struct sequence, by its name without the underscore."""
     return {
         node.name.removeprefix("_"): [
             each.name
@@ -100,7 +105,7 @@ def structseqs(stub: str) -> dict[str, list[str]]:
 
 
 def structseq_lists(found: dict[str, list[str]]) -> str:
-    """X macros: one over all struct sequences, and one over the fields of each."""
+    """Return X macros: one over all struct sequences, and one over the fields of each."""
     text = "/* Made by csrc/headers.py. */\n"
     every = " ".join(f"X({name})" for name in found)
     text += f"#define CM_STRUCTSEQS(X) {every}\n"
@@ -111,10 +116,10 @@ def structseq_lists(found: dict[str, list[str]]) -> str:
 
 
 def dtypes(listed: str) -> dict[str, int]:
-    """The number that C gives to each dtype of the list, by its name there.
+    """Return the number that C gives to each dtype, by the name of its enumerator.
 
-    They count from 1 in the order of the rows, as enumerators do; ptx.h has the compiler
-    check that.
+    The numbers count from 1 in the order of the rows, as the enumerators do. ptx.h has
+    assertions that make the compiler check this.
     """
     rows = re.findall(r"^ +X\(to, (\w+), \"", listed, re.MULTILINE)
     names = ["CM_NUMBER_NONE", *(f"CM_{row}" for row in rows)]
@@ -122,14 +127,14 @@ def dtypes(listed: str) -> dict[str, int]:
 
 
 def kernel(text: str, numbers: dict[str, int]) -> str:
-    """PTX without its comments, and with these numbers for their names."""
+    """Return PTX without its comments, and with these numbers in place of their names."""
     lines = [line.split("//")[0].rstrip() for line in text.splitlines()]
     bare = "".join(f"{line}\n" for line in lines if line)
     return re.sub(r"\bCM_\w+", lambda name: str(numbers[name[0]]), bare)
 
 
 def ptx(kernels: dict[str, str], listed: str) -> str:
-    """The kernels as macros, and what makes sure that C has the numbers in them too."""
+    """Return the kernels as macros, and assertions that C has the same numbers."""
     numbers = dtypes(listed)
     texts = {name: kernel(text, numbers) for name, text in kernels.items()}
     checks = [
@@ -141,7 +146,7 @@ def ptx(kernels: dict[str, str], listed: str) -> str:
 
 
 def macros(prefix: str, texts: dict[str, str]) -> str:
-    """A header that defines a macro for each of the texts."""
+    """Return a header that defines a macro for each of the texts."""
     lines = ["/* Made by csrc/headers.py. */"]
     for name, text in texts.items():
         quoted = [
@@ -152,15 +157,15 @@ def macros(prefix: str, texts: dict[str, str]) -> str:
 
 
 def replace(header: Path, made: str) -> None:
-    """Make it hold this text; where it does, its time stays."""
+    """Write a header, unless it has this text already: then its file time stays."""
     if not header.exists() or header.read_text() != made:
         header.parent.mkdir(parents=True, exist_ok=True)
         new = header.with_suffix(f".{os.getpid()}")
         new.write_text(made)
-        new.replace(header)  # others may read it now
+        new.replace(header)  # in one step, since another build may be reading it
 
 
-#: What may be called without the GIL, or is no call.
+#: Names that may be called without the GIL, or that are not calls.
 WITHOUT_GIL = {
     *("PyEval_SaveThread", "PyEval_RestoreThread", "PyThread_get_thread_ident"),
     *("PyGILState_Ensure", "PyGILState_Release", "PyGILState_GetThisThreadState"),
@@ -168,14 +173,15 @@ WITHOUT_GIL = {
     *("PyErr_SetInterrupt", "PyDoc_STRVAR", "PyInit__core", "PyObject_New"),
     *("Py_UNUSED", "Py_TYPE", "Py_IS_TYPE", "Py_REFCNT", "Py_VISIT", "Py_CLEAR"),
 }
-#: Macros of Python.h over functions of the same names.
+#: Names for which Python.h has a macro over a function of the same name.
 OVER_FUNCTIONS = ("Py_INCREF", "Py_DECREF", "Py_XINCREF", "Py_XDECREF")
 
 
 def gil_checks(sources: list[str]) -> str:
-    """A macro for each function of Python's that the sources call by its name.
+    """Return a macro for each function of Python that the sources call by its name.
 
-    What Python.h has as a macro stays what it is, but for counting references.
+    Names that Python.h defines as macros stay as they are, except those that count
+    references.
     """
     called: set[str] = set()
     for text in sources:
@@ -197,7 +203,7 @@ def gil_checks(sources: list[str]) -> str:
 
 
 def write(folder: Path) -> None:
-    """All four, from the root of the tree."""
+    """Make all four headers. The current folder is the root of the tree."""
     stub = Path("cumem/_core.pyi").read_text()
     made = docstrings(stub)
     made |= docstrings(Path("csrc/python/module/testing.pyi").read_text())
