@@ -56,7 +56,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "loading": (
         "cumem/transfers/loading.py",
         "cumem/transfers/collating.py",
-        "cumem/transfers/ring.py",
+        "cumem/transfers/worker_slots.py",
     ),
     "managed": (
         *(

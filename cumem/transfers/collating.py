@@ -35,7 +35,7 @@ from cumem.interchange.structures import (
     make_tensordict,
     mapped,
 )
-from cumem.transfers.ring import Ring, Shortage
+from cumem.transfers.worker_slots import Ring, Shortage
 
 #: Notes that page-locked memory ran short, for all batches of this process.
 _shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")

@@ -27,7 +27,7 @@ from support.session import testing
 
 import cumem
 from cumem.transfers import collating
-from cumem.transfers.ring import Ring, Shortage
+from cumem.transfers.worker_slots import Ring, Shortage
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
