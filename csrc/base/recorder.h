@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* In the order of OPS and KINDS in cumem/recording/events.py. */
+/* In the order of OPS in cumem/recording/events.py. */
 enum {
     CM_EVENT_ALLOCATE,
     CM_EVENT_FREE,
@@ -23,7 +23,17 @@ enum {
     CM_EVENT_PREFETCH,
     CM_EVENT_OUT_OF_MEMORY,
 };
-enum { CM_EVENT_REGISTERED = 4, CM_EVENT_STAGING = 5, CM_EVENT_PAGEABLE = 6 };
+/* The kinds of memory in events, in the order of KINDS in the same file. Records that
+ * were saved have these numbers: a kind keeps its own, and a new one comes last. */
+enum {
+    CM_EVENT_PINNED,
+    CM_EVENT_MAPPED,
+    CM_EVENT_MANAGED,
+    CM_EVENT_DEVICE,
+    CM_EVENT_REGISTERED, /* memory of others that is page-locked */
+    CM_EVENT_STAGING,    /* memory that copies use on the way */
+    CM_EVENT_PAGEABLE,
+};
 
 /* A row, laid out as EVENT in the same file says, which has no padding at the end. */
 typedef struct cm_event {

@@ -32,9 +32,10 @@ OPS = (
 
 ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY = range(len(OPS))
 
-#: Kinds of memory, in the order of the numbers in ``events["kind"]``. The names are those
-#: used everywhere; "registered" is memory of others that is page-locked, and "staging" is
-#: memory that copies use on the way.
+#: Kinds of memory, in the order of the numbers in ``events["kind"]``, which
+#: csrc/base/recorder.h lists too. The names are those used everywhere; "registered" is
+#: memory of others that is page-locked, and "staging" is memory that copies use on the
+#: way. Records that were saved have these numbers, so a new kind comes last.
 KINDS = ("pinned", "mapped", "managed", "device", "registered", "staging", "pageable")
 
 EVENT = np.dtype(

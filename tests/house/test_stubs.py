@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.structure import ROOT
 import cumem
 from cumem import _core
 from cumem.base.kinds import KINDS
+from cumem.recording import events
 
 # What is tested are texts of the tree, the same for each Python.
 pytestmark = pytest.mark.any_python
@@ -169,6 +171,13 @@ def test_kinds_in_the_stubs_are_those_of_the_extension() -> None:
     )
     assert isinstance(literal, ast.Subscript)
     assert ast.literal_eval(literal.slice) == tuple(KINDS)
+
+
+def test_kinds_in_records_are_those_of_the_recorder() -> None:
+    text = (ROOT / "csrc" / "base" / "recorder.h").read_text()
+    (listed,) = re.findall(r"enum \{\s+(CM_EVENT_PINNED,.*?)\};", text, re.DOTALL)
+    names = re.findall(r"CM_EVENT_(\w+),", listed)
+    assert tuple(name.lower() for name in names) == events.KINDS
 
 
 def test_functions_have_a_signature_and_a_docstring() -> None:

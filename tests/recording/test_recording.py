@@ -18,13 +18,26 @@ from support.recorded import rows, transfer_of
 
 import cumem
 from cumem import _core
+from cumem.base import kinds
 from cumem.recording.events import EVENT, KINDS, OPS, Log
 from cumem.recording.record import FORMATS
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python
 MIB = 1 << 20
-POOL_KINDS = ("pinned", "mapped", "managed", "device")
+
+
+def test_kinds_in_saved_records_keep_their_numbers() -> None:
+    saved = (
+        "pinned",
+        "mapped",
+        "managed",
+        "device",
+        "registered",
+        "staging",
+        "pageable",
+    )
+    assert KINDS[: len(saved)] == saved
 
 
 def line_of(log: Log, event: Any) -> int | None:
@@ -37,7 +50,7 @@ def line_of(log: Log, event: Any) -> int | None:
 # -- what is noted ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", POOL_KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_row_of_an_allocation_has_all_its_fields(runtime, kind) -> None:
     pool = cumem.Pool(kind)
     stream = cumem.Stream() if kind == "device" else None
@@ -68,7 +81,7 @@ def test_row_of_an_allocation_has_all_its_fields(runtime, kind) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("kind", POOL_KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_trim_tells_what_went_back(runtime, kind) -> None:
     pool = cumem.Pool(kind)
     del_me = pool.allocate(3 * MIB)
