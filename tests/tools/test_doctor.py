@@ -8,6 +8,7 @@ import copy
 import ctypes
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -656,6 +657,32 @@ def test_a_hidden_gpu_needs_no_word_on_mig() -> None:
     said = {finding.check for finding in doctor.judge(changed(*hidden)).findings}
     assert "visibility" in said
     assert "mig" not in said
+
+
+def names_of_checks() -> set[str]:
+    """The names that the source gives to findings, apart from those of frameworks."""
+    tree = ast.parse(Path(checks.__file__).read_text(encoding="utf-8"))
+    places = {"Finding": 1, "_unreadable": 0}  # which of its arguments is the name
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    given = [
+        node.args[places[node.func.id]]
+        for node in calls
+        if isinstance(node.func, ast.Name) and node.func.id in places
+    ]
+    return {str(node.value) for node in given if isinstance(node, ast.Constant)}
+
+
+def test_page_of_the_doctor_lists_each_check() -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## What it looks at")
+    cells = re.findall(r"^\| (`.*?) \|", table.partition("\n## ")[0], re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`(.+?)`", cell)}
+    assert listed - set(doctor_facts._FRAMEWORKS.values()) == names_of_checks()
+
+
+def test_each_check_is_among_those_that_run() -> None:
+    written = {name for name in vars(checks) if name.startswith("check_")}
+    assert {check.__name__ for check in checks.CHECKS} == written
 
 
 def test_names_of_checks_and_their_texts_are_apart() -> None:
