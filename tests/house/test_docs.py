@@ -179,6 +179,35 @@ def test_links_lead_somewhere() -> None:
     )
 
 
+#: A file named in a text, with as many of its folders as the text says. Links to other
+#: folders begin with dots, and have the test above.
+NAMED_FILE = re.compile(
+    r"(?<![\w./*<>{}$-])((?:[\w-]+/)*[\w-]+\.(?:c|h|ptx|py|pyi|md|toml|cpp|sh))\b(?![\w/])"
+)
+#: Files that the build makes, those of others, and programs of users.
+FILES_ELSEWHERE = {
+    *("docstrings.h", "structseqs.h", "ptx.h", "gil_checks.h", "name.ptx"),
+    *("Python.h", "nvtxTypes.h", "torch/version.py"),
+    *("program.py", "train.py", "app.py"),
+}
+
+
+def test_files_that_sources_and_pages_name_exist() -> None:
+    roots = ("csrc", "cumem", "docs", "tests", "benchmarks", "notebooks")
+    files = [path for root in roots for path in (ROOT / root).rglob("*.*")]
+    files += [path for path in ROOT.glob("*.*") if path.is_file()]
+    parts = [path.relative_to(ROOT).parts for path in files]
+    ends = {"/".join(each[i:]) for each in parts for i in range(len(each))}
+    texts = [path for path in files if path.suffix in {".c", ".h", ".ptx", ".pyi"}]
+    texts += [*(ROOT / "cumem").rglob("*.py"), ROOT / "CONTRIBUTING.md", *PAGES]
+    check_none(
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts
+        for name in NAMED_FILE.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
+        if name not in ends and name.removeprefix("build/") not in FILES_ELSEWHERE
+    )
+
+
 @pytest.mark.parametrize("command", TESTED_COMMANDS)
 def test_readme_has_the_two_commands_on_lines_of_their_own(command: str) -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
