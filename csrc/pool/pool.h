@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool holds memory of one kind on one device and hands it out in blocks. It takes a
- * block back while work may still run on it, and sees to it that nobody can tell:
- * device blocks are reused in stream order, and blocks that the host may write only
- * once the host has seen their work end. A request that fits in what is free (a hit)
- * makes no runtime call; any other (a miss) first looks at what has ended meanwhile and
- * then grows. The page at the top of pool.c tells the whole story. A pool knows nothing
- * of Python.
+/* A pool holds memory of one kind on one device and hands it out in blocks. Its users
+ * may give a block back while work still runs on it, and the pool makes sure that the
+ * next user of the memory never collides with that work: it reuses a device block in
+ * stream order, and a block that the host may write only once the host has seen the
+ * work end. A request that fits into free memory (a hit) makes no runtime call. Any
+ * other request (a miss) first looks at which work has ended meanwhile, and then grows
+ * the pool. The page at the top of pool.c explains all of this. A pool knows nothing of
+ * Python.
  * Locks: one short spin lock guards the lists and is never held across a runtime call.
- * Growing and polling are turns: a thread that has one keeps it across runtime
- * calls. */
+ *        Growing and polling are turns, which one thread at a time has, and which it
+ *        keeps across runtime calls. */
 #pragma once
 
 #include "base/thread.h"
@@ -20,66 +21,72 @@ typedef struct cm_pool cm_pool;
 
 /* What forked children find in the page-locked blocks that are live at a fork. */
 typedef enum cm_fork {
-    CM_FORK_COPY,  /* a copy of their own, which the parent makes before the fork */
-    CM_FORK_SHARE, /* the same memory; a block is not reused while a child has it */
+    CM_FORK_COPY,  /* their own copy, which the parent makes before the fork */
+    CM_FORK_SHARE, /* the same memory; no block is reused while a child has it */
     CM_FORK_OMIT,  /* the addresses alone, which they cannot touch */
 } cm_fork;
 
 typedef enum cm_segments {
-    CM_SEGMENTS_AUTO, /* mapped on demand where the device can, else as PLAIN */
-    /* One allocation of the runtime each, which cudaIpc and older MPI libraries
-     * need. */
+    CM_SEGMENTS_AUTO, /* mapped on demand if the device can do that, else as PLAIN */
+    /* Each segment is one allocation of the runtime, as cudaIpc and older MPI libraries
+     * need it. */
     CM_SEGMENTS_PLAIN,
 } cm_segments;
 
 typedef struct cm_pool_config {
     cm_kind kind; /* PINNED, MAPPED, MANAGED or DEVICE */
-    /* The device whose context allocates, and on which device memory lies. */
+    /* The device whose context allocates the memory. Device memory lies on it. */
     int device;
     unsigned flags; /* flags for cudaHostAlloc or cudaMallocManaged */
     cm_segments segments;
-    /* For page-locked memory. SHARE needs memory that this system can register. */
+    /* Used for page-locked memory only. SHARE needs memory that this system can
+     * register. */
     cm_fork fork;
-    /* For host memory: the NUMA node that its pages belong on; -1 is the one nearest to
-     * the device. */
+    /* Used for host memory only: the NUMA node on which its pages are to lie. -1 stands
+     * for the node nearest to the device. */
     int numa_node;
-    /* Freed memory that someone unknown may still use comes back after a fence. As long
-     * as no more than this waits for one, a miss takes none, since a fence breaks a
-     * capture that another library runs on a stream of its own, and no driver says
-     * whether there is one. Fences are therefore rare, except that a trim always takes
-     * them. */
+    /* Freed memory that an unknown stream may still use becomes free again after a
+     * fence (an event over everything that its device was doing). A fence breaks a
+     * capture that another library runs on a stream of its own, and the driver cannot
+     * say whether there is such a capture. So a miss records no fence while at most
+     * this many bytes wait for one, which keeps fences rare. A trim records fences in
+     * any case. */
     uint64_t fence_limit_nbytes;
-    /* Borrowed; may be NULL. It is charged with the bytes that the pool reserves. The
-     * pool also has a budget of its own, at first without a limit, whose parent this
-     * one becomes; cm_pool_get_config() shows the pool's own in this field. */
+    /* Borrowed; may be NULL. The bytes that the pool reserves are charged to it. The
+     * pool also has its own budget, which has no limit at first, and this one becomes
+     * the parent of that budget. In what cm_pool_get_config() returns, this field
+     * points to the pool's own budget. */
     cm_budget *budget;
-    /* Memory that was unused for so long goes back by itself; 0: never. */
+    /* Memory that was unused for this long goes back to the runtime by itself; with 0
+     * it never does. */
     uint64_t idle_trim_ns;
-    /* Chosen by the caller and never used for another pool, as an address might be. */
+    /* Chosen by the caller, who never uses it for a second pool. (An address would not
+     * do, since another pool may get it later.) */
     uint64_t serial;
     /* Chosen by the caller: the number under which users see the pool. */
     uint64_t number;
-    /* This pool holds the slots that copies are staged through; the recorder shows
-     * those apart. */
+    /* This pool holds the slots that copies are staged through, which the recorder
+     * lists as a kind of memory of their own. */
     bool is_staging;
 } cm_pool_config;
 
 /* What the user of a block holds. Callers only read it. */
 typedef struct cm_block {
-    void *host; /* host-usable address; NULL for device memory */
-    /* device-usable; 0 if there is none, which no block of a pool has. */
+    void *host; /* the address for the host; NULL for device memory */
+    /* The address for devices. Every block of a pool has one; 0 would mean that there
+     * is none. */
     cm_address address;
     uint64_t nbytes; /* usable bytes, >= what was asked for */
 } cm_block;
 
-/* The one list of counters, from which cm_pool_counters is made. A counter is in bytes
- * unless its name says count or ns. */
+/* The one list of counters, from which cm_pool_counters is made. Names that end in
+ * nbytes count bytes, and those that end in ns count nanoseconds. */
 #define CM_POOL_PEAKS(X)                                                               \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \
     X(peak_waste_nbytes) /* of live - requested */                                     \
     X(peak_in_flight_nbytes)                                                           \
-    X(peak_cached_nbytes) /* without what a growth is about to use */                  \
+    X(peak_cached_nbytes) /* without memory that a growth is about to use */           \
     X(peak_reserved_nbytes)
 #define CM_POOL_COUNTERS(X)                                                            \
     X(live_nbytes) /* in blocks that are handed out, rounding included */              \
@@ -87,12 +94,12 @@ typedef struct cm_block {
     X(requested_nbytes) /* asked for; live - requested is lost to rounding */          \
     X(in_flight_nbytes) /* freed, but work may still run on it */                      \
     X(in_flight_count)                                                                 \
-    X(cached_nbytes) /* free for reuse, or just now coming or going */                 \
-    X(cached_count)  /* free pieces as joining would leave them; see cm_pool_read() */ \
+    X(cached_nbytes)   /* free for reuse, or on its way from or to the runtime */      \
+    X(cached_count)    /* free pieces, neighbours that could join counted once */      \
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
     CM_POOL_PEAKS(X)                                                                   \
     X(largest_free_nbytes) /* the longest of the free pieces */                        \
-    X(segment_count)       /* ranges of addresses that the memory lies in */           \
+    X(segment_count)       /* ranges of addresses in which the memory lies */          \
     X(allocation_count)                                                                \
     X(free_count)                                                                      \
     X(hit_count)  /* allocations that made no runtime call */                          \
@@ -102,7 +109,7 @@ typedef struct cm_block {
     X(cross_stream_wait_count) /* a stream had to wait for another stream */           \
     X(growth_count)                                                                    \
     X(growth_ns)   /* time spent growing */                                            \
-    X(remap_count) /* chunks whose memory was moved to where it was needed */          \
+    X(remap_count) /* free chunks that were moved to where memory was needed */        \
     X(remap_nbytes)                                                                    \
     X(trim_count)                                                                      \
     X(trimmed_nbytes)                                                                  \
@@ -122,22 +129,24 @@ typedef struct cm_pool_counters {
 CM_NODISCARD cm_status cm_pool_create(cm_runtime *rt, const cm_pool_config *config,
                                       cm_pool **out);
 
-/* Pools are counted, and a live block keeps its pool alive as well. The release after
- * which nobody holds the pool and no block of it is live waits for what is in flight
- * and gives all memory back: it makes runtime calls and blocks. */
+/* cm_pool_hold() and cm_pool_release() count the holders of a pool. A live block keeps
+ * its pool alive as well. A release that leaves the pool without a holder and without a
+ * live block ends it: it waits for everything in flight and gives all memory back, so
+ * it blocks and makes runtime calls. */
 cm_pool *cm_pool_hold(cm_pool *pool);
 void cm_pool_release(cm_pool *pool);
 
-/* Hand out a block of `nbytes` (> 0) for `stream` (NULL: any stream) from what is free,
- * without a runtime call. Returns NULL where cm_pool_alloc() has to be asked instead:
- * nothing fits, a trim or a limit is due, or, for page-locked memory, more than
- * `fence_limit` bytes (0: the pool's own limit) were given back with a fence since a
- * miss last looked at them. */
+/* Hand out a block of `nbytes` (> 0) for `stream` (NULL: any stream) from free memory,
+ * without a runtime call. Returns NULL if the caller has to use cm_pool_alloc()
+ * instead. This is so if nothing fits, if an idle trim is due, if a limit was lowered
+ * below what the pool holds, or if, in page-locked memory, more than `fence_limit`
+ * bytes (0: the pool's own limit) were given back with a fence since a miss last
+ * polled. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
                             uint64_t fence_limit);
 
-/* True for each failure that is a lack of memory of whatever sort: a smaller request
- * may still succeed. */
+/* True if `status` says that some sort of memory is short. A smaller request may still
+ * succeed. */
 static inline bool
 cm_pool_is_short(cm_status status)
 {
@@ -148,19 +157,22 @@ cm_pool_is_short(cm_status status)
 /* How a caller takes part in a wait. The hooks are called in the thread that waits,
  * with nothing locked. */
 typedef struct cm_wait_hooks {
-    /* Called every 50 ms; true ends the wait with CM_ECANCELLED. NULL: nobody would
-     * interrupt. */
+    /* Called every 50 ms. If it returns true the wait ends with CM_ECANCELLED. NULL
+     * means that nobody wants to interrupt. */
     bool (*interrupted)(void *argument);
     void *argument;
-    /* Waits for all that a device is doing; false ends the wait with CM_ECANCELLED too.
-     * NULL: the pool waits in the runtime itself, and cannot be interrupted. */
+    /* Waits for everything that a device is doing, and writes the outcome to *out. If
+     * it returns false the wait ends with CM_ECANCELLED. If it is NULL the pool waits
+     * in the runtime itself, where nobody can interrupt it. */
     bool (*wait_device)(void *argument, int device, cm_status *out);
     /* Says whether another library is capturing on a stream that the runtime cannot be
-     * asked about. If so no fence is taken and no device is waited for, since either
-     * would end the capture. NULL: nobody knows of one. */
+     * asked about. While it says yes the pool records no fence and waits for no device,
+     * since either would end the capture. NULL means that nobody knows of such a
+     * capture. */
     bool (*others_capture)(void *argument);
-    /* Grow without waiting for fences first (see cm_pool_alloc()). Set by allocators of
-     * other libraries, whose callers do not expect a wait while there is memory. */
+    /* The pool grows without waiting for fences first (see cm_pool_alloc()). Allocators
+     * of other libraries set this, because their callers do not expect a wait while
+     * there is memory. */
     bool grows_at_once;
 } cm_wait_hooks;
 
@@ -174,7 +186,7 @@ cm_others_capture(const cm_wait_hooks *hooks)
 enum { CM_ASK_NS = 50 * 1000 * 1000 };
 /* Call the hook `interrupted` if the last call, at *asked_ns, was at least CM_ASK_NS
  * ago, and note the time of this one.
- * Fails: CM_ECANCELLED, where the hook says so. */
+ * Fails: CM_ECANCELLED if the hook returns true. */
 CM_NODISCARD static inline cm_status
 cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
 {
@@ -189,95 +201,103 @@ cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
 /* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any stream) from
  * now on.
  *
- * Without `hooks` the call does not wait for work of unknown length, neither for memory
- * in flight nor for the work of another stream; it still grows, if need be after a
- * growth that another thread has begun. With hooks, and where more is in flight than
- * the larger of 256 MiB and half of what is live, it waits at most a second for fences
- * that are already recorded before it grows.
+ * Without `hooks` the call waits neither for memory in flight nor for the work of
+ * another stream, since nobody knows how long that takes. It still grows the pool, and
+ * waits for a growth that another thread has begun. With hooks the call waits at most a
+ * second for fences that are already recorded before it grows the pool, if more memory
+ * is in flight than the larger of 256 MiB and half of what is live.
  * Owns:   the caller owns *out until cm_pool_free().
  * Blocks: on a miss, in the runtime; the lock is not held meanwhile.
  * Fails:  as the allocating operation; CM_ELIMIT (the budget); CM_EFORKED;
- *         CM_EOVERFLOW; CM_ECANCELLED by the hooks. Before a call with hooks fails for
- *         lack of memory it has waited for all blocks in flight, given back the cache
- *         and retried once. */
+ *         CM_EOVERFLOW; CM_ECANCELLED by the hooks. A call with hooks fails for lack of
+ *         memory only after it has waited for all blocks in flight, given free memory
+ *         back and tried once more. */
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      const cm_wait_hooks *hooks, cm_block **out);
 
-/* Hand out a block, usable on any stream, to a caller that can also do without. It
- * comes from what is free or has ended, or from a growth where the limits leave room
- * for one and no more is in flight than the larger of 256 MiB and the most that was
- * ever live at once. NULL means: use the other memory. The call waits for no work, only
- * behind a growth or a trim of another thread, and gives back nothing but what an idle
- * trim or a lowered limit demands. */
+/* Hand out a block, usable on any stream, to a caller that has other memory to fall
+ * back on. The block comes from memory that is free or whose work has ended. The pool
+ * grows for it only if the limits leave room and no more memory is in flight than the
+ * larger of 256 MiB and peak_live_nbytes. Returns NULL if the caller is to use its
+ * other memory. The call waits for no work of a device, but it may wait for a growth or
+ * a trim of another thread. It gives memory back only where an idle trim or a lowered
+ * limit demands that. */
 cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit);
 
-/* To be called after a limit that the pool counts against may have been lowered: gives
- * free memory back to the runtime until all limits hold or none is free. Memory that is
- * live or in flight stays. While that alone exceeds a limit the pool hands out nothing
- * that is free, and what becomes free goes back before the next allocation. With
- * `may_fence` a fence may be taken for memory that others used, so that it can go back
- * soon. Does nothing in a forked child.
- * Blocks: behind a growth or a trim, and in the runtime; it waits for no work. */
+/* Give free memory back to the runtime until all limits hold or nothing is free. Call
+ * this after a limit to which the pool's memory counts may have been lowered. Memory
+ * that is live or in flight stays. While such memory alone exceeds a limit the pool
+ * hands out no free memory, and gives memory that becomes free back before the next
+ * allocation. With `may_fence` the call may record a fence, so that memory which
+ * unknown streams used can go back soon. Does nothing in a forked child.
+ * Blocks: behind a growth or a trim of another thread, and in the runtime, but never
+ *         for work of a device. */
 void cm_pool_obey_limits(cm_pool *pool, bool may_fence);
 /* Calls cm_pool_obey_limits() for each pool of a runtime. */
 void cm_pools_obey_limits(const cm_runtime *rt, bool may_fence);
 
-/* How many bytes the limits still leave the pool, its own free memory included, whether
- * in one piece or in many. UINT64_MAX: there is no limit. */
+/* Return how many more bytes the pool could hand out before it meets a limit. Its free
+ * memory is included, whether that lies in one piece or in many. UINT64_MAX means that
+ * there is no limit. */
 uint64_t cm_pool_room(cm_pool *pool);
 
-/* True if the pool would grow for `nbytes` more while work is still under way on as
- * many bytes that were given back: who waits for that work need not make it grow. */
+/* True if less than `nbytes` are free but at least `nbytes` are in flight. A caller
+ * that then waits for the work in flight can get `nbytes` without making the pool
+ * grow. */
 bool cm_pool_is_behind(cm_pool *pool, uint64_t nbytes);
 
-/* What is known of a block that is given back, beyond the streams that worked on it. */
+/* Flags of cm_pool_free(), which say more about the use of a block than its list of
+ * streams can. */
 enum {
-    /* Unknown work may run on the block, so it waits for everything that the devices
-     * were doing. */
+    /* Unknown work may run on the block, so the block waits for everything that the
+     * devices are doing. */
     CM_POOL_FREE_FENCE = 1,
-    CM_POOL_FREE_CAPTURED = 2, /* a stream worked on it while it was being captured */
+    CM_POOL_FREE_CAPTURED = 2, /* a stream used it in a capture */
 };
 
 /* Give a block back. `uses` are the streams that worked on it, borrowed for the call.
- * The call never blocks, unless it ends the pool because nobody else holds it: events
- * are recorded now and looked at later, and a fence is taken at the next look. Where
- * recording fails, a stream is not kept alive by anybody, or more than 255 streams are
- * in use, the block waits for a fence instead. A block that a capture used, or that is
- * used by a stream which is capturing now, belongs to the graph and comes back when the
- * pool ends. In a forked child the block is leaked. */
+ * The call blocks only if it ends the pool, which it does if nobody holds the pool and
+ * this was its last live block. Otherwise it just records events, which a later poll
+ * looks at; a later poll also records the fence if the block needs one. The block waits
+ * for a fence if recording an event fails, if nobody keeps a stream alive, or if more
+ * than 255 streams are in use. A block that a capture used, or that a stream used which
+ * is capturing now, belongs to the graph and becomes free only when the pool ends. In a
+ * forked child the block is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
 /* True where cm_pool_free() with these arguments makes no runtime call. */
 bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
                            uint32_t use_count, unsigned flags);
 
-/* The pool that a live block is from; borrowed. */
+/* Return the pool of a live block, borrowed. */
 cm_pool *cm_block_pool(const cm_block *block);
 
-/* True in a forked child that has the bytes of a block which was live at the fork.
- * Never true for managed and device memory. */
+/* True in a forked child if the block was live at the fork and the child can read its
+ * bytes. It is never true for managed and device memory. */
 bool cm_block_is_inherited(const cm_block *block);
 
-/* Does what cm_pool_free() without flags does, if that takes no runtime call. False:
- * nothing was done, and cm_pool_free() is to be called. */
+/* Give a block back as cm_pool_free() does without flags, if that takes no runtime
+ * call. Returns false if it would; then nothing was done, and the caller has to call
+ * cm_pool_free(). */
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 
 /* Return cached memory to the runtime in whole chunks until at most `keep_nbytes` stay
- * cached. With `hooks` the call first waits for all that is in flight; without them it
- * only looks what has ended. While a capture is known of it does not wait for fences or
- * whole devices.
- * Fails: CM_ECANCELLED by the hooks, and then nothing was returned; else the first
- * operation that failed, after trying the rest. */
+ * cached. With `hooks` the call first waits for everything in flight; without them it
+ * only asks which work has ended. While the pool knows of a capture the call waits
+ * neither for fences nor for whole devices.
+ * Fails: CM_ECANCELLED by the hooks, and then it gave nothing back; else the first
+ *        operation that failed, after it has tried the rest. */
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
                                     const cm_wait_hooks *hooks,
                                     uint64_t *released_nbytes);
 
-/* Walks the pools of a runtime that anyone holds or that have a live block, in the
- * order in which they were made. Returns the one after `pool` (which the caller holds;
- * NULL: the first), held for the caller, or NULL after the last. */
+/* Walk the pools of a runtime that somebody holds or that have a live block, in the
+ * order in which they were made. Returns the pool after `pool`, or the first one if
+ * `pool` is NULL, or NULL after the last. The caller holds `pool`, and has to release
+ * the pool that is returned. */
 cm_pool *cm_pool_after(const cm_runtime *rt, const cm_pool *pool);
-/* As cm_pool_after(), and releases `pool`. */
+/* As cm_pool_after(), but also releases `pool`. */
 static inline cm_pool *
 cm_pool_next(const cm_runtime *rt, cm_pool *pool)
 {
@@ -288,25 +308,27 @@ cm_pool_next(const cm_runtime *rt, cm_pool *pool)
     return next;
 }
 
-/* Lets a pool outlive its runtime because live blocks keep it for ever: it is no longer
- * listed and counts against its own limit alone. To be called by the only user that is
- * left. */
+/* Let a pool outlive its runtime, because live blocks keep it for good. cm_pool_after()
+ * no longer finds it, and its memory counts against its own limit alone. The caller
+ * must be the only user that is left. */
 void cm_pool_forsake(cm_pool *pool);
 
 /* A request to many pools to give memory back, and the outcome. */
 typedef struct cm_trim_request {
-    /* Which pools are meant; CM_KIND_PAGEABLE: those of any kind. */
+    /* The kind of the pools that are meant; CM_KIND_PAGEABLE stands for any kind. */
     cm_kind kind;
-    int device;          /* < 0: those of any device */
-    const cm_pool *only; /* NULL: any pool */
-    /* NULL, or the pool that is in need; see cm_pool_trim_others(). */
+    int device;          /* of the pools that are meant; < 0 stands for any device */
+    const cm_pool *only; /* if not NULL, the only pool that is meant */
+    /* If not NULL, the pool that needs memory: see cm_pool_trim_others(). */
     const cm_pool *other;
-    /* For all pools together; each pool lowers it by what it keeps. */
+    /* How much may stay cached in all pools together. Each pool that was trimmed lowers
+     * this by what it keeps. */
     uint64_t keep_nbytes;
-    /* Wait for nothing; the hooks only say whether others capture. */
+    /* The call waits for nothing, and uses the hooks only to ask whether others
+     * capture. */
     bool only_looks;
     uint64_t released_nbytes;
-    int count;         /* of pools that were trimmed */
+    int count;         /* how many pools were trimmed */
     cm_status refused; /* the first failure */
 } cm_trim_request;
 
@@ -314,41 +336,44 @@ typedef struct cm_trim_request {
  * Fails: CM_ECANCELLED. Other failures are in `refused`. */
 CM_NODISCARD cm_status cm_pools_trim(const cm_runtime *rt, cm_trim_request *r,
                                      const cm_wait_hooks *hooks);
-/* Trim the other pools that take memory from the same place as `pool`, or count against
- * the same limit, after `pool` failed with `status`. Where `pool` met a limit of its
- * own, others could not help and none is trimmed. */
+/* Trim other pools after an allocation from `pool` failed with `status`: those that
+ * take memory from the same place, or that count against the same limit. If `pool` met
+ * its own limit, no other pool could help, and none is trimmed. */
 CM_NODISCARD cm_status cm_pool_trim_others(cm_pool *pool, cm_status status,
                                            const cm_wait_hooks *hooks,
                                            cm_trim_request *r);
 
-/* Trim each pool of a runtime whose idle trim is due. A thread that has nothing else to
- * do calls this, so that memory goes back although nobody allocates. It takes no fence.
- * Returns the time by cm_now_ns() at which to call again; 0: no pool has an idle trim.
+/* Trim each pool of a runtime whose idle trim is due. A thread of the library calls
+ * this, so that memory goes back even while nobody allocates. It records no fence.
+ * Returns the time by cm_now_ns() at which to call again, or 0 if no pool has an idle
+ * trim.
  * Blocks: behind growths and trims, and in the runtime. */
 uint64_t cm_pools_trim_idle(const cm_runtime *rt);
 
-/* Set the config's idle_trim_ns; 0: never. Callers see to it that no other thread is in
- * this function or in cm_pool_get_config(). Does nothing in a forked child. */
+/* Set the config's idle_trim_ns, where 0 turns the idle trim off. Callers make sure
+ * that no other thread is in this function or reads what cm_pool_get_config() returned.
+ * Does nothing in a forked child. */
 void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
 
-/* Let devices reach the memory of this pool that got a context only after it was
- * opened: a chunk is opened for those devices that have a context by then. To be called
- * when a device has got one, which cm_runtime's `context_count` tells. Where all
- * devices have been admitted the call costs one look.
+/* Open the pool's memory to other devices that got a context since its chunks were
+ * made. A new chunk is opened only to the devices that have a context at that time.
+ * Call this when the `context_count` of cm_runtime has changed. If all devices have
+ * been admitted already, the call only compares two sets of bits.
  * Blocks: behind a growth or a trim, and in the runtime.
  * Fails: address_set_access; as cm_scope_enter(). The next call tries again. */
 CM_NODISCARD cm_status cm_pool_admit_peers(cm_pool *pool);
 
-/* Read a consistent snapshot. It looks at up to a few hundred free pieces under the
- * lock. Where there are more, cached_count counts pieces that may yet join, and
- * largest_free_nbytes is the length of one of them that is at most 3 % shorter than the
- * longest. */
+/* Read all counters at one moment. To find cached_count and largest_free_nbytes the
+ * call looks at up to CM_RUN_LOOKS free pieces (heap.h) under the lock. If there are
+ * more, cached_count counts every free span by itself, although neighbours could join,
+ * and largest_free_nbytes may be up to 3 % too small. */
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);
 /* Let the peaks that cm_pool_read() shows start again from the present values. */
 void cm_pool_reset_peaks(cm_pool *pool);
-/* Read the snapshot with the peaks since the last call of this function, or since the
- * pool was made. The peaks of cm_pool_read() and these do not disturb each other, nor
- * does cm_pool_reset_peaks() disturb these. */
+/* Read all counters at one moment, with the peaks since the last call of this function,
+ * or since the pool was made if there was none. Neither cm_pool_read() nor
+ * cm_pool_reset_peaks() changes these peaks, and this function does not change those of
+ * cm_pool_read(). */
 void cm_pool_read_window(cm_pool *pool, cm_pool_counters *out);
 
 typedef enum cm_block_state {
@@ -376,5 +401,5 @@ CM_NODISCARD cm_status cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t 
 const cm_pool_config *cm_pool_get_config(const cm_pool *pool);
 void cm_pool_set_number(cm_pool *pool, uint64_t number);
 
-/* True when the invariants in private.h hold; for tests and debug builds. */
+/* True if the invariants in private.h hold. Tests and debug builds call this. */
 bool cm_pool_check(cm_pool *pool);
