@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans, the bins that find them by size, and the READY spans. heap.h explains all
- * three, and what makes a span clean or late. */
+/* Spans, the bins in which they are found by size, and the READY spans. heap.h explains
+ * all three, and what makes a span clean or late. */
 #include "pool/heap.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ add_slab(cm_heap *heap)
 }
 
 /* Make sure that there are spare nodes for two cuts. Returns false if there is no
- * memory for more nodes. */
+ * memory for them. */
 static bool
 have_nodes(cm_heap *heap)
 {
@@ -56,7 +56,7 @@ take_node(cm_heap *heap)
     return span;
 }
 
-/* Take `span` out of its arena and keep the node for another. */
+/* Take `span` out of its arena and put its node back among the spare ones. */
 static void
 drop_span(cm_heap *heap, cm_heap_span *span)
 {
@@ -90,8 +90,8 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
     if (span->late_nbytes == span->block.nbytes) {
         rest->late_nbytes = rest->block.nbytes;
     }
-    /* Nobody knows which of its bytes are late, so they are divided in proportion to
-     * the lengths of the two parts. */
+    /* Nobody knows which bytes are late, so both parts get a share of them in
+     * proportion to their length. */
     else {
         double share = (double)rest->block.nbytes / (double)span->block.nbytes;
         rest->late_nbytes = (uint64_t)(share * (double)span->late_nbytes);
@@ -115,15 +115,17 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 enum {
     UNIT_SHIFT = 6,    /* sizes are counted in units of 64 bytes */
     MANTISSA_BITS = 5, /* 32 bins for each power of two */
-    /* Spans looked at in the bin of the size itself, where some may be too short. */
+    /* How many spans to look at in the bin of the requested size, where some may be too
+     * short, */
     LOOK_OWN_BIN = 24,
-    LOOK_LATER_BINS = 8, /* and in each longer bin, where all are long enough */
-    /* Bins looked at before the search gives up because no span in them is usable. */
+    LOOK_LATER_BINS = 8, /* and in each bin of longer spans */
+    /* How many bins to look at before the search gives up. Their spans may all be late
+     * by other streams. */
     LOOK_BINS = 8,
     /* The search stops after this many spans that fit and takes the best of them. */
     LOOK_FITS = 12,
-    TIDY_NBYTES = 1000000, /* is_better_in_hole() is false for shorter blocks */
-    TIDY_MISSING = 4       /* the most granules that such a hole may lack */
+    TIDY_NBYTES = 1000000, /* shorter blocks never prefer a hole */
+    TIDY_MISSING = 4       /* how many granules a preferred hole may lack */
 };
 
 static uint32_t
@@ -140,7 +142,8 @@ bin_of(uint64_t nbytes)
     return bin < CM_HEAP_BIN_COUNT ? bin : CM_HEAP_BIN_COUNT - 1;
 }
 
-/* Put a FREE span into the bin of its size, and take it out again. */
+/* bin_span() puts a FREE span into the bin of its size, and unbin_span() takes it out
+ * again. */
 static void
 bin_span(cm_heap *heap, cm_heap_span *span)
 {
@@ -292,7 +295,7 @@ may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     return view->alone || late >= a->block.nbytes + b->block.nbytes - late;
 }
 
-/* Make `a` describe both itself and its next neighbour `b`, whose node stays. */
+/* Make `a` cover its next neighbour `b` as well. The node of `b` stays in the arena. */
 static void
 add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
@@ -313,8 +316,9 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     a->block.nbytes += b->block.nbytes;
 }
 
-/* Join two neighbours, of which only `binned` is in a bin. Returns false if the work
- * that still runs on them keeps them apart. */
+/* Join `b` to `a`, its neighbour below. Only one of the two, `binned`, is in a bin, and
+ * it is taken out of it. Returns false, and changes nothing, if the two must not join
+ * because of work that still runs on them. */
 static bool
 try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
          const cm_heap_view *view)
@@ -403,7 +407,8 @@ cm_heap_join(cm_heap *heap, const cm_heap_view *view)
 
 /* -- cutting ---------------------------------------------------------------------------- */
 
-/* Put what was cut off a span back into the bins or the gaps. */
+/* Put a part that was cut off a span into the bin or the list of gaps that the span
+ * came from. */
 static void
 put_rest(cm_heap *heap, cm_heap_span *rest)
 {
@@ -508,9 +513,9 @@ is_better(const cm_hole *a, const cm_hole *b, bool grows)
                                           : a->missing < b->missing;
 }
 
-/* Replace `best` by the better end of a free span if that is a better place. The better
- * end touches fewer granules; of two equal ends it is the lower one, unless there is a
- * gap below and none above. */
+/* Replace `best` by a place at one end of a free span if that place is better. It is at
+ * the end where the block touches fewer granules. If both ends are equal it is the
+ * lower one, unless a gap lies below the span and none above. */
 static void
 try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
 {
@@ -556,7 +561,7 @@ look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
 }
 
 /* Replace `best` by the place at `begin` if that is better. The place lies in the run
- * of spans from `first` to the address `end`. */
+ * (heap.h) that goes from the span `first` to the address `end`. */
 static void
 try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
          bool grows, cm_hole *best)
@@ -598,8 +603,9 @@ is_in_run(const cm_heap_span *span, const cm_heap_view *view)
                && cm_span_is_usable(span, view));
 }
 
-/* A run is free spans and gaps side by side. This tries both ends of each, where a
- * place may share a granule with a neighbour of the run. */
+/* Try the place at each end of every run that has a gap. At an end, a place may share a
+ * granule with a neighbour of the run. The upper end is not tried if it is the end of
+ * the arena. */
 void
 cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, bool grows, cm_hole *best)
@@ -614,7 +620,7 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
             first = is_in_run(first->prev, view) ? first->prev : NULL;
         } while (first != NULL && !is_gap(first) && is_in_run(first->prev, view));
         if (is_gap(first)) {
-            continue; /* the run was looked at from its first gap */
+            continue; /* this run was tried when its first gap came */
         }
         first = first != NULL ? first : CM_LIST_ENTRY(n, cm_heap_span, node);
         cm_address end = cm_span_end(last);
@@ -630,10 +636,11 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
     }
 }
 
-/* True if a long block should not take the free span `fit`, but a hole that touches
- * fewer granules, although a few granules must be moved there first. A granule that a
- * block touches cannot be moved to where memory is needed next, which matters soon
- * after the pool had to grow (tidy_count). */
+/* True if a long block should not take the free span `fit`, because some hole touches
+ * fewer granules, even though the memory of a few granules must be moved there first.
+ * The memory of a granule that a block touches can no longer be moved to where it is
+ * needed next. That matters soon after the pool had to grow, which is why this is asked
+ * only a number of times after each growth (tidy_count). */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
@@ -651,7 +658,8 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     return best.first != fit->first;
 }
 
-/* Take the best of some free spans, or of all (`every`), cut to size. */
+/* Take the best of a few free spans, or of all if `every` is set, and cut it to
+ * size. */
 static cm_heap_span *
 take_fit(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view,
          bool every)
@@ -702,10 +710,7 @@ cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_vie
 
 /* -- ready spans ---------------------------------------------------------------------- */
 
-/* A program that asks again and again for the same sizes gets the spans that it gave
- * back last, without cutting and joining. There are few READY spans, and any request
- * that finds nothing else turns them into ordinary free ones first, so they waste
- * nothing. */
+/* heap.h says what READY spans are for. */
 
 static cm_heap_span **
 set_of(cm_heap *heap, uint64_t nbytes)
@@ -819,7 +824,8 @@ cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
 
 /* -- counting the pieces that joining would leave ------------------------------------- */
 
-/* A copy of the span as it would be if it were not READY. */
+/* Return a copy of the span as it would be after cm_heap_settle(): a READY span is FREE
+ * in it. */
 static cm_heap_span
 settled(const cm_heap_span *span)
 {
@@ -849,10 +855,9 @@ cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
     return last;
 }
 
-/* Count the pieces that the free spans from `first` to the next span that is not free
- * would join to. If `first` itself follows a free span, do nothing: it is counted with
- * the first free span of its row. With `is_many` count just the span `first`, as if it
- * joined nothing. */
+/* Count the pieces (heap.h) in the row of free spans that begins with `first`. If a
+ * free span lies before `first`, do nothing, since the row is counted from its own
+ * first span. With `is_many` count the span `first` alone, as if it could not join. */
 static void
 count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
            cm_heap_runs *out)
@@ -889,8 +894,8 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
 {
     cm_heap_runs runs = {0, 0, 0};
     uint64_t left = CM_RUN_LOOKS;
-    /* If there are many spans, only the bin of the longest ones is looked at, since
-     * their lengths hardly differ. */
+    /* If there are many spans, look only into the last bin that has any: the longest
+     * span is in it, and the others there are hardly shorter. */
     bool is_many = heap->free_count > CM_RUN_LOOKS;
     uint32_t bin = is_many ? last_bin(heap) : next_bin(heap, 0);
     for (; bin < CM_HEAP_BIN_COUNT; bin = next_bin(heap, bin + 1)) {
@@ -900,7 +905,7 @@ cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
             count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, is_many, &runs);
         }
     }
-    /* READY spans are in no bin; there are few. */
+    /* READY spans are in no bin. There are only a few of them. */
     for (int i = 0; i < CM_READY_COUNT && heap->ready_count > 0; i++) {
         if (heap->ready[i] != NULL) {
             count_from(heap->ready[i], view, is_many, &runs);
@@ -932,7 +937,8 @@ check_arena(const cm_arena *arena, cm_heap_sums *sums)
     return at == arena->base + arena->nbytes;
 }
 
-/* True if the spans of a bin are as they should be. They are added to `count`. */
+/* True if every span of the bin belongs there, and `occupied` says whether the bin has
+ * any. Adds the number of its spans to `count`. */
 static bool
 check_bin(const cm_heap *heap, uint32_t bin, uint64_t *count)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The heap: where blocks lie. It cuts ranges of addresses into spans and finds free
- * ones by their size. It knows sizes, places and which stream last worked on a free
- * span; it knows nothing of runtimes, events, limits or threads.
+/* The heap decides where blocks lie. It cuts ranges of addresses into spans and finds
+ * free spans by their size. It knows sizes, places and which stream last worked on a
+ * free span; it knows nothing of runtimes, events, limits or threads.
  *
  * Spans
  * -----
@@ -11,48 +11,51 @@
  *   [ LIVE 2 MiB ][ FREE 1 MiB ][ FLIGHT 512 KiB ][ FREE 4.5 MiB ]      8 MiB chunk
  *
  * To hand out 600 KiB the heap takes the best free span, here that of 1 MiB, and cuts
- * it in two. To take a block back it makes its span FREE and joins it to free
- * neighbours. A span is a node of its own and lies outside the memory that it
- * describes, since the host cannot write to device memory and a pool must not touch
- * pages of the host's either.
+ * it in two. To take a block back it makes the span FREE and joins it to free
+ * neighbours. The node that describes a span lies outside the span's memory, since the
+ * host cannot write to device memory, and since a pool does not touch the pages of host
+ * memory either.
  *
  * There are two sorts of arenas. A segment is one chunk of memory that the runtime
  * gave. A placed arena is one large range of reserved addresses in which chunks of
- * physical memory are mapped here and there; where there is none, a span is a GAP. Only
- * placed arenas have granules (2 MiB on today's GPUs), which is what memory can be
- * mapped and moved in.
+ * physical memory are mapped here and there; a span of addresses without memory is a
+ * GAP. A granule (2 MiB on today's GPUs) is the smallest unit in which memory can be
+ * mapped, and only placed arenas have granules.
  *
  * Finding
  * -------
- * Free spans hang in bins by their size, 32 bins for each power of two, so that sizes
- * within a bin differ by about 3 %. A bitmap finds the next bin that has spans. The
- * look begins in the bin of the size asked for, whose spans may be a little too short,
- * and goes on in longer ones. It compares up to a dozen spans that fit, so its time
- * does not grow with the number of spans.
+ * Free spans are in bins by their size, 32 bins for each power of two, so that sizes
+ * within a bin differ by about 3 %. A bitmap tells which bins have spans. A search
+ * begins in the bin of the requested size, whose spans may be a little too short, and
+ * goes on in bins of longer spans. It compares at most a dozen spans that fit, so its
+ * time does not grow with the number of spans.
  *
- * Of two places in a placed arena the better one touches fewer granules that nothing
- * else lies in, and is in the shorter run of free addresses. Then whole granules stay
- * free, and their memory can be moved to where it is needed (grow.c).
+ * A run is a row of neighbouring spans that are free or gaps. Of two places in a placed
+ * arena the better one touches fewer granules that are otherwise empty; if both touch
+ * as many, it is the one in the shorter run. So whole granules stay free, and their
+ * memory can be moved to where it is needed (grow.c).
  *
  * Clean, late, usable
  * -------------------
- * A free span has a tag, the slot of the stream that gave it back, and an epoch. If
- * that epoch has ended (view->done) the span is clean and anybody may have it.
- * Otherwise it is late, and usable by that stream alone. Joining has to be careful with
- * this: if a span of 1 GiB that is clean took in a late one of 64 KiB, the whole
- * gigabyte would be late. So a clean and a late span join only where at least half of
- * the bytes are late (`late_nbytes` counts them), or where only one stream is there at
- * all. Spans that are late by different streams never join.
+ * A free span has a tag and an epoch. The tag is the slot of the stream in whose order
+ * the span was given back (0 if nothing runs on it), and the epoch is a number that
+ * says when (in_flight.c). If that epoch has ended, which view->done tells, the span is
+ * clean and any stream may have it. Otherwise the span is late, and only its own stream
+ * may have it. Joining has to be careful: if a clean span of 1 GiB took in a late one
+ * of 64 KiB, the whole gigabyte would be late. So a clean and a late span join only if
+ * at least half of their bytes are late (`late_nbytes` counts these), or if no second
+ * stream has given spans back. Two late spans with different tags never join.
  *
  * READY spans
  * -----------
- * A program that asks for the same sizes again and again gets the spans that it gave
- * back last, without cutting and joining. Such a span is READY: free, but kept out of
- * the bins, in a small table by size. A request that finds nothing else first turns all
- * READY spans into ordinary free ones, so they never cause a growth.
+ * A program often asks for the same sizes again and again. It should get the spans that
+ * it gave back last, without any cutting and joining. So a span that comes back may
+ * become READY: it is free, but stays whole, in a small table by size instead of a bin.
+ * If no other span fits a request, all READY spans first become ordinary free ones, so
+ * a READY span never makes the pool grow.
  *
  * Invariants are above cm_heap, and cm_heap_check() tests them.
- * Locks: none of its own; its owner calls it under one. */
+ * Locks: a heap has none of its own. The pool calls it under the pool's lock. */
 #pragma once
 
 #include "base/list.h"
@@ -63,9 +66,9 @@ typedef enum cm_span_state {
     CM_SPAN_LIVE = CM_BLOCK_LIVE,        /* handed out */
     CM_SPAN_FLIGHT = CM_BLOCK_IN_FLIGHT, /* given back, but work may still run on it */
     CM_SPAN_FREE = CM_BLOCK_CACHED,      /* has memory, and is in a bin */
-    CM_SPAN_GAP = CM_BLOCK_GAP,          /* addresses with no memory behind them */
-    /* a listing shows the following two as cached */
-    CM_SPAN_READY, /* free too, but kept uncut for the next request of its size */
+    CM_SPAN_GAP = CM_BLOCK_GAP,          /* addresses without memory */
+    /* A listing shows the following two as cached. */
+    CM_SPAN_READY, /* free, but kept whole for the next request of its size */
     CM_SPAN_BUSY,  /* the grower is changing what is behind it */
     CM_SPAN_STATE_COUNT
 } cm_span_state;
@@ -74,31 +77,32 @@ typedef struct cm_arena cm_arena;
 
 /* A stretch of one arena. The spans of an arena cover it without holes. */
 typedef struct cm_heap_span {
-    /* Comes first, because callers hold a pointer to it; nbytes is the whole length of
-     * the span. */
+    /* Comes first, because a cm_block that users hold is converted back to its span.
+     * Its nbytes is the length of the whole span. */
     cm_block block;
-    cm_list node; /* FREE: in its bin; GAP: in heap->gaps; else free for the owner */
+    cm_list node;              /* FREE: in its bin; GAP: in heap->gaps; else unused */
     struct cm_heap_span *prev; /* neighbours by address; NULL at the arena's ends */
     struct cm_heap_span *next;
     cm_arena *arena;
-    uint64_t requested_nbytes; /* LIVE, FLIGHT: the size that was asked for */
-    /* Work of the stream `tag` may run on it until this epoch has ended. On a LIVE span
-     * that is work from before it was handed out. */
+    uint64_t requested_nbytes; /* in the states LIVE and FLIGHT, the size that was asked
+                                  for */
+    /* Work of the stream with the slot `tag` may run on the span until this epoch has
+     * ended. On a LIVE span that is work from before it was handed out. */
     uint64_t epoch;
-    /* FREE: so many of its bytes were given back with the tag; the others were clean
-     * and joined. */
+    /* On a FREE span, how many of its bytes were given back with the tag. The others
+     * were clean when they joined it. */
     uint64_t late_nbytes;
     uint32_t tag; /* 0: nothing runs on it */
     cm_span_state state;
-    /* LIVE, FLIGHT: children of that fork and of later ones share it; 0: none does.
-     * Belongs to fork.c. */
+    /* The number of a fork: its children and those of later forks share this block. 0
+     * if no child does. This field belongs to fork.c. */
     _Atomic uint64_t first_fork;
-    /* LIVE: the recorder has been told that it is given back. */
+    /* The block is being given back, and the recorder has noted that already. */
     bool was_noted;
 } cm_heap_span;
 
-/* One range of addresses: a single chunk or, in a placed arena, many chunks side by
- * side with gaps between them. */
+/* One range of addresses. A segment is a single chunk; a placed arena has many chunks,
+ * with gaps between them. */
 struct cm_arena {
     cm_list node; /* in heap->arenas */
     struct cm_heap *heap;
@@ -107,55 +111,58 @@ struct cm_arena {
     uint64_t nbytes;
     cm_heap_span *first;
     cm_chunk chunk; /* the single chunk of a segment */
-    /* Owned; in a placed arena the chunk behind granule i, or NULL where there is none.
-     * NULL in a segment. */
+    /* Owned. In a placed arena, chunk_at[i] is the chunk behind granule i, or NULL if
+     * the granule has no memory. In a segment the whole table is NULL. */
     cm_chunk **chunk_at;
     uint64_t granule;
-    char *child_copy; /* owned, for a fork under way; this and the rest are fork.c's */
+    char *child_copy; /* owned, during a fork; this field and the rest belong to fork.c
+                       */
     bool is_living;   /* a block in it is live at that fork */
     bool keeps_place; /* what cm_host_hide() answered */
-    /* In a forked child: the blocks that were live have their bytes. */
+    /* In a forked child: the blocks that were live at the fork can be read. */
     bool is_inherited;
 };
 
-/* Decides whether a stream may have a span: either nothing runs on the span, or only
- * work of that stream. */
+/* What a search needs to decide whether a stream may have a span, which it may if
+ * nothing runs on the span, or only work of that stream. */
 typedef struct cm_heap_view {
-    uint32_t tag;         /* the slot of the stream that asks; 0: none */
-    const uint64_t *done; /* per tag: the last epoch that has ended */
-    /* At most one stream gave spans back, so all free spans may join. */
+    uint32_t tag;         /* the slot of the stream that asks; 0 if it has none */
+    const uint64_t *done; /* for each tag, the last epoch that has ended */
+    /* At most one stream has given spans back, so any free spans may join. */
     bool alone;
 } cm_heap_view;
 
-/* READY spans: those that were given back last, found by their size. Taking one again
- * changes nothing but its state. Spans of up to CM_READY_NBYTES are kept in sets.
- * Longer ones join at once, because holes between them are what wastes memory; one
- * exception is the span that was taken last, since giving it back leaves everything as
- * it was. */
+/* The table of READY spans. Spans of up to CM_READY_NBYTES are in CM_READY_SETS sets by
+ * their size, of CM_READY_WAYS each. A longer span normally joins its neighbours at
+ * once, because holes between long spans waste memory. Only the span that was taken
+ * last may become READY, in the one entry CM_READY_LONG, if that is empty: giving that
+ * span back leaves the heap as it was before. */
 #define CM_READY_NBYTES (UINT64_C(64) << 10)
 enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 enum { CM_READY_LONG = CM_READY_SETS * CM_READY_WAYS, CM_READY_COUNT };
 
-/* A place in a placed arena where nothing is live. Memory behind free spans can be
- * moved to where it is needed, one granule at a time. Of two places, the better one is
- * that which lacks fewer granules, where memory has to be brought; then that which
- * touches fewer granules; then that in the shorter run. */
+/* A place for a block in an arena: addresses where nothing is live. In a placed arena
+ * it may include gaps, to which memory has to be brought. If the pool grows, the better
+ * of two places is the one that lacks fewer granules. Otherwise, or if both lack as
+ * many, it is the one that touches fewer granules, and then the one in the shorter
+ * run. */
 typedef struct cm_hole {
-    cm_heap_span *first; /* the first span that it covers; NULL: there is no place */
+    cm_heap_span *first; /* the first span that it covers; NULL if no place was found */
     uint32_t span_count;
     cm_address begin;
-    uint64_t touched;    /* granules in which nothing else lies */
-    uint64_t missing;    /* granules of the place that have no memory */
-    uint64_t run_nbytes; /* length of the free spans and gaps side by side around it */
+    uint64_t touched;    /* granules that only this place would use */
+    uint64_t missing;    /* granules of the place without memory */
+    uint64_t run_nbytes; /* the length of the run around it */
 } cm_hole;
 
 enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
 
 /* Invariants:
  *
- *   - The spans of an arena are contiguous from base to base + nbytes.
- *   - Two neighbours are never both GAP. They are both FREE only where their tags keep
- *     them apart, or until the next cm_heap_join().
+ *   - The spans of an arena cover it from base to base + nbytes without holes.
+ *   - Two neighbours are never both GAP. Two neighbours are both FREE only if they must
+ *     not join (see "Clean, late, usable"), or if they may join since an epoch has
+ *     ended and cm_heap_join() has not been called yet.
  *   - A span is in the bin of its size exactly when it is FREE, and in `ready` exactly
  *     when it is READY.
  *   - A bit of `occupied` is set exactly when its bin has spans.
@@ -169,27 +176,30 @@ typedef struct cm_heap {
     uint32_t free_count;
     uint32_t ready_count;
     uint64_t arena_count;
-    /* READY spans, NULL where there is none: CM_READY_SETS sets of CM_READY_WAYS by
-     * size, and at CM_READY_LONG one that is too long for them. */
+    /* READY spans; an unused entry is NULL. See CM_READY_NBYTES. */
     cm_heap_span *ready[CM_READY_COUNT];
-    const cm_heap_span *taken_last; /* never followed, only compared */
-    cm_list spare_spans;            /* unused nodes, linked by `node` */
-    void *slabs;                    /* owned: what the nodes are cut from */
-    uint64_t node_count;            /* of all nodes, used or spare */
+    const cm_heap_span *taken_last; /* only compared, never read through */
+    cm_list spare_spans;            /* unused nodes, linked by their `node` */
+    void *slabs;                    /* owned: the arrays that the nodes are part of */
+    uint64_t node_count;            /* of used and spare nodes together */
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
-    uint32_t tidy_count; /* so many more takes may prefer a hole to a fit */
-    /* Times that tags kept neighbours apart; if > 0 cm_heap_join() may help. */
+    uint32_t tidy_count; /* how many more takes may prefer a hole to a free span that
+                            fits */
+    /* Rises when neighbours could not join. While it is 0, cm_heap_join() has nothing
+     * to do. */
     uint64_t apart_count;
 } cm_heap;
 
 void cm_heap_init(cm_heap *heap);
-/* Free the nodes and arenas, whatever state they are in. */
+/* Free all nodes and arenas, in whatever state the spans are. */
 void cm_heap_fini(cm_heap *heap);
 
-/* Add an arena: a segment, wholly FREE, over a copy of `chunk`; or a placed one, which
- * is one GAP at first. NULL: no memory, and nothing was changed. */
+/* Add an arena. cm_heap_add_chunk() adds a segment, which holds a copy of `chunk` and
+ * is one FREE span at first. cm_heap_add_range() adds a placed arena, which is one GAP
+ * at first. Both return NULL if there is no memory for the nodes, and then have changed
+ * nothing. */
 cm_arena *cm_heap_add_chunk(cm_heap *heap, const cm_chunk *chunk);
 cm_arena *cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes,
                             uint64_t granule);
@@ -200,55 +210,58 @@ void cm_heap_remove_arena(cm_heap *heap, cm_arena *arena);
  * was taken last; otherwise this does what cm_heap_give() does. */
 void cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
                         const cm_heap_view *view);
-/* Take a READY span of exactly `nbytes`, which is LIVE again; NULL: there is none. */
+/* Take a READY span of exactly `nbytes` and make it LIVE. Returns NULL if there is none
+ * that the view may have. */
 cm_heap_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes,
                                  const cm_heap_view *view);
 /* Turn all READY spans into FREE ones and join them to their neighbours. */
 void cm_heap_settle(cm_heap *heap, const cm_heap_view *view);
 
 /* Take the best free span for `nbytes`, cut to size and LIVE; its address is a multiple
- * of `align`, a power of two. READY spans are turned into free ones if no other fits.
- * NULL: nothing fits. */
+ * of `align`, a power of two. If none fits, READY spans are turned into free ones and
+ * it tries once more. Returns NULL if nothing fits, or if a hole would be the better
+ * place for the block (tidy_count). */
 cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
                            const cm_heap_view *view);
-/* As cm_heap_take(), but looks at every free span. */
+/* As cm_heap_take(), but looks at every FREE span, and leaves READY spans alone. */
 cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
                              const cm_heap_view *view);
-/* Find the best place for `nbytes` over free spans and at least one gap. `best` holds
- * the best place known so far and is replaced only by a better one. Without `grows`
- * only places are considered that lack few granules, between memory that is there. With
- * `grows` memory is brought in any case, so any number may be missing, and the
- * addresses behind all memory count too. */
+/* Find the best place for `nbytes` that covers at least one gap, besides free spans.
+ * `best` holds the best place known so far and is replaced only by a better one.
+ * Without `grows` the search considers only places that lack a few granules, and no run
+ * that reaches the end of the arena. With `grows` the pool is about to bring memory
+ * anyway, so any number of granules may be missing, and the addresses behind all memory
+ * are considered too. */
 void cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                        const cm_heap_view *view, bool grows, cm_hole *best);
-/* A LIVE, FLIGHT or BUSY span becomes FREE with that tag and epoch (tag 0: clean) and
- * joins its neighbours. Returns the span that it is part of then. */
+/* Make a LIVE, FLIGHT or BUSY span FREE, with that tag and epoch (tag 0: clean), and
+ * join it to its neighbours. Returns the span that it is now part of. */
 cm_heap_span *cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag,
                            uint64_t epoch, const cm_heap_view *view);
-/* A BUSY span that has no memory behind it any more becomes a GAP and joins gaps beside
- * it. */
+/* Make a BUSY span, whose memory is gone, a GAP, and join it to gaps beside it. */
 void cm_heap_give_gap(cm_heap *heap, cm_heap_span *span);
-/* Cut [address, address + nbytes) out of one FREE or GAP span as a BUSY one. NULL: no
- * memory for nodes, and nothing was changed. */
+/* Cut [address, address + nbytes) out of a FREE or GAP span and make it BUSY. Returns
+ * NULL if there is no memory for nodes, and then has changed nothing. */
 cm_heap_span *cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address,
                             uint64_t nbytes);
-/* Cut a BUSY span so that it keeps `nbytes`; returns the rest, which is BUSY too. NULL:
- * no memory, and nothing was changed. */
+/* Cut a BUSY span so that it keeps `nbytes`. Returns the rest, which is BUSY too, or
+ * NULL if there is no memory for a node, and then has changed nothing. */
 cm_heap_span *cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes);
-/* Let a BUSY span take in the next one, which is BUSY too. */
+/* Join a BUSY span and the next one, which is BUSY too. */
 void cm_heap_join_next(cm_heap *heap, cm_heap_span *span);
-/* Join all neighbours that may be joined by now, in all arenas. True: some were. */
+/* Join all FREE neighbours that may join by now, in all arenas. Returns true if any
+ * did. */
 bool cm_heap_join(cm_heap *heap, const cm_heap_view *view);
 
-/* True when nothing runs on the FREE span any more. */
+/* True if nothing runs on the FREE span any more. */
 static inline bool
 cm_span_is_clean(const cm_heap_span *span, const cm_heap_view *view)
 {
     return span->tag == 0 || span->epoch <= view->done[span->tag];
 }
 
-/* True when the stream of the view may have the FREE span: nothing runs on it, or only
- * that stream's own work. */
+/* True if the stream of the view may have the FREE span, because nothing runs on it or
+ * only that stream's own work. */
 static inline bool
 cm_span_is_usable(const cm_heap_span *span, const cm_heap_view *view)
 {
@@ -267,22 +280,24 @@ cm_span_is_free(const cm_heap_span *span)
     return span->state == CM_SPAN_FREE || span->state == CM_SPAN_READY;
 }
 
-/* The free pieces that joining would leave. Joining itself comes late, or never. */
+/* A piece is the span that neighbouring free spans would become if they joined now.
+ * Neighbours join late, or never, so the counters of a pool count pieces instead. */
 typedef struct cm_heap_runs {
     uint64_t largest_nbytes;
     uint64_t count;
     uint64_t looked_count; /* spans that were looked at for this */
 } cm_heap_runs;
 
-/* The most free spans that are looked at, since the lock is held meanwhile. */
+/* How many free spans are looked at for a count, at most: the lock is held
+ * meanwhile. */
 enum { CM_RUN_LOOKS = 512 };
 
-/* Count the pieces. Where there are more than CM_RUN_LOOKS free spans, the count is
- * that of the spans as they lie, and the largest is one that is at most 3 % shorter
- * than the longest. */
+/* Count the pieces and find the largest. If there are more than CM_RUN_LOOKS free
+ * spans, this counts the spans instead, and the largest may be up to 3 % shorter than
+ * the longest span. */
 cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
-/* Returns the last span of the piece that begins with `first`, a free span, and the
- * length of the piece. */
+/* Return the last span of the piece that begins with `first`, a free span, and store
+ * the length of the piece in *nbytes. */
 const cm_heap_span *cm_heap_follow_run(const cm_heap_span *first,
                                        const cm_heap_view *view, uint64_t *nbytes);
 typedef struct cm_heap_sums {
@@ -290,5 +305,6 @@ typedef struct cm_heap_sums {
     uint64_t count;
 } cm_heap_sums;
 
-/* True when the invariants hold. What is in each state is added to `sums`. */
+/* True if the invariants hold. Adds the number and length of the spans in each state to
+ * `sums`. */
 bool cm_heap_check(const cm_heap *heap, cm_heap_sums sums[CM_SPAN_STATE_COUNT]);
