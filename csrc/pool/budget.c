@@ -45,7 +45,7 @@ cm_budget_settle(cm_budget *budget, uint64_t total_nbytes)
     }
 }
 
-/* Charge one budget, and look at its limit once more afterwards: see budget.h. */
+/* Charge one budget, and then look at its limit once more. budget.h says why. */
 static bool
 try_one(cm_budget *budget, uint64_t nbytes)
 {

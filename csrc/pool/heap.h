@@ -115,8 +115,7 @@ struct cm_arena {
      * the granule has no memory. In a segment the whole table is NULL. */
     cm_chunk **chunk_at;
     uint64_t granule;
-    char *child_copy; /* owned, during a fork; this field and the rest belong to fork.c
-                       */
+    char *child_copy; /* owned, during a fork; from here on for fork.c */
     bool is_living;   /* a block in it is live at that fork */
     bool keeps_place; /* what cm_host_hide() answered */
     /* In a forked child: the blocks that were live at the fork can be read. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools tell the recorder what they do; this is how an event of theirs is put
- * together. */
+/* Pools report what they do to the recorder. This file puts their events together. */
 #include "pool/private.h"
 
 CM_COLD void

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on all pools of a runtime, one after another: they make pools give memory
- * back for the sake of another pool, obey lowered limits, and trim idle memory. */
+/* Operations that go through all pools of a runtime: trimming pools on request or so
+ * that another pool can grow, making them obey lowered limits, and trimming idle
+ * memory. */
 #include "pool/private.h"
 
 void
