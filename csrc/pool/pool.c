@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool: its life, handing out, taking back, other devices, counters and listing.
+/* The pool: its life, how it hands blocks out and takes them back, how other devices
+ * reach them, and its counters and listing.
  *
  * The idea
  * --------
  * cudaMalloc and cudaHostAlloc cost from tens of microseconds to whole seconds
  * (gigabytes of page-locked memory), and cudaFree waits for the device. A pool makes
  * these calls rarely and for large chunks, and hands out blocks by cutting the chunks
- * up. What makes it more than a malloc is that the memory is given back by the host
- * while a GPU may still be reading or writing it. The pool therefore keeps two facts
- * about each piece of memory that is not handed out: how long it is (heap.c) and whose
- * work may still run on it (in_flight.c).
+ * up. Unlike malloc, it has to deal with memory that the host gives back while a GPU
+ * may still be reading or writing it. So the pool knows two facts about each piece of
+ * memory that is not handed out: how long it is (heap.c) and whose work may still run
+ * on it (in_flight.c).
  *
  * A block passes through these states (cm_span_state):
  *
@@ -21,10 +22,11 @@
  *        |               v
  *        +----------- FLIGHT     until the host has seen all its work end
  *
- * FREE memory has a tag: 0 if it is clean, or the slot of the one stream whose work may
- * still run on it. That stream may have it back at once, because its own order puts the
- * new work behind the old. Anybody else may have it when the work has ended. READY is
- * FREE memory that is kept uncut for the next request of exactly its size.
+ * FREE memory has a tag: 0 if nothing runs on it, or the slot (a small index) of the
+ * one stream whose work may still run on it. That stream may have the memory back at
+ * once, because a stream runs new work after old work. Anybody else may have it once
+ * the work has ended. READY is FREE memory that is kept whole for the next request of
+ * exactly its size.
  *
  * Handing out
  * -----------
@@ -32,10 +34,11 @@
  * 4 KiB, for host memory to 64 bytes and from 64 KiB on to pages. A request for
  * 1000 bytes of device memory gets a block of 1024 bytes.
  *
- * cm_pool_try_alloc() is the hit: one short spin lock, a READY span of that size or
- * else the best free span of the heap, no runtime call. It declines where something
- * else comes first: an idle trim is due, a limit was lowered, much memory waits for a
- * fence, or the block is long and other streams' memory may be idle by now.
+ * cm_pool_try_alloc() is the hit. Under one short spin lock it takes a READY span of
+ * that size, or else the best free span of the heap, and makes no runtime call. It
+ * declines if something else has to come first: if an idle trim is due, if a limit was
+ * lowered, if much memory waits for a fence, or if the block is long and the memory of
+ * other streams may be idle by now.
  *
  * cm_pool_alloc() is the miss. It goes down this ladder and stops at the first rung
  * that yields memory:
@@ -53,8 +56,8 @@
  * makes no runtime call. The second round finds the span free, sees A's tag, and is a
  * hit although the kernel still runs. If instead stream B asks, the span is not usable
  * for it: the miss asks the driver whether A is idle (rung 1); if so, B gets the same
- * 100 MB; if not, the pool grows, because memory is cheaper than a wait. Only once the
- * budget or the device is exhausted is B made to wait for A (rung 4).
+ * 100 MB; if not, the pool grows, because memory is cheaper than a wait. The pool makes
+ * B wait for A (rung 4) only once the budget or the device is exhausted.
  *
  * Rungs 2, 4 and 5 need hooks, which say how the caller's wait can be interrupted.
  * Without hooks nothing waits for work of unknown length.
@@ -63,26 +66,29 @@
  * -----------
  * cm_pool_free() asks three questions, in this order:
  *
- *   - Do forked children share the block? It is kept until they have ended (fork.c).
- *   - Did nothing work on it? Or did one stream alone, on device memory, and is that
- *     stream kept alive and not capturing? It goes back to the heap at once, clean or
- *     tagged.
+ *   - Do forked children share the block? If so, it is kept until they have ended
+ *     (fork.c).
+ *   - Did nothing work on it? Or did one stream alone work on it, in device memory, and
+ *     is that stream kept alive and not capturing? If so, it goes back to the heap at
+ *     once, clean or tagged.
  *   - Otherwise it goes into flight with one event for each stream that used it, or
- *     with a fence where the users are not known.
+ *     with a fence (an event over everything that a device is doing) if its users are
+ *     not known.
  *
  * Host memory is never given back in a stream's order, because the next user may be the
  * host, which no stream holds back.
  *
  * Edges
  * -----
- *   - What ran on a block before it was handed out may still run when it is given back:
- *     the span keeps its old tag and epoch while it is LIVE. If its new user is another
- *     stream, neither order alone protects it, and it goes into flight.
- *   - A capture forbids recording an event on its stream and waiting for it. What a
- *     capture used belongs to the graph, which can run at any time, and stays in flight
- *     until the pool ends.
- *   - A live block keeps its pool alive. leave() ends a pool whose last holder or last
- *     block is gone, in whichever thread that happens.
+ *   - Work from before a block was handed out may still run when the block is given
+ *     back. So the span keeps its old tag and epoch while it is LIVE. If its new user
+ *     was another stream, the order of neither stream alone protects it, and it goes
+ *     into flight.
+ *   - While a stream captures, nobody may record an event on it for the pool or wait
+ *     for it. A block that a capture used belongs to the graph, which can run at any
+ *     time, so it stays in flight until the pool ends.
+ *   - A live block keeps its pool alive. When its last holder and its last live block
+ *     are gone, leave() ends it, in whichever thread that happens.
  *   - In a forked child the pool hands out nothing and takes nothing back: the driver's
  *     memory is the parent's. */
 #include <stdlib.h>
@@ -136,21 +142,21 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     return status;
 }
 
-/* Called once nobody holds the pool and no block is live. What the driver does not take
- * back now it never will: each call that gives something back is tried twice, and
- * nobody is left to tell of a failure. */
+/* Called once nobody holds the pool and no block is live. This is the last chance to
+ * give memory back, so each call that does so is tried twice. Nobody is left to whom a
+ * failure could be reported. */
 static void
 destroy(cm_pool *pool)
 {
-    cm_pool_unwatch_forks(pool); /* no block is live, so what follows needs no lock */
+    cm_pool_unwatch_forks(pool); /* no block is live, so the rest needs no lock */
     cm_pool_end_kept(pool);
     /* Wait first, since giving memory back does not wait for its work in all kinds of
      * memory. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
-        /* Others may still work on some of it, and waiting for their device would end a
-         * capture. The memory stays as it is for good and no longer counts against a
-         * limit. */
+        /* Unknown work may still run on some of the memory, and waiting for its device
+         * would end the capture. So the memory is leaked, and no longer counts against
+         * a limit. */
         cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
         return;
     }
@@ -171,7 +177,7 @@ destroy(cm_pool *pool)
     free_pool(pool);
 }
 
-/* Give the lock back. A pool that nobody holds any more ends here. */
+/* Give the lock back, and end the pool if nobody holds it and no block is live. */
 static void
 leave(cm_pool *pool)
 {
@@ -210,8 +216,8 @@ cm_pool_release(cm_pool *pool)
 }
 
 /* -- telling the recorder ------------------------------------------------------------------ */
-/* A free is noted before others can have the block, and an allocation once its user has
- * it: so the events about one address are in order. */
+/* A free is recorded before anybody else can get the block, and an allocation only
+ * after the block was taken. So the events about one address are in order. */
 
 static inline void
 note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream *stream)
@@ -224,8 +230,9 @@ note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream 
 }
 
 /* -- handing out ---------------------------------------------------------------------------- */
-/* A block comes from what is free, from what has become free since, from new memory, or
- * else from waiting. */
+/* A block comes from memory that is free; failing that, from memory that has become
+ * free since; failing that, from new memory; and failing that, from memory that the
+ * call waits for. */
 
 static bool
 round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
@@ -254,9 +261,10 @@ hand_out_locked(cm_pool *pool, cm_heap_span *span, uint64_t requested_nbytes, bo
     }
 }
 
-/* A block is long if it is at least 1/18 of what the pool holds. A long block that lies
- * badly leaves holes that cost as much as the block, so it is worth the questions of a
- * miss whether other streams' memory is idle. */
+/* A block is long if it is at least 1/18 of what the pool holds. A long block in a bad
+ * place leaves holes that cost as much memory as the block. So for a long block it is
+ * worth asking the driver, as a miss does, whether the memory of other streams is
+ * idle. */
 enum { LONG_SHARE = 18 };
 
 static inline bool
@@ -272,9 +280,9 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_is_other_late_locked(pool, view->tag);
 }
 
-/* True where so much was given back with a fence that it should be asked about now,
- * even if other memory is free: the host writes faster to memory that it used lately,
- * which the processor's cache still holds. `limit` 0: the pool's own. */
+/* True if so much was given back with a fence that a miss should ask for it now, even
+ * if other memory is free. The host writes faster to memory that it used lately, since
+ * the processor's cache still holds it. With `limit` 0 the pool's own limit applies. */
 static inline bool
 must_fence_locked(const cm_pool *pool, uint64_t limit)
 {
@@ -315,13 +323,13 @@ typedef struct alloc_request {
     uint64_t size;
     cm_stream *stream;
     uint64_t fence_limit; /* 0: the pool's own limit */
-    bool capturing;       /* nothing may be recorded on the stream, nor waited for */
-    const cm_wait_hooks *hooks; /* NULL: nothing may be waited for */
+    bool capturing;       /* no event may be recorded or waited for on the stream */
+    const cm_wait_hooks *hooks; /* if NULL the call waits for no work */
 } alloc_request;
 
-/* As a hit, but thorough: neighbours are joined and every free span is looked at.
- * Joining walks all spans, so it comes before the first look only for blocks that are
- * long enough to be worth it. */
+/* Take a block from free memory as a hit does, but join neighbours first and look at
+ * every free span. Joining walks all spans, so for short blocks it is done only if the
+ * first look finds nothing. Returns NULL if nothing fits. */
 static cm_heap_span *
 take_thoroughly(cm_pool *pool, const alloc_request *r)
 {
@@ -347,14 +355,15 @@ take_thoroughly(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
-/* Take a block from what has ended meanwhile; NULL if nothing fits. What cannot be
- * asked about, or waited for, stays in flight. */
+/* Ask which work has ended, and take a block from what is free then. Returns NULL if
+ * nothing fits. A block stays in flight if asking about it, or waiting for it,
+ * fails. */
 static cm_heap_span *
 take_ended(cm_pool *pool, const alloc_request *r)
 {
-    /* Where the driver has no context events (fences), blocks that need one would pile
-     * up until memory runs out. Once more than this waits, their devices are waited
-     * for. */
+    /* If the driver cannot record over a context, there are no fences, and the blocks
+     * that need one would pile up until memory runs out. Once more bytes than this wait
+     * for a fence, the call waits for their devices. */
     uint64_t most_fenced = UINT64_C(64) << 20;
     cm_spin_lock_take(&pool->lock);
     bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
@@ -370,8 +379,8 @@ take_ended(cm_pool *pool, const alloc_request *r)
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
     cm_heap_span *span = take_thoroughly(pool, r);
-    /* Growing host memory takes milliseconds. The event of a device that is idle passes
-     * much sooner, so it is worth waiting 50 us for. */
+    /* Growing host memory takes milliseconds. A fence of an idle device passes much
+     * sooner, so it is worth waiting 50 us for. */
     uint64_t until_ns = cm_now_ns() + 50 * 1000;
     bool looks = any && may_fence && !cm_kind_is_ordered(pool->config.kind);
     while (span == NULL && looks && r->hooks != NULL && cm_now_ns() < until_ns) {
@@ -388,18 +397,19 @@ take_ended(cm_pool *pool, const alloc_request *r)
 }
 
 /* -- a wait before growing ----------------------------------------------------------------- */
-/* Memory that was exported may be used by others on any stream, so it waits for a
- * fence, which is an event over all that its device was doing. A device that is never
- * idle lets fences pass late, and a loop that makes one array a round would take new
- * memory in each round: 6.6 GB for arrays of 2.5 MB were seen, of which one was live.
- * So above a bound the pool waits for fences that are recorded already; it records none
- * for this purpose. If the device's work takes longer than the wait, nobody waits again
- * until a fence has passed, since then memory is what the loop needs. */
+/* Memory that was exported may be used by other libraries on any stream, so when it is
+ * given back it waits for a fence. On a device that is never idle a fence passes late.
+ * A loop that makes one array in each round would then take new memory in each round: a
+ * pool was seen to hold 6.6 GB for arrays of 2.5 MB, of which one at a time was live.
+ * So if more than a bound is in flight, the pool waits for fences that are already
+ * recorded before it grows; it records none for this purpose. If the device's work
+ * takes longer than this wait, nobody waits again until a fence has passed, since such
+ * a loop really needs the memory. */
 
 #define FLIGHT_BOUND (UINT64_C(256) << 20)
 #define FENCE_WAIT_NS UINT64_C(1000000000)
 
-/* True where so much is in flight that a growth should wait for fences. */
+/* True if so much is in flight that a growth should wait for fences. */
 static bool
 is_piled_up(cm_pool *pool)
 {
@@ -412,8 +422,8 @@ is_piled_up(cm_pool *pool)
     return piled_up;
 }
 
-/* Where it is time to, wait until something fits or no fence is left that could pass;
- * *out stays NULL where nothing fits.
+/* If so much is in flight that it is worth it, wait until a block fits, no recorded
+ * fence is left, or a second has passed. If no block fits, *out stays NULL.
  * Fails: CM_ECANCELLED by the hooks. */
 static cm_status
 await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
@@ -430,7 +440,7 @@ await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     while (*out == NULL && may_pass && cm_now_ns() - start < FENCE_WAIT_NS) {
         CM_TRY(cm_wait_ask(r->hooks, &asked));
         cm_nap_after(cm_now_ns() - start);
-        /* What cannot be asked about stays in flight. */
+        /* A block stays in flight if asking about it fails. */
         cm_ignore(cm_pool_poll(pool, false));
         *out = take_thoroughly(pool, r);
         cm_spin_lock_take(&pool->lock);
@@ -452,8 +462,8 @@ is_over(cm_pool *pool)
     return over;
 }
 
-/* Take a block from new memory, unless what another thread's growth brought is
- * enough. */
+/* Take a block from new memory, or from what another thread's growth has brought while
+ * this one waited for its turn. */
 static cm_status
 grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 {
@@ -461,7 +471,7 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     cm_status status = cm_ok();
     *out = take_thoroughly(pool, r);
     if (*out == NULL && is_over(pool)) {
-        /* Moving chunks would charge nothing, and so would pass the limit. */
+        /* Moving chunks charges nothing, so the growth would get past the limit. */
         status = cm_fail(CM_ELIMIT, r->size);
     }
     else if (*out == NULL) {
@@ -480,8 +490,9 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     return status;
 }
 
-/* Take memory on which the work of another stream is pending, after making this stream
- * wait for that work. From then on this stream's own order protects the memory. */
+/* Make the stream of the request wait, on the device, for the work of other streams,
+ * and take memory on which such work is pending. From then on the order of the
+ * request's stream protects the memory. Returns NULL if that yields nothing. */
 static cm_heap_span *
 take_ordered(cm_pool *pool, const alloc_request *r)
 {
@@ -520,26 +531,28 @@ take_ordered(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
-/* The runtime or a limit gives no more memory: wait for what there is. */
+/* Called when the runtime or a limit refuses more memory (`refused`). Tries rungs 4 to
+ * 6 of the ladder above: ordering after other streams, waiting, and trimming before
+ * another growth. */
 static cm_status
 make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span **out)
 {
     if (r->hooks != NULL && (*out = take_ordered(pool, r)) != NULL) {
         return cm_ok();
     }
-    /* Beside a capture this waits for events alone. */
+    /* While there is a capture this waits for events only. */
     if (!r->capturing && r->hooks != NULL) {
         cm_status waited = cm_pool_wait(pool, r->hooks, false);
         if (waited.code == CM_ECANCELLED) {
             return waited;
-        } /* for other failures the answer of the retry is what the caller needs */
+        } /* after other failures the retry below decides */
     }
     if ((*out = take_thoroughly(pool, r)) != NULL) {
         return cm_ok();
     }
     uint64_t released_nbytes = 0;
-    /* What could be waited for was waited for above, and beside a capture no fence is
-     * taken. */
+    /* What the call may wait for it has waited for above, so this trim neither waits
+     * nor records fences. */
     cm_ignore(cm_pool_trim_as(pool, 0, NULL, false, false, &released_nbytes));
     cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
     if (!cm_is_ok(status)) {
@@ -573,12 +586,13 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     }
     cm_pool_look_at_kept(pool);
     cm_pool_trim_idle(pool);
-    /* A stream that cannot be asked counts as capturing, so that nothing waits for
-     * it. */
+    /* A stream that cannot be asked counts as capturing, so that the call neither
+     * records on it nor waits for it. */
     r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
     if (is_over(pool)) {
         bool may_fence = !r.capturing && !cm_others_capture(hooks);
-        cm_pool_obey_limits(pool, may_fence); /* give back what has become free since */
+        cm_pool_obey_limits(pool, may_fence); /* memory that has become free since goes
+                                                 back first */
     }
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {
@@ -636,15 +650,16 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
 }
 
 /* -- taking back ---------------------------------------------------------------------------- */
-/* A block goes back to the heap at once where nothing runs on it or one stream's order
- * protects it. Otherwise it goes into flight until the host has seen its work end. */
+/* A block goes back to the heap at once if nothing runs on it, or if the order of one
+ * stream protects it. Otherwise it goes into flight until the host has seen its work
+ * end. */
 
 bool
 cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
                       unsigned flags)
 {
     if (flags != 0 || atomic_load_explicit(&pool->holds, memory_order_relaxed) == 0) {
-        /* The block may be the last thing that keeps the pool, and ending a pool
+        /* This block may be the last thing that keeps the pool alive, and ending a pool
          * waits. */
         return false;
     }
@@ -664,11 +679,12 @@ take_back_locked(cm_pool *pool, const cm_heap_span *span)
     c->requested_nbytes -= span->requested_nbytes;
 }
 
-/* Give a span back to the heap; until the work of `stream` (NULL: none) has ended it
- * can be used in that stream's order alone. What ran on the span before it was handed
- * out may still run, whatever has used it since. `due` names the epoch of an event that
- * was recorded just now; its slot is 0 where none was. False: nothing was changed,
- * because the stream has no slot or is not the only one whose work may run. */
+/* Give a span back to the heap. Until the work of `stream` (NULL: nothing worked on it)
+ * has ended, only that stream may have it. Work from before the span was handed out may
+ * still run too, whoever has used the span since. `due` names the epoch of an event
+ * that was recorded just now; its slot is 0 if none was. Returns false, with nothing
+ * changed, if the stream gets no slot, or if work of another stream may still run on
+ * the span. */
 static bool
 try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {
@@ -711,8 +727,8 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
     return try_give(pool, span, stream, (cm_due){0, 0});
 }
 
-/* As try_give(), but also for a stream that other code may use, which is first asked
- * whether it captures: while it does the span is not given back, since the graph would
+/* As try_give(), but also for a stream that other code may use. Such a stream is first
+ * asked whether it captures. While it does, this returns false, since the graph could
  * use the memory whenever it runs. */
 static bool
 try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
@@ -727,8 +743,8 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
            && try_give(pool, span, stream, due);
 }
 
-/* Each block that waits for a fence counts as so many bytes more, so that many small
- * ones are asked about too. */
+/* Each block that waits for a fence counts as this many bytes more, so that many short
+ * blocks make a miss ask as well. */
 enum { FLIGHT_NBYTES = 16 << 10 };
 
 static void
@@ -760,7 +776,8 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
         return;
     }
     cm_heap_span *span = (cm_heap_span *)(void *)block;
-    /* The recorder may know already, from cm_pool_quick_free(). */
+    /* If cm_pool_quick_free() was tried first, it may have recorded the free
+     * already. */
     if (!span->was_noted) {
         note_block(pool, CM_EVENT_FREE, span, use_count == 0 ? NULL : uses[0]);
     }
@@ -776,7 +793,8 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
     }
     cm_flight *flight = cm_flight_create(pool, span, uses, use_count, flags);
     if (flight == NULL) {
-        /* Nobody can know when it is idle, so it stays in flight for ever. */
+        /* Nobody will find out when the block is idle, so it stays in flight until the
+         * pool ends. */
         atomic_fetch_add(&pool->lost_count, 1);
     }
     give_to_flight(pool, span, flight, (flags & CM_POOL_FREE_FENCE) != 0, NULL);
@@ -840,7 +858,7 @@ cm_pool_room(cm_pool *pool)
     if (left == UINT64_MAX) {
         return left;
     }
-    /* What is above a limit has to go back first. */
+    /* Bytes by which a limit is exceeded have to go back first. */
     uint64_t excess = cm_budget_excess(pool->config.budget);
     cm_spin_lock_take(&pool->lock);
     uint64_t room = left + pool->heap.free_nbytes;
@@ -849,10 +867,11 @@ cm_pool_room(cm_pool *pool)
 }
 
 /* -- peers --------------------------------------------------------------------------------- */
-/* A chunk is opened for those peers that have a context by then. These functions open
- * it for peers that got theirs later. */
+/* When a chunk is made it is opened to those other devices (peers) that have a context
+ * by then. These functions open it to peers that got their context later. */
 
-/* Called by the grower, who alone changes which chunk is where, inside a cm_scope. */
+/* Open all chunks to all peers that have a context by now. Called by the grower, who
+ * alone changes which chunk is where, inside a cm_scope. */
 static cm_status
 admit(cm_pool *pool)
 {
@@ -886,7 +905,7 @@ cm_pool_admit_peers(cm_pool *pool)
         status = CM_IN_SCOPE(pool->rt, pool->config.device, admit(pool));
     }
     if (cm_is_ok(status)) {
-        /* Chunks that are opened from now on are open to them at once. */
+        /* Chunks that are made from now on are open to these peers at once. */
         pool->admitted |= others;
     }
     cm_mutex_unlock(&pool->growing);
@@ -895,8 +914,8 @@ cm_pool_admit_peers(cm_pool *pool)
 
 /* -- counters and peaks -------------------------------------------------------------------- */
 
-/* Bytes that are reserved and belong to nobody: they are free, or for a moment on their
- * way between the heap and the runtime. */
+/* Return the bytes that are reserved but neither live nor in flight. They are free, or
+ * just on their way between the heap and the runtime. */
 static uint64_t
 cached_nbytes(const cm_pool_counters *c)
 {
@@ -917,8 +936,8 @@ cm_pool_is_behind(cm_pool *pool, uint64_t nbytes)
 static void
 read_locked(cm_pool *pool, cm_pool_counters *out)
 {
-    /* A value that a caller was shown counts for the peak, even if the memory was only
-     * on its way. */
+    /* A value that a caller sees counts for the peak, even if some of the memory was
+     * only on its way. */
     cm_pool_raise(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
@@ -940,8 +959,9 @@ raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 #undef RAISE_PEAK
 }
 
-/* Let the counters' own peaks start again from the present values. The peaks so far are
- * added to `kept` and are forgotten in `told`, which has just been shown or reset. */
+/* Begin the peaks in `counters` anew, from the present values. There are two sets of
+ * older peaks (private.h). The peaks so far are merged into `kept`, the set of the
+ * other reader; `told`, the set of the reader that begins anew, is cleared. */
 static void
 begin_peaks_locked(cm_pool *pool, cm_pool_counters *kept, cm_pool_counters *told)
 {
@@ -982,8 +1002,8 @@ cm_pool_reset_peaks(cm_pool *pool)
 
 /* -- listing ------------------------------------------------------------------------------- */
 
-/* Write the rows of a listing and return the end of what was written. Adjacent free
- * spans that could join are one row. */
+/* Write the rows of a listing, and return the end of what was written. Neighbouring
+ * free spans that could join now are one row. */
 static cm_block_row *
 write_rows_locked(const cm_pool *pool, cm_block_row *rows)
 {
@@ -1018,7 +1038,8 @@ cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count)
         return cm_fail(CM_EFORKED, 0);
     }
     cm_block_row *rows = NULL;
-    /* Repeat until the rows that were allocated are enough under the lock. */
+    /* Rows cannot be allocated under the lock, so count the nodes, allocate, and start
+     * again if there are more nodes by then. */
     for (uint64_t room = 0;;) {
         cm_spin_lock_take(&pool->lock);
         bool enough = rows != NULL && pool->heap.node_count <= room;

@@ -282,10 +282,10 @@ bool cm_block_is_inherited(const cm_block *block);
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 
-/* Return cached memory to the runtime in whole chunks until at most `keep_nbytes` stay
- * cached. With `hooks` the call first waits for everything in flight; without them it
- * only asks which work has ended. While the pool knows of a capture the call waits
- * neither for fences nor for whole devices.
+/* Give cached memory back to the runtime, as many whole chunks as can go while at least
+ * `keep_nbytes` stay cached. With `hooks` the call first waits for everything in
+ * flight; without them it only asks which work has ended. While the pool knows of a
+ * capture the call waits neither for fences nor for whole devices.
  * Fails: CM_ECANCELLED by the hooks, and then it gave nothing back; else the first
  *        operation that failed, after it has tried the rest. */
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
