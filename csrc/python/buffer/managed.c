@@ -158,8 +158,8 @@ discard_on(cm_buffer *self, cm_stream *stream, cm_stream *follower)
 }
 
 /* Discard on `side`, after what was given to `legacy` and before what is given to it
- * later. The memory remembers `legacy` alone, because a loop of discards would
- * otherwise leave it one stream for each. */
+ * later. Of the two streams, only `legacy` is noted as one that uses the memory. `side`
+ * is new each time, so a loop of discards would otherwise make that list grow. */
 static int
 discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 {
@@ -180,8 +180,8 @@ discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 }
 
 /* Discard on a stream of our own, since the driver takes no discard on the legacy
- * default stream. The memory is pinned, since nobody knows of that stream's work until
- * `legacy` comes after it. */
+ * default stream. Until `legacy` comes after that stream, nobody else knows of its
+ * work, so the storage is pinned, which keeps free() and shutdown() away. */
 static int
 discard_beside(cm_buffer *self, cm_stream *legacy)
 {
@@ -318,7 +318,7 @@ collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
     }
     if (has_node) {
         PyErr_SetString(PyExc_ValueError,
-                        "accessed_by must hold devices and \"cpu\", and no NUMA nodes");
+                        "accessed_by takes devices and \"cpu\", but no NUMA nodes");
         return -1;
     }
     return 0;
@@ -351,8 +351,8 @@ find_concurrent(cm_state *state, int *count, bool *concurrent)
     return cm_py_check(state, status, NULL);
 }
 
-/* Read accessed_by. Those that are to go come first in the list, so that exactly the
- * wanted ones are left. */
+/* Read accessed_by. The list begins with the advice that removes the devices which are
+ * not wanted, so that exactly the wanted ones are left. */
 static int
 read_accessed_by(cm_state *state, PyObject *value, advice_list *list)
 {
@@ -466,7 +466,8 @@ cm_buffer_set_preferred_location(PyObject *object, PyObject *value,
         return refuse_deletion("preferred_location");
     }
     if (value == Py_Ellipsis) { /* in advise(), Ellipsis leaves the property as it is */
-        return cm_arg_refuse(value, "preferred_location", "a device, a text or None");
+        return cm_arg_refuse(value, "preferred_location",
+                             "a device, \"cpu\", \"numa:N\" or None");
     }
     if (read_preferred_location(self->state, value, &list) < 0) {
         return -1;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds thrashing: the host and a device keep taking the same bytes of managed memory
  * from each other. Each turn moves pages by faults, which is slow and looks like slow
- * code, so it is worth a warning. Only calls that hand the memory to one side are seen;
- * what was made of it before, such as an array, touches the memory unseen.
+ * code, so it is worth a warning. Only calls that hand the memory to one side are seen.
+ * An array that was made over the memory earlier can touch it without any call.
  *
- * The storage remembers the last use: which side, and which bytes. A use by the other
- * side of some of these bytes is a turn. Sixteen turns within ten seconds of the first
- * are thrashing, which is warned of once. A use of other bytes starts anew, so a loop
- * that moves one part after another there and back does not count. */
+ * The storage remembers the last use: which side, and which bytes. If the other side
+ * then uses some of these bytes, that is a turn. Sixteen turns within ten seconds are
+ * thrashing, and there is one warning about it. A use of other bytes sets the count of
+ * turns back to 0, so a loop that moves one part after another there and back causes no
+ * warning. */
 #include "base/thread.h"
 #include "python/buffer/methods.h"
 #include "python/buffer/page_calls.h"
@@ -15,8 +16,8 @@
 enum { MANY_TURNS = 16 };
 #define WINDOW_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-/* Has the user said where the memory is to be, so that its moves are intended? 1; 0; or
- * -1 with an exception. */
+/* Has the user advised where the memory should be, so that its moves are intended?
+ * Returns 1 if so, 0 if not, or -1 with an exception. */
 static int
 is_steered(const cm_buffer *self)
 {
