@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What file transfers ask the system, and their reads and writes. Workers make these,
- * one part of a chunk at a time. The first failure stops the rest. */
+/* The system calls of file transfers: questions about the file, and the reads and
+ * writes. The workers make the reads and writes, one part of a chunk at a time. The
+ * first failure stops the rest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -31,8 +32,9 @@ faults_of(const cm_file_job *file)
     return faults != NULL && faults->is_on ? faults : NULL;
 }
 
-/* May this read or write be made? If not, it counts as failed: errno is set, or 0 if it
- * moves nothing. */
+/* Tell whether this read or write may be made, and lower `nbytes` if a fault limits it.
+ * If false, the caller acts as if the call had failed with errno, or had moved nothing
+ * if errno is 0. */
 static bool
 may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 {
@@ -54,8 +56,8 @@ may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 
 /* -- what is asked of the system ---------------------------------------------------- */
 
-/* Files whose contents the kernel makes up when they are read say that their size is 0,
- * so 0 counts as unknown. */
+/* A size of 0 counts as unknown, since that is what the kernel reports for files whose
+ * contents it generates as they are read, such as those in /proc. */
 uint64_t
 cm_file_size(int fd)
 {
@@ -135,7 +137,7 @@ fail(cm_file_job *file, int error, uint64_t offset, uint64_t range_index)
     cm_mutex_unlock(&file->lock);
 }
 
-/* Read or write, with the answers of pread and pwrite. */
+/* Read or write, and return what pread() or pwrite() returns. */
 static int64_t
 call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
      uint64_t offset)
@@ -158,8 +160,8 @@ pass(cm_file_piece *p, uint64_t nbytes)
     p->nbytes -= nbytes;
 }
 
-/* Move a run of the file. After a short read or write it asks for the rest. False if it
- * failed. */
+/* Move a run of the file. After a short read or write it goes on with the rest. Returns
+ * false if it failed. */
 static bool
 move_run(cm_file_job *file, cm_file_piece p)
 {
@@ -181,9 +183,10 @@ move_run(cm_file_job *file, cm_file_piece p)
     return p.nbytes == 0;
 }
 
-/* Move as much as can be had past the page cache, from the beginning of a page on, and
- * return what is left. It asks for up to `reach` bytes. Whatever goes wrong here is met
- * again when the rest is moved the ordinary way. */
+/* Move as much of the piece as possible past the page cache, and return what is left.
+ * That is all of it unless it begins at a page of the file. It asks for up to `reach`
+ * bytes, which may be more than the piece has. No failure is reported here, since it
+ * will occur again when the rest is moved in the ordinary way. */
 static cm_file_piece
 move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {
@@ -206,9 +209,10 @@ move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
     return p;
 }
 
-/* Move a run past the page cache. Incomplete pages are read whole where the memory is
- * our own (`wide`). Otherwise they are moved the ordinary way, as is a whole part that
- * begins within a page. */
+/* Move a run past the page cache, which moves whole pages only. With `wide` the memory
+ * is our own and has room for the rest of the first and the last page, so these are
+ * read whole. Otherwise an incomplete last page is moved in the ordinary way, and so is
+ * the whole run if it begins within a page. */
 static bool
 move_direct(cm_file_job *file, cm_file_piece p, bool wide)
 {
@@ -222,9 +226,9 @@ move_direct(cm_file_job *file, cm_file_piece p, bool wide)
     return move_run(file, rest.offset < p.offset ? p : rest);
 }
 
-/* Where the user's memory is a mapping of a file, its pages may be gone. They are
- * populated first, and the failure is then the one that the system's own reads and
- * writes of such memory give. */
+/* If the user's memory is a mapping of a file, its pages may be gone, and copying to or
+ * from them would raise a signal. So they are populated first. If that fails, the error
+ * is EFAULT or the like, as if read() or write() had been given such memory. */
 static bool
 populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
               const char *user)
@@ -286,8 +290,8 @@ move_strided(const cm_file_chunk *chunk, cm_layout part)
     (void)bounce(chunk, p, &part);
 }
 
-/* Move the bytes of a piece that are within [begin, end) of the chunk. False if it
- * failed. */
+/* Move the bytes of a piece that are within [begin, end) of the chunk. Returns false if
+ * it failed. */
 static bool
 move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t end)
 {
