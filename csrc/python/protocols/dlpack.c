@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Translates DLPack's element types to dtypes and back, by the list in base/dtypes.h,
- * and its devices to kinds of memory. The package says why one has no counterpart. */
+ * and its devices to kinds of memory. If one of them has no counterpart, a function of
+ * the package raises the error that says why. */
 #include "python/protocols/dlpack.h"
 #include "python/core/numpy_bridge.h"
 
@@ -48,7 +49,7 @@ cm_dlpack_to_dtype(cm_dl_dtype type)
 int
 cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind)
 {
-    int count = 1; /* of devices of the type */
+    int count = 1; /* how many devices of this type there are */
     *kind = CM_KIND_PAGEABLE;
     switch (device.type) {
     case CM_DL_CPU:

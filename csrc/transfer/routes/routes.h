@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of the rows of CM_ROUTES (plan/route.h), and what several of them use.
  *
- * They fail as the calls of the runtime do; with CM_ECANCELLED; and in a job thread
- * with CM_ETIMEOUT, when job->wait says what for, and the same function is to be called
- * again once the job can go on.
+ * Each can fail with a failure of a call of the runtime, or with CM_ECANCELLED. In a
+ * job thread it can also return CM_ETIMEOUT: job->wait then says what the job waits
+ * for, and the same function is called again once the job can go on.
  *
  * Locks: none; the thread that runs the job calls them. */
 #pragma once
@@ -29,13 +29,13 @@ CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
  * cm_engine_begin_call(). */
 bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
-/* settle.c: read a source that overlaps its target as a whole, into memory of our own,
- * which takes its place. */
+/* settle.c: read the whole of a source that overlaps its target into memory of our own,
+ * which is the source from then on. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 /* Whether that memory is on the plan's device; otherwise it is the host's. */
 bool cm_job_can_own_on_device(const cm_job *job);
-/* Make that memory, where the elements are packed, the source from now on, and adapt
- * the plan to it. */
+/* Make that memory, whose elements are packed, the source from now on, and adapt the
+ * plan to it. It is the device's if `address` is not 0; otherwise it is at `host`. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
 /* Plan the copy again for a way that needs no further memory, since there is none for
  * the way that was chosen. */
@@ -46,12 +46,13 @@ uint32_t cm_host_thread_count(const cm_job *job, bool in_background);
 
 /* -- host_parts.c: what threads of the host do for a job -- */
 
-/* Tell the ticket that a piece, `nbytes` of the target, is over. */
+/* Tell the ticket that a piece, which has `nbytes` in the target, has been moved. */
 void cm_job_count_moved(cm_job *job, uint64_t nbytes);
 /* Check that what is mapped at the ends of `layout`, which is the plan's or that of a
  * piece, is still there, before the host or the runtime touches ordinary memory. Packed
- * ends lie in blocks of ours and are not checked. If the job moves many runs, all of
- * them are checked with the plan's layout, and none with that of a piece.
+ * ends lie in blocks of ours and are not checked. For a job of many runs, a call with
+ * the plan's layout checks all of the runs, and one with the layout of a piece does
+ * nothing.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
 /* Bring in the pages of an end that maps a file and whose elements lie apart, such as
@@ -82,14 +83,14 @@ bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
                               const cm_tuning *tuning, cm_status *out, bool *kept);
 
 /* queued_copy.c: queue the copy here and now if its stream takes it as it is. Returns
- * false if a job has to make it. *status is the outcome, *out is as cm_engine_copy()
- * says, and the keeps stay the caller's unless *kept is set. Blocks if the runtime has
- * no room for another command. */
+ * false if a job has to make it. *status is the outcome, and *out is what
+ * cm_engine_copy() would give. The keeps stay the caller's unless *kept is set. Blocks
+ * if the runtime has no room for another command. */
 bool cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
                               cm_ticket **out, cm_status *status, bool *kept);
 
-/* short_copy.c: whether cm_engine_try_short_copy() would make the copy if it were
- * called now, and *bounced, whether it would go through a page-locked block. Sets the
- * pieces of `plan`, and its threads. */
+/* short_copy.c: tell whether cm_engine_try_short_copy() would make the copy if it were
+ * called now. If so, sets *bounced to whether the copy would go through a page-locked
+ * block, and sets the pieces of `plan`. */
 bool cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
                              const cm_tuning *tuning, bool *bounced, cm_plan *plan);
