@@ -91,11 +91,11 @@ wait_for_stream(const cm_state *state, const cm_stream *stream)
     return is_over ? 0 : -1;
 }
 
-/* Wait for all streams that a buffer is used on. */
+/* Wait for all streams on which any buffer is used. */
 static int
 wait_for_uses(cm_state *state)
 {
-    /* Used as a list of streams on loan, without duplicates. */
+    /* Not a call: it serves as a list of streams without duplicates, which it holds. */
     cm_call all = {.state = state};
     int result = 0;
     const cm_list *storages = &state->storages;
@@ -191,8 +191,8 @@ check_no_exports(const cm_state *state)
     return 0;
 }
 
-/* Make room, in one piece of memory, for everything that there is now. NULL with
- * MemoryError. */
+/* Make room, in one piece of memory, for everything that there is now. Returns NULL
+ * with MemoryError if that fails. */
 static detached_state *
 detached_create(const cm_state *state)
 {
@@ -293,7 +293,7 @@ give_memory_back(detached_state *old)
     return first;
 }
 
-/* Close what is left, and the runtime at last. Called without the GIL. */
+/* Close what is left, and the runtime last. Called without the GIL. */
 static cm_status
 close_runtime(detached_state *old, bool reset_devices)
 {
@@ -328,8 +328,8 @@ dismantle(cm_state *state, detached_state *old, bool reset_devices)
     return first;
 }
 
-/* Check that nobody uses cumem. 0, or -1 with an exception if nothing may be taken
- * apart. */
+/* Check that nobody uses cumem. Returns 0 if so, or -1 with the exception by which
+ * shutdown() refuses. */
 static int
 check_unused(const cm_state *state)
 {
@@ -342,8 +342,8 @@ check_unused(const cm_state *state)
     return check_no_exports(state);
 }
 
-/* Wait until nobody uses cumem. 1 if shutdown() may go on, 0 if another thread has done
- * it meanwhile, or -1 with an exception. */
+/* Wait until nobody uses cumem. Returns 1 if shutdown() may go on, 0 if another thread
+ * has shut cumem down meanwhile, or -1 with an exception. */
 static int
 wait_until_unused(cm_state *state)
 {
@@ -399,7 +399,7 @@ shut_down(cm_state *state, bool reset_devices)
     return cm_py_check(state, status, "while shutting down");
 }
 
-/* Does the work of the package's shutdown(), which has read the flag. */
+/* Does the work of the package's shutdown(), which passes True or False. */
 static PyObject *
 shutdown(PyObject *module, PyObject *reset_devices)
 {
@@ -458,8 +458,8 @@ after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* Close pools, streams and events that are still open. The interpreter's last
  * collection frees objects in any order, and these use the state when they die, so they
- * are closed while it is there. Afterwards they do not look for it. A list is still all
- * zero if the module failed before the list was set up. */
+ * are closed while it is there. A closed one does not use the state when it dies. A
+ * list is still all zero if the module failed before the list was set up. */
 static void
 close_objects(cm_state *state)
 {
