@@ -53,8 +53,8 @@ class _Notifier:
     def _wake(self, *_: object) -> None:
         """Settle futures, after the eventfd was written or a future was done otherwise.
 
-        The loop calls this. A future may run code that comes back here, so each future is
-        settled by the call that takes it out of the dict.
+        The loop calls this. Settling a future may run code that calls this again, so only
+        the call that removes a future from the dict settles it.
         """
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)

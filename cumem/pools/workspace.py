@@ -48,10 +48,10 @@ _LONG = 64 << 10
 
 
 def _end_of(nbytes: int, used: int) -> int:
-    """Return where a block of `nbytes` ends at most, if `used` bytes are before it.
+    """Return an upper bound of where a block of `nbytes` ends after `used` bytes.
 
-    This is never less than where the pool ends it, so that what fits by this count does
-    fit. The pool begins long blocks at whole pages.
+    The pool may end the block earlier, but never later. So a block that fits by this count
+    also fits in the pool. The pool begins long blocks at whole pages.
     """
     step = _PAGE if nbytes >= _LONG else 512
     return -(-used // step) * step + max(512, -(-nbytes // step) * step)
@@ -106,15 +106,16 @@ class Workspace(Generic[_B_co]):
     -----
     The memory is taken at once, and belongs to a `Pool` of its own that never has more.
     Between blocks the pool caches it: `trim`, or another pool that runs out of memory, may
-    give it back to the driver, and the next block takes it again. The bytes of each buffer
-    are rounded up to a multiple of 512, or of 4096 if there are 64 KiB or more, and it
+    give it back to the driver, and the next block takes it again. The size of each buffer
+    is rounded up to a multiple of 512 bytes, or of 4096 from 64 KiB on, and the buffer
     begins at such a multiple. A workspace is for one thread at a time, whose blocks end in
     the reverse order of their beginning.
 
     A buffer is closed when its block ends, and using it afterwards raises a ValueError.
-    Arrays and tensors made from it stay valid. Their bytes, and those that a stream still
-    works on, are not handed out again until this is over; a buffer that is made meanwhile
-    is placed beside them, and the free memory may then be in two pieces.
+    Arrays and tensors made from it stay valid. Their bytes are not handed out again until
+    they are dropped, and bytes that a stream still works on not until it has finished. A
+    buffer that is made meanwhile is placed beside them, and the free memory may then be in
+    two pieces.
 
     Examples
     --------
@@ -276,10 +277,10 @@ class Workspace(Generic[_B_co]):
 
         Notes
         -----
-        **Blocks** only if work that was queued in ended blocks still uses the bytes that
-        are left, until it is done, with the GIL released. **Ordered after**: device memory
-        may be used at once on the workspace's stream; for another stream, the user takes
-        care of the order.
+        **Blocks** only if the buffer needs bytes that work queued in ended blocks still
+        uses: until that work is done, with the GIL released. **Ordered after**: device
+        memory may be used at once on the workspace's stream; for another stream, the user
+        takes care of the order.
         """
         if not self._blocks:
             self._check_open()
@@ -311,12 +312,12 @@ class Workspace(Generic[_B_co]):
         *,
         order: _core._Order = "C",
     ) -> _B_co:
-        """Hand out memory whose bytes are zero, and which is otherwise as from `empty`.
+        """Hand out memory as `empty` does, and set its bytes to zero.
 
         Notes
         -----
-        **Blocks** like `empty` and also like `cumem.zeros`: for memory that the host can
-        read, until it is zero.
+        **Blocks** as `empty` does. It then blocks as `cumem.zeros` does, which waits until
+        memory that the host can read is zero.
         """
         buffer = self.empty(shape, dtype, order=order)
         buffer.fill(np.zeros((), buffer.dtype), stream=self._stream)
@@ -409,7 +410,7 @@ class Workspace(Generic[_B_co]):
         order: _core._Order,
         nbytes: int,
     ) -> _B_co:
-        """Hand out memory after nothing uses that of ended blocks and it is merged."""
+        """Wait until ended blocks use no memory, merge what is free, and hand out some."""
         self._wait_for_room(0)
         self._join()
         try:
@@ -422,8 +423,9 @@ class Workspace(Generic[_B_co]):
     def _join(self) -> None:
         """Make the pool merge free pieces that it keeps separate.
 
-        It keeps small blocks and late ones as they are, for requests of the same size. A
-        larger buffer would be placed behind them and leave a hole.
+        The pool keeps some freed pieces as they are, for requests of the same size: small
+        ones, and ones that a stream may still use. A larger buffer would be placed behind
+        them and leave a hole.
         """
         self._pool.trim(keep=self._pool.limit or 0, wait=False)
         self._is_cut = False
@@ -464,10 +466,10 @@ class Workspace(Generic[_B_co]):
         if _end_of(asked, self._used) <= self._nbytes:
             stats = self._pool.stats()
             others = (
-                f". The largest piece that is free has "
-                f"{format_nbytes(stats.largest_free_nbytes)}: buffers that were handed out "
-                "beside bytes still in use lie between, or arrays or tensors keep bytes of "
-                "blocks that have ended"
+                f". The largest free piece has "
+                f"{format_nbytes(stats.largest_free_nbytes)}, because arrays or tensors "
+                "keep bytes of blocks that have ended, or buffers lie between the free "
+                "pieces"
             )
         error = OutOfMemoryError(
             f"the workspace has no room for {format_nbytes(asked)} ({asked} bytes): "
