@@ -2,8 +2,8 @@
 """Hints for users who know other libraries: what to type in cumem instead.
 
 A name, a member or an argument of NumPy, CuPy, PyTorch or Numba that cumem does not have
-raises the usual error, and the tables here add what the user should type. A hint is part of
-an error's text alone: nothing here makes the other name work.
+raises the usual error, and the tables here add what the user should type. A hint is only
+text in an error: nothing here makes the other name work.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ MEMBERS = {
 }
 #: Members of arrays that compute; they all get the hint of `compute_hint`.
 FUNCTIONS = ("max", "mean", "min", "sum")
-#: All members that buffers know only to raise an AttributeError with a hint.
+#: All names for which a buffer raises an AttributeError with a hint.
 NAMES = frozenset(MEMBERS).union(FUNCTIONS)
+#: Hints for members that streams of other libraries have and those of cumem do not.
 STREAM_MEMBERS = {
     "cuda_stream": "stream.handle",
     "is_done": "stream.done",
@@ -61,6 +62,7 @@ STREAM_MEMBERS = {
     "wait_for_event": "stream.wait(event)",
     "wait_stream": "stream.wait(other)",
 }
+#: The same for events.
 EVENT_MEMBERS = {
     "is_done": "event.done",
     "sync": "event.synchronize()",
@@ -68,14 +70,14 @@ EVENT_MEMBERS = {
     "time_till": "end.seconds_since(event), in seconds",
 }
 _PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
-_NO_WAIT = "copy_async(dst, src) does not wait, in the order of stream= if given"
+_NO_WAIT = "copy_async(dst, src) does not wait, and takes stream= for the order"
 _HOST_FLAG = "empty_pinned() and empty_mapped() take it"
 #: Hints for arguments that cumem's functions do not take, whichever the function is.
 ARGUMENTS = {
     "attach": "empty_managed() takes it",
     "attach_global": 'empty_managed(shape, attach="global") or "host"',
     "blocking": _NO_WAIT,
-    "copy": "cumem.asarray(obj, copy=False) copies nothing, cumem.array(obj) always does",
+    "copy": "cumem.asarray(obj, copy=False) never copies, cumem.array(obj) always does",
     "layout": "buffers are dense: leave it out",
     "like": "cumem.empty_like(buf) makes the same kind of memory",
     "mapped": 'kind="mapped" or empty_mapped() is such memory',
@@ -83,38 +85,40 @@ ARGUMENTS = {
     "cumem.empty((n, h, w, c)).transpose(0, 3, 1, 2)",
     "ndmin": "buf[None] has one more dimension",
     "non_blocking": _NO_WAIT,
-    "out": "cumem.copy(out, src) writes into memory that there is",
+    "out": "cumem.copy(out, src) writes into existing memory",
     "pin": _PAGE_LOCKED,
     "pin_memory": _PAGE_LOCKED,
     "pinned": _PAGE_LOCKED,
     "portable": _HOST_FLAG,
     "requires_grad": "torch.from_dlpack(buf) is a tensor that has it",
-    "shape": "cumem.empty(shape, buf.dtype, buf.kind) has one of its own",
-    "size": "the lengths are shape=",
+    "shape": "cumem.empty(shape, buf.dtype, buf.kind) has another shape than buf",
+    "size": "the argument for the lengths is shape=",
     "strides": "cumem.asbuffer(obj) takes memory with the strides it has",
     "subok": "a buffer is always a Buffer: leave it out",
     "wc": "empty_pinned() and empty_mapped() take write_combined=True",
     "write_combined": _HOST_FLAG,
 }
-_PIECES = "rows= is how many rows a chunk has, nbytes= how many bytes"
+_PIECES = "rows= says how many rows a chunk has, nbytes= how many bytes"
 _CUT = dict.fromkeys(
     ("batch_size", "chunk", "chunk_rows", "chunk_size", "chunks", "chunksize", "size"),
     _PIECES,
 )
-_CUT["chunk_nbytes"] = "nbytes= is how many bytes a chunk has"
-_NEXT = "depth= is how many batches are under way beside the one in hand"
-_LOADERS = "it is the DataLoader's: give it there"
+_CUT["chunk_nbytes"] = "nbytes= says how many bytes a chunk has"
+_NEXT = "depth= says how many batches may be on their way besides the one in use"
+_LOADERS = "it is an argument of the DataLoader: give it there"
 _PICKLES = "nothing is unpickled: leave it out"
-_PLACE = "kind= and device= say where to"
+_PLACE = "kind= and device= say where the data goes"
 _INTO = {
     "map_location": _PLACE,
     "pin_memory": 'kind="pinned" is page-locked memory',
     "pinned": 'kind="pinned" is page-locked memory',
 }
-_TEXT = "text is neither read nor written: numpy does that"
-_AWAITED = "one copy moves all of it, and is waited for: leave it out"
-#: Hints for arguments of single functions, to which the same name means something else. For
-#: a function that is listed here `ARGUMENTS` is not looked at.
+_TEXT = "only binary files are read and written: for text use NumPy"
+_AWAITED = (
+    "one copy moves all that has to move, and the call waits for it: leave it out"
+)
+#: Hints for arguments of certain functions, in which these names mean something else than
+#: in most. For a function that is listed here, `ARGUMENTS` is ignored.
 ARGUMENTS_OF: dict[str, dict[str, str]] = {
     "chunks": _CUT,
     "pipeline": _CUT,
@@ -345,10 +349,10 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
 
 
 def refuse_arithmetic(a: Any, b: Any) -> Any:
-    """Raise TypeError that says where to compute, or return NotImplemented.
+    """Raise a TypeError that says where to compute, or return NotImplemented.
 
-    NotImplemented lets the other operand answer, which may know how: it is returned unless
-    the other one is a buffer, a plain number, a list or a tuple.
+    It raises if the other operand is a buffer, a plain number, a list or a tuple. Operands
+    of other types may know how to compute with a buffer, and NotImplemented lets them try.
     """
     for each, other in ((a, b), (b, a)):
         if isinstance(each, _core.Buffer) and (
@@ -360,18 +364,18 @@ def refuse_arithmetic(a: Any, b: Any) -> Any:
 
 
 def refuse_equality(buffer: _core.Buffer, number: complex) -> NoReturn:
-    """Raise TypeError for ``==`` and ``!=`` with a number.
+    """Raise a TypeError for ``==`` and ``!=`` with a number.
 
     The user may have meant one element or all of them, so the text shows both.
     """
     element = "buf.item()" if buffer.ndim == 0 else "buf[index].item()"
     raise TypeError(
-        "a buffer is compared by identity, so that it equals no number: write "
+        "a buffer is compared by identity, so it equals no number: write "
         f"{element} == {number!r} for one element, {host_array(buffer)} == {number!r} "
         "for all"
     )
 
 
 def refuse_in_place(buffer: _core.Buffer, other: object) -> NoReturn:
-    """Raise TypeError that says where to compute, whatever `other` is."""
+    """Raise a TypeError that says where to compute, whatever `other` is."""
     raise TypeError(_COMPUTES + compute_hint(buffer))
