@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""progress= of the calls that take long, but for copy() and Transfer.wait()."""
+"""progress= of all calls that take it, except copy() and Transfer.wait()."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support import session, values
 
 import cumem
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# Plain Python code of ours does all of this. No version of Python or NumPy changes that.
 pytestmark = pytest.mark.any_python
 
 NBYTES = 40_000
@@ -37,7 +37,7 @@ def checkpoint_of(folder: Path) -> Path:
 
 
 def copy_many(memory, stream, folder, progress) -> None:
-    """In two ways at once, and one pair of its own."""
+    """Copy pairs of ordinary and of pinned memory, and one strided pair."""
     ordinary, pinned = np.full(100, 5, "u1"), cumem.full(100, 5, "u1", "pinned")
     wide = cumem.full(2 * (NBYTES - 200), 5, "u1", "pinned")
     pairs = [
@@ -122,7 +122,7 @@ def total(call) -> int:
 
 @contextlib.contextmanager
 def held() -> Iterator[tuple[cumem.Buffer, cumem.Stream]]:
-    """Device memory that a stream, which is shut, will fill."""
+    """Give device memory, and the stream that will fill it but is held shut."""
     stream = cumem.Stream()
     memory = cumem.zeros(NBYTES, "u1", "device", stream=stream)
     cumem.Device(0).synchronize()
@@ -281,7 +281,7 @@ def test_asynchronous_forms_have_handles_instead(emulated, name) -> None:
 
 
 def test_long_copy_of_many_tells_how_far_it_is(emulated) -> None:
-    """Also while parts of it begin."""
+    """It is also told while parts of the copy are still to begin."""
     nbytes = 24 << 20
     told: list[tuple[int, int]] = []
     targets = [cumem.zeros(nbytes, "u1", "device") for _ in range(4)]
@@ -295,7 +295,7 @@ def test_long_copy_of_many_tells_how_far_it_is(emulated) -> None:
 
 
 def test_long_file_tells_how_far_it_is(emulated, tmp_path) -> None:
-    """The memory's stream makes it long: it is opened once something was told."""
+    """The read takes long since the memory's stream is shut until progress was told."""
     nbytes = 8 << 20
     path = tmp_path / "long.bin"
     with open(path, "wb") as file:

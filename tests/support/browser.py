@@ -24,6 +24,7 @@ DRAWN = """new Promise(resolve => {
     || document.querySelector(".warning") ? resolve() : requestAnimationFrame(look);
   look();
 })"""
+#: JavaScript that waits until a frame has been drawn.
 FRAME = (
     "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r())))"
 )
@@ -32,7 +33,7 @@ FRAME = (
 class Browser:
     """One page in a Chromium of its own, which is a context manager.
 
-    Everything waits for the browser's answer, and for nothing else.
+    Each method returns when the browser has answered.
     """
 
     def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
