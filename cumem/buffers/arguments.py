@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from cumem import _core
 from cumem.base import errors
 from cumem.base.kinds import kind_named
 from cumem.buffers import hints
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,7 +146,7 @@ def refuse_node(name: str, oldest: int) -> NoReturn:
 
 
 #: The dtype of NumPy's that something stands for.
-read_dtype = _core._read_dtype
+read_dtype: Callable[[DTypeLike], np.dtype[Any]] = _core._read_dtype
 
 
 def refuse_unknown_dtype(
