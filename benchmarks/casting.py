@@ -32,7 +32,7 @@ import cumem
 from cumem.buffers.casting import NUMBERS
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
 #: (dtype of the host, dtype of the device); the first is the one that a target is set for
@@ -57,23 +57,23 @@ class Case:
     Parameters
     ----------
     source, target : str
-        Dtypes of the host's and of the device's end where `direction` is ``"up"``, of the
-        device's and the host's where it is ``"down"``.
+        The dtypes of the two ends. The source is on the host if `direction` is ``"up"``,
+        and on the device if it is ``"down"``.
     key : str
         ``"numpy"`` or ``"pinned"``: the memory of the host's end.
     direction : str
         ``"up"`` (host to device) or ``"down"``.
     nbytes : int
-        Of the end whose dtype is the wider one.
+        The size of the end whose dtype is the wider one.
     route : str
         How cumem moved it.
     seconds : dict
-        Best time by way: ``"cumem"`` converts as it copies; ``"after"`` copies the source
-        and has the target's side convert it (the device up, NumPy down); ``"before"`` has
-        the source's side convert; ``"link"`` copies as many bytes as cumem sends, and
-        converts nothing.
+        The best time of each way: ``"cumem"`` converts as it copies; ``"after"`` copies
+        the source and has the target's side convert it (the device up, NumPy down);
+        ``"before"`` has the source's side convert; ``"link"`` copies as many bytes as
+        cumem sends, and converts nothing.
     spread : dict
-        Median over best, by way.
+        The median over the best time, of each way.
     by : dict
         Who converts, by way.
     """
@@ -90,7 +90,7 @@ class Case:
 
 
 def dtype_of(name: str) -> np.dtype[Any] | None:
-    """None: NumPy has it with `ml_dtypes` only, which is not there."""
+    """Return a dtype, or None if NumPy needs `ml_dtypes` for it and that is missing."""
     if name != "bfloat16":
         return np.dtype(name)
     if importlib.util.find_spec("ml_dtypes") is None:
@@ -100,7 +100,7 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
 
 
 class Bench:
-    """What all cases share."""
+    """The state that all cases share."""
 
     def __init__(self, quick: bool) -> None:
         self.emulated = cumem.backend() == "emulated"
@@ -113,7 +113,7 @@ class Bench:
                 self.peer = self.peer or name
 
     def cases(self) -> Iterator[Case]:
-        """Every pair, memory, direction and size."""
+        """Go through every pair, memory, direction and size."""
         for nbytes in self.sizes:
             for key in ("numpy", "pinned"):
                 for host, device in PAIRS:
@@ -123,7 +123,7 @@ class Bench:
                     yield self.measure(Case(device, host, key, "down", nbytes))
 
     def measure(self, case: Case) -> Case:
-        """Time all ways; what they come to is compared bit by bit."""
+        """Time all ways, and compare their results bit by bit."""
         source, target = dtype_of(case.source), dtype_of(case.target)
         assert source is not None
         assert target is not None
@@ -162,7 +162,10 @@ class Bench:
     def ways(
         self, case: Case, made: Any, given: Any, rule: Any
     ) -> dict[str, Callable[[], Call]]:
-        """By way: what makes the call that is timed, up to where all is there."""
+        """Return, for each way, a function that makes the call to time.
+
+        The call returns when all bytes are there.
+        """
         up = case.direction == "up"
         count, to = len(made), made.dtype
 
@@ -235,7 +238,7 @@ def same_bits(made: Any, expected: np.ndarray[Any, Any]) -> bool:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ours = case.seconds["cumem"]
     cells = [
         f"{case.source:>8} to {case.target:<8}",
@@ -256,7 +259,7 @@ OTHERS = (">f4", ">i2", "float8_e4m3fn")
 
 
 def arrays_options(arguments: list[str]) -> argparse.Namespace:
-    """What ``--arrays`` is to measure; by default every pair, long, into every kind."""
+    """Read what ``--arrays`` measures; by default every pair of dtypes and every kind."""
     parser = argparse.ArgumentParser(
         prog="casting.py --arrays", description=(show_arrays.__doc__ or "").strip()
     )
@@ -288,7 +291,7 @@ def arrays_options(arguments: list[str]) -> argparse.Namespace:
 
 
 def is_wanted(only: str, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Whether `only`, of the command line, names the pair or a dtype of it."""
+    """Return whether `only`, from the command line, names the pair or a dtype of it."""
     for word in filter(None, only.split(",")):
         dtypes = [dtype_of(name) for name in word.split(":")]
         if dtypes == [source, target] or (
@@ -305,7 +308,7 @@ def ratio_to_hand(
     rounds: int,
     clock: Callable[[], float],
 ) -> tuple[float, float]:
-    """Seconds of `array(x, dtype)`, and over those of ``array(x.astype(dtype))``."""
+    """Return the seconds of `array(x, dtype)`, and their ratio to converting by hand."""
     ours, by_hand = [], []
     with warnings.catch_warnings():  # once: it takes as long as a short conversion
         warnings.simplefilter("ignore")
@@ -320,10 +323,11 @@ def ratio_to_hand(
 
 
 def show_arrays(arguments: list[str]) -> None:
-    """`array(x, dtype)` beside ``array(x.astype(dtype))``, for every pair of dtypes.
+    """Compare `array(x, dtype)` with ``array(x.astype(dtype))`` for every pair of dtypes.
 
-    Best times, by turns; above 1 the call with a dtype is the slower one. Prints only, and
-    sorted, so that the pairs where it does not pay come first.
+    The ratio is of the best times of both, which take turns; above 1 the call with a
+    dtype is slower. The pairs are printed in order, with those first for which it does
+    not pay.
     """
     options = arrays_options(arguments)
     names = (*NUMBERS, *OTHERS)
@@ -352,7 +356,7 @@ def show_arrays(arguments: list[str]) -> None:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     if "--arrays" in sys.argv:
         show_arrays([word for word in sys.argv[1:] if word != "--arrays"])
         return 0

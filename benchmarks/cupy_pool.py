@@ -5,10 +5,10 @@
 
 A workload of transforms, elementwise work with temporaries, reductions, sorts, products and
 copies both ways, of several sizes and on several streams, is done with CuPy's own pool,
-with its asynchronous pool, which is told to keep what it has, and with cumem's. They take
-turns; results must be the same. Then what one array costs: the time of ``cupy.empty()`` and
-its drop, and of ``cupyx.empty_pinned()``. Needs a GPU. What CuPy cannot compute there, for
-want of a compiler, is left out and named.
+with its asynchronous pool, which is set to keep its memory, and with cumem's. They take
+turns, and their results must be the same. Then the cost of one array is measured: the
+time of ``cupy.empty()`` and its drop, and of ``cupyx.empty_pinned()``. It needs a GPU.
+Parts that CuPy cannot compute there because it has no compiler are left out and named.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes, format_seconds
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 if importlib.util.find_spec("cupy") is None:
@@ -48,7 +48,7 @@ SHAPES = 6  # CuPy keeps 16 plans of transforms, and each shape has two
 
 @dataclass(frozen=True)
 class Size:
-    """Of the workload."""
+    """The size of the workload."""
 
     steps: int = 24
     rows: int = 256  # at most
@@ -64,23 +64,23 @@ LITTLE = Size(4, 16, 1 << 8, 2, 2, 2, 200)
 
 @dataclass
 class Case:
-    """One way to do the workload, or what one array costs by it.
+    """One way to do the workload, or the cost of one array in this way.
 
     Parameters
     ----------
     key : str
         ``"workload"``, or what is allocated.
     way : str
-        Whose pool.
+        The owner of the pool.
     seconds : list of float
-        Of each round; of one allocation and its drop.
+        The time of each round, or of one allocation and its drop.
     reserved_nbytes, pinned_nbytes : int
-        Most that the pool held of the device, and of page-locked memory; 0 where it does
-        not say.
+        The most device memory, and page-locked memory, that the pool held; 0 if it does not
+        say that.
     against_cupy : float
-        The median as a part of that of CuPy's own pool.
+        The median over that of CuPy's own pool.
     difference : float
-        The largest between its results and those of CuPy's own pool.
+        The largest difference between its results and those of CuPy's own pool.
     """
 
     key: str
@@ -99,7 +99,7 @@ class Case:
 
 
 class Own:
-    """CuPy's pool, its default."""
+    """CuPy's default pool."""
 
     name = "cupy"
 
@@ -130,7 +130,7 @@ class Own:
 
 
 class Asynchronous(Own):
-    """cudaMallocAsync by CuPy, told to keep what it has."""
+    """CuPy's pool over cudaMallocAsync, which is set to keep its memory."""
 
     name = "cupy async"
 
@@ -178,20 +178,20 @@ def transform(x: Any) -> Any:
 
 
 def chain(x: Any) -> Any:
-    """Elementwise, each step an array of its own."""
+    """Compute element by element, with a new array for each step."""
     y = cupy.tanh(x * 1.5 + 0.25)
     z = cupy.sqrt(y * y + 1.0) - cupy.abs(x)
     return cupy.where(z > 0, z * y, z - y) * 0.5
 
 
 def reduce(x: Any) -> Any:
-    """Rows to a mean of nothing and a spread of one."""
+    """Scale rows to a mean of zero and a spread of one."""
     spread = x.std(axis=1, keepdims=True) + 1e-6
     return (x - x.mean(axis=1, keepdims=True)) / spread + x.max() * 1e-3
 
 
 def order(x: Any) -> Any:
-    """Sorted rows, and where they came from."""
+    """Sort rows, and find where their elements came from."""
     return cupy.sort(x, axis=1) + cupy.argsort(x, axis=1).astype("f4") * 1e-6
 
 
@@ -211,7 +211,7 @@ PARTS: dict[str, Part] = {
 
 
 class Workload:
-    """The same each time it is done."""
+    """The workload, which is the same each time."""
 
     def __init__(self, size: Size) -> None:
         random = np.random.default_rng(0)
@@ -233,7 +233,7 @@ class Workload:
         self.parts = dict(PARTS)
 
     def leave_out_what_fails(self) -> dict[str, str]:
-        """Parts that CuPy cannot do here, and why: it may have no compiler."""
+        """Leave out parts that CuPy cannot do here, perhaps without a compiler; say why."""
         left_out = {}
         for name, part in list(self.parts.items()):
             try:
@@ -245,7 +245,7 @@ class Workload:
         return left_out
 
     def step(self, source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """On the current stream; the result is there when that is done."""
+        """Do one step on the current stream, whose end makes the result ready."""
         x = cupy.asarray(source)
         for part in self.parts.values():
             x = part(x)
@@ -254,7 +254,7 @@ class Workload:
         return out
 
     def run(self) -> list[np.ndarray[Any, Any]]:
-        """Half of the steps on the default stream, half on streams by turns."""
+        """Do half of the steps on the default stream, and half on streams in turn."""
         half = len(self.inputs) // 2
         results = [self.step(source) for source in self.inputs[:half]]
         for number, source in enumerate(self.inputs[half:]):
@@ -265,13 +265,13 @@ class Workload:
 
 
 def forget_plans() -> None:
-    """Plans of transforms keep memory of the pool that they were made with."""
+    """Drop the plans of transforms, which keep memory of the pool that made them."""
     cupy.fft.config.get_plan_cache().clear()
     gc.collect()
 
 
 def compare(found: list[Any], wanted: list[Any]) -> float:
-    """The largest difference; one that no order of sums explains is an error."""
+    """Return the largest difference. It is an error if no order of sums explains it."""
     largest = 0.0
     for result, other in zip(found, wanted, strict=True):
         if not np.allclose(result, other, rtol=1e-3, atol=1e-3):
@@ -281,7 +281,7 @@ def compare(found: list[Any], wanted: list[Any]) -> float:
 
 
 def workloads(size: Size, ways: list[Any], run: Run) -> Iterator[Case]:
-    """All ways, in turns, each after a round that does not count."""
+    """Measure all ways in turns, each after a round that does not count."""
     workload = Workload(size)
     run.note(1, left_out=workload.leave_out_what_fails())
     cases = {way.name: Case("workload", way.name) for way in ways}
@@ -309,7 +309,7 @@ def workloads(size: Size, ways: list[Any], run: Run) -> Iterator[Case]:
 
 
 def costs(size: Size, ways: list[Any]) -> Iterator[Case]:
-    """Medians of turns: what a loop round costs."""
+    """Measure what one round of a loop costs, as the median of turns."""
     own, wrapped = cupy.cuda.Stream(non_blocking=True), cumem.Stream()
     streams = {
         "": cupy.cuda.Stream.null,
@@ -337,7 +337,7 @@ def costs(size: Size, ways: list[Any]) -> Iterator[Case]:
 
 
 def compared(cases: Any) -> Iterator[Case]:
-    """Each against CuPy's own pool, the first."""
+    """Compare each way with the first, CuPy's own pool."""
     first = None
     for case in cases:
         first = first or case.median()
@@ -346,7 +346,7 @@ def compared(cases: Any) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = [f"{case.key:<27} {case.way:<11} {format_seconds(case.median()):>9}"]
     cells.append(f"{case.against_cupy:6.3f} of CuPy's")
     cells.append(f"fastest {format_seconds(min(case.seconds))}")
@@ -360,7 +360,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     if cumem.backend() == "emulated":
         print(

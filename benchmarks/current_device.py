@@ -23,7 +23,7 @@ import numpy as np
 
 import cumem
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 CALLS = 20_000  # in a row: one alone is too short for the clock
@@ -39,7 +39,7 @@ class Case:
         ``"cuda"`` (nobody has said), ``"thread"``, ``"block"``, ``"argument"``, or
         ``"numpy"`` for the floor.
     kind : str
-        Of the memory; ``""`` of NumPy's.
+        The kind of memory; ``""`` for NumPy's.
     ns : float
         Median time of an allocation and its free.
     best_ns : float
@@ -65,7 +65,7 @@ def measure(case: Case, make: Callable[[], object], rounds: int) -> Case:
 
 
 def cases(rounds: int) -> Iterator[Case]:
-    """Measure all."""
+    """Measure all cases."""
     yield measure(Case("numpy", ""), lambda: np.empty(64), rounds)
     for kind, make in ("device", cumem.empty_device), ("pinned", cumem.empty_pinned):
         cumem.set_current_device(None)
@@ -81,7 +81,7 @@ def cases(rounds: int) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     what = f"{case.key} {case.kind}".rstrip()
     return f"{what:20} {case.ns:8.1f} ns, at best {case.best_ns:8.1f}"
 

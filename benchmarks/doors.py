@@ -25,7 +25,7 @@ import numpy as np
 
 import cumem
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run
 
 NBYTES = 256
@@ -48,7 +48,7 @@ class Case:
     seconds : dict
         Best time of a call, by library: the mean of 200 in a row.
     spread : dict
-        Median over best, by library.
+        The median over the best time, of each library.
     """
 
     what: str
@@ -59,7 +59,7 @@ class Case:
 
 
 def times_of(calls: dict[str, Call], rounds: int, count: int) -> dict[str, list[float]]:
-    """Seconds of a call, by name: the mean of so many, as often, by turns."""
+    """Return the seconds of a call, by name: means over `count` calls, in turns."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -73,7 +73,7 @@ def times_of(calls: dict[str, Call], rounds: int, count: int) -> dict[str, list[
 
 
 class Bench:
-    """What all cases share."""
+    """The state that all cases share."""
 
     def __init__(self, quick: bool) -> None:
         self.emulated = cumem.backend() == "emulated"
@@ -101,7 +101,7 @@ class Bench:
     # -- copies --------------------------------------------------------------------------
 
     def ends(self) -> dict[str, Callable[[Any], Any]]:
-        """By name: from values to an end of a copy."""
+        """Return, by name, functions that make an end of a copy from values."""
         found: dict[str, Callable[[Any], Any]] = {
             "buffer": lambda values: cumem.array(values, kind="device"),
             "ndarray": np.array,
@@ -120,7 +120,7 @@ class Bench:
         return cumem.array(end, kind="pinned").numpy().copy()
 
     def peer(self, name: str, values: Any) -> Any:
-        """PyTorch's tensor at the same place; None: PyTorch has none here."""
+        """Return PyTorch's tensor at the same place, or None if there is none."""
         if self.torch is None or (
             name not in ("ndarray", "cpu tensor") and not self.has_cuda
         ):
@@ -197,7 +197,7 @@ class Bench:
 
 
 def line_of(case: Case) -> str:
-    """One row of the table on the terminal."""
+    """Return one row of the table on the terminal."""
     ours = case.seconds["cumem"] * 1e6
     peer = f"{case.seconds['torch'] * 1e6:8.2f}" if "torch" in case.seconds else " " * 8
     return f"{case.what:5}{case.target:22}{case.source:16}{ours:8.2f}{peer}"

@@ -4,9 +4,9 @@
     python benchmarks/driver_calls.py --json benchmarks/results/driver-calls-h200.json
 
 Needs a GPU; takes some seconds, at most 2 GiB of the device and 1 GiB of the host.
-Each call is made through ctypes and timed alone; what the same takes of a function that
-does nothing is taken off. The page-locked memory that cumem makes
-(huge pages touched by threads, then registered) stands beside the driver's own.
+Each call is made through ctypes and timed alone, less the time of a function that does
+nothing. The page-locked memory that cumem makes (huge pages that threads touch, then
+registered) stands beside the driver's own.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Driver:
 
 
 class Times:
-    """Nanoseconds of each call made, by what was called and on how many bytes."""
+    """The nanoseconds of each call, by what was called and on how many bytes."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -141,8 +141,10 @@ class Times:
         busy: bool = False,
         note: str = "",
     ) -> None:
-        """Make one call of the driver; `busy` says that "not ready" is an answer, `note`
-        what is special about it.
+        """Make one call of the driver.
+
+        With `busy`, "not ready" is not an error. `note` says what is special about the
+        call.
         """
         function, nothing = self.driver.functions[name], self.nothing[name]
         start = perf_counter_ns()
@@ -164,7 +166,7 @@ class Times:
         self.found[what, nbytes].append(perf_counter_ns() - start)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Median and quartiles, in microseconds, without what the timing takes."""
+        """Return medians and quartiles in microseconds, without the cost of timing."""
         rows = []
         for (what, nbytes), times in self.found.items():
             idle = statistics.median(self.idle.get(what.split()[0], [0]))
@@ -187,7 +189,7 @@ class Times:
 
 
 def measure_chunks(driver: Driver, times: Times) -> None:
-    """Memory of the device: made, put at an address, taken away; and in one call."""
+    """Make, map, unmap and free device memory, in parts and in one call."""
     start = c_uint64()
     for _ in range(10):
         times.call("cuMemAddressReserve", byref(start), RANGE, 0, 0, 0, nbytes=RANGE)
@@ -213,8 +215,10 @@ def measure_chunks(driver: Driver, times: Times) -> None:
 
 
 def measure_moves(driver: Driver, times: Times) -> None:
-    """Granules of device memory moved while many are mapped: singly and side by side,
-    and put at a second address, as a mapping that is kept would be.
+    """Move granules of device memory while many are mapped.
+
+    They are moved singly and side by side, and mapped at a second address, as a mapping
+    that is kept would be.
     """
     nbytes, run = HUGE, MOVED * HUGE
     start = c_uint64()
@@ -249,7 +253,7 @@ def measure_moves(driver: Driver, times: Times) -> None:
 
 
 def measure_host(driver: Driver, times: Times) -> None:
-    """1 GiB of page-locked memory in the driver's way and in cumem's."""
+    """Make 1 GiB of page-locked memory in the driver's way and in cumem's."""
     pointer = c_void_p()
     for _ in range(3):
         times.call(
@@ -283,7 +287,7 @@ def measure_host(driver: Driver, times: Times) -> None:
 
 @contextmanager
 def fresh_pages(libc: ctypes.CDLL) -> Iterator[int]:
-    """The address of 1 GiB of untouched memory that may become huge pages."""
+    """Yield the address of 1 GiB of untouched memory that may become huge pages."""
     pages = mmap.mmap(-1, GIB + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     anchor = ctypes.c_char.from_buffer(pages)
     start = (ctypes.addressof(anchor) + HUGE - 1) // HUGE * HUGE
@@ -322,7 +326,7 @@ def populate(start: int, threads: int, one: Callable[[int], object]) -> None:
 
 
 def measure_order(driver: Driver, times: Times) -> None:
-    """What asking for and keeping the order of streams takes."""
+    """Measure what asking for the order of streams and keeping it takes."""
     streams = [c_void_p(), c_void_p()]
     event, context, memory = c_void_p(), c_void_p(), c_uint64()
     capturing, mode = c_int(), c_int(RELAXED)
@@ -356,7 +360,7 @@ def measure_order(driver: Driver, times: Times) -> None:
 
 
 def measure(driver: Driver) -> dict[str, Any]:
-    """Everything, on the first device, with what machine it was."""
+    """Measure everything on the first device, and say which machine it was."""
     started = datetime.now(UTC)
     context, version = c_void_p(), c_int()
     name = ctypes.create_string_buffer(256)
@@ -384,7 +388,7 @@ def measure(driver: Driver) -> dict[str, Any]:
 
 
 def render(results: dict[str, Any]) -> str:
-    """Lines of aligned text."""
+    """Return lines of aligned text."""
     lines = [f"{results['device']}, driver CUDA {results['driver']}; microseconds"]
     for row in results["calls"]:
         size = "" if row["nbytes"] is None else f"{row['nbytes'] // MIB} MiB"

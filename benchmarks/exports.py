@@ -5,8 +5,9 @@
 
 Each round allocates an array of 2.56 MB, uses it once in one of the ways below and drops
 it. A thread of PyTorch keeps the device busy with products of matrices meanwhile, so that
-no fence over the device passes at once. What the pool holds in the end is what exports,
-which are set aside until a fence has passed, have made it grow to. Needs PyTorch and a GPU.
+no fence over the device passes at once. Exported blocks are set aside until a fence has
+passed, and the size of the pool at the end shows how much it has grown because of that. It
+needs PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 import cumem
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 SHAPE = (800, 800)
@@ -34,7 +35,7 @@ ONES = np.ones(SHAPE, "f4")
 
 
 def make() -> cumem.PinnedBuffer:
-    """One array."""
+    """Make one array."""
     return cumem.empty_pinned(SHAPE, "f4")
 
 
@@ -115,7 +116,7 @@ def measure(key: str, way: Callable[[], object], rounds: int) -> Case:
 
 
 def line(case: Case) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     return f"{case.key:28} {case.reserved_nbytes / 2**20:6.0f} MiB {case.us:8.0f} us"
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes, parse_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ class Case:
     Parameters
     ----------
     key : str
-        From where to where.
+        Where the bytes come from and go to.
     link : str or None
         The link it crosses: ``"up"``, ``"down"`` or none.
     nbytes : int
@@ -58,7 +58,7 @@ class Case:
     seconds : dict
         Best time by library; those called ``raw ...`` are ceilings.
     spread : dict
-        Median over best, by library.
+        The median over the best time, of each library.
     errors : dict
         Why a library has no time.
     """
@@ -79,7 +79,7 @@ def evict(path: Path) -> None:
 
 
 def raw_read(path: Path, target: Array, threads: int, step: int, direct: bool) -> Call:
-    """Preads of `step` bytes by several threads into `target`."""
+    """Return a call that reads `step` bytes at a time into `target`, in several threads."""
 
     def call() -> None:
         fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
@@ -168,7 +168,7 @@ class Bench:
     # -- one case --------------------------------------------------------------------------
 
     def times_of(self, call: Call, before: Call | None) -> list[float]:
-        """Seconds of each call after one that is dropped, `before` not counted."""
+        """Return the seconds of each call but the first, without those of `before`."""
         times = []
         for _ in range(1 + self.rounds):
             if before is not None:
@@ -185,7 +185,7 @@ class Bench:
         check: Callable[[], None],
         before: Call | None = None,
     ) -> Iterator[Case]:
-        """Time each library's call and see what it did."""
+        """Time each library's call and check its result."""
         if not self.only.search(case.key):
             return
         for name, make in calls.items():
@@ -202,7 +202,7 @@ class Bench:
         yield case
 
     def links(self) -> dict[str, float]:
-        """Bytes a second of pinned copies."""
+        """Measure pinned copies, in bytes a second."""
         nbytes = min(self.nbytes, 512 * MIB)
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = self.device[:nbytes]
@@ -211,13 +211,13 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def check_bytes(self, got: Array) -> None:
-        """See that all bytes are those of the file; then spoil them."""
+        """Check that all bytes are those of the file, then overwrite them."""
         if not np.array_equal(got, self.content):
             raise AssertionError("wrong bytes")
         got[:] = 0
 
     def check_device(self) -> None:
-        """The same of the device's memory."""
+        """Check the device's memory in the same way."""
         step = 256 * MIB
         for at in range(0, self.nbytes, step):
             part = self.device[at : at + step]
@@ -241,7 +241,7 @@ class Bench:
         yield from self.to_host("disk", lambda: evict(self.source))
 
     def peers_to_device(self) -> dict[str, Callable[[], Call]]:
-        """How others read a file to the device."""
+        """Return the calls with which other libraries read a file to the device."""
         device, source = self.device, self.source
 
         def mapped() -> Call:
@@ -277,7 +277,7 @@ class Bench:
         }
 
     def to_device(self, place: str, before: Call | None) -> Iterator[Case]:
-        """The whole file into memory of the device."""
+        """Read the whole file into memory of the device."""
         device, source = self.device, self.source
 
         def read(direct: Any) -> Callable[[], Call]:
@@ -292,7 +292,7 @@ class Bench:
         )
 
     def to_host(self, place: str, before: Call | None) -> Iterator[Case]:
-        """The whole file into page-locked and ordinary memory, beside plain preads."""
+        """Read the whole file into page-locked and ordinary memory, beside plain preads."""
         for kind in ("pinned", "ordinary"):
             if kind == "pinned":
                 target = cumem.empty_pinned(self.nbytes, "u1").numpy()
@@ -331,7 +331,7 @@ class Bench:
         return calls
 
     def mapped(self) -> Iterator[Case]:
-        """A mapped file, which others must read by page faults."""
+        """Copy from a mapped file, which other libraries must read by page faults."""
         torch_calls = self.peers_to_device()
         yield from self.run(
             Case("np.memmap to device", "up", self.nbytes),
@@ -345,7 +345,7 @@ class Bench:
         )
 
     def ranges(self) -> Iterator[Case]:
-        """The whole file again, in pieces, in the order of chance."""
+        """Read the whole file in pieces, in random order."""
         rng = np.random.default_rng(2)
         for size in (MIB, 64 << 10, 4 << 10):
             total = min(self.nbytes, 16384 * size)
@@ -373,7 +373,7 @@ class Bench:
             )
 
     def to_file(self) -> Iterator[Case]:
-        """Memory of the device into the page cache, and onto the disk."""
+        """Write memory of the device into the page cache, and to the disk."""
         cumem.fromfile(self.source, out=self.device)
         device, target = self.device, self.target
 
@@ -414,7 +414,7 @@ class Bench:
 
 
 def line(case: Case, links: dict[str, float]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = [f"{case.key:<32}{format_nbytes(case.nbytes):>8}"]
     for name, seconds in case.seconds.items():
         rate = case.nbytes / seconds
@@ -425,7 +425,7 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(
         __doc__,
         nbytes={"default": "4GiB", "help": "length of the file"},

@@ -3,12 +3,12 @@
 
     python benchmarks/fork.py --json benchmarks/results/fork-h200.json
 
-With four children that live at the same time, what 1.5 GiB cost in pools of each `fork=`.
-
-The child gets a copy of every living block: seconds and GiB of one `os.fork()` for none, 1
-and 16 GiB, beside ordinary memory of the same size, and the seconds of `subprocess.run`,
-which copies nothing. Then forks beside copies both ways, with every byte looked at in the
-parent and in the child. On the emulated device it runs and says so.
+The child gets a copy of every living block. So this measures the seconds and the GiB of one
+`os.fork()` with none, 1 and 16 GiB alive, beside ordinary memory of the same size, and the
+seconds of `subprocess.run`, which copies nothing. Then it measures what 1.5 GiB cost in
+pools of each `fork=`, with four children that live at the same time. Last it forks while
+copies run both ways, and checks every byte in the parent and in the child. On the
+emulated device it runs and says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run, times_of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -90,7 +90,7 @@ class Case:
 
 
 def fork(child: Callable[[], int]) -> tuple[float, int]:
-    """Seconds of one fork in the parent, and the number that `child` answers with."""
+    """Fork once. Returns the seconds in the parent, and the number that `child` returns."""
     (go_end, parent_end), (read_end, write_end) = os.pipe(), os.pipe()
     start = time.perf_counter()
     pid = os.fork()
@@ -112,13 +112,13 @@ def fork(child: Callable[[], int]) -> tuple[float, int]:
 
 
 def private() -> int:
-    """Bytes in the memory of this process that no other one has."""
+    """Return how many bytes this process shares with no other one."""
     rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
 
 
 def mappings(arrays: list[np.ndarray]) -> tuple[int, str]:
-    """Bytes in huge pages of the mappings that `arrays` lie in; flags of the first."""
+    """Return the bytes in huge pages of the arrays' mappings, and flags of the first."""
     huge, flags, inside = 0, "", False
     places = [array.ctypes.data for array in arrays]
     for row in Path("/proc/self/smaps").read_text().splitlines():
@@ -133,13 +133,13 @@ def mappings(arrays: list[np.ndarray]) -> tuple[int, str]:
 
 
 def wrong(array: np.ndarray, value: int) -> int:
-    """Bytes of `array` that are not `value`, without as much memory again."""
+    """Count the bytes of `array` that are not `value`, without as much memory again."""
     parts = (array[i : i + 16 * MIB] for i in range(0, array.size, 16 * MIB))
     return sum(int(np.count_nonzero(part != value)) for part in parts)
 
 
 def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Case:
-    """Fork for some `most` seconds with `arrays` alive, which hold 1, 2, 3 …"""
+    """Fork for some `most` seconds while `arrays` are alive, which contain 1, 2, 3 …"""
     case = Case(key, nbytes)
     case.huge_before, case.flags = mappings(arrays)
     _, case.child_nbytes = fork(private)
@@ -165,7 +165,7 @@ def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Ca
 
 
 def sized(key: str, nbytes: int, most: float) -> Iterator[Case]:
-    """The case of one kind and size, where the machine has room for it and its copy."""
+    """Measure one kind and size, if the machine has room for it and its copy."""
     free = cumem.memory_info("host").available
     if nbytes * 5 // 2 > free:
         print(
@@ -185,13 +185,13 @@ def sized(key: str, nbytes: int, most: float) -> Iterator[Case]:
 
 
 def available() -> int:
-    """Bytes that the machine could give."""
+    """Return how many bytes the machine has available."""
     text = Path("/proc/meminfo").read_text()
     return int(text.split("MemAvailable:")[1].split()[0]) << 10
 
 
 def workers(way: str, nbytes: int) -> Case:
-    """Four children at the same time, with so much alive in a pool of one way."""
+    """Fork four children at a time, with `nbytes` alive in a pool of one `fork=`."""
     pool = cumem.Pool("pinned", fork=way)  # type: ignore[arg-type]
     sizes = [min(BLOCK, nbytes - at) for at in range(0, nbytes, BLOCK)]
     arrays = [cumem.empty(n, "u1", kind="pinned", pool=pool).numpy() for n in sizes]
@@ -234,7 +234,7 @@ def workers(way: str, nbytes: int) -> Case:
 
 
 def beside_copies(nbytes: int, rounds: int) -> Case:
-    """Forks while copies run both ways; every byte is looked at."""
+    """Fork while copies run both ways, and check every byte."""
     count = 4
     case = Case("beside copies", 2 * count * nbytes * rounds)
     idle = cumem.full(4 * MIB, 9, "u1", "pinned").numpy()
@@ -277,7 +277,7 @@ def beside_copies(nbytes: int, rounds: int) -> Case:
 
 
 def cases(*, quick: bool) -> Iterator[Case]:
-    """What is measured, the small first."""
+    """Measure all cases, the small ones first."""
     most = 0.1 if quick else 2.0
     yield measured("none", 0, [], most)
     sizes = [64 * MIB] if quick else [GIB, 16 * GIB]
@@ -294,7 +294,7 @@ def cases(*, quick: bool) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     return (
         f"{case.key:<17}{format_nbytes(case.nbytes):>10}"
         f"  fork {case.fork_seconds * 1e3:>9.2f} ms ({case.fork_spread:.2f})"
@@ -306,7 +306,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request. Fails where a byte was wrong."""
+    """Measure and print, and write a file if asked to. Fails if a byte was wrong."""
     run = Run(__doc__)
     warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork() beside threads
     warnings.filterwarnings("ignore", "fork='share' has pages", RuntimeWarning)

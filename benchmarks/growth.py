@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a device pool holds for traces, and with how many driver calls.
+"""Measure how much memory a device pool holds for traces, and how often it calls the driver.
 
     python benchmarks/growth.py --traces FOLDER --json FILE
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support import testing  # before cumem, for the core that counts calls
 
@@ -72,7 +72,7 @@ class Case:
 
 
 def costs() -> dict[str, float]:
-    """Microseconds of each call for one granule, as measured."""
+    """Return the microseconds of each call for one granule, as they were measured."""
     path = Path(__file__).parent / "results/driver-calls-h200.json"
     rows = json.loads(path.read_text())["calls"]
     return {
@@ -84,7 +84,7 @@ def costs() -> dict[str, float]:
 
 
 def play(trace: Trace, pool: cumem.Pool, streams: list[cumem.Stream]) -> int:
-    """Replay it once, everything freed at the end; the peak of live bytes."""
+    """Replay a trace once, free everything, and return the peak of live bytes."""
     held: dict[int, tuple[object, int]] = {}
     live = peak = 0
     rows = zip(*(getattr(trace, name).tolist() for name in COLUMNS), strict=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What importing cumem costs after NumPy's own import: one JSON object.
+"""Measure what importing cumem costs after NumPy, and print one JSON object.
 
 usage: python benchmarks/import_time.py [--runs N] [WHEEL]
 
-Each run is a fresh interpreter; the first is left out, it fills the file cache. With a
-wheel its size is in the result too.
+Each run is a fresh interpreter. The first run is left out, because it fills the file cache.
+If a wheel is given, its size is in the result too.
 """
 
 from __future__ import annotations

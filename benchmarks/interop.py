@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure who accepts what: each kind of buffer, each library, each of its entrances.
+"""Find out which library accepts which kind of buffer, by each of its functions that do.
 
     python benchmarks/interop.py --json benchmarks/results/interop-h200.json
     python benchmarks/interop.py --render benchmarks/results/interop-h200.json
@@ -46,7 +46,7 @@ class Consumer:
     Parameters
     ----------
     version : str
-        Of the library.
+        The version of the library.
     entrances : dict
         By spelling: a function from a buffer to the library's array.
     address : callable
@@ -256,7 +256,7 @@ class Sample:
 
     @property
     def addresses(self) -> set[int]:
-        """What the memory may be called: by the host, and by the device."""
+        """Return the addresses that the memory has for the host and for the device."""
         found = {self.owner.ptr, self.buffer.ptr}
         return found | {getattr(self.owner, "device_ptr", self.owner.ptr)}
 
@@ -286,7 +286,7 @@ class Sample:
 def attempt(
     consumer: Consumer, enter: Callable[[Any], Any], kind: str
 ) -> dict[str, Any]:
-    """Hand one buffer over by one entrance, and see what came of it."""
+    """Give one buffer to one function of a library, and check what comes of it."""
     import numpy as np
 
     generator = np.random.default_rng()

@@ -3,13 +3,13 @@
 
     python benchmarks/loading.py --json benchmarks/results/loading-h200.json
 
-ResNet-50 on images of a memmap, read by 8 workers of a DataLoader: plain ``.cuda()``;
-``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`; that as it is for
-loaders that may fill one batch again and again, which are asked for the next batch when
-the last has been read; and that with `cumem.PinnedCollate`. All must see the same bytes
-and have the same losses. Without the model it is the rate of the loader alone. On the
-emulated device the batches stay on the CPU: it runs and says so, and the figures are
-then not a GPU's.
+ResNet-50 is trained on images of a memmap, which 8 workers of a DataLoader read. The ways
+are plain ``.cuda()``; ``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`; the
+same as it works for loaders that may fill one batch again and again, which are asked for
+the next batch only when the last one has been read; and `cumem.prefetch` with
+`cumem.PinnedCollate`. All must see the same bytes and have the same losses. Without the
+model it measures the rate of the loader alone. On the emulated device the batches stay on
+the CPU: it runs and says so, and the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 import cumem
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 #: Plain first: it leaves no page-locked memory to the others.
@@ -84,7 +84,7 @@ class Case:
 
 
 class Images(Dataset):  # type: ignore[misc]
-    """Images of a file, and labels; each several times."""
+    """Images of a file, and labels, each of which comes several times."""
 
     def __init__(self, path: Path, width: int, length: int, dtype: str) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    """As in https://arxiv.org/abs/1512.03385, with the stride in the 3x3 convolution."""
+    """Make the model of https://arxiv.org/abs/1512.03385, with strides in the 3x3 layers."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         *(nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)),
@@ -144,14 +144,14 @@ def resnet50() -> nn.Module:
 
 
 class Mean(nn.Module):
-    """Over the image: its gradient is the same in every run."""
+    """The mean over an image, whose gradient is the same in every run."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean((2, 3))
 
 
 class Training:
-    """What one step does."""
+    """A model with its optimiser, which does one step at a time."""
 
     def __init__(self, model: str, device: str) -> None:
         torch.manual_seed(0)
@@ -163,7 +163,7 @@ class Training:
             self.optimizer = torch.optim.SGD(made.parameters(), 0.01, momentum=0.9)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss, which is not waited for."""
+        """Do one step, and return the loss without waiting for it."""
         if self.model is None:
             return images.float().mean() + labels.sum()
         if images.dtype is torch.uint8:
@@ -178,7 +178,7 @@ class Training:
 
 
 def held_nbytes() -> int:
-    """Bytes of this process and its workers, shared ones once, without files' pages."""
+    """Return the bytes of this process and its workers, without pages of files."""
     total = 0
     for pid in ["self", *(each.pid for each in multiprocessing.active_children())]:
         with contextlib.suppress(OSError):
@@ -190,7 +190,7 @@ def held_nbytes() -> int:
 
 
 def pinned_nbytes() -> int:
-    """Bytes that PyTorch's and cumem's allocators have page-locked: no process's pages."""
+    """Return the bytes that PyTorch's and cumem's allocators have page-locked."""
     host = cumem.memory_info("host")
     found = host.reserved + host.staging
     if torch.cuda.is_available() and hasattr(torch.cuda, "host_memory_stats"):
@@ -225,7 +225,7 @@ class Bench:
         torch.backends.cudnn.deterministic = True  # the same losses by each way
 
     def cases(self) -> Iterator[Case]:
-        """The ways take turns."""
+        """Measure the ways in turns."""
         for model, dtype in self.kinds:
             nbytes = self.batch * 3 * self.width**2 * np.dtype(dtype).itemsize
             case = Case(
@@ -239,7 +239,7 @@ class Bench:
             yield case
 
     def loader(self, case: Case, way: str) -> tuple[Any, Iterable[Any]]:
-        """A DataLoader, and what the loop goes over."""
+        """Return a DataLoader, and the iterable of the loop."""
         length = case.batch * (self.warm + case.steps)
         options: dict[str, Any] = {"pin_memory": way == "pin_memory"}
         if way == "collate_pinned":
@@ -266,7 +266,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def measure(self, case: Case, way: str) -> None:
-        """One epoch; its losses are those of all others."""
+        """Run one epoch, whose losses must be those of all others."""
         if self.device == "cuda" and hasattr(torch._C, "_host_emptyCache"):
             torch._C._host_emptyCache()
         cumem.trim()
@@ -301,7 +301,7 @@ class Bench:
     def compare(
         self, case: Case, way: str, losses: list[float], sums: list[int]
     ) -> None:
-        """With those of the ways before."""
+        """Compare the losses and bytes with those of the ways before."""
         if not case.sums:
             case.losses, case.sums = losses, sums
         if case.sums != sums:
@@ -313,7 +313,7 @@ class Bench:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = [
         f"{case.model:<9}{case.dtype:<8}{format_nbytes(case.batch_nbytes)} a batch"
     ]
@@ -324,7 +324,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__, dir={"default": None, "help": "where the images' file goes"})
     with tempfile.TemporaryDirectory(dir=run.options.dir) as folder:
         bench = Bench(run.options.quick, Path(folder))

@@ -35,7 +35,7 @@ class Writer:
 
 
 def lognormal(trace: Writer, random: np.random.Generator) -> None:
-    """Sizes log-normal, lifetimes exponential: nothing fits anything."""
+    """Allocate with log-normal sizes and exponential lifetimes, so that nothing fits."""
     live: list[int] = []
     for size in random.lognormal(np.log(400 * KIB), 1.8, 20_000):
         live.append(trace.allocate(min(size, 256 * MIB)))
@@ -44,7 +44,7 @@ def lognormal(trace: Writer, random: np.random.Generator) -> None:
 
 
 def ragged_training(trace: Writer, random: np.random.Generator) -> None:
-    """Layers forward and back; the batch's length changes at every step."""
+    """Go through layers forward and back, with batches of another length at every step."""
     weights = [trace.allocate(size) for size in random.uniform(1, 24, 48) * MIB]
     for _ in range(60):
         length = random.uniform(0.2, 1.0)
@@ -60,7 +60,7 @@ def ragged_training(trace: Writer, random: np.random.Generator) -> None:
 
 
 def growing_caches(trace: Writer, random: np.random.Generator) -> None:
-    """Sequences of many lengths, each cache made anew a quarter longer when it is full."""
+    """Grow caches of many sequences, each made anew a quarter longer when it is full."""
     caches: dict[int, tuple[int, float]] = {}
     for step in range(6_000):
         if len(caches) < 24:
@@ -77,7 +77,7 @@ def growing_caches(trace: Writer, random: np.random.Generator) -> None:
 
 
 def powers_and_odds(trace: Writer, random: np.random.Generator) -> None:
-    """Powers of two beside odd sizes, freed in the order they came in, in bursts."""
+    """Allocate powers of two beside odd sizes, and free them in order and in bursts."""
     queue: list[int] = []
     for _ in range(150):
         for _ in range(int(random.integers(10, 120))):
@@ -90,7 +90,7 @@ def powers_and_odds(trace: Writer, random: np.random.Generator) -> None:
 
 
 def two_sides(trace: Writer, random: np.random.Generator) -> None:
-    """Two streams with sizes of their own."""
+    """Allocate on two streams, each of which has sizes of its own."""
     live: tuple[list[int], list[int]] = ([], [])
     for _ in range(12_000):
         side = int(random.random() < 0.3)
@@ -111,7 +111,7 @@ PROGRAMS: list[Callable[[Writer, np.random.Generator], None]] = [
 
 
 def make(folder: Path) -> list[Path]:
-    """Write all of them; the same files each time."""
+    """Write all traces, which are the same each time."""
     paths = []
     for seed, program in enumerate(PROGRAMS):
         trace = Writer()

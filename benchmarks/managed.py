@@ -3,11 +3,11 @@
 
     python benchmarks/managed.py --json benchmarks/results/managed-h200.json
 
-The ceilings are the driver's own prefetches of memory of its own, in the same run. What
-uses the memory is one kernel that reads every word, and adds to it where it is written;
-after each way its sum and the words are looked at. At most 4 GiB of managed memory live
-at a time. On the emulated device it runs and says so: copies and fills then stand in for
-the kernel, and the figures are not a GPU's.
+The ceilings are the driver's prefetches of memory of its own, in the same run. One kernel
+uses the memory: it reads every word, and adds to the words if they are written. After each
+way its sum and the words are checked. At most 4 GiB of managed memory are alive at a
+time. On the emulated device it runs and says so: copies and fills then stand in for the
+kernel, and the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -93,9 +93,9 @@ class Case:
     ceiling : str
         The entry of `seconds` that the others are held against; "" for none.
     seconds : dict
-        Best time by way.
+        The best time of each way.
     spread : dict
-        Median over best, by way.
+        The median over the best time, of each way.
     errors : dict
         Why a way has no time.
     """
@@ -108,7 +108,7 @@ class Case:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-#: What stands before each run and is not timed, and what is.
+#: A function that comes before each run and is not timed, and the one that is timed.
 Way = tuple[Call, Call]
 
 
@@ -144,7 +144,7 @@ class Driver:
         self._call("cuMemFree_v2", self.total)
 
     def prefetch(self, location: int) -> None:
-        """Of all its memory, waited for."""
+        """Prefetch all of the memory, and wait."""
         size = ctypes.c_size_t(self.nbytes)
         self._call("cuMemPrefetchAsync", self.memory, size, location, self.stream)
         self._call("cuStreamSynchronize", self.stream)
@@ -167,7 +167,7 @@ class Driver:
         )
 
     def take_total(self) -> int:
-        """The sum of all words read since the last time."""
+        """Return the sum of all words that were read since the last call."""
         word = ctypes.c_uint32()
         self._call("cuCtxSynchronize")
         self._call(
@@ -178,7 +178,7 @@ class Driver:
 
 
 def timed(way: Way, runs: int) -> list[float]:
-    """Seconds of each run after one that is dropped."""
+    """Return the seconds of each run but the first."""
     prepare, call = way
     times = []
     for _ in range(runs + 1):
@@ -219,7 +219,7 @@ class Bench:
     # -- what uses memory ------------------------------------------------------------------
 
     def read(self, tile: Any) -> None:
-        """Every word, in the order of the stream."""
+        """Read every word, in the order of the stream."""
         if self.driver is None:
             cumem.copy_async(self.sink[: tile.size], tile, stream=self.stream)
         else:
@@ -233,7 +233,7 @@ class Bench:
             self.driver.use(_address(tile), tile.nbytes, 1, self.stream.handle)
 
     def check(self, where: cumem.Buffer, reads: int, writes: int) -> None:
-        """Were all words read so many times since the last look, and written?"""
+        """Check how often all words were read and written since the last check."""
         total = int(self.words.sum(dtype="u8")) % 2**32
         if self.driver is None:
             expected = np.ones_like(self.words) if writes else self.words
@@ -253,7 +253,7 @@ class Bench:
     def run(
         self, case: Case, ways: dict[str, Way], reads: int = 0, writes: int = 0
     ) -> Case:
-        """Time each way and look at what it left; `reads`, `writes`: of one run."""
+        """Time each way and check its result; `reads` and `writes` are those of one run."""
         runs = 2 if self.quick else RUNS
         for name, way in ways.items():
             try:
@@ -271,7 +271,7 @@ class Bench:
         return case
 
     def to_host(self) -> None:
-        """All pages, with no copies left on the device."""
+        """Move all pages to the host, and leave no copies on the device."""
         self.buffer.read_mostly = False
         self.buffer.prefetch_pages("cpu", self.stream)
         self.stream.synchronize()
@@ -285,7 +285,7 @@ class Bench:
         self.buffer.read_mostly = True
 
     def raw(self, location: int) -> dict[str, Way]:
-        """The driver's own prefetch of as many bytes, from the other side."""
+        """Return the driver's own prefetch of as many bytes, from the other side."""
         driver = self.driver
         if driver is None:
             return {}
@@ -295,7 +295,7 @@ class Bench:
         }
 
     def prefetches(self) -> Iterator[Case]:
-        """All at once, by cumem and by the driver."""
+        """Prefetch everything at once, by cumem and by the driver."""
         parts = np.array_split(np.arange(self.buffer.size), 16)
         slices = [self.buffer[int(p[0]) : int(p[-1]) + 1] for p in parts]
 
@@ -318,7 +318,7 @@ class Bench:
             yield self.run(Case(key, self.nbytes, "raw"), ways)
 
     def finish(self, use: Callable[[Any], None]) -> Call:
-        """Of all of the buffer, waited for."""
+        """Return a call that uses all of the buffer, and waits."""
 
         def call() -> None:
             use(self.buffer)
@@ -327,7 +327,7 @@ class Bench:
         return call
 
     def faults(self) -> Iterator[Case]:
-        """A kernel takes the pages by itself, page fault by page fault."""
+        """Let a kernel get the pages by page faults."""
         ways: dict[str, Way] = {
             "cumem": (self.to_host, self.finish(self.read)),
         }
@@ -345,7 +345,7 @@ class Bench:
         yield self.run(Case("page faults, read on the host", self.nbytes, ""), back)
 
     def sweep(self, use: Callable[[Any], None], tile: int, **how: Any) -> Call:
-        """Go through the buffer, to the end of the last move."""
+        """Return a call that goes through the buffer, until the last move has ended."""
 
         def call() -> None:
             with self.stream:
@@ -356,7 +356,7 @@ class Bench:
         return call
 
     def tiled(self) -> Iterator[Case]:
-        """Tile by tile, beside everything at once and beside copies."""
+        """Measure tile by tile, beside everything at once and beside copies."""
         sizes = [MIB] if self.emulated else [64 * MIB] if self.quick else None
         for tile in sizes or [16 * MIB, 64 * MIB, 128 * MIB]:
             size = format_nbytes(tile)
@@ -393,7 +393,7 @@ class Bench:
         self.to_host()
 
     def bulk(self, use: Callable[[Any], None], back: bool = False) -> Call:
-        """Everything at once, in front of the use, and behind it."""
+        """Return a call that moves everything at once, before the use and after it."""
 
         def call() -> None:
             self.buffer.prefetch_pages(0, self.stream)
@@ -405,7 +405,7 @@ class Bench:
         return call
 
     def copies(self, tile: int, *, back: bool) -> Call:
-        """The same of page-locked memory, through three tiles of device memory."""
+        """Return the same work on page-locked memory, by three tiles of device memory."""
         count = tile // 4
         ring = [
             (cumem.empty_device(count, "u4"), cumem.Stream(), cumem.Event())
@@ -435,7 +435,7 @@ def _address(buffer: Any) -> int:
 
 
 def _sum_by(name: str, module: Any, buffer: cumem.ManagedBuffer) -> Call:
-    """Read all of it by a library that is installed."""
+    """Return a call that reads all of the buffer by another library."""
     words = buffer.view("i4")
     if name == "torch":
         tensor = module.as_tensor(words, device="cuda")
@@ -445,7 +445,7 @@ def _sum_by(name: str, module: Any, buffer: cumem.ManagedBuffer) -> Call:
 
 
 def line(case: Case) -> str:
-    """A row for each way."""
+    """Return a row for each way."""
     rows = [f"{case.key}, {format_nbytes(case.nbytes)}"]
     ceiling = case.seconds.get(case.ceiling)
     for name, seconds in case.seconds.items():
@@ -459,7 +459,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request. Fails where a way did."""
+    """Measure and print, and write a file if asked to. Fails if a way failed."""
     run = Run(__doc__)
     warnings.simplefilter("ignore", cumem.ManagedThrashWarning)  # on purpose
     bench = Bench(run.options.quick)

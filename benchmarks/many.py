@@ -26,7 +26,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
 #: (pieces, bytes of each); the first is the one that targets are set for
@@ -58,9 +58,9 @@ class Case:
     route : str
         How cumem moved them.
     seconds : dict
-        Best time by library.
+        The best time of each library.
     spread : dict
-        Median over best, by library.
+        The median over the best time, of each library.
     errors : dict
         Why a library has no time.
     """
@@ -76,7 +76,7 @@ class Case:
 
 
 class Runtime:
-    """The calls of libcudart, by way of ctypes: of a wheel or of the system."""
+    """The calls of libcudart by ctypes, from a wheel or from the system."""
 
     def __init__(self) -> None:
         self._library = self._load()
@@ -107,7 +107,7 @@ class Runtime:
             raise OSError(f"{name} failed with {code}")
 
     def loop(self, dsts: list[int], srcs: list[int], nbytes: int) -> Call:
-        """One cudaMemcpyAsync for each piece."""
+        """Return a call that makes one cudaMemcpyAsync for each piece."""
         copy, wait = self._library.cudaMemcpyAsync, self._library.cudaStreamSynchronize
         stream, size = self._stream, ctypes.c_size_t(nbytes)
         pairs = [
@@ -126,13 +126,14 @@ class Runtime:
         return call
 
     def batch(self, dsts: list[int], srcs: list[int], nbytes: int) -> Call:
-        """One cudaMemcpyBatchAsync for all."""
+        """Return a call that makes one cudaMemcpyBatchAsync for all pieces."""
         if not hasattr(self._library, "cudaMemcpyBatchAsync"):
             raise OSError("this libcudart has no cudaMemcpyBatchAsync")
         count = len(dsts)
         words = ctypes.c_uint64 * count
         arrays = words(*dsts), words(*srcs), words(*([nbytes] * count))
-        # srcAccessOrder (1: of the stream), two locations of type and id, flags
+        # These are srcAccessOrder (1 is the stream's order), two locations of type and
+        # id, flags.
         attributes = (ctypes.c_int * 6)(1, 0, 0, 0, 0, 0)
         first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
         arguments = [
@@ -177,7 +178,7 @@ class Bench:
                 self.peers[name] = __import__(name)
 
     def link(self) -> dict[str, float]:
-        """Bytes a second of one pinned copy."""
+        """Measure one pinned copy, in bytes a second."""
         nbytes = 4 << 20 if self.emulated else 256 << 20
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = cumem.zeros(nbytes, "u1")
@@ -186,19 +187,19 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def cases(self) -> Iterator[Case]:
-        """Every shape, memory and direction."""
+        """Go through every shape, memory and direction."""
         for count, nbytes in self.shapes:
             for key in ("pinned", "numpy"):
                 for direction in ("up", "down"):
                     yield self.measure(Case(key, direction, count, nbytes))
 
     def measure(self, case: Case) -> Case:
-        """Time all libraries on the same pieces; each is verified."""
+        """Time all libraries on the same pieces, and verify the result of each."""
         count, nbytes = case.count, case.nbytes
         rng = np.random.default_rng(count + nbytes)
         data = np.frombuffer(rng.bytes(count * nbytes), "u1").reshape(count, nbytes)
         order = rng.permutation(count)
-        # a gap after each piece, so that no two are neighbours
+        # There is a gap after each piece, so that no two are neighbours.
         room = (count, nbytes + 64)
         host: Any = np.zeros(room, "u1")
         if case.key == "pinned":
@@ -235,7 +236,10 @@ class Bench:
     def calls(
         self, case: Case, dsts: list[Any], srcs: list[Any]
     ) -> dict[str, Callable[[], Call]]:
-        """By library: what makes the call that is timed, up to where all is there."""
+        """Return, for each library, a function that makes the call to time.
+
+        The call returns when all bytes are there.
+        """
 
         def address(end: Any) -> int:
             return end.ctypes.data if isinstance(end, np.ndarray) else end.ptr
@@ -294,7 +298,7 @@ class Bench:
 
 
 def line(case: Case, links: dict[str, float]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ours = case.seconds.get("cumem")
     if ours is None:
         return f"{case.key}: {case.errors}"
@@ -315,7 +319,7 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     bench = Bench(run.options)
     run.begin(bench.emulated)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: how a call is timed, and what a file of results says."""
+"""Shared by the benchmarks: how a call is timed, and what a file of results contains."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LONG_SECONDS = 4.0
 
 
 def times_of(call: Call, seconds: float) -> list[float]:
-    """Seconds of each call after one that is dropped.
+    """Return the seconds of each call but the first.
 
-    As many as fit, and at least three, but no more once they have taken `LONG_SECONDS`.
+    As many calls are made as fit into `seconds`, and at least three, but no more once they
+    have taken `LONG_SECONDS`.
     """
     call()
     times: list[float] = []
@@ -36,7 +37,7 @@ def times_of(call: Call, seconds: float) -> list[float]:
 
 
 def _tuning() -> dict[str, Any]:
-    """How copies are made by now: the first long one measures the machine."""
+    """Return the values that copies are made with now."""
     now = cumem.configure()
     return {
         name: {"value": getattr(now, name), "from": now.sources[name]}
@@ -52,7 +53,8 @@ class Run:
     description : str
         The script's text; the first line is that of its ``--help``.
     **options : dict
-        Arguments of ``add_argument`` by name, beside ``--json`` and ``--quick``.
+        Further options, beside ``--json`` and ``--quick``: the arguments of
+        ``add_argument`` by name.
     """
 
     def __init__(self, description: str, **options: dict[str, Any]) -> None:
@@ -69,19 +71,19 @@ class Run:
         self._collected: dict[str, Any] = {}
 
     def begin(self, emulated: bool) -> None:
-        """Say whose figures these are going to be."""
+        """Say which device the figures will be of."""
         self.emulated = emulated
         if emulated:
             print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
 
     def note(self, schema: int, **facts: Any) -> None:
-        """Take what stands beside the cases in the file; later calls add to it."""
+        """Add facts that stand beside the cases in the file."""
         self.facts |= {"schema": schema, **facts}
 
     def show(self, cases: Iterable[Any], line: Callable[[Any], str]) -> None:
-        """Measure `cases`, print a line of each and write the file as soon as it is there.
+        """Measure `cases`, print a line of each, and write the file after each.
 
-        A run that is cut off leaves what it came to, and the file says so.
+        If a run is cut off, the file has the cases until then, and says so.
         """
         for case in cases:
             self.cases.append(case)
@@ -89,7 +91,7 @@ class Run:
             self._save(complete=False)
 
     def end(self) -> None:
-        """Write the file asked for: that was all."""
+        """Write the file, if there is one, as complete."""
         self._save(complete=True)
 
     def _save(self, *, complete: bool) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes, format_rate, format_seconds
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run, times_of
 
 MIB = 1 << 20
@@ -137,7 +137,7 @@ def make(base: np.ndarray, number: int) -> np.ndarray:
 
 
 class Bench:
-    """What all cases share."""
+    """The state that all cases share."""
 
     def __init__(self, quick: bool) -> None:
         self.copies = Copies()
@@ -229,7 +229,7 @@ class Bench:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     start = f"{case.key:<8} {case.way:<14} {format_nbytes(case.nbytes):>8}"
     if case.key == "cost":
         return f"{start}  {format_seconds(case.median / case.count):>9} each"
@@ -238,7 +238,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     emulated = cumem.backend() == "emulated"
     bench = Bench(run.options.quick or emulated)

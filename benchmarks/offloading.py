@@ -29,7 +29,7 @@ import cumem
 from cumem.integrations.torch import offload, offload_activations, restore
 from cumem.units import format_nbytes, format_rate, format_seconds
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 if importlib.util.find_spec("torch") is None:
@@ -147,7 +147,7 @@ class Case:
 
 
 class Bench:
-    """What all cases share."""
+    """The state that all cases share."""
 
     def __init__(self, quick: bool) -> None:
         self.emulated = cumem.backend() == "emulated"
@@ -287,7 +287,7 @@ class Bench:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     median = statistics.median(case.seconds)
     cells = [f"{case.key:<6} {case.way:<26} {format_seconds(median):>8}"]
     cells.append(f"first {format_seconds(case.first_seconds):>8}")
@@ -302,7 +302,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     bench = Bench(run.options.quick)
     run.begin(bench.emulated)

@@ -34,7 +34,7 @@ import cumem
 from cumem.transfers import pipelines
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 MIB, GIB = 1 << 20, 1 << 30

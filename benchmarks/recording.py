@@ -27,7 +27,7 @@ import numpy as np
 
 import cumem
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 NBYTES = 1000

@@ -36,7 +36,7 @@ from cumem.files.safetensors.format import TYPES
 from cumem.tools.measuring import raw_copies
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 GIB = 1 << 30
@@ -147,7 +147,7 @@ def every_type(torch: Any) -> bytes:
 
 
 class Bench:
-    """What all cases share."""
+    """The state that all cases share."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.folder = folder
@@ -415,7 +415,7 @@ def headers(folder: Path, count: int, rounds: int) -> dict[str, Any]:
 
 
 def line(case: Case, links: dict[str, float]) -> str:
-    """Rows of the table."""
+    """Return rows of the table."""
     what = "loaded" if case.direction == "up" else "saved"
     rows = [
         f"{case.key}, {case.tensors} tensors, {format_nbytes(case.nbytes)}, {what}:"
@@ -433,7 +433,7 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(
         __doc__,
         dir={"metavar": "FOLDER", "help": "where the files are made; 12 GiB"},

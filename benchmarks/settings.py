@@ -30,7 +30,7 @@ import cumem
 from cumem import _core
 from cumem.transfers import tuning
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 KIB, MIB = 1 << 10, 1 << 20

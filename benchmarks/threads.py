@@ -25,7 +25,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run, times_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -108,7 +108,7 @@ def libraries() -> list[str]:
 
 
 def cases(quick: bool, seconds: float) -> Iterator[Case]:
-    """Measure all."""
+    """Measure all cases."""
     sizes = (256, 64 * KIB, MIB) if quick else (256, 64 * KIB, MIB, 4 * MIB, GIB)
     for nbytes in (*sizes, 0):
         for library in libraries() if nbytes else [SLEEP]:
@@ -123,7 +123,7 @@ def cases(quick: bool, seconds: float) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     what = f"{case.who} {case.direction} {format_nbytes(case.nbytes)}"
     if case.who == SLEEP:
         what = f"sleep of {SLEEP_SECONDS * 1e3:.0f} ms"

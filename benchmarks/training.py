@@ -34,7 +34,7 @@ import cumem
 from cumem.integrations import torch as integration
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 WAYS = ("native", "expandable", "enable", "replace")
@@ -227,7 +227,7 @@ def best(times: list[list[float]]) -> float:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     again = median(map(sum, case.again_seconds))
     return (
         f"{case.way:<11}{best(case.again_seconds):.3f} s for {len(case.shapes)} steps, "
@@ -240,7 +240,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     quick = run.options.quick
     if way := os.environ.get("CUMEM_TRAINING"):  # a process that run_apart() began

@@ -31,7 +31,7 @@ import numpy as np
 import cumem
 from cumem.units import format_nbytes
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -58,9 +58,9 @@ class Case:
     nbytes : int
         Payload.
     seconds : dict
-        Best time by library.
+        The best time of each library.
     spread : dict
-        Median over best, by library.
+        The median over the best time, of each library.
     errors : dict
         Why a library has no time.
     """
@@ -457,7 +457,7 @@ class Bench:
 
 
 def line(case: Case, links: dict[str, float]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ours = case.seconds.get("cumem")
     if ours is None:
         return f"{case.key}: {case.errors}"
@@ -581,7 +581,7 @@ def render(results: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(
         __doc__,
         brief={"action": "store_true", "help": "three sizes only"},

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support import testing  # before cumem, for the core that can deny peers
 
@@ -54,9 +54,9 @@ class Case:
     ceiling : str
         The entry of `seconds` that cannot be beaten; "" for none.
     seconds : dict
-        Best time by library.
+        The best time of each library.
     spread : dict
-        Median over best, by library.
+        The median over the best time, of each library.
     errors : dict
         Why a library has no time.
     """
@@ -469,7 +469,7 @@ class Bench:
 
 
 def line(case: Case) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     ours = case.seconds.get("cumem")
     if ours is None:
         return f"{case.key}: {case.errors}"
@@ -491,7 +491,7 @@ def line(case: Case) -> str:
 
 
 def main() -> int:
-    """Measure and print; a file on request."""
+    """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     if cumem.device_count() < 2:
         print("there are no two GPUs here", file=sys.stderr)

@@ -24,7 +24,7 @@ import numpy as np
 
 import cumem
 
-sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH hides
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 CALLS = 5_000  # in a row: one alone is too short for the clock
@@ -126,7 +126,7 @@ def measure(
 
 
 def cases(rounds: int) -> Iterator[Case]:
-    """Measure all."""
+    """Measure all cases."""
     buffer, array = cumem.empty_pinned((4, 6)), np.empty((4, 6))
     for key, call in CALLS_ON.items():
         yield measure(
@@ -159,7 +159,7 @@ def cases(rounds: int) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     beside = ""
     if case.numpy_ns:
         beside = f", numpy {case.numpy_ns:7.1f} ns: x {case.ratio:.2f}"
