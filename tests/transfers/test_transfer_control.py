@@ -517,8 +517,8 @@ def test_interrupted_copy_keeps_its_ends_until_it_is_done(emulated, nbytes) -> N
             assert sys.getrefcount(source) == held + 1
     stream.synchronize()
     session.wait_until(lambda: sys.getrefcount(source) == held)
-    moved = values.get(target)[:256]  # of a long one the rest was not queued any more
-    assert (moved == 5).all()
+    # What was not queued yet of a long one is not copied any more.
+    assert set(np.unique(values.get(target))) <= ({5} if nbytes == 256 else {0, 5})
 
 
 def test_interrupted_copy_between_hosts_stops_on_the_way(emulated) -> None:
