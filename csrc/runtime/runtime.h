@@ -117,18 +117,22 @@ typedef struct cm_kind_fact {
 
 extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
 
-/* The number of a kind in a cm_event. It goes by the name, since the order of events has
- * more in it than kinds: a new row of CM_KINDS builds only after its name has been added
- * at the end of the kinds in base/recorder.h. */
+/* The number of a kind in a cm_event. It goes by the name, since the order of events
+ * has more in it than kinds: a new row of CM_KINDS builds only after its name has been
+ * added at the end of the kinds in base/recorder.h. */
 static inline uint8_t
 cm_kind_in_event(cm_kind kind)
 {
-    static const uint8_t numbers[CM_KIND_COUNT] = {
-#define CM_KIND_NUMBER(name, text, traits, flags) [CM_KIND_##name] = CM_EVENT_##name,
+    switch (kind) {
+#define CM_KIND_NUMBER(name, text, traits, flags)                                      \
+    case CM_KIND_##name:                                                               \
+        return CM_EVENT_##name;
         CM_KINDS(CM_KIND_NUMBER)
 #undef CM_KIND_NUMBER
-    };
-    return numbers[kind];
+    case CM_KIND_COUNT:
+        break;
+    }
+    return 0;
 }
 
 /* True for ordinary memory, which the driver does not know and no pool has. */
