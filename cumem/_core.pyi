@@ -22,6 +22,7 @@ from typing import (
     SupportsIndex,
     final,
     overload,
+    type_check_only,
 )
 
 import numpy as np
@@ -2858,6 +2859,7 @@ def _device_memory(device: int, /) -> tuple[int, int]:
     """Return how many bytes of a device are free, and how many there are in all."""
 
 @final
+@type_check_only
 class _DeviceFacts(structseq[Any]):
     """What the driver tells of a device."""
 
@@ -2881,6 +2883,7 @@ def _synchronize_device(device: int, /) -> None:
     """Wait for all work of a device. Ctrl-C ends the wait."""
 
 @final
+@type_check_only
 class _PoolConfig(structseq[Any]):
     """How a pool was made."""
 
@@ -2913,6 +2916,7 @@ class _PoolConfig(structseq[Any]):
         """The number in its name; 0 means a default pool."""
 
 @final
+@type_check_only
 class _PoolFacts(structseq[Any]):
     """What a pool is and holds at one moment."""
 
@@ -2943,6 +2947,7 @@ class _PoolFacts(structseq[Any]):
         """The counters by their names in `PoolStats`."""
 
 @final
+@type_check_only
 class _PoolBlock(structseq[Any]):
     """A block of a pool."""
 
@@ -3034,6 +3039,7 @@ def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
     """
 
 @final
+@type_check_only
 class _EndFacts(structseq[Any]):
     """Memory at an end of a copy."""
 
@@ -3051,6 +3057,7 @@ class _EndFacts(structseq[Any]):
         """The index of its device; -1 means ordinary memory."""
 
 @final
+@type_check_only
 class _CopyFacts(structseq[Any]):
     """What is known of a copy before it is made."""
 
@@ -3152,6 +3159,7 @@ def _set_tuning(values: dict[str, int], /) -> None:
     """
 
 @final
+@type_check_only
 class _TuningValue(structseq[Any]):
     """A number by which copies are made."""
 
@@ -3174,6 +3182,7 @@ def _flush_cache(obj: object, /) -> None:
     """Take the bytes of an object with the buffer protocol out of the caches."""
 
 @final
+@type_check_only
 class _HostMemory(structseq[Any]):
     """Memory of the host; None for what is not limited or not known."""
 
@@ -3196,6 +3205,7 @@ def _host_memory() -> _HostMemory:
     """Read how much memory the host has, and how much of it the process may use."""
 
 @final
+@type_check_only
 class _FileFailure(structseq[Any]):
     """What was wrong with a file."""
 
@@ -3210,6 +3220,7 @@ class _FileFailure(structseq[Any]):
         """The number of the end that was being moved."""
 
 @final
+@type_check_only
 class _FileOutcome(structseq[Any]):
     """What became of a call that reads or writes a file."""
 
@@ -3246,6 +3257,7 @@ def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
     """Say whether memory is a map of bytes of the file, from an offset on."""
 
 @final
+@type_check_only
 class _LockedPages(structseq[Any]):
     """Memory of others that is page-locked from now on."""
 
@@ -3277,6 +3289,7 @@ def _is_memory(obj: object, /) -> bool:
     """Whether an object is memory, and not a value of which copy() would make an array."""
 
 @final
+@type_check_only
 class _CopyEnd(structseq[Any]):
     """What `copy` would take an object for."""
 
@@ -3294,6 +3307,7 @@ def _read_end(obj: object, dtype: np.dtype[Any] | None, stream: object, /) -> _C
     """Read whatever `copy` takes; values become an array of `dtype`."""
 
 @final
+@type_check_only
 class _CopyParts(structseq[Any]):
     """Copies that begin together."""
 
@@ -3392,6 +3406,7 @@ def _recorder_read(begin: int, end: int, /) -> tuple[int, bytes]:
     """
 
 @final
+@type_check_only
 class _LivingBlock(structseq[Any]):
     """Memory that is handed out, or that `register` has locked."""
 
@@ -3424,6 +3439,7 @@ def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
     """
 
 @final
+@type_check_only
 class _MemoryPlace(structseq[Any]):
     """Where foreign memory was when a copy began; a `Transfer` keeps a list of these."""
 
@@ -3480,6 +3496,7 @@ def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
     """
 
 @final
+@type_check_only
 class _KindFacts(structseq[Any]):
     """The properties of a kind of memory, and the flags that it has by default."""
 
@@ -3500,6 +3517,7 @@ _KINDS: Final[dict[str, _KindFacts]]
 """What each kind of memory is, by its name."""
 
 @final
+@type_check_only
 class _Dtype(structseq[Any]):
     """A row of the list of dtypes that cumem knows by name (``csrc/base/dtypes.h``)."""
 

@@ -201,6 +201,11 @@ def alias(address: int, nbytes: int) -> int:
     return np.frombuffer(_hook("host_bytes")(address, nbytes), "u1").ctypes.data
 
 
+def answer_types() -> list[type]:
+    """Return the types of the answers with names of the extension."""
+    return _hook("answer_types")()
+
+
 def array_interface(buffer: _core.Buffer) -> dict[str, Any]:
     """Return the __cuda_array_interface__ that the buffer would have on a GPU."""
     return _hook("array_interface")(buffer)

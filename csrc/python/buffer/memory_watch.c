@@ -241,7 +241,7 @@ cm_memory_check(const cm_storage *storage)
 /* Append `memory` and its place to the list. Several handles may share the list, so it
  * is a Python list: the garbage collector then sees each reference in it only once. */
 static int
-note(const cm_state *state, PyObject *memory, uint64_t address, uint64_t nbytes,
+note(cm_state *state, PyObject *memory, uint64_t address, uint64_t nbytes,
      PyObject **list)
 {
     if (*list == NULL) {
@@ -278,7 +278,7 @@ cm_memory_note(const cm_storage *storage, PyObject **list)
 }
 
 int
-cm_memory_note_place(const cm_state *state, PyObject *memory, PyObject **list)
+cm_memory_note_place(cm_state *state, PyObject *memory, PyObject **list)
 {
     uint64_t address, nbytes;
     if (read_place(state, memory, &address, &nbytes) < 0) {

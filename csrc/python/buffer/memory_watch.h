@@ -42,6 +42,6 @@ int cm_memory_check(const cm_storage *storage);
  * item. A storage that is not watched is left out. 0, or -1 with an exception. */
 int cm_memory_note(const cm_storage *storage, PyObject **list);
 /* Note a storage of PyTorch's or an array, as it is now. */
-int cm_memory_note_place(const cm_state *state, PyObject *memory, PyObject **list);
+int cm_memory_note_place(cm_state *state, PyObject *memory, PyObject **list);
 /* Check that everything noted is still where it was. 0, or -1 with BufferError. */
 int cm_memory_check_noted(cm_state *state, PyObject *list);

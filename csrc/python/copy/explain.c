@@ -9,7 +9,7 @@
 #include "python/core/errors.h"
 
 static PyObject *
-describe_end(const cm_state *state, const cm_region *region, cm_end_facts facts)
+describe_end(cm_state *state, const cm_region *region, cm_end_facts facts)
 {
     PyObject *members[CM_EndFacts_COUNT] = {
         [CM_EndFacts_kind] = Py_NewRef(state->kind_words[region->kind]),
@@ -30,7 +30,7 @@ name_or_none(cm_dtype dtype)
 /* Make a _CopyFacts of all that is known of the copy, of which cumem.explain() makes
  * sentences. */
 static PyObject *
-describe(const cm_state *state, const cm_explanation *e, const cm_copy_request *request)
+describe(cm_state *state, const cm_explanation *e, const cm_copy_request *request)
 {
     static const cm_convert none = {.from = CM_NUMBER_NONE};
     const cm_convert *convert = request->convert == NULL ? &none : request->convert;

@@ -294,7 +294,7 @@ open_call(file_call *call)
 
 /* Make a _FileFailure, which says what was wrong with the file. */
 static PyObject *
-tell_failure(const cm_state *state, const cm_file_failure *failure)
+tell_failure(cm_state *state, const cm_file_failure *failure)
 {
     PyObject *members[CM_FileFailure_COUNT] = {
         [CM_FileFailure_error] = PyLong_FromLong(failure->at_end ? 0 : failure->error),
@@ -339,8 +339,7 @@ move_bytes(file_call *call, cm_engine *engine)
 
 /* Make a _FileOutcome. Takes over the references to `own_maps` and `failure`. */
 static PyObject *
-make_outcome(const cm_state *state, uint64_t nbytes, PyObject *own_maps,
-             PyObject *failure)
+make_outcome(cm_state *state, uint64_t nbytes, PyObject *own_maps, PyObject *failure)
 {
     PyObject *members[CM_FileOutcome_COUNT] = {
         [CM_FileOutcome_nbytes] = PyLong_FromUnsignedLongLong(nbytes),

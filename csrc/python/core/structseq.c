@@ -23,24 +23,29 @@ CM_STRUCTSEQS(TABLE)
 static PyStructSequence_Desc descriptions[] = {CM_STRUCTSEQS(DESCRIPTION)};
 #undef DESCRIPTION
 
-int
-cm_structseqs_add(PyObject *module, cm_state *state)
+PyTypeObject *
+cm_structseq_type(cm_state *state, cm_structseq which)
 {
-    for (int which = 0; which < CM_STRUCTSEQ_COUNT; which++) {
-        PyTypeObject *type = PyStructSequence_NewType(&descriptions[which]);
-        state->structseq_types[which] = type;
-        if (type == NULL || PyModule_AddType(module, type) < 0) {
-            return -1;
+    PyTypeObject **type = &state->structseq_types[which];
+    if (*type == NULL) {
+        PyTypeObject *made = PyStructSequence_NewType(&descriptions[which]);
+        if (*type == NULL) {
+            *type = made;
+        }
+        else {
+            /* a garbage collection ran code that needed the type as well */
+            Py_XDECREF(made);
         }
     }
-    return 0;
+    return *type;
 }
 
 PyObject *
-cm_structseq_new(const cm_state *state, cm_structseq which, PyObject **members)
+cm_structseq_new(cm_state *state, cm_structseq which, PyObject **members)
 {
     int count = descriptions[which].n_in_sequence;
-    PyObject *made = PyStructSequence_New(state->structseq_types[which]);
+    PyTypeObject *type = cm_structseq_type(state, which);
+    PyObject *made = type == NULL ? NULL : PyStructSequence_New(type);
     bool is_complete = made != NULL;
     for (int i = 0; i < count; i++) {
         is_complete = is_complete && members[i] != NULL;

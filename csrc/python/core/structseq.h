@@ -28,11 +28,12 @@ CM_STRUCTSEQS(CM_FIELDS)
 #undef CM_FIELDS
 #undef CM_FIELD
 
-/* Make the types, keep them in the state and add them to the module. Returns 0, or -1
- * with an exception. */
-int cm_structseqs_add(PyObject *module, struct cm_state *state);
+/* Return the type of an answer, borrowed, or NULL with an exception. It is made when it
+ * is first needed and kept in the state: to make all of them would take a tenth of the
+ * time of the import. */
+PyTypeObject *cm_structseq_type(struct cm_state *state, cm_structseq which);
 /* Make an answer of `members`, one for each of its numbers above, and take over their
  * references. A member may be NULL if it could not be made and an exception is set.
  * Returns a new reference, or NULL with an exception. */
-PyObject *cm_structseq_new(const struct cm_state *state, cm_structseq which,
+PyObject *cm_structseq_new(struct cm_state *state, cm_structseq which,
                            PyObject **members);

@@ -13,7 +13,7 @@ text_or_none(const char *text)
 }
 
 static PyObject *
-make_row(const cm_state *state, cm_dtype dtype)
+make_row(cm_state *state, cm_dtype dtype)
 {
     const cm_dtype_row *row = &cm_dtypes[dtype];
     bool is_number = dtype < CM_NUMBER_COUNT;
@@ -47,7 +47,7 @@ PyMethodDef cm_dtype_methods[] = {
 int
 cm_add_dtypes(PyObject *module)
 {
-    const cm_state *state = cm_state_of_module(module);
+    cm_state *state = cm_state_of_module(module);
     PyObject *rows = PyDict_New();
     int result = rows == NULL ? -1 : 0;
     for (int dtype = CM_NUMBER_NONE + 1; dtype < CM_DTYPE_COUNT && result == 0;

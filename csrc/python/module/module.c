@@ -60,7 +60,7 @@ add_functions(PyObject *module)
 }
 
 static PyObject *
-make_kind(const cm_state *state, cm_kind kind)
+make_kind(cm_state *state, cm_kind kind)
 {
     unsigned traits = cm_kinds[kind].traits;
     PyObject *members[CM_KindFacts_COUNT] = {
@@ -75,7 +75,7 @@ make_kind(const cm_state *state, cm_kind kind)
 
 /* Make the dict of what each kind of memory is. */
 static PyObject *
-make_kinds(const cm_state *state)
+make_kinds(cm_state *state)
 {
     PyObject *kinds = PyDict_New();
     for (int kind = 0; kinds != NULL && kind < CM_KIND_COUNT; kind++) {
@@ -154,7 +154,7 @@ core_exec(PyObject *module)
     state->when_contexts_grow = cm_pools_admit_peers;
     cm_state_init(state);
     if (cm_numpy_import() < 0 || make_words(state) < 0
-        || init_overrides(module, state) < 0 || cm_structseqs_add(module, state) < 0
+        || init_overrides(module, state) < 0
         || cm_register_buffer_types(module, state) < 0
         || cm_register_device_base(module, state) < 0
         || cm_register_stream_type(module, state) < 0

@@ -154,6 +154,18 @@ deny_peers(PyObject *module, PyObject *denied)
 
 /* -- calls of the runtime: counted, failed, delayed --------------------------------------- */
 
+/* Make the types of all answers with names, and list them. */
+static PyObject *
+answer_types(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    PyObject *list = PyList_New(0);
+    for (int which = 0; list != NULL && which < CM_STRUCTSEQ_COUNT; which++) {
+        PyTypeObject *type = cm_structseq_type(cm_state_of_module(module), which);
+        cm_append(&list, Py_XNewRef((PyObject *)type));
+    }
+    return list;
+}
+
 static PyObject *
 operations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
@@ -530,6 +542,7 @@ PyMethodDef cm_testing_methods[] = {
     {"_test_defer", defer, METH_O, CM_DOC__test_defer},
     {"_test_copy_counts", copy_counts, METH_NOARGS, CM_DOC__test_copy_counts},
     {"_test_deny_peers", deny_peers, METH_O, CM_DOC__test_deny_peers},
+    {"_test_answer_types", answer_types, METH_NOARGS, CM_DOC__test_answer_types},
     {"_test_operations", operations, METH_NOARGS, CM_DOC__test_operations},
     {"_test_plan_fault", plan_fault, METH_VARARGS, CM_DOC__test_plan_fault},
     {"_test_fault_count", fault_count, METH_VARARGS, CM_DOC__test_fault_count},

@@ -32,6 +32,9 @@ def _test_copy_counts() -> dict[str, int]:
 def _test_deny_peers(denied: bool, /) -> None:
     """Copy as if no device reached another, or again as they really do."""
 
+def _test_answer_types() -> list[type]:
+    """Make the types of all answers with names, as the first such answers do."""
+
 def _test_operations() -> list[tuple[str, str, int]]:
     """The name, CUDA's name and the oldest driver of each call of the runtime."""
 

@@ -30,7 +30,7 @@ dict_of(const cm_pool_counters *counters)
 /* Make a _PoolFacts of what a pool is and holds. `address` tells pools that live at the
  * same moment apart, and 0 is that of what is no pool. */
 static PyObject *
-describe(const cm_state *state, uint64_t address, const cm_pool_config *config,
+describe(cm_state *state, uint64_t address, const cm_pool_config *config,
          uint64_t limit_nbytes, const cm_pool_counters *counters)
 {
     PyObject *members[CM_PoolFacts_COUNT] = {
@@ -49,7 +49,7 @@ describe(const cm_state *state, uint64_t address, const cm_pool_config *config,
 /* Describe a pool. With `window` the peaks are those since the last call with
  * `window`. */
 static PyObject *
-describe_pool(const cm_state *state, cm_pool *pool, bool window)
+describe_pool(cm_state *state, cm_pool *pool, bool window)
 {
     const cm_pool_config *config = cm_pool_get_config(pool);
     cm_pool_counters counters;
@@ -257,7 +257,7 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
 static PyObject *
 pool_describe(PyObject *op, PyObject *Py_UNUSED(unused))
 {
-    const cm_state *state = ((cm_pool_object *)(void *)op)->state;
+    cm_state *state = ((cm_pool_object *)(void *)op)->state;
     cm_pool *pool = cm_pool_object_take(op);
     PyObject *answer = pool == NULL ? NULL : describe_pool(state, pool, false);
     cm_pool_object_give(op, pool);
@@ -614,7 +614,7 @@ list_registered(const cm_state *state, locked_row **out, size_t *count)
 
 /* Make a _LivingBlock of a block that is handed out, or of locked pages. */
 static PyObject *
-make_living(const cm_state *state, uint64_t address, uint64_t nbytes,
+make_living(cm_state *state, uint64_t address, uint64_t nbytes,
             uint64_t requested_nbytes, uint64_t pool_serial, int kind, int device)
 {
     PyObject *members[CM_LivingBlock_COUNT] = {
