@@ -7,12 +7,12 @@
 
 #include "base/dtypes.h"
 
-/* Converts elements whose types are not among CM_NUMBERS. Whoever knows the
- * types has a struct that begins with this one, and sees to it that it outlives the
- * copy. `run` takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1]
- * + ... to the same place of the target; the two do not overlap. It is called from any
- * thread, from several at a time, without any lock. False: some element could not be
- * converted; whoever hears of that finds out why by `number`. */
+/* Converts elements whose types are not among CM_NUMBERS. The code that knows the types
+ * has a struct that begins with this one, and keeps it until the copy has ended. `run`
+ * takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1] + ... to the
+ * same place of the target; the two do not overlap. It is called from any thread, from
+ * several at a time, without any lock. It returns false if some element could not be
+ * converted. The reason is then stored elsewhere under `number`. */
 typedef struct cm_cast {
     bool (*run)(const struct cm_cast *cast, int ndim, const int64_t *shape, void *dst,
                 const int64_t *dst_strides, const void *src,
@@ -31,7 +31,7 @@ typedef struct cm_convert {
     bool scales;
     double scale;
     double offset;
-    /* The bytes of each element are in the order that is not the processor's. */
+    /* The elements are in the byte order that the processor does not use. */
     bool from_swapped;
     bool to_swapped;
     const cm_cast *cast; /* borrowed; NULL: the types are numbers */
@@ -43,21 +43,23 @@ cm_convert_is_on(const cm_convert *convert)
     return convert->from != CM_NUMBER_NONE || convert->cast != NULL;
 }
 
-/* True if the kernel of the device can do this as well: it makes a float32 of each
- * number whose row says so, with the same bits as here. No NaN comes out that was not
- * in it. */
+/* True if the kernel of the device can do the conversion as well. It converts numbers
+ * to float32 if the row of their type in cm_dtypes says so, and gives the same bits as
+ * the functions here. A conversion whose scaling could turn a number into NaN is not
+ * one of these. */
 bool cm_convert_widens(const cm_convert *convert);
 
 /* True if only the real parts of complex numbers are read, because they become real. A
  * bool is made of both parts. */
 bool cm_convert_drops_imaginary(const cm_convert *convert);
 
-/* Convert `count` numbers that lie so many bytes apart, at any addresses; source and
- * target must not overlap. Floats round to the nearest, ties to even, whatever the
- * thread's settings are, with the infinities, the subnormals and the bits of NaN that
- * NumPy gives. Integers wrap round into shorter ones. Floats are cut to integers; one
- * that is out of range becomes the nearest integer, and NaN becomes 0. Each part of a
- * complex number is converted as a number of its own; the imaginary part of what was
- * real is 0; a complex number is true if either part is. */
+/* Convert `count` numbers. They may lie at any addresses, and a step is the distance in
+ * bytes from one to the next. Source and target must not overlap. Floats round to the
+ * nearest, ties to even, whatever the thread's settings are, with the infinities, the
+ * subnormals and the bits of NaN that NumPy gives. Integers wrap round into shorter
+ * ones. Floats are truncated to integers; one that is out of range becomes the nearest
+ * integer, and NaN becomes 0. Each part of a complex number is converted as a number of
+ * its own; the imaginary part of what was real is 0; a complex number is true if either
+ * part is. */
 void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
                     const void *src, int64_t src_step, int64_t count);

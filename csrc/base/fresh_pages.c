@@ -215,8 +215,9 @@ void
 cm_host_unmap(char *start, uint64_t nbytes)
 {
     if (munmap(start, nbytes) != 0) {
-        /* Unmapping can split a mapping in two, and the process may have none to spare.
-         * Give the memory back and keep the addresses. */
+        /* Unmapping can split a mapping in two, and the process may have as many
+         * mappings as the kernel allows. Give the memory back and keep the addresses.
+         */
         (void)madvise(start, nbytes, MADV_DONTNEED);
     }
 }

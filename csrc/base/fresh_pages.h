@@ -46,7 +46,7 @@ typedef struct cm_populate {
     uint64_t nbytes;
     const void *from;    /* what the pages are to hold; NULL: anything */
     const cm_cpus *cpus; /* the CPUs that helper threads run on; NULL: any */
-    /* At most so many threads; 0: as many as are worth starting. */
+    /* The largest number of threads; 0: as many as are worth starting. */
     unsigned thread_count;
     /* The calling thread may run on another node, so it helps only if no thread could
      * be started. */
@@ -56,17 +56,18 @@ typedef struct cm_populate {
 
 /* Give every page of the range its memory.
  * Blocks: until all threads are done.
- * Fails:  CM_ENOMEM; some pages may then have theirs. */
+ * Fails:  CM_ENOMEM; some pages may then have their memory, and others not. */
 CM_NODISCARD cm_status cm_populate_run(const cm_populate *populate);
 
-/* Keep page-locked memory out of forked children, which would share it or, page by
- * page, take it away from the device. True: children have the addresses nevertheless,
- * with zeros behind them. False: they do not even have the addresses, as is usual for a
+/* Keep page-locked memory out of forked children. Otherwise a child would share it, or
+ * the first write to a page after the fork would give the writer a new page, while the
+ * device goes on with the old one. Returns true if children have the addresses, with
+ * zeros behind them, or false if they do not even have the addresses, as is usual for a
  * mapping of the driver. */
 bool cm_host_hide(void *start, uint64_t nbytes);
 /* Keep memory out of forked children altogether: not even the addresses are there, so
  * that no child reads zeros, however it was forked. */
 void cm_host_omit(void *start, uint64_t nbytes);
 /* In a child: reserve the addresses of memory that was kept out, so that nobody can
- * touch them. False: other memory lies there by now, and is left alone. */
+ * touch them. Returns false if other memory lies there by now, which is left alone. */
 bool cm_host_reserve(void *start, uint64_t nbytes);
