@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The recorder: what happens to memory, as rows of a ring in which new rows overwrite
- * the oldest. The hooks that note events are passed nothing that could lead to a ring,
- * so the process has one; while it is off, a hook costs one look at a flag. The
- * recorder knows nothing of Python: on whose behalf something happens (a stack and a
- * tag) is a pair of numbers that a layer above gives a meaning.
+/* The recorder writes down what happens to memory, as rows of a ring in which new rows
+ * overwrite the oldest. The hooks that note events are not passed a ring, so there is
+ * one for the whole process. While the recorder is off, a hook costs one look at a
+ * flag. The recorder knows nothing of Python. The origin of an event, that is, on whose
+ * behalf it happens, is a pair of numbers for a stack and a tag, and only the layer
+ * above knows what the numbers mean.
  * Locks: one of its own, for copying rows; hooks hold no other lock. Callers see to it
- * that no two threads open, close or change the asked function at a time. */
+ * that no two threads open or close it at the same time. */
 #pragma once
 
 #include <stdatomic.h>
@@ -82,15 +83,18 @@ cm_event_origin cm_recorder_find_origin(uint64_t nbytes);
 cm_event_origin cm_recorder_lend_origin(cm_event_origin origin);
 
 /* Note events from now on, with room for at least `capacity` rows; rows that are there
- * stay. `asked` (NULL: nobody) finds origins, and is told which one the thread was
- * lent. False: no memory. A forked child notes nothing until it calls this itself. */
+ * stay. `asked` is the function that cm_recorder_find_origin() asks; it is passed the
+ * origin that the thread was lent. If it is NULL, that origin is the answer. Returns
+ * false if there is no memory. A forked child notes nothing until it calls this
+ * itself. */
 typedef cm_event_origin cm_recorder_asked(uint64_t nbytes, cm_event_origin lent);
 bool cm_recorder_open(uint64_t capacity, cm_recorder_asked *asked);
 void cm_recorder_close(void);
-/* Rows that were noted so far, over all times that the recorder was open. */
+/* Return how many rows were ever noted, including those of earlier times that the
+ * recorder was open. */
 uint64_t cm_recorder_count(void);
 /* Copy rows `begin` up to `end`, or those of them that are still there, to `out`, which
- * has room for CM_EVENT_NBYTES for each row asked for. The rows that are left are the
- * last ones, and lie at their places in `out`. Returns the number of the first row that
- * was copied. */
+ * has room for CM_EVENT_NBYTES for each row asked for. If the first of these rows have
+ * been overwritten, their places in `out` are left as they are. Returns the number of
+ * the first row that was copied. */
 uint64_t cm_recorder_read(uint64_t begin, uint64_t end, char *out);

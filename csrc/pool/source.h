@@ -36,8 +36,8 @@ typedef struct cm_source_ops {
      * Fails: the operation that failed. The chunk is still where it was and usable; or,
      * if its address is 0 now, it could not be put back and is closed. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
-    /* Let those peers use an open chunk that have a context by now. NULL where there is
-     * nothing to do.
+    /* Give the peers that have a context by now access to an open chunk. NULL where
+     * there is nothing to do.
      * Fails: the operation that failed. */
     cm_status (*admit_peers)(cm_source *source, const cm_chunk *chunk);
     /* Free the source, after the last chunk was closed. */
@@ -49,14 +49,15 @@ typedef struct cm_source_ops {
 struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
-    cm_pool_config config;    /* what it says about memory is for the source */
+    cm_pool_config config;    /* the source uses only what it says about memory */
     /* Sizes and offsets of chunks are multiples of it; a power of 2. */
     uint64_t granule;
-    uint64_t peers;  /* bits by device index: those whom admit_peers() is for */
+    uint64_t peers;  /* bits by device index: the peers that may get access */
     bool is_placed;  /* chunks lie in one range of addresses, where neighbours join */
     cm_address base; /* where that range begins */
     uint64_t range_nbytes;
-    /* No more than this can have memory at a time: all that the device has. */
+    /* All memory of the device, of which open chunks cannot have more. Only set for a
+     * placed source. */
     uint64_t most_nbytes;
 };
 
@@ -66,8 +67,8 @@ struct cm_source {
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_pool_config *config,
                                       cm_source **out);
 
-/* The parts of the machine that tests replace. All of it zero or NULL: the machine as
- * it is. */
+/* The parts of the machine that tests replace. If all of it is zero or NULL, the
+ * machine is taken as it is. */
 typedef struct cm_host_world {
     const char *root;         /* where /proc and /sys are; borrowed */
     cm_numa_find *find_nodes; /* tells on which nodes pages are */
@@ -77,9 +78,10 @@ typedef struct cm_host_world {
     bool can_not_populate; /* the kernel has no MADV_POPULATE_WRITE */
 } cm_host_world;
 
-/* The two sources. The first maps device memory on demand. The second makes each chunk
- * by itself, of any kind: where it can, host memory that is populated and then
- * registered, else an allocation of the runtime. `world` is copied.
+/* The two sources. The first maps device memory on demand. The second makes chunks of
+ * any kind of memory, each on its own. Where possible, a chunk of page-locked memory is
+ * host memory that is populated and then registered. Any other chunk is an allocation
+ * of the runtime. `world` is copied.
  * Fails: CM_ENOTSUP where that source cannot be had; as cm_source_open(). */
 CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_pool_config *config,
                                           cm_source **out);
