@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The struct behind all buffer types: a view of a storage. Each object has its module
- * state with it (the types are final). The GIL is held throughout. */
+/* The struct behind all buffer types: a view of a storage. Each object has a pointer to
+ * the state of its module. The GIL is held throughout. */
 #pragma once
 
 #include "python/buffer/storage.h"
@@ -29,8 +29,8 @@ typedef struct cm_buffer {
     int64_t few[3 * CM_FEW_NDIM];
 } cm_buffer;
 
-/* A buffer over memory of its own, in one piece with its storage. The storage may
- * outlive the buffer; both are freed together. */
+/* A buffer over memory of its own. The two structs are allocated together and freed
+ * together, once both have ended. The storage may end after the buffer. */
 typedef struct cm_inline_buffer {
     cm_buffer buffer;
     cm_storage storage;
@@ -40,8 +40,8 @@ typedef struct cm_inline_buffer {
  * the extents and the itemsize. NULL with MemoryError. */
 cm_inline_buffer *cm_inline_buffer_new(cm_state *state, cm_kind kind, int device,
                                        PyObject *dtype, int ndim);
-/* Take one that was kept, which has one dimension and no dtype. NULL, without an
- * exception, if there is none. */
+/* Take a struct that free_inline() has kept for reuse. It has one dimension and no
+ * dtype. Returns NULL, without an exception, if there is none. */
 static inline cm_inline_buffer *
 cm_inline_buffer_take(cm_state *state, cm_kind kind)
 {
@@ -56,7 +56,8 @@ cm_inline_buffer_take(cm_state *state, cm_kind kind)
     return root;
 }
 
-/* Free the kept ones, and keep none any more; called when the module ends. */
+/* Free all structs that were kept for reuse, and keep none from now on. Called when the
+ * module ends. */
 void cm_inline_buffers_clear(cm_state *state);
 
 static inline int64_t *
@@ -80,9 +81,10 @@ cm_buffer_kind(const cm_buffer *buffer)
     return buffer->as_device ? CM_KIND_DEVICE : buffer->storage->kind;
 }
 
-/* A new buffer of `type` over `storage`, which it holds, as it holds dtype and base;
- * shape and strides (in bytes) are copied. Its arguments are not checked: callers see
- * to it that they lie inside the storage. NULL with an exception. */
+/* Make a buffer of `type` over `storage`. It holds the storage, the dtype and the base,
+ * and copies the shape and the strides (in bytes). Callers see to it that all elements
+ * lie inside the storage, which is not checked. Returns NULL with an exception if it
+ * fails. */
 PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage,
                         int64_t offset, PyObject *dtype, int ndim, const int64_t *shape,
                         const int64_t *strides, bool readonly, PyObject *base);
@@ -110,8 +112,8 @@ cm_buffer_is_left(const cm_buffer *buffer)
     const cm_buffer *base = (const cm_buffer *)buffer->base;
     return buffer->deferred || (base != NULL && base->deferred);
 }
-/* Check that the buffer can be used. 0; or -1 with ValueError if its storage is closed
- * or its `with` block has ended; as cm_storage_check_open(). */
+/* Check that the buffer can be used. Returns 0, or -1 with ValueError if its `with`
+ * block has ended, or with the exception of cm_storage_check_open(). */
 int cm_buffer_check_open(const cm_buffer *buffer);
 /* Check that this process has the bytes. 0, or -1 with RuntimeError in a forked child
  * that did not get them. */
