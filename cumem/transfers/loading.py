@@ -402,8 +402,9 @@ class _Mover:
         if isinstance(leaf, np.ma.MaskedArray):
             if np.ma.is_masked(leaf):
                 raise TypeError(
-                    "a batch has an array with masked elements, which would come as any "
-                    "others: give values in their place first, such as by .filled()"
+                    "a batch has an array with masked elements, whose values would be "
+                    "copied like any others: give values in their place first, such as by "
+                    ".filled()"
                 )
             leaf = leaf.data
         if self.framework == "cumem" or leaf.dtype.isnative or leaf.dtype.names:

@@ -4,11 +4,11 @@
 There are four sorts of sources whose pieces have a first axis: memory, files, arrays of
 other libraries that are read in parts (h5py, zarr, xarray, dask), and iterables of arrays.
 
-Before the next piece is requested, it must be clear that the request does not change the
-piece before, whose copy may still be running. A generator, for instance, may fill one
-array again and again. A piece in memory that nobody writes again is called *fresh*. If the
-user does not say whether a source is fresh, `gives_fresh` knows some types, and `is_alone`
-asks whether anybody else has a reference to the piece's memory.
+A request for the next piece must not change the current one while that is still being
+copied. A generator, for instance, may fill one array again and again. A piece in memory
+that nobody writes again is called *fresh*. If the user does not say whether a source is
+fresh, `gives_fresh` knows some types, and `is_alone` asks whether anybody else has a
+reference to the piece's memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Item(NamedTuple):
 
     `part` says which rows of the source it has. `is_fresh` is False if the source may write
     to the same memory again when it is asked for the next piece. `has_more` says that the
-    next piece is in the same memory, which nobody writes before that.
+    next piece is cut from the same item, so that asking for it writes nothing.
     """
 
     part: slice
@@ -133,8 +133,8 @@ def gives_fresh(iterable: Any, fresh: bool | None) -> bool:
     """Return whether the iterable never writes again to the memory of its items.
 
     `fresh` is what the user says. If that is None, it depends on what is known: sequences
-    hold all their items at once, and a DataLoader of PyTorch makes each batch anew if it
-    has workers, or by its `default_collate` or in a slot of a `PinnedCollate`.
+    hold all their items at once. A DataLoader of PyTorch gives each batch memory of its own
+    if it has workers, or if its collate_fn is `default_collate` or a `PinnedCollate`.
     """
     if fresh is not None:
         return fresh
@@ -170,7 +170,7 @@ def _is_fresh_loader(loader: Any) -> bool:
 
 
 class Lazy:
-    """An array of another library, whose rows ``array[a:b]`` reads.
+    """An array of another library, from which ``array[a:b]`` reads rows.
 
     Like memory, it has a shape, a dtype and a number of bytes.
 
@@ -182,7 +182,7 @@ class Lazy:
     Raises
     ------
     TypeError
-        If its elements are Python objects or texts of any length.
+        If its elements are Python objects or strings of any length.
     ValueError
         If its length is unknown.
     """
@@ -256,24 +256,24 @@ class Lazy:
         if array.shape != wanted:
             raise ValueError(
                 f"{self._name}[{part.start}:{part.stop}] has the shape {array.shape}, "
-                f"where {wanted} was to be expected of one of shape {self.shape}: src "
+                f"but should have {wanted}, since src has the shape {self.shape}: src "
                 "must be an array whose slices are rows of its first axis"
             )
         if array.dtype != self.dtype:
             raise ValueError(
                 f"{self._name}[{part.start}:{part.stop}] has the dtype {array.dtype}, "
-                f"where {self.dtype} was to be expected"
+                f"but should have {self.dtype}, as src does"
             )
         return array
 
 
 class _Reader:
-    """Reads the slices of a `Lazy` in a thread that is ahead of its user.
+    """Reads the slices of a `Lazy` in a thread, ahead of the user of the pieces.
 
-    It is one read ahead, so that at most two pieces wait here. The thread reads in the
-    contextvars of the thread that began, with the device that was current when the reader
-    was made. It does not read ahead if the read might write to the memory of the piece
-    before. Then the user copies that piece before it asks for the next one.
+    At most two pieces are read ahead. The thread reads with the contextvars of the thread
+    that asked for the first piece, and with the device that was current when the reader was
+    made. If a read might write to the memory of the current piece, it is begun only when
+    the user asks for the next piece, and has copied the current one.
     """
 
     _AHEAD = 2
@@ -383,9 +383,10 @@ def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
 
 
 def find_memory(src: Any, dtype: np.dtype[Any] | None = None) -> Any:
-    """Return what has a shape, rows and bytes, as memory or a `Lazy`, or otherwise None.
+    """Return the source as memory or as a `Lazy`, or None if it is neither.
 
-    `dtype` is that of the elements in a file without a header.
+    Both have a shape, rows and a number of bytes. `dtype` is that of the elements in a file
+    without a header.
     """
     if isinstance(src, (_core.Buffer, np.ndarray)):
         return _unmasked(src, "src")
@@ -424,8 +425,8 @@ def _unmasked(array: Any, name: str) -> Any:
     if isinstance(array, np.ma.MaskedArray):
         if np.ma.is_masked(array):
             raise ValueError(
-                f"{name} has masked elements, which would come as any others: give "
-                "values in their place first, such as by .filled()"
+                f"{name} has masked elements, whose values would be copied like any "
+                "others: give values in their place first, such as by .filled()"
             )
         return array.data
     return array
@@ -558,8 +559,8 @@ def _item_memory(each: Any) -> Any:
         return np.asarray(_unmasked(np.asanyarray(each), "an item of src"))
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"src must give arrays, and NumPy makes none of a {type(each).__name__} of "
-            f"it: {error}"
+            f"src must give arrays, and NumPy makes none of a {type(each).__name__} that "
+            f"it gives: {error}"
         ) from None
 
 
