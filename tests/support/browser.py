@@ -150,7 +150,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def complaints(self) -> list[str]:
-        """List exceptions, console errors, and requests that failed or were refused."""
+        """List exceptions, and what the browser logs, such as requests that failed."""
         wanted = ("Runtime.exceptionThrown", "Log.entryAdded")
         return [json.dumps(e) for e in self.events if e.get("method") in wanted]
 
